@@ -58,8 +58,7 @@ def load_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ())
 
     Raises UserError that names the file, every missing or invalid field, and the settings that would fix them.
     """
-    report = inspect_card(name, overlays, sets)
-    return _require_card(report)
+    return _require_card(inspect_card(name, overlays, sets))
 
 
 def inspect_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:

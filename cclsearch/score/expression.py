@@ -27,7 +27,7 @@ def evaluate(text: str, parameters: Mapping[str, float], where: str) -> float:
     try:
         value = _value(_parse(text, where), parameters, where)
     except (ZeroDivisionError, OverflowError):
-        raise UserError(f"{where}: {text!r} has no finite value at {dict(parameters)}") from None
+        value = math.inf
     if not math.isfinite(value):
         raise UserError(f"{where}: {text!r} has no finite value at {dict(parameters)}")
     return value

@@ -91,30 +91,22 @@ def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDe
         distinct = {(isinstance(choice, bool), choice): choice for choice in declared.choices}
         knobs[declared.name] = Knob(declared.name, tuple(distinct.values()), description)
     for knob in knobs.values():
-        _check_choices(knob)
-    if PRECISION in knobs:
-        _check_precisions(card, knobs[PRECISION])
+        _check_choices(card, knob)
     return tuple(knobs.values())
 
 
-def _check_precisions(card: Card, knob: Knob) -> None:
-    """Raise UserError for a precision that the card does not list: it would be other work."""
+def _check_choices(card: Card, knob: Knob) -> None:
+    """Raise UserError for a choice that is not a number (rules do arithmetic with these knobs) or is other work."""
+    minimum = meaning_of(knob.name).minimum
+    for choice in knob.choices:
+        if not _is_count(choice, minimum):
+            raise UserError(f"knob {knob.name!r} takes whole numbers from {minimum} to {MAX_COUNT}, not {choice!r}")
     others = [format_knob_value(choice) for choice in knob.choices if choice not in card.precisions]
-    if others:
+    if knob.name == PRECISION and others:
         raise UserError(
             f"knob {PRECISION!r} cannot be {', '.join(others)}: precision is part of the work, and {card.name} allows"
             f" {' or '.join(card.precisions)} (list others in workload.model.alternative_precisions of the card)"
         )
-
-
-def _check_choices(knob: Knob) -> None:
-    """Raise UserError for a choice that is not a number: rules do arithmetic with these knobs."""
-    minimum = meaning_of(knob.name).minimum
-    if minimum is None:
-        return
-    for choice in knob.choices:
-        if not _is_count(choice, minimum):
-            raise UserError(f"knob {knob.name!r} takes whole numbers from {minimum} to {MAX_COUNT}, not {choice!r}")
 
 
 def require_known_knobs(
@@ -129,8 +121,9 @@ def require_known_knobs(
     check_knob_names([knob.name for knob in declared], [*known, *card.knobs, *others], start)
 
 
-def _is_count(value: Value, minimum: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT
+def _is_count(value: Value, minimum: int | None) -> bool:
+    """Whether it is a whole number in the limits of a knob; any value is, of a knob that has none."""
+    return minimum is None or (isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT)
 
 
 def check_knob_names(
@@ -196,7 +189,7 @@ def _check_config(rule: Rule, used: Sequence[str], config: Mapping[str, Value]) 
     """Whether the configuration satisfies the rule on these of its knobs, and the sentence about it."""
     if missing := [name for name in used if name not in config]:
         return None, f"unknown without {', '.join(missing)}"
-    least = {name: minimum for name in used if (minimum := meaning_of(name).minimum) is not None}
+    least = {name: meaning_of(name).minimum for name in used}
     if uncounted := [name for name, minimum in least.items() if not _is_count(config[name], minimum)]:
         return False, f"{', '.join(uncounted)} must be a whole number of at least {least[uncounted[0]]}"
     try:

@@ -27,18 +27,20 @@ def _read_head_dim(arch: ModelArch) -> str | None:
     return f"{arch.head_dim}, and num_heads x head_dim is {width}, not the hidden size of {arch.hidden_size}"
 
 
-def _read_shared_experts(arch: ModelArch) -> str | None:
-    return str(arch.moe.num_shared_experts) if arch.moe and arch.moe.num_shared_experts else None
+def _limit_experts(field: str, after: str = "") -> ModelLimit:
+    """The feature of a model whose experts have this number above 0."""
 
+    def read(arch: ModelArch) -> str | None:
+        number = getattr(arch.moe, field, 0)
+        return f"{number}{after}" if number else None
 
-def _read_dense_layers(arch: ModelArch) -> str | None:
-    return f"{arch.moe.num_dense_layers} before the experts" if arch.moe and arch.moe.num_dense_layers else None
+    return ModelLimit(f"{_PLACE}.{field}", read)
 
 
 LIMITS: dict[str, ModelLimit] = {
-    "experts": ModelLimit(f"{_PLACE}.num_experts", lambda arch: str(arch.moe.num_experts) if arch.moe else None),
-    "shared_experts": ModelLimit(f"{_PLACE}.num_shared_experts", _read_shared_experts),
-    "dense_layers": ModelLimit(f"{_PLACE}.num_dense_layers", _read_dense_layers),
+    "experts": _limit_experts("num_experts"),
+    "shared_experts": _limit_experts("num_shared_experts"),
+    "dense_layers": _limit_experts("num_dense_layers", " before the experts"),
     "free_head_dim": ModelLimit(f"{_PLACE}.head_dim", _read_head_dim),
     "grouped_query": ModelLimit(
         f"{_PLACE}.num_kv_heads",

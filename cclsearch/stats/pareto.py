@@ -7,6 +7,7 @@ the Pareto front.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,23 +128,17 @@ def choose_by_weight(score_at_0_N: Floats, score_at_1_N: Floats) -> list[WeightR
 
 def parse_weights(text: str) -> tuple[float, ...]:
     """Return the weights in `0:1:0.1` (from:to:step, both ends included) or `0,0.25,1`; raises UserError otherwise."""
-    try:
+    with suppress(ValueError, OverflowError):
         if ":" in text:
             low, high, step = (float(part) for part in text.split(":"))
-            if not (0 <= low <= high <= 1 and step >= 1e-4):
-                raise ValueError
-            count = int(np.floor((high - low) / step + 1e-9)) + 1
-            return tuple(round(low + n * step, 10) for n in range(count))
-        weights = tuple(sorted({float(part) for part in text.split(",")}))
-    except (ValueError, OverflowError):
-        raise _bad_weights(text) from None
-    if not weights or not all(0 <= weight <= 1 for weight in weights):
-        raise _bad_weights(text)
-    return weights
-
-
-def _bad_weights(text: str) -> UserError:
-    return UserError(f"weights must be from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), each from 0 to 1, not {text!r}")
+            if 0 <= low <= high <= 1 and step >= 1e-4:
+                count = int(np.floor((high - low) / step + 1e-9)) + 1
+                return tuple(round(low + n * step, 10) for n in range(count))
+        else:
+            weights = tuple(sorted({float(part) for part in text.split(",")}))
+            if all(0 <= weight <= 1 for weight in weights):
+                return weights
+    raise UserError(f"weights must be from:to:step (`0:1:0.1`) or a list (`0,0.5,1`), each from 0 to 1, not {text!r}")
 
 
 def hypervolume_contributions(values_NM: Sequence[Sequence[float]], reference_M: Floats) -> Floats:

@@ -115,10 +115,8 @@ def _compile(request: dict[str, object], topology: str) -> CompiledMemory:
             return CompiledMemory(topology, {}, f"the compiler took more than {COMPILE_S:g} s")
     answers = [line for line in done.stdout.splitlines() if line.startswith("CCL-AOT ")]
     if not answers:
-        errors = [line for line in done.stderr.splitlines() if "RESOURCE_EXHAUSTED" in line or "Error" in line]
-        errors = (
-            errors or [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-        )
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        errors = [line for line in lines if "RESOURCE_EXHAUSTED" in line or "Error" in line] or lines
         return CompiledMemory(topology, {}, one_line(errors[-1], 400))
     return _read(json.loads(answers[-1].removeprefix("CCL-AOT ")), topology)
 
