@@ -86,10 +86,11 @@ def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:
 
 
 def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
+    names = {**spec.card.work, **earlier.card.work}
     pairs = {
         "task": (spec.card.task, earlier.card.task),
         "model": (spec.card.model, earlier.card.model),
-        **{name.replace("_", " "): (value, earlier.card.work.get(name)) for name, value in spec.card.work.items()},
+        **{name.replace("_", " "): (spec.card.work.get(name), earlier.card.work.get(name)) for name in names},
         "precision": (spec.card.precision, earlier.card.precision),
         "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
         "framework": (spec.framework, earlier.framework),
