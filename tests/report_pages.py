@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cclsearch.plugins import TASKS
+from cclsearch.record.event import Purpose
 from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, AdmissionCheck, Neighbor, RunPage, TrialRow
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -21,7 +22,7 @@ def make_trial(number: int, time_s: float | None, **fields: object) -> TrialRow:
         },
         proposer="llm" if number % 2 else "default",
         rationale=f"try {number}: {HOSTILE}",
-        purpose="search",
+        purpose=Purpose.SEARCH,
         state=RANKED if time_s else FAILED,
         loss=time_s,
         score=time_s,
@@ -46,7 +47,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         make_trial(4, 1.4),
         make_trial(5, None, state=NOT_ADMITTED, reason="work: global batch 4 where the card has 32"),
         make_trial(6, 0.5),
-        make_trial(7, 0.51, purpose="confirmation"),
+        make_trial(7, 0.51, purpose=Purpose.CONFIRMATION),
     )
     page = RunPage(
         run_id=run_id,

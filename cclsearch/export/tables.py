@@ -95,7 +95,7 @@ def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
         "run": page.run_id,
         "trial": trial.number,
         "provenance": page.provenance,
-        "purpose": trial.purpose,
+        "purpose": trial.purpose.value,
         "proposer": trial.proposer,
         "state": trial.state,
         "failure_kind": trial.failure_kind or None,
@@ -138,7 +138,7 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
         values = [row.metrics[term.metric] * term.scale for term in objective.terms]
     elif row.loss is not None:
         values = [row.loss]
-    attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose}
+    attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose.value}
     attributes |= {key: text for key in ("reason", "rationale", "failure_kind") if (text := getattr(row, key))}
     attributes |= dict(row.metrics)
     return create_trial(

@@ -8,10 +8,9 @@ from enum import StrEnum
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
 from cclsearch.core.values import Provenance, Value, format_config
+from cclsearch.record.event import Purpose
 from cclsearch.space.table import count_ranks
 from cclsearch.tasks.base import Task
-
-CONFIRMATION = "confirmation"
 
 
 class RowState(StrEnum):
@@ -24,6 +23,7 @@ class RowState(StrEnum):
 
 
 RANKED, NOT_ADMITTED, FAILED, RUNNING = RowState
+CONFIRMATION = Purpose.CONFIRMATION
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TrialRow:
     config: Mapping[str, Value]
     proposer: str
     rationale: str
-    purpose: str
+    purpose: Purpose
     state: RowState
     reason: str = ""
     """Why it is not ranked."""

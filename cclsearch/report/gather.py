@@ -98,7 +98,7 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         config=dict(trial.config),
         proposer=clean(trial.proposer),
         rationale=clean(trial.rationale),
-        purpose=trial.purpose.value,
+        purpose=trial.purpose,
         state=state,
         reason=reason,
         failure_kind=outcome.failure.kind.value if outcome.failure else "",

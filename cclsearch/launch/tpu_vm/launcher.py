@@ -45,6 +45,7 @@ from cclsearch.launch.tpu_vm.worker_group import (
     WorkerAnswer,
     WorkerAnswers,
     WorkerGroup,
+    WorkerState,
     is_permanent_error,
 )
 from cclsearch.launch.tpu_vm.worker_source import WorkersLost, WorkersPending, WorkersReady
@@ -270,9 +271,9 @@ class TpuVmLauncher:
         if lost is not None:
             return self._end_attempt(record, lost)
         by_process = answers.by_process
-        if len(by_process) == record.num_processes and all(answer.state == "ended" for answer in by_process.values()):
+        ended = [answer for answer in by_process.values() if answer.state is WorkerState.ENDED]
+        if len(ended) == record.num_processes:
             return self._collect(record, group, by_process)
-        ended = [answer for answer in by_process.values() if answer.state == "ended"]
         if ended and self._waited(record, -1, "peers", PEER_GRACE_S):
             self._stop(record, group)
         if time.time() > start.started_s + record.timeout_s + DEADLINE_S:
@@ -312,7 +313,7 @@ class TpuVmLauncher:
                     return _node_failed(group, process, f"does not answer: {why}")
                 continue
             self._since.pop((record.name, process, "silent"), None)
-            if answer.state in ("vanished", "absent"):
+            if answer.state in (WorkerState.VANISHED, WorkerState.ABSENT):
                 what = "lost the trial: it was restarted, or its processes were killed"
                 return _node_failed(group, process, what)
         return None
@@ -365,7 +366,7 @@ class TpuVmLauncher:
         deadline = time.monotonic() + STOP_S
         while True:
             answers = self._stop(record, group)
-            running = [p for p, answer in answers.by_process.items() if answer.state == "running"]
+            running = [p for p, answer in answers.by_process.items() if answer.state is WorkerState.RUNNING]
             if not running or time.monotonic() > deadline:
                 break
             time.sleep(0.5)

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,14 +31,22 @@ class Unreachable(Exception):
     """A worker, or the connection to it, does not answer."""
 
 
+class WorkerState(StrEnum):
+    """State of a worker's process of a job."""
+
+    ABSENT = "absent"
+    RUNNING = "running"
+    ENDED = "ended"
+    VANISHED = "vanished"
+
+
 class WorkerAnswer(Model):
     """What one worker answered about its process of a job."""
 
     model_config = ConfigDict(extra="ignore")
 
     process: int
-    state: str
-    """`absent`, `running`, `ended` or `vanished`."""
+    state: WorkerState
     port: int = 0
     code: int | None = None
     reason: str = ""
