@@ -31,6 +31,16 @@ def test_a_knob_cannot_change_the_precision_that_the_card_fixes(knob: str) -> No
         build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(knob)])
 
 
+def test_the_command_line_narrows_listed_precisions_and_refuses_others(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = ["space", "--workload", "wl2", "--knob", "precision=fp16"]
+    assert main(fixed) == 2
+    assert "precision is part of the work, and wl2 allows bf16" in capsys.readouterr().err
+    assert main([*fixed, "--set", "alternative_precisions=[fp16]"]) == 0
+    assert "precision" in capsys.readouterr().out
+
+
 def test_listed_alternatives_double_the_space_and_can_be_narrowed() -> None:
     plain, frame = load_card("wl2"), load_framework("megatron")
     card = load_card("wl2", sets=("alternative_precisions=[fp16]",))

@@ -118,7 +118,9 @@ def require_known_knobs(
     """
     known: list[Knob | FrameworkKnob | KnobDeclaration] = [*framework.knobs, *framework.optional_knobs]
     start = f"framework {framework.name!r} has"
-    check_knob_names([knob.name for knob in declared], [*known, *card.knobs, *others], start)
+    # the card decides about a precision, and `resolve_knobs` says so
+    names = [knob.name for knob in declared if knob.name != PRECISION]
+    check_knob_names(names, [*known, *card.knobs, *others], start)
 
 
 def _is_count(value: Value, minimum: int | None) -> bool:
