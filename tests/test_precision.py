@@ -10,6 +10,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.recording.load import load_recording
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.parse import parse_knob
@@ -72,6 +73,24 @@ def test_each_precision_is_predicted_as_a_card_of_it_alone() -> None:
         assert prediction.value_N[rows].tolist() == pytest.approx(expected.value_N.tolist())
         assert prediction.memory_gib_N[rows].tolist() == pytest.approx(expected.memory_gib_N.tolist())
         assert sum(prediction.parts.values())[rows].tolist() == pytest.approx(expected.value_N.tolist())
+
+
+def test_a_recording_keeps_the_rows_in_precisions_that_its_card_lists(tmp_path: Path) -> None:
+    source = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
+    card = (source / "card.yaml").read_text()
+    header, *rows = (source / "trials.csv").read_text().splitlines()
+    odd = ["fp16" if n % 3 == 0 else "bf16" for n in range(len(rows))]
+    table = [f"precision,{header}", *(f"{precision},{row}" for precision, row in zip(odd, rows, strict=True))]
+    (tmp_path / "trials.csv").write_text("\n".join(table) + "\n")
+    (tmp_path / "card.yaml").write_text(card)
+    fixed = load_recording(tmp_path)
+    assert (len(fixed.rows), set(fixed.space.column("precision"))) == (odd.count("bf16"), {"bf16"})
+    assert any(f"{odd.count('fp16')} of {len(rows)} rows left out" in note for note in fixed.notes)
+    listed = card.replace("precision: bf16", "precision: bf16\n    alternative_precisions: [fp16]")
+    assert listed != card
+    (tmp_path / "card.yaml").write_text(listed)
+    both = load_recording(tmp_path)
+    assert (len(both.rows), set(both.space.column("precision"))) == (len(rows), {"bf16", "fp16"})
 
 
 @pytest.mark.parametrize("given", ["fp8", "[]", "[[bf16]]"])

@@ -15,8 +15,9 @@ def plain(text: str) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """`1 trial`, `2 trials`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """`1 trial`, `2 trials`, `2 searches`."""
+    ending = "es" if noun.endswith(("ch", "s", "x")) else "s"
+    return f"{number} {noun}{ending * (number != 1)}"
 
 
 def read_tail(path: Path, limit_bytes: int) -> str:

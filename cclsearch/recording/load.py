@@ -11,14 +11,14 @@ import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cclsearch.card.load import card_from_mapping, read_task
-from cclsearch.card.model import Card
+from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
@@ -104,11 +104,29 @@ def load_recording(folder: Path | str) -> Recording:
     task = read_task(data, str(folder / "card.yaml"))
     knobs, rows, notes = _read_table(folder / "trials.csv", TASKS.get(task))
     card, card_notes = _read_card(folder, data, rows)
+    knobs, rows, precision_notes = _keep_precisions(card, knobs, rows)
     if not any(row.status is RowStatus.OK for row in rows):
         raise UserError(f"{folder / 'trials.csv'}: a recording needs at least one row with status ok; there is none")
     space = space_from_rows(knobs, [row.config for row in rows])
-    notes = (*notes, *card_notes, *_note_missing_degrees(card, knobs, rows))
+    notes = (*notes, *card_notes, *precision_notes, *_note_missing_degrees(card, knobs, rows))
     return Recording(folder.resolve().name, card, space, rows, notes, folder)
+
+
+def _keep_precisions(
+    card: Card, knobs: tuple[Knob, ...], rows: tuple[RecordedRow, ...]
+) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
+    """Leave out rows in a precision that the card does not list: they did other work."""
+    kept = tuple(row for row in rows if row.config.get(PRECISION, card.precision) in card.precisions)
+    if len(kept) == len(rows):
+        return knobs, rows, ()
+    knobs = tuple(
+        replace(k, choices=tuple(c for c in k.choices if k.name != PRECISION or c in card.precisions)) for k in knobs
+    )
+    note = (
+        f"{len(rows) - len(kept)} of {len(rows)} rows left out: their precision is not {' or '.join(card.precisions)}"
+        " (list others in workload.model.alternative_precisions of the card)"
+    )
+    return knobs, kept, (note,)
 
 
 def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:
