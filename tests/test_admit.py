@@ -112,6 +112,18 @@ def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, capsys: p
     assert len(again.trials[number].revisions) == 2
 
 
+def test_a_result_that_was_missing_for_a_while_ranks_its_trial_again(run: Run) -> None:
+    number = best_of(run)
+    path = run.trial_folder(number) / "result.json"
+    before = path.read_bytes()
+    path.unlink()
+    assert main(["admit", "r", "--write"]) == 1
+    assert load_run(run.folder).state.trials[number].loss is None
+    path.write_bytes(before)
+    assert main(["admit", "r", "--write"]) == 0
+    assert best_of(load_run(run.folder)) == number
+
+
 def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run: Run) -> None:
     baseline = run.state.baseline
     assert baseline is not None

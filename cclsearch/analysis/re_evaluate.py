@@ -87,7 +87,8 @@ def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
-    if then.failure is not None and now.failure is None and found == trial.result_sha256:
+    has_failed = then.failure is not None and not trial.revisions
+    if has_failed and now.failure is None and found == trial.result_sha256:
         now = then  # the launcher's reason (a timeout, a lost node) overrides the files that the script left
     return ReEvaluation(trial, then, now)
 
