@@ -107,8 +107,8 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
     for metric in objective.needed_metrics:
         if metric not in known:
             raise UserError(
-                f"--objective {objective.name}: needs {metric}, but the recording {recording.name!r} has no {metric};"
-                f" choose another objective (it has {', '.join(known)}), or choose where to run trials"
+                f"{objective.what_needs(metric)}: needs {metric}, but the recording {recording.name!r} has no {metric};"
+                f" choose another (it has {', '.join(known)}), or choose where to run trials"
                 " (`--launcher NAME`)"
             )
 

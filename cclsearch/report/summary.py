@@ -225,6 +225,9 @@ def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
         return ["no trial has finished yet"]
     closest = find_closest(spec.objective, state)
     lines = [closest.text if closest else "no trial was admitted, so there is no best configuration"]
+    if closest:  # its text has the figures, so the trials that violate the constraints are one line
+        violating = [reason for reason in reasons if reason.startswith("constraints: ")]
+        reasons["constraints"] = sum(reasons.pop(reason) for reason in violating)
     return lines + [f"not admitted: {count} x {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
 
 

@@ -27,6 +27,14 @@ Parameters = Mapping[str, float | str | None]
 """Name -> a number, its text, `baseline`, or null."""
 NAME = r"^[a-z][a-z0-9_]{0,60}$"
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_MESSAGES = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a field of an objective",
+    "string_pattern_mismatch": "must be lower-case letters, digits and underscores, a letter first",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping, or for a constraint a text such as `peak_memory_gib <= 70`",
+}
+"""In place of pydantic's messages, by the type of the error."""
 _UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained-float"})
 
 
@@ -114,9 +122,7 @@ def _validate(model: type[Declared], data: Any, where: str) -> Declared:
     except ValidationError as error:
         first = error.errors()[0]
         field = _field_path(first["loc"])
-        message = {"missing": "is missing", "extra_forbidden": "is not a field of an objective"}.get(
-            first["type"], first["msg"].removeprefix("Value error, ")
-        )
+        message = _MESSAGES.get(first["type"], first["msg"].removeprefix("Value error, "))
         found = "" if first["type"] == "missing" else f"; it is {one_line(repr(first['input']), 80)}"
         raise UserError(f"{where}: {f'{field}: ' if field else ''}{message}{found}") from None
 

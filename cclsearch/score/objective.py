@@ -116,6 +116,11 @@ class Objective(Model):
         """Names of the ranked metrics, then of those of the constraints."""
         return (*self.metrics, *(constraint.metric for constraint in self.constraints))
 
+    def what_needs(self, metric: str) -> str:
+        """What a message names for that needed metric: the objective, or the constraint that bounds it."""
+        bounds = [str(constraint) for constraint in self.constraints if constraint.metric == metric]
+        return f"--objective {self.name}" if metric in self.metrics or not bounds else f"constraint {bounds[0]!r}"
+
     @property
     def is_weighted(self) -> bool:
         return self.terms[0].weight is not None
@@ -268,8 +273,8 @@ def require_measurable(objective: Objective, framework: Framework, task: str) ->
     if lacking is not None:
         needs = missing[lacking]
         raise UserError(
-            f"--objective {objective.name}: needs {lacking}, and the run script of framework {framework.name!r}"
-            f" records no {needs}: choose another objective (it has {', '.join(n for n in known if n not in missing)}),"
+            f"{objective.what_needs(lacking)}: needs {lacking}, and the run script of framework {framework.name!r}"
+            f" records no {needs}: choose another (it has {', '.join(n for n in known if n not in missing)}),"
             f" or a framework of your own whose script writes it to result.json and whose file says"
             f" `records: [{needs}]` (docs/trial-contract.md)"
         )
