@@ -27,7 +27,7 @@ from cclsearch.space.knobs import (
     stated_knobs,
 )
 from cclsearch.space.parse import parse_knob
-from cclsearch.space.rule import Columns, Counts
+from cclsearch.space.rule import RULES, Columns, Counts
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 from cclsearch.stats.kernel import read_features
 from cclsearch.tasks.training.layout import read_layout
@@ -211,6 +211,10 @@ def test_a_degree_of_a_plugin_multiplies_the_ranks() -> None:
     assert verdicts["num_accelerators"].detail == "tp 2 x dp 2 x pp 2 x xp 2 is 16 of 16 accelerators"
     assert verdicts["num_accelerators"].summary == "tp x dp x pp x xp is 16, the number of accelerators"
     assert canonical_name("extra_parallel_size") == "xp"
+    rule = RULES["num_accelerators"](card, {"knobs": ("xp", "workers")})
+    assert rule is not None
+    assert rule.summary == "xp is 16, the number of accelerators", "the space has none of the other degrees"
+    assert rule.explain({"xp": 2, "workers": 4}) == "xp 2 is 2 of 16 accelerators"
 
 
 @pytest.mark.usefixtures("table")

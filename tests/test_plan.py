@@ -15,6 +15,7 @@ import cclsearch
 from cclsearch.cli import main
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
+from cclsearch.plugins import TASKS
 from cclsearch.run.spec import SearchLimits
 
 ENGINE = Path(cclsearch.__file__).parent
@@ -84,7 +85,9 @@ def test_impossible_requests_are_refused_in_one_line(
     assert not (project / "runs").exists()
 
 
-def test_a_misspelled_column_of_a_recording_gives_a_note(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_column_of_a_recording_gives_a_note(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = project / "mine"
     shutil.copytree(RECORDING, folder)
     table = (folder / "trials.csv").read_text()
@@ -94,6 +97,10 @@ def test_a_misspelled_column_of_a_recording_gives_a_note(project: Path, capsys: 
     (folder / "trials.csv").write_text(",".join(names) + "\n" + rest)
     main(["run", "--workload", "wl2", "--recording", "mine", "--dry-run"])
     assert "no column tp" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(type(TASKS.get("training")), "rules", ())
+        main(["run", "--workload", "wl2", "--recording", "mine", "--dry-run"])
+    assert "no column" not in capsys.readouterr().out, "a task without the rule may use fewer accelerators"
 
 
 def test_confirm_is_ignored_for_a_recording(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

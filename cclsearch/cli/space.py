@@ -61,7 +61,7 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         separator = " < " if knob.ordered_choices and not knob.is_numeric else ", "
         choices = separator.join(map(format_knob_value, knob.ordered_choices or knob.choices))
         print(f"  {knob.name:<26}{choices} {meaning_of(knob.name).unit}".rstrip())
-    print("\nrules")
+    print("\nrules" if rules else "\nrules: none")
     for rule in rules:
         print(f"  {rule.name:<36}{rule.summary}")
     if rows:

@@ -26,7 +26,7 @@ from cclsearch.core.values import Config, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import METRICS, TASKS
 from cclsearch.recording.defaults import complete_card
-from cclsearch.space.knobs import meaning_of, rank_degrees, stated_knobs
+from cclsearch.space.knobs import meaning_of, named_degrees, stated_knobs
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
 DERIVED = "grad_accum"
@@ -132,10 +132,10 @@ def _keep_precisions(
 def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:
     """A note if a degree has no column and the ranks do not match the card: the column's name may be misspelled."""
     names = [knob.name for knob in knobs]
-    missing = [degree for degree in stated_knobs(rank_degrees(), ()) if degree not in names]
+    missing = [degree for degree in stated_knobs(named_degrees(names), ()) if degree not in names]
     wanted = card.hardware.num_accelerators
     short = sum(count_ranks(row.config) != wanted for row in rows)
-    if not missing or not short:
+    if not missing or not short or "num_accelerators" not in TASKS.get(card.task).rules:
         return ()
     return (
         f"trials.csv has no column {' or '.join(missing)} (its knobs are {', '.join(names)}), so {short} of"

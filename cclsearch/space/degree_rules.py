@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.space.knobs import rank_degrees, stated_knobs
+from cclsearch.space.knobs import named_degrees, rank_degrees, stated_knobs
 from cclsearch.space.rule import Clause, register_rule
 
 
 @register_rule("num_accelerators", rank_degrees, parameters=("use_fewer",), needs=())
 def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
-    degrees = rank_degrees()
-    named = " x ".join(stated_knobs(degrees, options.get("knobs", ())))
+    present = options.get("knobs", ())
+    degrees = named_degrees(present)
+    named = " x ".join(stated_knobs(degrees, present))
     return (
         f"{named} is {'at most ' if fewer else ''}{total}, the number of accelerators",
         lambda at: at.product(degrees) <= total if fewer else at.product(degrees) == total,

@@ -107,6 +107,12 @@ def rank_degrees() -> tuple[str, ...]:
     return tuple(knob.name for knob in KNOBS.values() if knob.multiplies_ranks)
 
 
+def named_degrees(present: Container[str]) -> tuple[str, ...]:
+    """The rank degrees of a space with these knobs: only its own if it has some, but none that is always stated."""
+    own = tuple(degree for degree in rank_degrees() if degree in present)
+    return own if own and not any(meaning_of(degree).is_stated for degree in own) else rank_degrees()
+
+
 def stated_knobs(knobs: Iterable[str], present: Container[str]) -> list[str]:
     """Those knobs that a sentence names: not a degree that few frameworks have, unless it is in `present`."""
     return [knob for knob in knobs if knob in present or meaning_of(knob).is_stated or not meaning_of(knob).splits]
