@@ -125,6 +125,8 @@ def _describe_problem(error: Any) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "tuple_type":
         message = "must be a list"
+    elif error["type"] == "model_type":
+        message = "must be a mapping"
     return f"{message[:1].lower()}{message[1:]}, not {one_line(repr(error['input']), 60)}"
 
 

@@ -96,8 +96,10 @@ def compare_night(
 def describe_unranked(tonight: Night) -> str:
     """Why a night has no result: counts of trials not admitted, failed and unfinished, each with its latest reason."""
     parts = []
+    closest = find_closest(tonight.run.spec.objective, tonight.run.state)
     if tonight.refused:
-        parts.append(f"{len(tonight.refused)} not admitted ({describe_refusal(tonight.refused[-1])})")
+        why = "" if closest else f" ({describe_refusal(tonight.refused[-1])})"
+        parts.append(f"{len(tonight.refused)} not admitted{why}")
     if tonight.failed and (outcome := tonight.failed[-1].outcome) is not None and outcome.failure is not None:
         failure = outcome.failure
         parts.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
@@ -105,7 +107,6 @@ def describe_unranked(tonight: Night) -> str:
         lost = last_infrastructure_failure(tonight.unfinished)
         why = f" ({one_line(lost, 160)}; no other attempt finished)" if lost else ""
         parts.append(f"{len(tonight.unfinished)} did not finish{why}")
-    closest = find_closest(tonight.run.spec.objective, tonight.run.state)
     text = f"no trial was ranked: {', '.join(parts)}" if parts else "no trial was ranked"
     return f"{text}; {closest.text}" if closest else text
 
