@@ -105,6 +105,13 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
         list(read_events(path))
 
 
+def test_a_number_that_json_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"event":"note","time_s":NaN,"topic":"t","text":"a"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="line 1 is not an event of this version: JSON is malformed"):
+        fold_ledger(path)
+
+
 def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "ü")

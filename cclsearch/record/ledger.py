@@ -37,8 +37,10 @@ def fold_ledger(path: Path) -> RunState:
     for number, line in _read_lines(path):
         try:
             state.apply(line, offset)
-        except (msgspec.MsgspecError, KeyError, ValueError, OverflowError):
+        except (msgspec.MsgspecError, KeyError, ValueError, OverflowError) as error:
             _parse(path, number, line)
+            if isinstance(error, msgspec.MsgspecError):
+                raise _describe_damage(path, number, str(error)) from None
             raise UserError(f"{str(path)!r} line {number} is about a trial that was never proposed") from None
         if state.ledger_version > LEDGER_VERSION:
             _refuse_newer(path, state.ledger_version)
