@@ -115,9 +115,9 @@ def load_recording(folder: Path | str) -> Recording:
 def _keep_precisions(
     card: Card, knobs: tuple[Knob, ...], rows: tuple[RecordedRow, ...]
 ) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
-    """Leave out rows in a precision that the card does not list: they did other work."""
+    """Leave out rows in a precision that a model's card does not list: they did other work."""
     kept = tuple(row for row in rows if row.config.get(PRECISION, card.precision) in card.precisions)
-    if len(kept) == len(rows):
+    if card.model is None or len(kept) == len(rows):
         return knobs, rows, ()
     knobs = tuple(
         replace(k, choices=tuple(c for c in k.choices if k.name != PRECISION or c in card.precisions)) for k in knobs
