@@ -254,6 +254,13 @@ def test_a_malformed_constraint_is_one_line_that_names_it(text: str, message: st
     assert "\n" not in str(error.value)
 
 
+def test_bounds_that_contradict_each_other_are_refused() -> None:
+    low, high = "peak_memory_gib >= 60", "peak_memory_gib <= 20"
+    with pytest.raises(UserError, match="contradicts another bound: peak_memory_gib >= 60 and <= 20"):
+        choose_objective("step_time", [high, low], task="training")
+    assert len(choose_objective("step_time", [high, "mfu >= 0.1"], task="training").constraints) == 2
+
+
 def test_a_violated_constraint_of_a_task_excludes_a_trial(card: Card, tmp_path: Path) -> None:
     slow = report(tmp_path, metrics={"requests_per_s": 4.0, "requests": 200, "ttft_p99_s": 0.75})
     outcome = judge(card, slow, constraints=("ttft_p99_s <= 0.5",))

@@ -259,7 +259,17 @@ def choose_objective(objective: Objective | str | None, constraints: Sequence[st
     for text in constraints:
         where = f"--constraint {text!r}"
         added.append(_build_constraint(read_constraint(text, where), objective.parameters, f"{where}: ", task))
+        _refuse_contradiction((*objective.constraints, *added), where)
     return objective.model_copy(update={"constraints": (*objective.constraints, *added)})
+
+
+def _refuse_contradiction(constraints: Sequence[Constraint], where: str) -> None:
+    """Raise UserError if no value of the last constraint's metric satisfies all bounds on it."""
+    bounds = [c for c in constraints if c.metric == constraints[-1].metric]
+    low = max((c.at_least for c in bounds if c.at_least is not None), default=-math.inf)
+    high = min((c.at_most for c in bounds if c.at_most is not None), default=math.inf)
+    if low > high:
+        raise UserError(f"{where}: contradicts another bound: {bounds[0].metric} >= {low:g} and <= {high:g}")
 
 
 def require_measurable(objective: Objective, framework: Framework, task: str) -> None:
