@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from scripted_search import admit, open_search
 
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
+from cclsearch.propose.base import ExpectedOutcome, Proposal, SearchView
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
@@ -256,3 +258,19 @@ def test_a_stop_does_not_count_as_an_attempt(project: Path) -> None:
     trial = load_run(folder).state.trials[1]
     assert trial.loss == 1.0
     assert len(trial.retries) == 5
+
+
+def test_an_expectation_that_is_not_a_finite_number_is_left_out(project: Path) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran), budget=1)
+
+    class Expecting:
+        name = "expecting"
+
+        def propose(self, view: SearchView, count: int) -> list[Proposal]:
+            expects = ExpectedOutcome({"step_time_s": math.inf, "peak_memory_gib": 2.0})
+            return [Proposal(view.space.config(0), self.name, expects=expects)]
+
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, proposer=Expecting()))
+    assert load_run(folder).state.trials[1].expects.metrics == {"peak_memory_gib": 2.0}

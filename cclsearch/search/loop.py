@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,6 +157,8 @@ def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], 
 
 
 def _record_proposal(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> None:
+    expects = proposal.expects
+    finite = {name: value for name, value in expects.metrics.items() if math.isfinite(value)}  # JSON has no others
     writer.record(
         TrialProposed(
             time_s=session.now_s(),
@@ -163,7 +166,7 @@ def _record_proposal(writer: RunWriter, session: Session, proposal: Proposal, pu
             config=proposal.config,
             proposer=proposal.proposer,
             rationale=proposal.rationale,
-            expects=proposal.expects,
+            expects=replace(expects, metrics=finite),
             turn=proposal.turn,
             purpose=purpose,
         )
