@@ -201,6 +201,16 @@ def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach() -> 
     assert max(ends[0]) <= 1.2
 
 
+def test_nothing_is_expected_of_a_metric_that_no_form_predicts_and_no_trial_measured() -> None:
+    blind = DefaultProposer(lambda card, space: Predictor(read_features(space)))
+    first = blind.propose(view_of(STEP_TIME, []), 1)[0]
+    assert (first.expects.metrics, first.rationale.startswith("success probability")) == ({}, True)
+    seen = RecordedTable(RECORDING, STEP_TIME).ask(1, RECORDING.best_row, RECORDING.space.config(RECORDING.best_row))
+    second = blind.propose(view_of(STEP_TIME, [seen]), 1)[0]
+    assert second.expects.metrics["step_time_s"] > 0
+    assert "expected step time" in second.rationale
+
+
 def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     third = float(np.nanquantile(PEAKS, 1 / 3))

@@ -111,9 +111,10 @@ class ParetoProposer:
     def _propose(self, candidate: _Candidate, unit: str) -> Proposal:
         posterior, m = candidate.posterior, candidate.position
         expects = posterior.expected_outcome(m)
+        value = expects.metrics.get(posterior.metric)
         rationale = (
             f"largest expected gain of the Pareto front, on {candidate.size.num_accelerators} accelerators:"
-            f" expected {expects.metrics[posterior.metric]:.3g} {unit}, P(success) {posterior.p_success_m[m]:.0%}"
+            f"{'' if value is None else f' expected {value:.3g} {unit},'} P(success) {posterior.p_success_m[m]:.0%}"
         )
         return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
 

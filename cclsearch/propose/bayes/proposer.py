@@ -34,10 +34,9 @@ class DefaultProposer:
 
     def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, improvement: float) -> Proposal:
         expects = posterior.expected_outcome(m)
-        rationale = (
-            f"expected {view.primary.words} {expects.metrics[posterior.metric]:.3g} {view.primary.unit or ''}".rstrip()
-            + f", success probability {posterior.p_success_m[m]:.0%}"
-        )
+        value, unit = expects.metrics.get(posterior.metric), view.primary.unit or ""
+        rationale = "" if value is None else f"expected {view.primary.words} {value:.3g} {unit}".rstrip() + ", "
+        rationale += f"success probability {posterior.p_success_m[m]:.0%}"
         if view.objective.constraints:
             rationale += f" ({posterior.p_valid_m[m]:.0%} with the constraints)"
         if posterior.best is not None and direct_term(posterior.models):
