@@ -64,3 +64,13 @@ def test_a_recording_cannot_grow(project: Path) -> None:
     run = search(write_recording(project / "toy"), "r", budget=2)
     with RunWriter(run.folder) as writer, pytest.raises(UserError, match="no choices can be added"):
         grow_space(writer, open_session(run.folder), {"tp": [64]})
+
+
+@pytest.mark.parametrize("choices", [{}, {"zero_stage": [0]}, {"micro_batch_size": [7]}])
+def test_choices_that_add_no_configuration_are_no_growth(project: Path, choices: dict[str, list[int]]) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        with pytest.raises(UserError, match="would stay as it is: no configuration with these choices"):
+            grow_space(writer, session, choices)
+        assert writer.state.growth is None

@@ -88,7 +88,7 @@ def grow_space(
     """Record that these choices of knobs were added to the search space; returns the session over the grown space.
 
     Trials that ran before a knob was added have no row of the grown space. Raises UserError if the search reads a
-    recording, whose space is its rows, or if the space cannot have the choices.
+    recording, whose space is its rows, if the space cannot have the choices, or if they add no configuration.
     """
     spec = session.spec
     if spec.recording is not None:
@@ -101,6 +101,8 @@ def grow_space(
     event = SpaceGrown(choices=grown, space_sha256="", space_size=0, text=why)
     larger = grow_spec(spec, event)
     space = build_space(larger.card, load_framework(larger.framework), larger.knobs, larger.use_fewer)
+    if len(space) == len(session.space):
+        raise UserError(f"the search space of {spec.run_id} would stay as it is: no configuration with these choices")
     event = event.model_copy(update={"space_sha256": hash_space(space), "space_size": len(space)})
     writer.record(event.at(session.now_s()))
     spec = grow_spec(spec, event)
