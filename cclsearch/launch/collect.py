@@ -69,7 +69,7 @@ def quote_last_line(trial_dir: Path) -> str:
 
 
 def collect_end(trial_dir: Path, *, exit_code: int | None = None, signal: int | None = None) -> TrialEnd | Failure:
-    """Return how the run ended, whatever its task; as `collect_result`."""
+    """Return how the run of any task ended; the fields of its task are not read. Otherwise as `collect_result`."""
     return collect_result(trial_dir, TrialEnd, exit_code=exit_code, signal=signal)
 
 
