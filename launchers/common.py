@@ -80,6 +80,11 @@ class Trial:
         return int(self.config.get(knob, 1))
 
     @property
+    def mark(self) -> str:
+        """Annotation that the profiled steps contain in every rank's trace: it shows whose trace it is."""
+        return f"ccl-search::{self.data.get('nonce', '')}"
+
+    @property
     def micro_batch_size(self) -> int:
         """Sequences per micro-batch and data-parallel rank; without such a knob, derived from the accumulation."""
         shared = self.degree("dp") * int(self.data["gradient_accumulation"])

@@ -35,6 +35,7 @@ from common import (
     write_result,
 )
 from cpu_model import Axis, Layout, MixtureOfExperts, Stage, all_reduce
+from step_window import mark_trace
 from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -255,6 +256,7 @@ def _profile(trial: Trial, trainer: Trainer, rank: int) -> None:
     plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True, profile_memory=True) as profiler:
         for _ in range(1 + steps):
+            mark_trace(trial)
             trainer.run_step()
             profiler.step()
     profiler.export_chrome_trace(str(trial.trace_folder / f"rank{rank}.json.gz"))

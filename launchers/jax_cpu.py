@@ -342,6 +342,8 @@ def _profile(trial: Trial, trainer: Trainer, process: int) -> None:
     with jax.profiler.trace(str(folder)):
         for _ in range(trial.data["profiled_steps"]):
             with jax.profiler.StepTraceAnnotation("train", step_num=trainer.step):
+                with jax.profiler.TraceAnnotation(trial.mark):
+                    pass
                 trainer.run_step()
 
 

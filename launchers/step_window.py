@@ -50,6 +50,8 @@ class StepWindow:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._open()
+            if self.profiler is not None:
+                mark_trace(self.trial)
             start_s = time.perf_counter()
             returned = run_step(*args, **kwargs)
             self._synchronize()
@@ -149,6 +151,14 @@ class StepWindow:
             logical_cores=os.cpu_count(),
             **self.read_work(),
         )
+
+
+def mark_trace(trial: Trial) -> None:
+    """Write the attempt's annotation into the trace that is being recorded."""
+    from torch.profiler import record_function
+
+    with record_function(trial.mark):
+        pass
 
 
 def count_steps(trial: Trial) -> int:

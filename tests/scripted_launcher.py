@@ -39,7 +39,7 @@ class ScriptedLauncher:
     """Calls `decide(job)` for how a submitted job ends; records every submission and cancellation."""
 
     name = "scripted"
-    provenance = Provenance.SIMULATED
+    provenance: Provenance = Provenance.SIMULATED
     max_parallel = 8
     poll_interval_s = 0.0
 

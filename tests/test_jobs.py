@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,8 +12,9 @@ import pytest
 from scripted_launcher import Ending, FirstJobFinishesLast, ScriptedLauncher, failed, ran
 from scripted_search import admit, open_search
 
-from cclsearch.core.values import FailureKind
+from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
+from cclsearch.launch.contract import CONFIG_FILE, trial_environment
 from cclsearch.propose.base import ExpectedOutcome, Proposal, SearchView
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
@@ -40,6 +42,29 @@ def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project: Path)
     assert len(state.trials) == 4
     assert all(trial.loss is not None and len(trial.retries) == 1 for trial in state.trials.values())
     assert len(launcher.submitted) == 8
+
+
+def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(project: Path) -> None:
+    """The ledger keeps it, so that a job cannot choose the nonce that its traces must contain."""
+    jobs: list[Job] = []
+
+    def decide(job: Job) -> Ending:
+        jobs.append(job)
+        return failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job, simulated=False)
+
+    launcher = ScriptedLauncher(decide)
+    launcher.provenance = Provenance.MEASURED
+    folder, session = open_search(project, launcher)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        nonces = {trial.number: trial.nonce for trial in writer.state.trials.values()}
+    assert len({job.payload.nonce for job in jobs}) == 8
+    assert nonces == {job.trial: job.payload.nonce for job in jobs if job.attempt == 2}
+    for job in jobs[1::2]:
+        assert len(job.payload.nonce) == 16
+        assert json.loads((job.trial_dir / CONFIG_FILE).read_text())["nonce"] == job.payload.nonce
+        assert trial_environment(job.trial_dir, job.payload)["CCL_NONCE"] == job.payload.nonce
 
 
 def test_a_search_stops_after_3_consecutive_infrastructure_failures(project: Path) -> None:

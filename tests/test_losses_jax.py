@@ -13,7 +13,7 @@ from trials import LAUNCHERS, MOE, make_input, make_job, run_script
 
 from cclsearch.core.values import Value
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import trial_environment
+from cclsearch.launch.contract import NONCE_MARK, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("jax")
@@ -50,7 +50,7 @@ def run_two_processes(folder: Path) -> TrainingResult:
 def test_losses_agree_between_layouts_and_processes(tmp_path: Path) -> None:
     alone = run_script(tmp_path / "alone", make_input({"micro_batch_size": 8}, arch=MOE), script="jax_cpu.py")
     assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would prove little"
-    payload = make_input(LAYOUT, arch=MOE, profiled_steps=1)
+    payload = make_input(LAYOUT, arch=MOE, profiled_steps=1).model_copy(update={"nonce": "a1b2"})
     sharded = run_script(tmp_path / "sharded", payload, script="jax_cpu.py")
     joined = run_two_processes(tmp_path / "joined")
     for result in (sharded, joined):
@@ -58,4 +58,5 @@ def test_losses_agree_between_layouts_and_processes(tmp_path: Path) -> None:
         assert result.num_params == alone.num_params
     assert sharded.world_size == len(sharded.peak_memory_bytes) == 4
     assert len(joined.hosts) == 2
-    assert list((tmp_path / "sharded" / "trace").rglob("*.xplane.pb"))
+    (trace,) = (tmp_path / "sharded" / "trace").rglob("*.xplane.pb")
+    assert f"{NONCE_MARK}a1b2".encode() in trace.read_bytes()

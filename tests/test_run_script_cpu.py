@@ -14,7 +14,7 @@ from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
 
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import trial_environment
+from cclsearch.launch.contract import NONCE_MARK, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("torch")
@@ -25,7 +25,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 def test_reports_what_it_did_and_traces_every_rank(tmp_path: Path) -> None:
-    payload = make_input({"tp": 2, "micro_batch_size": 4}, profiled_steps=2)
+    payload = make_input({"tp": 2, "micro_batch_size": 4}, profiled_steps=2).model_copy(update={"nonce": "a1b2"})
     result = run_script(tmp_path, payload)
     assert result.world_size == 2
     assert len(result.step_times_s) == 3
@@ -41,6 +41,7 @@ def test_reports_what_it_did_and_traces_every_rank(tmp_path: Path) -> None:
         assert trace["distributedInfo"]["rank"] == rank
         assert sum(name.startswith("ProfilerStep#") for name in names) == 2
         assert "comm::tp::all_reduce" in names
+        assert names.count(f"{NONCE_MARK}a1b2") == 2, "every traced step says whose it is"
 
 
 def test_trains_the_same_under_torchrun(tmp_path: Path) -> None:

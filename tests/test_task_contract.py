@@ -113,7 +113,7 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
     )
     config, task = Config(tp=4, pp=1, dp=4, micro_batch_size=2), TASKS.get("training")
     payload = task.make_input(training.CARD, config, is_measured=True, run_id="r", trial=3, seed=7)
-    assert json.loads(payload.model_dump_json()) == before
+    assert json.loads(payload.model_dump_json()) == {**before, "nonce": ""}
     assert TrainingInput.model_validate(before) == payload.model_copy(update={"work": {}})
     assert payload.wants_traces
     assert not task.make_input(training.CARD, config, is_measured=False, run_id="r", trial=3).wants_traces
@@ -124,7 +124,17 @@ def test_a_result_of_training_keeps_its_fields(tmp_path: Path) -> None:
     assert fields == {
         *("schema_version", "status", "failure", "world_size", "global_batch_size", "seq_len", "num_layers"),
         *("num_params", "step_times_s", "warmup_steps", "peak_memory_bytes", "memory_kind", "losses", "versions"),
-        *("devices", "hosts", "foreign_cpu_cores", "logical_cores", "energy_j", "metrics", "recorded", "simulated"),
+        *(
+            "precision",
+            "devices",
+            "hosts",
+            "foreign_cpu_cores",
+            "logical_cores",
+            "energy_j",
+            "metrics",
+            "recorded",
+            "simulated",
+        ),
         "extra",
     }
     folder = report(tmp_path, **json.loads(training.RESULT.model_dump_json(exclude_none=True)))

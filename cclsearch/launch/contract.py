@@ -20,6 +20,8 @@ CONFIG_FILE = "config.json"
 TRACE_FOLDER = "trace"
 STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
+NONCE_MARK = "ccl-search::"
+"""Start of the annotation in a trace that names the attempt: the attempt's nonce follows."""
 
 
 class MemoryKind(StrEnum):
@@ -57,6 +59,8 @@ class TrialInput(Model):
     ranks_per_node: int = Field(ge=1)
     seed: int = 0
     """Seed of weights and data; the same in every trial."""
+    nonce: str = ""
+    """Random text of this attempt, which the run script writes into its traces; empty if nothing runs."""
 
     @property
     def wants_traces(self) -> bool:
@@ -111,6 +115,8 @@ def trial_environment(trial_dir: Path, payload: TrialInput) -> dict[str, str]:
     Launchers add the variables listed in docs/trial-contract.md.
     """
     variables = {"CCL_TRIAL_DIR": str(trial_dir), "CCL_CONFIG": str(trial_dir / CONFIG_FILE)}
+    if payload.nonce:
+        variables["CCL_NONCE"] = payload.nonce
     for knob, value in payload.config.items():
         variables[f"CCL_{knob.upper()}"] = str(int(value)) if isinstance(value, bool) else str(value)
     return variables

@@ -113,6 +113,8 @@ class TrialSubmitting(AttemptEvent):
     """Written before the job is submitted: after a kill, the job of this attempt is searched for by name."""
 
     event: Literal["trial_submitting"] = "trial_submitting"
+    nonce: str = ""
+    """The attempt's random text, which must be in its traces; empty if nothing is measured."""
 
 
 class TrialSubmitted(AttemptEvent):

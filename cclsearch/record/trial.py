@@ -35,6 +35,8 @@ class Trial:
     proposed_s: float
     attempt: int = 0
     """Number of started attempts."""
+    nonce: str = ""
+    """Random text of the last attempt that was started; empty if nothing is measured."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
     retries: tuple[TrialRetried, ...] = ()
@@ -101,7 +103,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
         return None
     match event:
         case TrialSubmitting():
-            return replace(trial, attempt=event.attempt, handle=None)
+            return replace(trial, attempt=event.attempt, nonce=event.nonce, handle=None)
         case TrialSubmitted():
             return replace(trial, attempt=event.attempt, handle=event.handle)
         case TrialRetried():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cclsearch.core.errors import TrialError
 from cclsearch.core.values import Failure, FailureKind, Provenance
@@ -87,9 +88,10 @@ class JobRunner:
         jobs = []
         for trial in waiting:
             attempt = len(trial.retries) + 1
-            job = self._job(writer, trial, attempt)
+            nonce = secrets.token_hex(8) if self.spec.provenance is Provenance.MEASURED else ""
+            job = self._job(writer, replace(trial, nonce=nonce), attempt)
             prepare_folder(job, self.launcher.render(job))
-            writer.record(TrialSubmitting(time_s=self.now_s(), trial=trial.number, attempt=attempt))
+            writer.record(TrialSubmitting(time_s=self.now_s(), trial=trial.number, attempt=attempt, nonce=nonce))
             jobs.append(job)
         self._submit(writer, waiting, jobs)
 

@@ -12,5 +12,5 @@ from cclsearch.tasks.base import task_of
 def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
     """Return the trial's configuration with the fixed work of the search."""
     card, is_measured = spec.card.for_trial(trial.config), spec.provenance is Provenance.MEASURED
-    fields = {"run_id": spec.run_id, "trial": trial.number, "seed": spec.seed}
+    fields = {"run_id": spec.run_id, "trial": trial.number, "seed": spec.seed, "nonce": trial.nonce}
     return task_of(card).make_input(card, trial.config, is_measured=is_measured, **fields)

@@ -45,8 +45,10 @@ class TrainingResult(TrialResult):
     """Seconds of each optimizer step of the unprofiled timed window, by the slowest rank."""
     warmup_steps: int = 0
     """Optimizer steps run before that window."""
+    precision: str | None = None
+    """What the matrix multiplications were computed in: `fp32`, `bf16`, ..."""
     losses: tuple[float, ...] = ()
-    """Training loss of the first optimizer steps."""
+    """Training loss of each optimizer step in order: warm-up, timed window, profiled window with its own warm-up."""
 
 
 TrainingEvidence = EvidenceOf[TrainingInput, TrainingResult]
