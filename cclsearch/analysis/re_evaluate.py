@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import hash_job_file
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
@@ -72,7 +73,7 @@ def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
     folder, spec = run.trial_folder(trial.number), run.spec
     then = trial.outcome
     result_path = folder / RESULT_FILE
-    found = hash_file(result_path) if result_path.is_file() else None
+    found = hash_job_file(result_path)
     if found is None and trial.result_sha256 is None:
         return ReEvaluation(trial, then, then)
     result = collect_result(folder, task_of(spec.card).result)

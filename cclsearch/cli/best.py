@@ -6,6 +6,7 @@ import argparse
 import json
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.core.job_file import RECORD_BYTES, read_tail
 from cclsearch.core.text import plain
 from cclsearch.report.flags import describe_flags
 from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
@@ -31,5 +32,5 @@ def run(args: argparse.Namespace) -> int:
     script = loaded.trial_folder(best.number) / SCRIPT_FILE
     if loaded.spec.recording is None and script.is_file():
         print(f"job script: {script}\n")
-        print(plain(script.read_text(encoding="utf-8", errors="replace")).rstrip())
+        print(plain(read_tail(script, RECORD_BYTES)).rstrip())
     return EXIT_OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
@@ -18,16 +17,6 @@ def count_of(number: int, noun: str) -> str:
     """`1 trial`, `2 trials`, `2 searches`."""
     ending = "es" if noun.endswith(("ch", "s", "x")) else "s"
     return f"{number} {noun}{ending * (number != 1)}"
-
-
-def read_tail(path: Path, limit_bytes: int) -> str:
-    """The last part of a text file; empty if it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - limit_bytes))
-            return file.read(limit_bytes).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def one_line(text: str, limit: int = 200) -> str:

@@ -9,8 +9,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+
+from cclsearch.core.job_file import RESULT_BYTES, read_job_bytes
 
 Value = bool | int | float | str
 """Type of a knob's value."""
@@ -33,10 +35,10 @@ class Model(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The model in a JSON file; None if the file is missing, incomplete or invalid."""
+        """The model in a JSON file, which a job may have changed; None if it is missing, incomplete or invalid."""
         try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
+            return cls.model_validate_json(read_job_bytes(path, RESULT_BYTES))
+        except (OSError, ValueError):
             return None
 
 

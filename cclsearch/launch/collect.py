@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import signal as signals
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
-from cclsearch.core.text import one_line, read_tail
-from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.core.job_file import RESULT_BYTES, JobFileError, has_job_file, read_job_json, read_job_text, read_tail
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, RunStatus, TrialEnd
 from cclsearch.launch.patterns import read_patterns
 
@@ -29,8 +30,10 @@ MEMORY_RAN_OUT = "the kernel killed a process of the trial because memory ran ou
 
 _PATTERNS_FILE = Path(__file__).with_name("failure_patterns.yaml")
 _TAIL_BYTES = 512 * 1024
+_EXIT_BYTES = 16
 _MESSAGE_LENGTH = 1000
-_RESULT_BYTES = 64 * 2**20
+_MAX_FAILURES = 65536
+"""Failures of ranks that are read: one of each rank."""
 
 _WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
 """Order of failures from different logs: the lowest counts; other kinds have 0."""
@@ -49,11 +52,13 @@ _WRAPPER = re.compile(
 
 
 def clear_results(trial_dir: Path, *files: str) -> None:
-    """Remove results of an earlier attempt that would be read as this one's, and these files."""
-    for name in (RESULT_FILE, *files):
-        (trial_dir / name).unlink(missing_ok=True)
-    for name in (TRACE_FOLDER, FAILURES_FOLDER):
-        shutil.rmtree(trial_dir / name, ignore_errors=True)
+    """Remove results of an earlier attempt that would be read as this one's, and these files, whatever they are."""
+    for name in (RESULT_FILE, *files, TRACE_FOLDER, FAILURES_FOLDER):
+        path = trial_dir / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif name != TRACE_FOLDER:  # a link to the attempt's folder on scratch
+            path.unlink(missing_ok=True)
 
 
 def explain_timeout(timeout_s: float) -> str:
@@ -82,15 +87,16 @@ def collect_result(
     `exit_code` and `signal` are what the launcher knows about the end; without them, the `exit_code` file is used.
     """
     path = trial_dir / RESULT_FILE
-    if path.is_file():
+    if has_job_file(path):
         return _read_result(path, model)
     code = _read_exit_code(trial_dir) if exit_code is None else exit_code
     if signal is None and code is not None and (code < 0 or 128 < code <= 192):
         signal = -code if code < 0 else code - 128
-    root = _read_rank_failure(trial_dir) or _classify_files(trial_dir)
-    if root is not None:
-        return root
-    return _explain_end(code, signal, trial_dir)
+    reported, unread = _read_rank_failure(trial_dir)
+    failure = reported or _classify_files(trial_dir) or _explain_end(code, signal, trial_dir)
+    if reported is None and unread:
+        failure = failure.model_copy(update={"message": _shorten(f"{failure.message}; {FAILURES_FOLDER}/{unread}")})
+    return failure
 
 
 def classify_log(text: str) -> Failure | None:
@@ -118,13 +124,11 @@ def classify_text(text: str) -> FailureKind:
 
 def _read_result(path: Path, model: type[Result]) -> Result | Failure:
     try:
-        if path.stat().st_size > _RESULT_BYTES:
-            return _crashed(f"{RESULT_FILE} has {path.stat().st_size:,} bytes, more than the {_RESULT_BYTES:,} allowed")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_job_json(path, RESULT_BYTES)
     except OSError as error:
         return Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=f"{RESULT_FILE} cannot be read: {error}")
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        return _crashed(f"{RESULT_FILE} is not JSON: {one_line(str(error), 200)}")
+    except JobFileError as error:
+        return _crashed(one_line(str(error), 200))
     return _validate_result(data, model)
 
 
@@ -138,28 +142,46 @@ def _validate_result(data: Any, model: type[Result]) -> Result | Failure:
         field = ".".join(str(part) for part in first["loc"]) or "the file"
         return _crashed(f"{RESULT_FILE} violates the trial contract: {field}: {first['msg']} ({first['input']!r:.100})")
     if result.status is RunStatus.FAILED:
-        return result.failure or _crashed(f"{RESULT_FILE} has status `failed` but no `failure`")
+        failure = result.failure or _crashed(f"{RESULT_FILE} has status `failed` but no `failure`")
+        return failure.model_copy(update={"message": _shorten(failure.message)})
     return result
 
 
 def _read_exit_code(trial_dir: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
-        return int((trial_dir / EXIT_FILE).read_text().strip())
+        return int(read_job_text(trial_dir / EXIT_FILE, _EXIT_BYTES))
     return None
 
 
-def _read_rank_failure(trial_dir: Path) -> Failure | None:
-    """Return the first failure that a rank reported; one that only lost a peer counts if there is no other."""
-    records = []
-    for path in sorted((trial_dir / FAILURES_FOLDER).glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data = json.loads(path.read_text(encoding="utf-8"))
-            kind = FailureKind(data["kind"])
-            failure = Failure(
-                stage=Stage.RUN, kind=kind, message=_shorten(str(data["message"])), rank=int(data["rank"])
-            )
-            records.append((kind is FailureKind.COMMUNICATION, int(data["time_ns"]), failure))
-    return min(records, key=lambda record: record[:2])[2] if records else None
+class _RankFailure(Model):
+    """One file of `failures/`."""
+
+    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
+
+    rank: int
+    time_ns: int
+    kind: FailureKind
+    message: str
+
+
+def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
+    """The first failure that a rank reported, and why a file of another rank could not be read (empty if all could).
+
+    A failure of a rank that only lost a peer counts if there is no other.
+    """
+    records, unread = [], ""
+    for path in sorted(islice((trial_dir / FAILURES_FOLDER).glob("*.json"), _MAX_FAILURES)):
+        try:
+            found = _RankFailure.model_validate(read_job_json(path))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            unread = ": ".join((path.name, *map(str, first["loc"]), first["msg"]))
+        except (OSError, JobFileError) as error:
+            unread = str(error)
+        else:
+            failure = Failure(stage=Stage.RUN, kind=found.kind, message=_shorten(found.message), rank=found.rank)
+            records.append((found.kind is FailureKind.COMMUNICATION, found.time_ns, failure))
+    return min(records, key=lambda record: record[:2])[2] if records else None, unread
 
 
 def _classify_files(trial_dir: Path) -> Failure | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -100,8 +101,8 @@ class TrialResult(TrialEnd):
     """Logical cores of the host that measured `foreign_cpu_cores`."""
     energy_j: float | None = None
     """Energy in joules of all accelerators per unit of the task's work, if power is recorded."""
-    metrics: dict[str, float] = {}
-    """Measurements of the script, by name: all that have no field of their own."""
+    metrics: dict[Annotated[str, Field(max_length=200)], float] = Field(default={}, max_length=1000)
+    """Measurements of the script, by name: all that have no field of their own. Bounded, as the ledger keeps them."""
     recorded: bool = False
     """Whether it comes from a table of earlier measurements: nothing ran."""
     simulated: bool = False

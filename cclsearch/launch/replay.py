@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import read_job_json
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
@@ -137,7 +137,7 @@ class ReplayLauncher:
 
 def _config_of(trial_dir: Path) -> Config | None:
     try:
-        return Config(json.loads((trial_dir / CONFIG_FILE).read_text(encoding="utf-8"))["config"])
+        return Config(read_job_json(trial_dir / CONFIG_FILE)["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

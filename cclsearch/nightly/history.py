@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import RESULT_BYTES, read_job_json
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
@@ -219,7 +219,7 @@ def pick_bests(nights: Iterable[Night], count: int) -> tuple[Config, ...]:
 def read_surroundings(sample: RankedRun) -> dict[str, str]:
     """Versions, hosts and devices of a trial, from its result file; empty if its evidence is gone."""
     try:
-        data = json.loads((sample.folder / RESULT_FILE).read_text(encoding="utf-8"))
+        data = read_job_json(sample.folder / RESULT_FILE, RESULT_BYTES)
         versions = data.get("versions") or {}
         facts = {str(name): str(version) for name, version in versions.items()}
         for name in ("hosts", "devices"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.redact import redact
-from cclsearch.core.text import read_tail
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import format_value, name_values

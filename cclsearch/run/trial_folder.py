@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.job_file import has_job_file
 from cclsearch.core.redact import redact
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import FAILURES_FOLDER
@@ -59,7 +60,9 @@ def _open_text(path: Path, mode: str) -> TextIO:
 
 
 def _move_earlier_attempt(folder: Path, attempt: int) -> None:
-    left = [name for name in _FILES_OF_AN_ATTEMPT if (folder / name).exists()]
+    left = [name for name in _FILES_OF_AN_ATTEMPT if has_job_file(folder / name)]
+    # A job may have left a folder of that name, which a file cannot replace.
+    left += [name for name in (CONFIG_FILE, SCRIPT_FILE) if (folder / name).is_dir()]
     if not left:
         return
     number = max(attempt - 1, 1)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cclsearch.core.errors import TrialError
+from cclsearch.core.job_file import hash_job_file
 from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.record.event import EndKind, RetryKind, TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.spec import RunSpec, hash_file
+from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import prepare_folder
 from cclsearch.score.outcome import LOAD_RULE, Outcome
 
@@ -173,7 +174,7 @@ class JobRunner:
                 trial=trial.number,
                 attempt=max(trial.attempt, 1),
                 outcome=outcome,
-                result_sha256=hash_file(result) if result.is_file() else None,
+                result_sha256=hash_job_file(result),
             )
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
-from cclsearch.core.text import read_tail
 from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS

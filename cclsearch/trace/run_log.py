@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.job_file import RESULT_BYTES, JobFileError, parse_json, read_job_bytes
+
 RESULT_FILE, TRACE_FOLDER = "result.json", "trace"
 """Names from the trial contract."""
-MAX_BYTES = 64 << 20
 REQUEST_LOGS = ("requests.jsonl", "requests.json")
 """One object per line with `ttft_s` and `tpot_s` (seconds), or one object with the lists `ttfts` and `itls` (seconds
 between a request's tokens), as `vllm bench serve --save-result --save-detailed` writes it."""
@@ -50,7 +50,7 @@ def read_run_log(path: Path) -> RunLog | None:
 
 def _read_requests(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if path.suffix == ".jsonl":
-        lines = [_parse(line) for line in _read_text(path).splitlines()]
+        lines = [_parse(line) for line in _read(path).splitlines()]
         rows = [line for line in lines if isinstance(line, dict)]
         return tuple(_positive(r.get("ttft_s") for r in rows)), tuple(_positive(r.get("tpot_s") for r in rows))
     data = _read_json(path)
@@ -70,18 +70,18 @@ def _positive(values: object) -> Iterable[float]:
 
 
 def _read_json(path: Path) -> Any:
-    return _parse(_read_text(path))
+    return _parse(_read(path))
 
 
-def _read_text(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8") if path.stat().st_size <= MAX_BYTES else ""
-    except (OSError, UnicodeDecodeError):
-        return ""
+        return read_job_bytes(path, RESULT_BYTES)
+    except (OSError, JobFileError):
+        return b""
 
 
-def _parse(text: str) -> Any:
+def _parse(text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except JobFileError:
         return None

@@ -15,7 +15,8 @@ from typing import Any
 
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line, read_tail
+from cclsearch.core.job_file import read_tail
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Check, Job, JobState, JobStatus
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, TrialInput

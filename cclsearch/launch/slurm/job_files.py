@@ -5,7 +5,6 @@ They hold the state of a job when Slurm does not answer or has already forgotten
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
 from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
@@ -229,8 +229,8 @@ def read_result_status(spec: JobSpec) -> RunStatus | None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; empty if it is missing or not an object."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = read_job_json(path, RESULT_BYTES)
+    except (OSError, JobFileError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -1,0 +1,125 @@
+"""Bounded reading of files that a job wrote or could write to: no call waits, and none reads more than its limit.
+
+A path is opened without waiting (a FIFO without a writer would block for ever) and without following a link at its end
+(a job in a container must not make the search read a file of the host); folders on the way may be links, as traces on
+a scratch file system are. Only a regular file is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+RESULT_BYTES = 64 * 2**20
+"""Largest `result.json` and largest log of requests that are read."""
+RECORD_BYTES = 2**20
+"""Largest file of a few fields: a job's record, the failure of a rank, a job script."""
+_INT64 = 2**63
+_KINDS = (
+    (stat.S_ISDIR, "folder"),
+    (stat.S_ISLNK, "symbolic link"),
+    (stat.S_ISFIFO, "FIFO"),
+    (stat.S_ISSOCK, "socket"),
+    (stat.S_ISCHR, "device"),
+    (stat.S_ISBLK, "device"),
+)
+
+
+class JobFileError(ValueError):
+    """What a job left at a path cannot be used; the message names the file and says why."""
+
+
+def open_job_file(path: Path) -> BinaryIO:
+    """The opened regular file; JobFileError if something else is there, OSError if it is missing or unreadable."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link; a socket; a device without a driver
+            raise _refuse(path, os.lstat(path).st_mode) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _refuse(path, mode)
+    return os.fdopen(descriptor, "rb")
+
+
+def has_job_file(path: Path) -> bool:
+    """Whether anything is at the path, even if it cannot be read: a link to nothing, a FIFO."""
+    return os.path.lexists(path)
+
+
+def read_job_bytes(path: Path, limit_bytes: int = RECORD_BYTES) -> bytes:
+    """The content of a file of at most `limit_bytes`; JobFileError if it is larger; otherwise as `open_job_file`."""
+    with open_job_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > limit_bytes else file.read(limit_bytes + 1)
+    if max(size, len(data)) > limit_bytes:
+        raise JobFileError(f"{path.name} has {max(size, len(data)):,} bytes, more than the {limit_bytes:,} allowed")
+    return data
+
+
+def read_job_text(path: Path, limit_bytes: int = RECORD_BYTES) -> str:
+    """The content as UTF-8, with what is not UTF-8 replaced; otherwise as `read_job_bytes`."""
+    return read_job_bytes(path, limit_bytes).decode(errors="replace")
+
+
+def read_job_json(path: Path, limit_bytes: int = RECORD_BYTES) -> Any:
+    """The value of a JSON file; JobFileError if it is not JSON; otherwise as `read_job_bytes`."""
+    data = read_job_bytes(path, limit_bytes)
+    try:
+        return parse_json(data)
+    except JobFileError as error:
+        raise JobFileError(f"{path.name} {error}") from None
+
+
+def parse_json(data: bytes | str) -> Any:
+    """The value of JSON from outside, in UTF-8; JobFileError whatever is wrong with it, such as its depth.
+
+    A whole number beyond 64 bits is a float, so that no later arithmetic grows without bound; one beyond a float is an
+    error. `Infinity` and `NaN` are read, as Python writes them.
+    """
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        value = json.loads(text, parse_int=_parse_int)
+        if "\\ud" in text.lower():  # half of a surrogate pair can be parsed, but not written again
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except RecursionError:
+        raise JobFileError("is not JSON: it is nested too deeply") from None
+    except (ValueError, OverflowError) as error:
+        raise JobFileError(f"is not JSON: {error}") from None
+
+
+def read_tail(path: Path, limit_bytes: int) -> str:
+    """The last part of a text file; empty if it cannot be read."""
+    try:
+        with open_job_file(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit_bytes))
+            return file.read(limit_bytes).decode(errors="replace")
+    except (OSError, JobFileError):
+        return ""
+
+
+def hash_job_file(path: Path, limit_bytes: int = RESULT_BYTES) -> str | None:
+    """SHA-256 of the file, in hex; None if it is missing, or none that is read: too large, not a regular file."""
+    try:
+        return hashlib.sha256(read_job_bytes(path, limit_bytes)).hexdigest()
+    except (OSError, JobFileError):
+        return None
+
+
+def _parse_int(text: str) -> int | float:
+    value = int(text)
+    return value if -_INT64 <= value < _INT64 else float(value)
+
+
+def _refuse(path: Path, mode: int) -> JobFileError:
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "special file")
+    return JobFileError(f"{path.name} is a {kind}, not a regular file")
