@@ -61,6 +61,11 @@ def write_fake_command(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
+def make_row(job_id: str, state: str, folder: Path | str, name: str, *, submitted: str = "2026-01-02T03:04:05") -> str:
+    """Return a line of squeue as the launcher asks for it."""
+    return SEPARATOR.join([job_id, state, "None", "9:00", "n", submitted, str(folder), "", name])
+
+
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for fake commands, first on the PATH."""
@@ -217,12 +222,6 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     )
     write_fake_command(commands, "scancel", "true")
     write_fake_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
-    rows = [
-        SEPARATOR.join([f"9{a}_{i}", "RUNNING", "None", "9:00", "n", "/", "", "x"])
-        for a in (1, 2, 3)
-        for i in range(100)
-    ]
-    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
     write_fake_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
     launcher = SlurmLauncher(
         SlurmSettings(cpu_only=True, poll_s=0.001),
@@ -233,6 +232,15 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     handles = launcher.submit([make_job(tmp_path / "many", n, ranks=1) for n in range(1, 257)])
     assert calls.read_text().split() == ["sbatch"] * 3
     assert len({handle.job_id for handle in handles}) == 256
+    rows = []
+    for handle in handles:
+        place = Submission.model_validate_json((Path(handle.details["folder"]) / "submission.json").read_text()).folder
+        rows.append(
+            make_row(
+                handle.job_id, "RUNNING", place, f"many-x{len(json.loads((place / 'jobs.json').read_text())['jobs'])}"
+            )
+        )
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
     time.sleep(0.01)
     statuses = launcher.poll(handles)
     assert {status.state for status in statuses} == {JobState.RUNNING}
@@ -306,7 +314,7 @@ def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path: Path, comman
     write_fake_command(
         commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1"
     )
-    row = SEPARATOR.join(["41", "PENDING", "Priority", "9:00", "", "$(cat " + str(place) + ")", "", "x"])
+    row = make_row("41", "PENDING", "$(cat " + str(place) + ")", "unclear-t0001-a1")
     write_fake_command(commands, "squeue", f'echo "{row}"')
     write_fake_command(commands, "scancel", "true")
     launcher = SlurmLauncher(

@@ -101,7 +101,7 @@ class AllocationLauncher(SlurmLauncher):
         """Return the allocation's row of the queue, at most `poll_s` seconds old; None if Slurm does not list it."""
         queue = self._watcher.queue
         if queue.refresh() or queue.queried_at:
-            return queue.rows.get(self.allocation)
+            return queue.row_by_number(self.allocation)
         raise UnavailableError(f"Slurm does not answer: {queue.last_error or 'no reason given'}; try again later")
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
@@ -246,7 +246,7 @@ class AllocationLauncher(SlurmLauncher):
         if end is not None and queue.queried_at < end.ended_at and not queue.last_error:
             return JobStatus(state=JobState.RUNNING, note="ended; waiting for Slurm's state of the allocation")
         allocation = self._allocation_of(spec)
-        row = queue.rows.get(allocation)
+        row = queue.row_by_number(allocation)
         ending = read_ending(spec, f"{allocation}.{spec.name}", state=None, submission_folder=spec.folder)
         gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
         if gone and not ending.cancelled_by_us:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import public_environment
@@ -16,8 +17,11 @@ from cclsearch.core.text import one_line
 from cclsearch.launch.slurm.refusal import read_messages
 
 SEPARATOR = "\x1f"
-QUEUE_FIELDS = ("%i", "%T", "%r", "%L", "%N", "%Z", "%k", "%j")
+QUEUE_FIELDS = ("%i", "%T", "%r", "%L", "%N", "%V", "%Z", "%k", "%j")
+ACCOUNT_FIELDS = ("JobID", "State", "NodeList", "JobName", "Submit", "WorkDir")
 IDS_PER_CALL = 200
+MAX_TASKS = 10_000
+"""Tasks of one line that are listed one by one; a line with more counts as one job."""
 
 _STEERING = re.compile(r"(SBATCH|SQUEUE|SACCT|SCANCEL|SCONTROL|SINFO|SALLOC|SRUN|SLURM)_")
 SITE_DEFAULTS = {
@@ -53,6 +57,21 @@ class SlurmRefusal(SlurmError):
     """Slurm answered with an error."""
 
 
+class ListedJob(Protocol):
+    """A job as squeue, sacct or scontrol shows it: what identifies it."""
+
+    @property
+    def job_id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def folder(self) -> str: ...
+    @property
+    def submitted(self) -> str: ...
+    @property
+    def cluster(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class QueueRow:
     """One line of squeue. `left_s` is None if the job has no time limit or is not running."""
@@ -62,9 +81,12 @@ class QueueRow:
     reason: str
     left_s: float | None
     nodes: str
+    submitted: str
     folder: str
     comment: str
     name: str
+    cluster: str = ""
+    """Only if squeue was asked for several clusters (`SLURM_CLUSTERS`)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +96,11 @@ class AccountRow:
     job_id: str
     state: str
     nodes: str = ""
+    name: str = ""
+    submitted: str = ""
+    folder: str = ""
     step_states: tuple[str, ...] = ()
+    cluster: str = ""
 
 
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -110,7 +136,10 @@ def run_slurm(
     pass_fds: tuple[int, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what a Slurm command printed; raise `SlurmUnavailable` or `SlurmRefusal` if it failed."""
+    """Return what a Slurm command printed; raise `SlurmUnavailable` or `SlurmRefusal` if it failed.
+
+    Queries print times in UTC, so that submit times can be compared in any time zone.
+    """
     try:
         done = subprocess.run(
             [require_command(command[0]), *command[1:]],
@@ -119,7 +148,7 @@ def run_slurm(
             errors="replace",
             timeout=timeout_s,
             stdin=subprocess.DEVNULL,
-            env=clean_environment() if environment is None else environment,
+            env={**clean_environment(), "TZ": "UTC"} if environment is None else environment,
             pass_fds=pass_fds,
             check=False,
         )
@@ -152,8 +181,14 @@ def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
         ],
         timeout_s=timeout_s,
     )
-    rows = [row for line in text.splitlines() if (row := _parse_row(line)) is not None]
-    return [replace(row, job_id=job_id) for row in rows for job_id in expand_ids(row.job_id)]
+    rows, cluster = [], ""
+    for line in text.splitlines():
+        row = _parse_row(line)
+        if row is not None:
+            rows += [replace(row, job_id=job_id, cluster=cluster) for job_id in expand_ids(row.job_id)]
+        elif line.startswith("CLUSTER: "):
+            cluster = line.removeprefix("CLUSTER: ").strip()
+    return rows
 
 
 def has_live_jobs(whose: str | None = None) -> bool:
@@ -164,23 +199,31 @@ def has_live_jobs(whose: str | None = None) -> bool:
 
 
 def expand_ids(job_id: str) -> list[str]:
-    """Return the job ids that one line of squeue lists: four for `12_[0-2,5%4]`, one for `12_3` and `12`."""
-    match = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", job_id)
-    if match is None:
+    """Return the job ids that one line of squeue lists: four for `12_[0-2,5%4]`, one for `12_3` and `12`.
+
+    A list of tasks that has too many, or cannot be read (squeue cuts long ones), counts as the whole array: `12`.
+    """
+    array, bracket, tasks = job_id.partition("_[")
+    if not bracket:
         return [job_id]
-    tasks: list[str] = []
-    for part in match.group(2).split(","):
-        first, _, last = part.partition("-")
-        tasks += [f"{match.group(1)}_{task}" for task in range(int(first), int(last or first) + 1)]
-    return tasks
+    numbers: list[int] = []
+    for part in tasks.rstrip("]").partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
+        if match is None:
+            return [array]
+        first, last, step = int(match[1]), int(match[2] or match[1]), max(1, int(match[3] or 1))
+        if len(numbers) + (last - first) // step >= MAX_TASKS:
+            return [array]
+        numbers += range(first, last + 1, step)
+    return [f"{array}_{task}" for task in numbers]
 
 
 def _parse_row(line: str) -> QueueRow | None:
     parts = line.split(SEPARATOR, len(QUEUE_FIELDS) - 1)
     if len(parts) < len(QUEUE_FIELDS):
         return None
-    job_id, state, reason, left, nodes, folder, comment, name = parts
-    return QueueRow(job_id, state, reason, parse_duration(left), nodes, folder, comment, name)
+    job_id, state, reason, left, nodes, submitted, folder, comment, name = parts
+    return QueueRow(job_id, state, reason, parse_duration(left), nodes, submitted, folder, comment, name)
 
 
 def parse_duration(text: str) -> float | None:
@@ -192,43 +235,49 @@ def parse_duration(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def read_accounts(job_ids: Sequence[str]) -> dict[str, AccountRow]:
-    """Return these jobs' rows of the accounting; empty if there is no accounting or it does not answer."""
-    states: dict[str, tuple[str, str]] = {}
-    steps: dict[str, list[str]] = {}
+def read_accounts(job_ids: Sequence[str]) -> list[AccountRow]:
+    """Return the accounting's rows of these numbers, also of other jobs that had them, oldest first.
+
+    Empty if there is no accounting or it does not answer.
+    """
+    rows: list[AccountRow] = []
     for chunk in _chunks(sorted({job.split("_")[0] for job in job_ids})):
-        fields = ("--parsable2", "--noheader", "--duplicates", "--format=JobID,State,NodeList")
-        text = ask_slurm(["sacct", *fields, f"--jobs={','.join(chunk)}"])
+        fields = ("--parsable2", f"--delimiter={SEPARATOR}", "--noheader", "--duplicates")
+        text = ask_slurm(["sacct", *fields, f"--format={','.join(ACCOUNT_FIELDS)}", f"--jobs={','.join(chunk)}"])
         if text is None:
-            return {}
+            return []
         for line in text.splitlines():
-            job, state, nodes = [*line.split("|", 2), "", ""][:3]
-            if "." in job:
-                steps.setdefault(job.split(".")[0], []).append(state)
-            elif job:
-                states[job] = (state, nodes)
-    return {
-        job: AccountRow(job_id=job, state=state, nodes=nodes, step_states=tuple(steps.get(job, ())))
-        for job, (state, nodes) in states.items()
-        if job in set(job_ids)
-    }
+            job, state, nodes, name, submitted, folder = [*line.split(SEPARATOR), *[""] * 6][:6]
+            if "." not in job:
+                rows.append(AccountRow(job, state, nodes, name, submitted, folder))
+            elif rows and rows[-1].job_id == job.split(".")[0]:  # a job's steps follow its own line
+                rows[-1] = replace(rows[-1], step_states=(*rows[-1].step_states, state))
+    return rows
 
 
 @dataclass(frozen=True)
 class ControllerRecord:
     """The controller's record of one job: what it adds to the job's line in the queue."""
 
+    job_id: str
     state: str
     preempted: bool
     """Whether Slurm has started to preempt it: if the signal kills the trial, the state is FAILED, not PREEMPTED."""
+    name: str = ""
+    submitted: str = ""
+    folder: str = ""
+    cluster: str = ""
 
 
 def query_job(job_id: str) -> ControllerRecord | None:
     """Return one job by `scontrol show job`; None if the controller no longer lists it or does not answer."""
     shown = ask_slurm(["scontrol", "show", "job", "--oneliner", job_id]) or ""
-    state = re.search(r"\bJobState=(\S+)", shown)
-    preempted = re.search(r"\bPreemptTime=\d", shown) is not None
-    return ControllerRecord(state.group(1), preempted) if state else None
+    fields = dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", shown.partition("\n")[0]))
+    if "JobState" not in fields:
+        return None
+    preempted = re.match(r"\d", fields.get("PreemptTime", "")) is not None
+    own = (fields.get(name, "") for name in ("JobName", "SubmitTime", "WorkDir"))
+    return ControllerRecord(job_id, fields["JobState"], preempted, *own)
 
 
 def find_bad_nodes(nodes: str) -> list[str]:
@@ -244,11 +293,13 @@ def find_bad_nodes(nodes: str) -> list[str]:
     return sorted(bad)
 
 
-def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None) -> None:
+def cancel_jobs(job_ids: Sequence[str], *, signal: str | None = None, cluster: str = "") -> None:
     """Run scancel; jobs that have ended already are not an error. `SlurmUnavailable` if Slurm does not answer."""
+    options = [f"--clusters={cluster}"] if cluster else []
+    options += [f"--signal={signal}", "--full"] if signal else []
     for chunk in _chunks(list(job_ids)):
         try:
-            run_slurm(["scancel", *([f"--signal={signal}", "--full"] if signal else []), *chunk])
+            run_slurm(["scancel", *options, *chunk])
         except SlurmRefusal as refusal:
             if "invalid job" not in str(refusal).lower() and "already complet" not in str(refusal).lower():
                 raise

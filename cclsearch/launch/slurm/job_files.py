@@ -79,6 +79,8 @@ class Submission(Model):
     index: int | None
     """Index in the array; None for a single job."""
     at: float
+    is_identified: bool = False
+    """Whether this version submitted it, which records the job's name and submit time when the queue lists it."""
 
 
 class SbatchAnswer(Model):

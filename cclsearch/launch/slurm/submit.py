@@ -32,6 +32,7 @@ from cclsearch.launch.slurm.commands import (
     read_queue,
     submit_script,
 )
+from cclsearch.launch.slurm.identity import name_chunk
 from cclsearch.launch.slurm.job_files import (
     JOBS_FILE,
     SCRIPT_FILE,
@@ -184,7 +185,8 @@ class Submitter:
         with _hold_lock(first.trial_dir.parent) as descriptor:
             for index, spec in enumerate(chunk):
                 position = index if len(chunk) > 1 else None
-                write_model(spec.folder / SUBMISSION_FILE, Submission(folder=folder, index=position, at=time.time()))
+                submission = Submission(folder=folder, index=position, at=time.time(), is_identified=True)
+                write_model(spec.folder / SUBMISSION_FILE, submission)
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
             write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id, at=time.time()))
         for index, spec in enumerate(chunk):
@@ -200,7 +202,7 @@ def render_chunk(chunk: Sequence[JobSpec], folder: Path, settings: SlurmSettings
     return render_script(
         first.shape,
         settings,
-        name=first.name if alone else f"{first.run_id}-x{len(chunk)}",
+        name=name_chunk(first.run_id, first.name, len(chunk)),
         comment=f"ccl-search run={first.run_id} {what}",
         folder=folder,
         command=node_command(first.host_python, first.program, "batch", folder / JOBS_FILE),

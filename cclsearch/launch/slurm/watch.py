@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
@@ -14,6 +15,7 @@ from cclsearch.launch.base import JobState, JobStatus
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
+    ListedJob,
     QueueRow,
     SlurmError,
     SlurmUnavailable,
@@ -32,6 +34,7 @@ from cclsearch.launch.slurm.ending import (
     find_exit_code,
     read_ending,
 )
+from cclsearch.launch.slurm.identity import JobIdentity, identify_job, record_sight
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
@@ -57,6 +60,7 @@ MAX_SINGLE_QUERIES = 20
 DEADLINE_S = 900.0
 """Seconds beyond a trial's time limit after which a job is given up if Slurm does not answer either."""
 
+Listed = TypeVar("Listed", bound=ListedJob)
 Classify = Callable[[Path, int | None], Failure | None]
 """Returns the failure that a trial's files show, given its folder and exit code."""
 
@@ -66,7 +70,8 @@ class QueueCache:
     """The user's queue as last seen; queried at most once per `poll_s` seconds however many jobs there are."""
 
     poll_s: float
-    rows: dict[str, QueueRow] = field(default_factory=dict)
+    rows: dict[str, list[QueueRow]] = field(default_factory=dict)
+    """Number -> the jobs listed with it: several clusters may have the same one."""
     queried_at: float = 0.0
     """Unix time of the last answer's query."""
     last_error: str = ""
@@ -74,9 +79,13 @@ class QueueCache:
     _last_try: float = -1e9
     _failures: int = 0
 
-    def row(self, job_id: str) -> QueueRow | None:
-        """Return the job's row; an array that was cancelled before it started has a single row."""
-        return self.rows.get(job_id) or self.rows.get(job_id.split("_")[0])
+    def row(self, job: JobIdentity) -> QueueRow | None:
+        """Return the job's row, not that of another job with its number; None if it is not listed."""
+        return find_row(self.rows, job)
+
+    def row_by_number(self, job_id: str) -> QueueRow | None:
+        """Return the row of a number that the user gave."""
+        return next(iter(self.rows.get(job_id, [])), None)
 
     def refresh(self, *, urgent: bool = False) -> bool:
         """Query again if it is time; return whether there is a new answer."""
@@ -93,7 +102,7 @@ class QueueCache:
             return False
         finally:
             self._last_try = time.monotonic()
-        self.rows = {row.job_id: row for row in rows}
+        self.rows = index_rows(rows)
         self.queried_at, self.last_error, self._failures = started, "", 0
         return True
 
@@ -108,6 +117,7 @@ class Watcher:
     _accounts: dict[str, AccountRow] = field(default_factory=dict)
     _accounts_at: float = 0.0
     _ended_since: dict[str, float] = field(default_factory=dict)
+    _identities: dict[Path, JobIdentity] = field(default_factory=dict)
 
     def poll(self, attempts: Sequence[tuple[JobSpec, str]]) -> list[JobStatus]:
         """Return the status of every attempt with a job id, in order."""
@@ -115,33 +125,55 @@ class Watcher:
         open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] is not RunStatus.OK]
         if open_ones:
             self.queue.refresh(urgent=any(sees_file(spec.folder / END_FILE) for spec, _ in open_ones))
-            self._query_accounts([job for spec, job in open_ones if self._is_missing(spec, job)])
+            jobs = {spec.folder: self._identify(spec, job) for spec, job in open_ones}
+            self._query_accounts(
+                [jobs[spec.folder] for spec, _ in open_ones if self._is_missing(spec, jobs[spec.folder])]
+            )
         return [
             JobStatus(state=JobState.DONE)
             if done[spec.folder] is RunStatus.OK
-            else self._status(spec, job, failed_result=done[spec.folder] is RunStatus.FAILED)
-            for spec, job in attempts
+            else self._status(spec, jobs[spec.folder], failed_result=done[spec.folder] is RunStatus.FAILED)
+            for spec, _ in attempts
         ]
 
-    def _is_missing(self, spec: JobSpec, job_id: str) -> bool:
+    def _identify(self, spec: JobSpec, job_id: str) -> JobIdentity:
+        """Return the identity of the attempt's job; records name and submit time when it is listed first."""
+        known = self._identities.get(spec.folder)
+        job = known if known is not None and known.job_id == job_id else identify_job(spec, job_id)
+        if not job.submitted and (row := self.queue.row(job)) is not None:
+            job = record_sight(spec, job_id, row)
+        self._identities[spec.folder] = job
+        return job
+
+    def _is_missing(self, spec: JobSpec, job: JobIdentity) -> bool:
         """Whether a query after the submission did not list the job."""
-        if self.queue.row(job_id) is not None:
+        if self.queue.row(job) is not None:
             return False
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
         return self.queue.queried_at > (submission.at if submission else 0.0) + SETTLE_S
 
-    def _query_accounts(self, missing: list[str]) -> None:
-        wanted = [job for job in missing if job not in self._accounts or not _has_ended(self._accounts[job].state)]
+    def _query_accounts(self, missing: list[JobIdentity]) -> None:
+        wanted = [
+            job
+            for job in missing
+            if job.job_id not in self._accounts or not _has_ended(self._accounts[job.job_id].state)
+        ]
         if wanted and self.queue.queried_at > self._accounts_at:
             self._accounts_at = self.queue.queried_at
-            self._accounts.update(read_accounts(wanted))
-            for job in [job for job in wanted if job not in self._accounts][:MAX_SINGLE_QUERIES]:
-                record = query_job(job)
-                if record is not None:
-                    self._accounts[job] = AccountRow(job, record.state)
+            self._read_accounts(wanted)
+            for job in [job for job in wanted if job.job_id not in self._accounts][:MAX_SINGLE_QUERIES]:
+                record = query_job(job.job_id)
+                if record is not None and job.is_of(record):
+                    self._accounts[job.job_id] = AccountRow(job.job_id, record.state)
 
-    def _status(self, spec: JobSpec, job_id: str, *, failed_result: bool) -> JobStatus:
-        row = self.queue.row(job_id)
+    def _read_accounts(self, jobs: Sequence[JobIdentity]) -> None:
+        """Keep the accounting's last row of each of these jobs; other jobs may have had the number before or since."""
+        rows = index_rows(read_accounts([job.job_id for job in jobs]))
+        found = {job.job_id: row for job in jobs if (row := find_row(rows, job)) is not None}
+        self._accounts.update(found)
+
+    def _status(self, spec: JobSpec, job: JobIdentity, *, failed_result: bool) -> JobStatus:
+        row, job_id = self.queue.row(job), job.job_id
         ended = sees_file(spec.folder / END_FILE)
         if row is not None and not _has_ended(row.state):
             if row.state in WAITING_STATES and not sees_file(spec.folder / STARTED_FILE):
@@ -149,9 +181,9 @@ class Watcher:
             if not ended or row.state == "COMPLETING" or self._ended_for(job_id) <= self.settings.grace_s:
                 note = f"{row.state.lower()} on {row.nodes}" if row.nodes else row.state.lower()
                 return JobStatus(state=JobState.RUNNING, note=note)
-        if row is None and not self._is_missing(spec, job_id):
+        if row is None and not self._is_missing(spec, job):
             return self._not_listed(spec, job_id, ended=ended)
-        return self._explain_end(spec, job_id, ended=ended, failed_result=failed_result)
+        return self._explain_end(spec, job, ended=ended, failed_result=failed_result)
 
     def _ended_for(self, job_id: str) -> float:
         """Return the seconds since the first call for this job: since it was first seen to have ended."""
@@ -179,9 +211,9 @@ class Watcher:
         )
         return JobStatus(state=JobState.RUNNING if started else JobState.QUEUED, note=note)
 
-    def _explain_end(self, spec: JobSpec, job_id: str, *, ended: bool, failed_result: bool) -> JobStatus:
+    def _explain_end(self, spec: JobSpec, job: JobIdentity, *, ended: bool, failed_result: bool) -> JobStatus:
         """Return the end of a job that Slurm lists as ended or not at all, once its files have had time to appear."""
-        row = self.queue.row(job_id)
+        row, job_id = self.queue.row(job), job.job_id
         known = row or self._accounts.get(job_id)
         state = known.state if known is not None else None
         if state is not None and not _has_ended(state) and row is None:
@@ -195,9 +227,10 @@ class Watcher:
             spec,
             job_id,
             state=state,
-            step_states=self._step_states(job_id, state),
+            step_states=self._step_states(job, state),
             preempted=_may_be(state, "FAILED", "COMPLETED", "CANCELLED")
             and (record := query_job(job_id)) is not None
+            and job.is_of(record)
             and record.preempted,
             bad_nodes=tuple(find_bad_nodes(known.nodes)) if known and _may_be(state, "FAILED", "NODE_FAIL") else (),
             submission_folder=submission.folder if submission else None,
@@ -214,37 +247,59 @@ class Watcher:
             failure = explain_end(ending, spec.timeout_s, limit_min, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
-    def _step_states(self, job_id: str, state: str | None) -> tuple[str, ...]:
+    def _step_states(self, job: JobIdentity, state: str | None) -> tuple[str, ...]:
         """Return the states of a failed job's steps: only the accounting of steps shows that memory ran out."""
         if state is not None and not state.startswith("FAILED"):
             return ()
-        if job_id not in self._accounts:
-            self._accounts.update(read_accounts([job_id]))
-        return self._accounts[job_id].step_states if job_id in self._accounts else ()
+        if job.job_id not in self._accounts:
+            self._read_accounts([job])
+        return self._accounts[job.job_id].step_states if job.job_id in self._accounts else ()
 
 
 def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: float = 120.0) -> list[str]:
     """Cancel these jobs and wait until they have ended; return the ids of those that Slurm still lists.
 
-    Raises `SlurmUnavailable` if Slurm does not answer in that time.
+    A job that only has the number of one of them is left alone. Raises `SlurmUnavailable` if Slurm does not answer in
+    that time.
     """
-    wanted = {job for _, job in attempts}
+    wanted = [identify_job(spec, job) for spec, job in attempts]
     deadline, harder = time.monotonic() + patience_s, time.monotonic() + patience_s / 2
     pause = 0.2
     while True:
         try:
-            alive = wanted & {row.job_id for row in read_queue() if not _has_ended(row.state)}
+            rows = index_rows(read_queue())
+            found = [(job.job_id, row) for job in wanted if (row := find_row(rows, job)) is not None]
+            alive = sorted((row.cluster, job_id) for job_id, row in found if not _has_ended(row.state))
             if not alive:
                 return []
-            cancel_jobs(sorted(alive), signal="KILL" if time.monotonic() > harder else None)
+            for cluster in dict.fromkeys(cluster for cluster, _ in alive):
+                jobs = [job_id for there, job_id in alive if there == cluster]
+                cancel_jobs(jobs, signal="KILL" if time.monotonic() > harder else None, cluster=cluster)
         except SlurmError as error:
             if time.monotonic() > deadline:
                 raise SlurmUnavailable(str(error)) from None
         else:
             if time.monotonic() > deadline:
-                return sorted(alive)
+                return [job_id for _, job_id in alive]
         time.sleep(pause)
         pause = min(pause * 1.5, 3.0)
+
+
+def index_rows(rows: Iterable[Listed]) -> dict[str, list[Listed]]:
+    """Return the jobs that are listed with each number."""
+    found: dict[str, list[Listed]] = {}
+    for row in rows:
+        found.setdefault(row.job_id, []).append(row)
+    return found
+
+
+def find_row(rows: Mapping[str, list[Listed]], job: JobIdentity) -> Listed | None:
+    """Return the job's last row, or that of its array if the task is not listed by itself; None if there is none."""
+    for number in dict.fromkeys((job.job_id, job.job_id.partition("_")[0])):
+        for row in reversed(rows.get(number, [])):
+            if job.is_of(row):
+                return row
+    return None
 
 
 def mark_cancelled(spec: JobSpec) -> None:
@@ -263,5 +318,5 @@ def _may_be(state: str | None, *states: str) -> bool:
 
 def _give_up(row: QueueRow, message: str) -> JobStatus:
     with contextlib.suppress(SlurmError):
-        cancel_jobs([row.job_id])
+        cancel_jobs([row.job_id], cluster=row.cluster)
     return JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT)

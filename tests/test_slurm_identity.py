@@ -1,0 +1,208 @@
+"""Whose job is it: Slurm gives numbers again, and only the search's own jobs are cancelled or believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from cclsearch.launch.base import Handle, JobState, JobStatus
+from cclsearch.launch.slurm.commands import expand_ids, query_job
+from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from slurm.trials import make_job
+
+SEPARATOR = "\x1f"
+SUBMITTED = "2026-01-02T03:04:05"
+EARLIER, LATER = "2025-12-31T00:00:00", "2026-01-02T04:00:00"
+
+
+class FakeSlurm:
+    """Slurm's commands as scripts: what squeue and sacct list is set, what scancel got is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.write("sbatch", "echo Submitted batch job 77")
+        self.write("squeue", f"cat {folder}/queue 2>/dev/null; true")
+        self.write("sacct", f"cat {folder}/accounts 2>/dev/null; true")
+        self.write("scancel", f'echo "$*" >>{folder}/cancelled; : >{folder}/queue')
+        self.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+        self.write("sinfo", "true")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (self.folder / name).chmod(0o755)
+
+    def list_jobs(self, *rows: str) -> None:
+        (self.folder / "queue").write_text("".join(f"{row}\n" for row in rows))
+
+    def account(self, *rows: str) -> None:
+        (self.folder / "accounts").write_text("".join(f"{row}\n" for row in rows))
+
+    @property
+    def cancelled(self) -> list[str]:
+        path = self.folder / "cancelled"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return FakeSlurm(tmp_path / "bin")
+
+
+@pytest.fixture
+def run(tmp_path: Path, slurm: FakeSlurm) -> tuple[SlurmLauncher, Handle]:
+    """A search with job 77, which Slurm has listed once."""
+    launcher = open_run(tmp_path)
+    [handle] = launcher.submit([make_job(tmp_path / "mine", 1, ranks=1)])
+    slurm.list_jobs(row("77", "RUNNING", place_of(handle), "mine-t0001-a1"))
+    assert launcher.poll([handle])[0].state is JobState.RUNNING
+    return launcher, handle
+
+
+def open_run(folder: Path) -> SlurmLauncher:
+    """Return a launcher as a resumed search opens it: it knows nothing but the files."""
+    settings = SlurmSettings(cpu_only=True, poll_s=0.0001, grace_s=0.0)
+    program = RunScript(Path(__file__), "process", {})
+    return SlurmLauncher(settings, program, classify=classify_trial, run_dir=folder / "mine")
+
+
+def place_of(handle: Handle) -> Path:
+    """Return the working directory of the handle's job."""
+    return Submission.model_validate_json((Path(handle.details["folder"]) / "submission.json").read_text()).folder
+
+
+def row(job_id: str, state: str, folder: Path | str, name: str, submitted: str = SUBMITTED) -> str:
+    return SEPARATOR.join([job_id, state, "None", "9:00", "n", submitted, str(folder), "", name])
+
+
+def account(job_id: str, state: str, folder: Path | str, name: str, submitted: str = SUBMITTED) -> str:
+    return SEPARATOR.join([job_id, state, "n", name, submitted, str(folder)])
+
+
+def age_submission(handle: Handle) -> None:
+    """Make the submission old enough for a query to count."""
+    path = Path(handle.details["folder"]) / "submission.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "at": record["at"] - 3600}))
+
+
+def strangers(handle: Handle) -> list[str]:
+    """Return lines of jobs that have the number of the handle's job, and differ from it in one property each."""
+    place = place_of(handle)
+    return [
+        row("77", "RUNNING", "/home/me/thesis", "mine-t0001-a1"),
+        row("77", "RUNNING", place, "my-thesis"),
+        row("77", "RUNNING", place, "mine-t0001-a1", EARLIER),
+        row("77", "RUNNING", "", "mine-t0001-a1"),
+    ]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_another_job_with_the_number_is_neither_cancelled_nor_believed(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path, which: int
+) -> None:
+    _, handle = run
+    age_submission(handle)
+    slurm.list_jobs(strangers(handle)[which])
+    resumed = open_run(tmp_path)
+    assert resumed.find("mine") == [handle]
+    assert "disappeared" in str(_poll_until_done(resumed, handle).failure)
+    resumed.cancel([handle])
+    assert slurm.cancelled == []
+
+
+def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, handle = run
+    slurm.list_jobs(strangers(handle)[0], row("77", "PENDING", place_of(handle), "mine-t0001-a1", LATER))
+    resumed = open_run(tmp_path)
+    assert resumed.poll([handle])[0].state is JobState.QUEUED
+    resumed.cancel([handle])
+    assert slurm.cancelled == ["77"]
+
+
+def test_on_several_clusters_only_the_jobs_own_is_asked_to_cancel(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, handle = run
+    (Path(handle.details["folder"]) / "seen.json").unlink()
+    own = row("77", "RUNNING", place_of(handle), "mine-t0001-a1")
+    slurm.list_jobs("CLUSTER: east", strangers(handle)[0], "CLUSTER: west", own)
+    open_run(tmp_path).cancel([handle])
+    assert slurm.cancelled == ["--clusters=west 77"]
+
+
+def test_the_accounting_of_an_earlier_job_with_the_number_is_not_believed(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm
+) -> None:
+    launcher, handle = run
+    age_submission(handle)
+    slurm.list_jobs()
+    place = place_of(handle)
+    own = account("77", "NODE_FAIL", place, "mine-t0001-a1")
+    slurm.account(
+        account("77", "OUT_OF_MEMORY", "/old", "old", EARLIER), own, account("77", "TIMEOUT", "/x", "y", LATER)
+    )
+    status = _poll_until_done(launcher, handle)
+    assert status.failure is not None
+    assert "NODE_FAIL" in status.failure.message
+
+
+def test_the_controllers_record_names_the_job(slurm: FakeSlurm) -> None:
+    slurm.write(
+        "scontrol",
+        "echo 'JobId=77 JobName=my name UserId=me(0) JobState=PENDING PreemptTime=None Restarts=1"
+        " SubmitTime=2026-01-02T03:04:05 WorkDir=/a b/c StdErr=/e Power='",
+    )
+    record = query_job("77")
+    assert record is not None
+    assert (record.name, record.folder, record.submitted) == ("my name", "/a b/c", SUBMITTED)
+    assert (record.state, record.preempted) == ("PENDING", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("12_[-]", ["12"]),
+        ("12_[]", ["12"]),
+        ("12_[0-]", ["12"]),
+        ("1_[0-999999999]", ["1"]),
+        ("1_[" + ",".join(["0-9999"] * 1000) + "]", ["1"]),
+        ("1_[0,2,...]", ["1"]),
+        ("1_[" + "9" * 5000 + "]", ["1"]),
+        ("12_[0-8:4%1]", ["12_0", "12_4", "12_8"]),
+        ("12_[3-1]", []),
+        ("12+1", ["12+1"]),
+    ],
+)
+def test_any_list_of_tasks_is_bounded(text: str, ids: list[str]) -> None:
+    assert expand_ids(text) == ids
+
+
+@pytest.mark.parametrize("tasks", ["[-]", "[0-999999999]", "[0,1,...]"])
+def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm: FakeSlurm, tmp_path: Path, tasks: str) -> None:
+    launcher = open_run(tmp_path)
+    handles = launcher.submit([make_job(tmp_path / "mine", n, ranks=1) for n in (1, 2)])
+    slurm.list_jobs(row(f"77_{tasks}", "PENDING", place_of(handles[0]), "mine-x2"))
+    assert [status.state for status in launcher.poll(handles)] == [JobState.QUEUED] * 2
+    launcher.cancel(handles)
+    assert slurm.cancelled == ["77_0 77_1"]
+
+
+def _poll_until_done(launcher: SlurmLauncher, handle: Handle) -> JobStatus:
+    for _ in range(200):
+        [status] = launcher.poll([handle])
+        if status.state is JobState.DONE:
+            return status
+    raise AssertionError(status)
