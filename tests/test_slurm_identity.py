@@ -116,7 +116,7 @@ def test_another_job_with_the_number_is_neither_cancelled_nor_believed(
     slurm.list_jobs(strangers(handle)[which])
     resumed = open_run(tmp_path)
     assert resumed.find("mine") == [handle]
-    assert "disappeared" in str(_poll_until_done(resumed, handle).failure)
+    assert "not listed" in str(_poll_until_done(resumed, handle).failure)
     resumed.cancel([handle])
     assert slurm.cancelled == []
 
