@@ -12,7 +12,9 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -40,6 +42,7 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
 
+CPU = torch.device("cpu")
 NUM_LOSSES = 4
 """Number of first steps whose loss is reported."""
 
@@ -50,11 +53,11 @@ class FlatParameters:
     With ZeRO stage 1 each rank of the axis updates its share: reduce-scatter, update, all-gather.
     """
 
-    def __init__(self, parameters: list[Tensor], axis: Axis, zero_stage: int) -> None:
+    def __init__(self, parameters: list[Tensor], axis: Axis, zero_stage: int, adam_options: Mapping[str, bool]) -> None:
         self.axis, self.sharded = axis, zero_stage >= 1 and axis.size > 1
         size = sum(p.numel() for p in parameters)
         padded = -(-size // axis.size) * axis.size
-        self.values, self.grads = torch.zeros(padded), torch.zeros(padded)
+        self.values, self.grads = (torch.zeros(padded, device=parameters[0].device) for _ in range(2))
         start = 0
         for parameter in parameters:
             stop = start + parameter.numel()
@@ -65,7 +68,7 @@ class FlatParameters:
         share = padded // axis.size
         own = slice(axis.index * share, (axis.index + 1) * share) if self.sharded else slice(0, padded)
         self.own = torch.nn.Parameter(self.values[own])
-        self.optimizer = torch.optim.AdamW([self.own], lr=1e-3, eps=1e-6, foreach=False)
+        self.optimizer = torch.optim.AdamW([self.own], lr=1e-3, eps=1e-6, **adam_options)
 
     def reduce(self) -> None:
         """Sum the gradients over the axis; if sharded, each rank gets its share."""
@@ -85,10 +88,20 @@ class FlatParameters:
 
 
 class Trainer:
-    """One rank's model, optimizer and schedule; `run_step` is one optimizer step over the global batch."""
+    """One rank's model, optimizer and schedule; `run_step` is one optimizer step over the global batch.
 
-    def __init__(self, trial: Trial, layout: Layout) -> None:
+    `adam_options` chooses the implementation of AdamW: `foreach` or `fused`.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        layout: Layout,
+        device: torch.device = CPU,
+        adam_options: Mapping[str, bool] = MappingProxyType({"foreach": False}),
+    ) -> None:
         data, config = trial.data, trial.config
+        self.device, self.adam_options = device, adam_options
         self.trial, self.layout, self.arch = trial, layout, data["arch"]
         self.micro_batch = trial.micro_batch_size
         self.accumulation = int(data["gradient_accumulation"])
@@ -103,11 +116,11 @@ class Trainer:
             seq_len=data["seq_len"],
             seed=data["seed"],
             checkpointing=str(config.get("activation_checkpointing", "none")),
-        )
+        ).to(device)
         self.routers = [module.router for module in self.stage.modules() if isinstance(module, MixtureOfExperts)]
         self.buffers = self._flatten(int(config.get("zero_stage", 0)))
         self.step = 0
-        self.losses: list[float] = []
+        self.losses: list[Tensor | float] = []
         self._sent: list[tuple[Any, Tensor]] = []
 
     def _flatten(self, zero_stage: int) -> list[FlatParameters]:
@@ -115,15 +128,18 @@ class Trainer:
         known = {id(p) for p in experts}
         dense = [p for p in self.stage.parameters() if id(p) not in known]
         groups = [(dense, self.layout.dp), (experts, self.layout.edp)]
-        return [FlatParameters(parameters, axis, zero_stage) for parameters, axis in groups if parameters]
+        return [
+            FlatParameters(parameters, axis, zero_stage, self.adam_options) for parameters, axis in groups if parameters
+        ]
 
     def run_step(self) -> None:
         """Forward and backward of all micro-batches in 1F1B order, then reduction and update."""
         tokens = self._draw_tokens()
         num_warmup = min(self.layout.pp.size - self.layout.pp.index - 1, self.accumulation)
-        loss, pending = 0.0, deque[tuple[Tensor | None, Tensor]]()
+        loss: Tensor | float = 0.0  # read after the step: on a GPU each read waits for the device
+        pending = deque[tuple[Tensor | None, Tensor]]()
         for micro in range(self.accumulation):
-            loss += self._forward(tokens[micro], pending)
+            loss = loss + self._forward(tokens[micro], pending)
             if micro >= num_warmup:
                 self._backward(pending)
         while pending:
@@ -143,22 +159,24 @@ class Trainer:
         noise = torch.randint(0, 3, shape, generator=generator)
         noise[:, 0] = torch.randint(0, vocab, shape[:1], generator=generator)
         tokens = noise.cumsum(dim=1) % vocab
-        return tokens.chunk(self.layout.dp.size)[self.layout.dp.index].view(self.accumulation, self.micro_batch, -1)
+        own = tokens.chunk(self.layout.dp.size)[self.layout.dp.index]
+        return own.view(self.accumulation, self.micro_batch, -1).to(self.device)
 
-    def _forward(self, tokens: Tensor, pending: deque[tuple[Tensor | None, Tensor]]) -> float:
+    def _forward(self, tokens: Tensor, pending: deque[tuple[Tensor | None, Tensor]]) -> Tensor | float:
         layout, received = self.layout, None
         if not layout.is_first:
-            received = torch.empty(self.micro_batch, self.trial.data["seq_len"], self.arch["hidden_size"])
+            shape = self.micro_batch, self.trial.data["seq_len"], self.arch["hidden_size"]
+            received = torch.empty(shape, device=self.device)
             self._receive(received, layout.pp.index - 1)
             received.requires_grad_()
-        with record_function("forward"), torch.autocast("cpu", torch.bfloat16, enabled=self.is_bf16):
+        with record_function("forward"), torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16):
             out = self.stage(tokens[:, :-1] if received is None else received, tokens[:, 1:])
         if layout.is_last:
             out = out / (self.accumulation * layout.dp.size)
         else:
             self._send(out.detach(), layout.pp.index + 1)
         pending.append((received, out))
-        return float(out.detach()) if layout.is_last else 0.0
+        return out.detach() if layout.is_last else 0.0
 
     def _backward(self, pending: deque[tuple[Tensor | None, Tensor]]) -> None:
         layout, (received, out) = self.layout, pending.popleft()
@@ -242,7 +260,7 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
     return {
         "step_times_s": step_times_s,
         "clock": (start, end),
-        "losses": trainer.losses[:NUM_LOSSES] if counts_loss else None,
+        "losses": [float(loss) for loss in trainer.losses[:NUM_LOSSES]] if counts_loss else None,
         "num_params": trainer.stage.num_params,
         "sequences": layout.dp.size * trainer.accumulation * trainer.micro_batch,
         "device": device_name(),
@@ -288,8 +306,10 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
     )
 
 
-def fork_ranks(trial: Trial) -> int:
+def fork_ranks(trial: Trial, run_rank: Callable[[Trial], None], script: str) -> int:
     """Replace torchrun on this node: fork the ranks from a server that has imported torch for them.
+
+    `run_rank` is a function of `script`.
 
     They are not forked from this process: its store and keep-alive threads may have locks that a fork would copy.
     """
@@ -301,12 +321,12 @@ def fork_ranks(trial: Trial) -> int:
 
     options = [
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "forkserver"),
-        *("--nproc-per-node", str(trial.data["num_ranks"]), "--monitor-interval", "0.05", __file__),
+        *("--nproc-per-node", str(trial.data["num_ranks"]), "--monitor-interval", "0.05", script),
     ]
     multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "torch.profiler", "cpu_model"])
     launch, _, _ = config_from_args(get_args_parser().parse_args(options))
     try:
-        elastic_launch(launch, train)(trial)
+        elastic_launch(launch, run_rank)(trial)
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         return 1
@@ -316,7 +336,7 @@ def fork_ranks(trial: Trial) -> int:
 def main() -> int:
     trial = read_trial()
     if "RANK" not in os.environ:
-        return fork_ranks(trial)
+        return fork_ranks(trial, train, __file__)
     train(trial)
     return 0
 

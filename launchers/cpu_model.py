@@ -344,7 +344,7 @@ class MixtureOfExperts(nn.Module):
         received = _exchange(ep, sent, [1] * ep.size, [1] * ep.size)
         splits = received.sum(1).tolist(), sent.sum(1).tolist()
         got = _AllToAll.apply(rows, ep, *splits)
-        local = torch.arange(sent.shape[1]).repeat(ep.size).repeat_interleave(received.flatten())
+        local = torch.arange(sent.shape[1], device=rows.device).repeat(ep.size).repeat_interleave(received.flatten())
         by_expert = local.argsort(stable=True)
         done = self._compute(got[by_expert], received.sum(0).tolist())
         return _AllToAll.apply(done[by_expert.argsort()], ep, splits[1], splits[0])
@@ -396,17 +396,19 @@ class Stage(nn.Module):
         self.head = None
         if layout.is_last and not (tied and layout.is_first):
             self.head = build.vocabulary("embedding" if tied else "head", counted=not tied)
-        self.rotary = make_rotary(seq_len, arch["head_dim"])
+        for name, values in zip(("cos", "sin"), make_rotary(seq_len, arch["head_dim"]), strict=True):
+            self.register_buffer(name, values, persistent=False)
         self.num_params = build.num_params
 
     def forward(self, x: Tensor, targets_BS: Tensor) -> Tensor:
         """Return hidden states for the next stage, or the mean loss on the last. `x` is tokens (B, S) on the first."""
         hidden = self._embed(x) if self.layout.is_first else x
+        rotary = self.cos, self.sin
         for layer in self.layers:
             if self.checkpointing == "full":
-                hidden = checkpoint(layer, hidden, self.rotary, use_reentrant=False)
+                hidden = checkpoint(layer, hidden, rotary, use_reentrant=False)
             else:
-                hidden = layer(hidden, self.rotary)
+                hidden = layer(hidden, rotary)
         return self._loss(hidden, targets_BS.flatten()) if self.layout.is_last else hidden
 
     def _embed(self, tokens_BS: Tensor) -> Tensor:
@@ -426,5 +428,6 @@ class Stage(nn.Module):
         logits_TV = F.linear(_Copy.apply(hidden, tp), table).float()
         padding = max(0, (tp.index + 1) * len(table) - self.arch["vocab_size"])
         if padding:
-            logits_TV = logits_TV.masked_fill(torch.arange(len(table)) >= len(table) - padding, float("-inf"))
+            rows = torch.arange(len(table), device=table.device)
+            logits_TV = logits_TV.masked_fill(rows >= len(table) - padding, float("-inf"))
         return _VocabParallelLoss.apply(logits_TV, targets_T, tp)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import CpuClock, PeakMemory, Trial, device_name, foreign_cores, host_name, package_versions, write_result
+from energy import EnergyCounter, energy_per_step, open_counter, read_energy
 
 NUM_LOSSES = 4
 
@@ -44,6 +45,8 @@ class StepWindow:
         self.peak_bytes = 0
         self.profiler: Any = None
         self.clocks: list[CpuClock] = []
+        self.energy: EnergyCounter | None = None
+        self.energy_j: list[float | None] = []
 
     def wrap(self, run_step: Callable[..., Any]) -> Callable[..., Any]:
         """Return the framework's step function with the measurement around it."""
@@ -67,8 +70,9 @@ class StepWindow:
             self._synchronize()
             if self.on_gpu:
                 torch.cuda.reset_peak_memory_stats()
+            self.energy = open_counter()
             torch.distributed.barrier()
-            self.clocks.append(CpuClock.read())
+            self._read_clocks()
         elif self.step == self.first_profiled:
             self._start_profiler()
 
@@ -82,10 +86,14 @@ class StepWindow:
             self.profiler.step()
         self.step += 1
         if self.step == self.first_profiled:
-            self.clocks.append(CpuClock.read())
+            self._read_clocks()
             self.peak_bytes = self._read_peak()
         if self.step == self.num_steps:
             self._finish()
+
+    def _read_clocks(self) -> None:
+        self.clocks.append(CpuClock.read())
+        self.energy_j.append(read_energy(self.energy))
 
     def _synchronize(self) -> None:
         import torch
@@ -121,12 +129,20 @@ class StepWindow:
             "device": torch.cuda.get_device_name() if self.on_gpu else device_name(),
             "host": host_name(),
             "own_s": self.clocks[1].own_s - self.clocks[0].own_s,
+            "energy": self._read_used_energy(),
         }
         reports: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(reports, report)
         if rank == 0:
             self._write(reports)
         dist.barrier()
+
+    def _read_used_energy(self) -> tuple[str, float | None]:
+        """Return the device, and its joules over the timed window, None if unknown."""
+        start, end = self.energy_j
+        if self.energy is None or start is None or end is None:
+            return "", None
+        return self.energy.device, end - start
 
     def _write(self, reports: list[dict[str, Any]]) -> None:
         import torch
@@ -149,6 +165,11 @@ class StepWindow:
             hosts=[report["host"] for report in reports],
             foreign_cpu_cores=foreign_cores(*self.clocks, own_s),
             logical_cores=os.cpu_count(),
+            energy_j=energy_per_step(
+                dict(report["energy"] for report in reports),
+                self.clocks[1].wall_s - self.clocks[0].wall_s,
+                len(self.step_times_s),
+            ),
             **self.read_work(),
         )
 
