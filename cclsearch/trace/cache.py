@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
 
-READER_VERSION = 3
+READER_VERSION = 4
 """Increase it whenever the content of the columns changes."""
 
 _MAGIC = b"CCLCOLS1"
@@ -73,8 +73,9 @@ def cache_path(trace: Path) -> Path:
 
 @cache
 def current_version() -> str:
-    """Return the cache version: READER_VERSION and a checksum of the rule table."""
-    rules = resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_bytes()
+    """Return the cache version: READER_VERSION and a checksum of the rule tables."""
+    folder = resources.files("cclsearch.trace.rules")
+    rules = b"".join(folder.joinpath(name).read_bytes() for name in ("kernels.yaml", "steps.yaml"))
     return f"{READER_VERSION}-{zlib.crc32(rules):08x}"
 
 

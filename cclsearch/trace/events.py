@@ -314,7 +314,8 @@ class TableFacts:
     threads: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     step_source: str = ""
-    """What marks steps: profiler_step, inference, step_num, steps_line, step_marker, module, nvtx, or "" (no steps)."""
+    """What marks steps: profiler_step, inference, optimizer, gpu_annotation, step_num, steps_line, step_marker, module,
+    program, nvtx, or "" (no steps)."""
     op_costs: Mapping[int, OpCost] = field(default_factory=lambda: MappingProxyType({}))
     """name_id -> XLA's cost of the operation."""
     rank: int = 0

@@ -27,11 +27,6 @@ KINETO_KINDS = {category: kind for kind, names in _KINETO_CATEGORIES.items() for
 
 UNSUPPORTED_PREFIX = "mtia_"
 
-_STEP_NAMES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("profiler_step", re.compile(r"^ProfilerStep\s?#\s?(?P<number>\d{1,15})")),
-    ("inference", re.compile(r"^(execute_context_\d|execute_\d|run_batch|execute_model(?=$|[ :_]))")),
-)
-
 
 @dataclass(frozen=True)
 class KernelRules:
@@ -91,16 +86,6 @@ def classify_xla(category: str, name: str) -> tuple[Kind, CollectiveKind | None,
             return Kind.MEMCPY, None, ComputeClass.OTHER
     found = _first(rules.xla_compute, name) if not category else _first(rules.xla_compute, category)
     return Kind.COMPUTE, None, ComputeClass[(found or "other").upper()]
-
-
-def step_marker(name: str) -> tuple[str, int | None] | None:
-    """Return source and number of a step marker (`ProfilerStep#12` -> ("profiler_step", 12)); None for other names."""
-    for source, pattern in _STEP_NAMES:
-        found = pattern.search(name)
-        if found:
-            number = found.groupdict().get("number")
-            return source, int(number) if number is not None else None
-    return None
 
 
 def _first(rules: tuple[Rule, ...], text: str) -> str | None:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.events import EventTable, Reason
+from cclsearch.trace.events import EventTable, Kind, Reason, rows_of_kinds
 from cclsearch.trace.intervals import Int64s
 
 MIN_STEPS_TO_TRIM = 4
 """With at least this many complete steps, the first and the last are not used."""
+_MARKED_ON_HOST = ("step_num", "program")
+"""Sources of XLA steps that are host events: the work that they launch runs later."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Windows:
     numbers: tuple[int, ...]
     """Number of each step, from its marker."""
     reason: Reason | None = None
-    """`no_step_markers` (one window: the whole file), `too_few_steps` (one step, as long as its marker), or None."""
+    """`no_step_markers` (one window: the whole file), `too_few_steps` (one step: its own extent), or None."""
 
     @property
     def are_steps(self) -> bool:
@@ -40,42 +42,83 @@ class Windows:
 def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Windows:
     """Return the windows of a rank's steps.
 
-    On GPUs a window runs from the first device event that a step launched to the first that the next step launched:
-    the host's markers may be ahead of the device by any amount. On CPU and XLA, marker and work share a clock and a
-    thread, so it runs from marker to marker. A single step is as long as its marker; without steps it is the file.
+    On devices with launches a window runs from the first device event that a step launched to the first that the next
+    step launched: the host's markers may be ahead of the device by any amount. Where marker and work share a clock and
+    a thread (CPU, lines of an XLA device), it runs from marker to marker. A step without a next one has no period:
+    if there is no other, its window is the device's extent of what it launched (its annotation on the device's
+    timeline included), or its marker. Without steps the window is the file.
     """
-    by_marker = table.accelerator == "cpu" or table.format == "xla"
-    markers = np.array([step.start_ns for step in table.steps], dtype=np.int64)
-    starts = markers if by_marker else _device_starts(table, device_rows)
-    order = np.argsort(starts, kind="stable")
-    order = order[starts[order] < np.iinfo(np.int64).max]
+    by_marker = _is_marked_on_the_device(table, device_rows)
+    extents_S2 = _marker_spans(table) if by_marker else _device_extents(table, device_rows)
+    order = np.argsort(extents_S2[:, 0], kind="stable")
+    order = order[extents_S2[order, 1] >= extents_S2[order, 0]]
     complete = np.array([table.steps[i].complete for i in order], dtype=bool)
     if not complete.any():
         return _whole_file(busy_M2)
-    starts = starts[order]
-    lengths = np.array([table.steps[i].end_ns - table.steps[i].start_ns for i in order], dtype=np.int64)
-    ends = np.append(starts[1:], starts[-1] + lengths[-1])
+    starts, own_ends = extents_S2[order].T
+    ends = np.append(starts[1:], own_ends[-1])
     at = np.flatnonzero(complete)
     alone = len(order) == 1
     if len(at) >= MIN_STEPS_TO_TRIM:
         at = at[1:-1]
     elif not alone and not by_marker:
         at = at[at < len(order) - 1]
+    if not len(at):  # only the last step is complete
+        at, alone = np.flatnonzero(complete)[-1:], True
+    if (ends[at] <= starts[at]).any():
+        at = at[ends[at] > starts[at]]
     if not len(at):
         return _whole_file(busy_M2)
     numbers = tuple(table.steps[i].number for i in order[at])
     return Windows(np.stack([starts, ends], axis=1)[at], order[at], numbers, Reason.TOO_FEW_STEPS if alone else None)
 
 
-def _device_starts(table: EventTable, device_rows: Int64s) -> Int64s:
-    """Return the first start of a device event of each step; the largest integer if a step launched none.
+def _is_marked_on_the_device(table: EventTable, device_rows: Int64s) -> bool:
+    """Whether the markers are on the device's own timeline, so that a step's window is that of its marker."""
+    if table.accelerator == "cpu":
+        return True
+    if table.format != "xla":
+        return False
+    launched = table.step_source in _MARKED_ON_HOST and "launch" in table.sparse
+    return not (launched and bool((table.launch[device_rows] >= 0).any()))
+
+
+def _marker_spans(table: EventTable) -> Int64s:
+    """Return start and end of each step's marker, shape (S, 2)."""
+    return np.array([(step.start_ns, step.end_ns) for step in table.steps], dtype=np.int64).reshape(-1, 2)
+
+
+def _device_extents(table: EventTable, device_rows: Int64s) -> Int64s:
+    """Return the first start and the last end of each step's device events; the end is smaller if it launched none.
 
     Events without a step have index -1, which is the slot after the last step.
     """
-    first = np.full(len(table.steps) + 1, np.iinfo(np.int64).max, dtype=np.int64)
+    count = len(table.steps)
+    first = np.full(count + 1, np.iinfo(np.int64).max, dtype=np.int64)
+    last = np.full(count + 1, -1, dtype=np.int64)
     step_of_row = table.step_id[device_rows]
     np.minimum.at(first, step_of_row, table.ts_ns[device_rows])
-    return first[:-1]
+    np.maximum.at(last, step_of_row, table.ts_ns[device_rows] + table.dur_ns[device_rows])
+    extents_S2 = np.stack([first, last], axis=1)[:-1]
+    for step, start_ns, end_ns in _annotations(table):
+        if extents_S2[step, 1] >= 0:  # the annotation of a step that launched nothing shows only the profiler's work
+            extents_S2[step] = min(extents_S2[step, 0], start_ns), max(extents_S2[step, 1], end_ns)
+    return extents_S2
+
+
+def _annotations(table: EventTable) -> list[tuple[int, int, int]]:
+    """Return (step, start, end) of the annotations of steps on the device's timeline, of names that occur once."""
+    names = [step.name for step in table.steps]
+    step_named = {name: i for i, name in enumerate(names) if names.count(name) == 1} if len(names) < 1000 else {}
+    rows = rows_of_kinds(table.kind, (Kind.DEVICE_ANNOTATION,))
+    if not len(rows) or not step_named:
+        return []
+    step_of_name = np.array([step_named.get(name, -1) for name in table.names], dtype=np.int64)
+    rows = rows[step_of_name[table.name_id[rows]] >= 0]
+    return [
+        (int(step_of_name[table.name_id[row]]), int(table.ts_ns[row]), int(table.ts_ns[row] + table.dur_ns[row]))
+        for row in rows.tolist()
+    ]
 
 
 def _whole_file(busy_M2: Int64s) -> Windows:

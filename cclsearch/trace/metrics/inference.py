@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +11,8 @@ from pydantic import JsonValue
 from cclsearch.card.model import Phase
 from cclsearch.trace.events import DEVICE_WORK, Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.step_markers import read_marker
 from cclsearch.trace.view import RankView, TraceView
-
-_VLLM = re.compile(r"execute_context_(\d+)\([^)]*\)_generation_(\d+)\([^)]*\)")
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Batch:
     num_prefill: int
     num_decode: int
     start_ns: int
-    """Start on the host."""
+    """Start on the host; on the device if only its timeline marks steps."""
     end_ns: int
     """End on the device."""
 
@@ -33,13 +31,16 @@ def find_batches(view: RankView) -> list[Batch]:
     """Return the engine steps with counts of requests, in order; each ends with the last device event it launched."""
     table = view.table
     rows = view.rows(*DEVICE_WORK)
+    starts = np.full(len(table.steps) + 1, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(starts, table.step_id[rows], table.ts_ns[rows])
     ends = np.full(len(table.steps) + 1, -1, dtype=np.int64)
     np.maximum.at(ends, table.step_id[rows], table.ts_ns[rows] + table.dur_ns[rows])
     found = []
     for i, step in enumerate(table.steps):
-        match = _VLLM.search(step.name)
-        if match and ends[i] >= 0:
-            found.append(Batch(int(match[1]), int(match[2]), step.start_ns, int(ends[i])))
+        marker = read_marker(step.name)
+        if marker is not None and marker.has_counts and ends[i] >= 0:
+            start = starts[i] if table.step_source == "gpu_annotation" else step.start_ns
+            found.append(Batch(marker.num_prefill or 0, marker.num_decode or 0, int(start), int(ends[i])))
     return found
 
 

@@ -40,7 +40,7 @@ def measure_step_time(trace: TraceView) -> Draft:
         per_step=tuple(max(values) for _, values in sorted(by_number.items())),
         n_steps=min(trace.ranks[rank].windows.num_steps for rank in found),
         reason=Reason.TOO_FEW_STEPS if alone else Reason.NO_STEP_MARKERS if len(found) < len(medians) else None,
-        detail="one step only: the length of its host marker, not a period on the device" if alone else "",
+        detail="one step only: the extent of its work, not a period from step to step" if alone else "",
         inputs=_describe_periods(trace, periods, slowest),
     )
 
@@ -58,7 +58,7 @@ def _describe_periods(trace: TraceView, periods: list[float], slowest: int) -> d
     host = [
         (view.table.steps[i].end_ns - view.table.steps[i].start_ns) / 1e9
         for i in view.windows.step_index_W.tolist()
-        if i >= 0
+        if i >= 0 and view.table.step_source != "gpu_annotation"
     ]
     if host:
         inputs["cpu_step_time_s"] = statistics.median(host)

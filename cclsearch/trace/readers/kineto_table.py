@@ -22,18 +22,17 @@ from cclsearch.trace.events import (
     MemoryPoints,
     ProcessGroup,
     Reason,
-    Step,
     rows_of_kinds,
 )
-from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
+from cclsearch.trace.kinds import classify_compute, is_communication
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
 from cclsearch.trace.readers.columns import positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
+from cclsearch.trace.readers.kineto_steps import attribute_rows, find_steps
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import (
-    attribute_steps,
     mark_incomplete_steps,
     match_launches,
     start_at_zero,
@@ -61,7 +60,7 @@ def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> Ev
     device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
     sparse["launch"] = (device_rows.astype(np.int32), launch)
     source_of_steps, steps = find_steps(columns, names)
-    columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)
+    columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, device_rows, launch)
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
     join_ops(builder, sparse)
     sparse["grid_id"], grids = keep_grids(sparse.pop("grid_id", None), tuple(builder.rows.grids))
@@ -121,30 +120,6 @@ def classify_kernels(
     bare_numbers = np.array([by_name[int(number)] for number in name_id[bare]], np.int32)
     coll_id = (np.concatenate([rows, bare.astype(np.int32)]), np.concatenate([numbers, bare_numbers]))
     return classes, tuple(collectives), coll_id
-
-
-def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tuple[Step, ...]]:
-    """Return the source of the step markers and the steps by start, from host rows named as markers of one source."""
-    markers = {number: found for number, name in enumerate(names) if (found := step_marker(name)) is not None}
-    if not markers:
-        return "", ()
-    is_marker = np.zeros(len(names), bool)
-    is_marker[list(markers)] = True
-    rows = rows_of_kinds(columns["kind"], (Kind.CPU_OP, Kind.ANNOTATION))
-    rows = rows[is_marker[columns["name_id"][rows]]]
-    rows = rows[np.argsort(columns["ts_ns"][rows], kind="stable")]
-    for source in ("profiler_step", "inference"):
-        steps: list[Step] = []
-        for row in rows:
-            name_id, start = int(columns["name_id"][row]), int(columns["ts_ns"][row])
-            marked_by, number = markers[name_id]
-            if marked_by != source or (steps and start < steps[-1].end_ns):
-                continue  # the same marker a second time, or one nested in another
-            end = start + int(columns["dur_ns"][row])
-            steps.append(Step(len(steps) if number is None else number, names[name_id], start, end))
-        if steps:
-            return source, tuple(steps)
-    return "", ()
 
 
 def join_ops(builder: KinetoBuilder, sparse: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:

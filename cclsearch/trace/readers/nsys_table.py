@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from cclsearch.trace.events import ComputeClass, DeviceInfo, EventTable, Kind, LaunchShape, Step
-from cclsearch.trace.kinds import classify_compute, is_communication, step_marker
+from cclsearch.trace.kinds import classify_compute, is_communication
 from cclsearch.trace.readers.collectives import collective_from_name
 from cclsearch.trace.readers.columns import Interner, to_int32
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import attribute_steps, mark_incomplete_steps, match_launches
+from cclsearch.trace.step_markers import Mark, steps_of_marks
 
 _STEP = re.compile(r"^(?:train_?|training_?)?(?:step|iteration|iter)(?:[ _:#-]*(?P<number>\d{1,12}))?$", re.IGNORECASE)
 _LAUNCH = re.compile(r"launch", re.IGNORECASE)
@@ -105,17 +106,26 @@ def build_nsys_table(
 
 
 def find_nvtx_steps(host: Sequence[NsysRow], base_ns: int) -> tuple[Step, ...]:
-    """Return the ranges that a run script named as steps (`step 3`, `iteration_12`, `ProfilerStep#4`), by start."""
+    """Return the steps by start: from ranges of a known framework, else from ranges that a run script named as steps.
+
+    Such names are `step 3` and `iteration_12`; of nested ranges, the outermost counts.
+    """
+    ranges = sorted(
+        (row for row in host if row.kind in (Kind.ANNOTATION, Kind.CPU_OP)),
+        key=lambda row: (row.start_ns, -row.end_ns),
+    )
+
+    def marks_named(wanted: frozenset[str]) -> list[Mark]:
+        return [Mark(row.name, row.start_ns - base_ns, row.end_ns - base_ns) for row in ranges if row.name in wanted]
+
+    _, marked = steps_of_marks({row.name for row in ranges}, marks_named)
+    if marked:
+        return marked
     steps: list[Step] = []
-    for row in sorted(host, key=lambda row: row.start_ns):
-        if row.kind not in (Kind.ANNOTATION, Kind.CPU_OP):
+    for mark in marks_named(frozenset(row.name for row in ranges if _STEP.match(row.name))):
+        if steps and mark.start_ns < steps[-1].end_ns:
             continue
-        marker, named = step_marker(row.name), _STEP.match(row.name)
-        if marker is None and named is None:
-            continue
-        start = row.start_ns - base_ns
-        if steps and start < steps[-1].end_ns:
-            continue
-        number = marker[1] if marker else int(named["number"]) if named and named["number"] else None
-        steps.append(Step(len(steps) if number is None else number, row.name, start, row.end_ns - base_ns))
+        named = _STEP.match(mark.name)
+        number = int(named["number"]) if named and named["number"] else len(steps)
+        steps.append(Step(number, mark.name, mark.start_ns, mark.end_ns))
     return tuple(steps)

@@ -1,29 +1,36 @@
-"""Finds the steps of an XLA trace, and the host's step markers and launches."""
+"""Finds the steps of an XLA trace, and the host's step markers, launches and program calls."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from cclsearch.trace.events import Kind
-from cclsearch.trace.readers.xla_planes import Plane, XEvent, XlaRow, int_or_none
+from cclsearch.trace.readers.xla_planes import Plane, Stats, XEvent, XlaRow, int_or_none
+from cclsearch.trace.step_markers import XLA_PROGRAM, read_marker
 
 MAX_HOST_ROWS = 2_000_000
+MAIN_PROGRAM_SHARE = 0.9
+"""A program with at least this share of the device's time is the step, whatever else runs between its calls."""
 Mark = tuple[int, str, int, int]
 """Number, name, start and end in picoseconds."""
 
 _LAUNCH = re.compile(r"Execute|Launch|RunId|Enqueue", re.IGNORECASE)
+_DRIVER_CALL = re.compile(r"^(hip|cuda|cu)[A-Z]")
 
 
 @dataclass
 class HostEvents:
-    """Step markers (with their number) and launches (with their run id or correlation id) of the host."""
+    """The host's step markers (with number), launches (with run id or correlation id) and program calls."""
 
     markers: list[tuple[int, XEvent]] = field(default_factory=list)
     launches: list[tuple[int, XEvent]] = field(default_factory=list)
+    programs: list[tuple[str, XEvent]] = field(default_factory=list)
+    """Name of a program, and the host's call that runs it."""
 
     def rows(self, line: int) -> list[XlaRow]:
         """Return the host rows, on that line: markers, then launches."""
@@ -42,18 +49,28 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
             for event in line.read_events():
                 if event.name.startswith(("$", "end: ")) or len(launches) > MAX_HOST_ROWS:
                     continue
+                call = read_marker(event.name)
+                if call is not None and call.family == XLA_PROGRAM and len(found.programs) < MAX_HOST_ROWS:
+                    found.programs.append((call.program, event))
                 stats = event.read_stats()
                 step = int_or_none(stats.get("step_num"))
                 run = int_or_none(stats.get("run_id", stats.get("correlation_id")))
                 if step is not None:
                     found.markers.append((step, event))
-                elif run is not None and "hlo_op" not in stats and _LAUNCH.search(event.name):
+                elif run is not None and _is_launch(event.name, stats):
                     known = launches.get(run)
                     if known is None or event.start_ps < known.start_ps:
                         launches[run] = event
     found.markers.sort(key=lambda pair: pair[1].start_ps)
+    found.programs.sort(key=lambda pair: (pair[1].start_ps, -pair[1].duration_ps))
     found.launches = sorted(launches.items(), key=lambda pair: pair[1].start_ps)
     return found
+
+
+def _is_launch(name: str, stats: Stats) -> bool:
+    """Return whether the event of a run or correlation id launches it: a call of the driver (ROCm names its `hlo_op`
+    too), or one of the runtime that is no operation itself."""
+    return bool(_DRIVER_CALL.match(name)) or ("hlo_op" not in stats and bool(_LAUNCH.search(name)))
 
 
 def find_steps(plane: Plane | None, host: HostEvents) -> tuple[str, list[Mark]]:
@@ -73,6 +90,31 @@ def find_steps(plane: Plane | None, host: HostEvents) -> tuple[str, list[Mark]]:
     if "XLA Modules" in lines:
         return "module", _main_module(list(lines["XLA Modules"].read_events()))
     return "", []
+
+
+def find_program_steps(host: HostEvents, launched: Sequence[tuple[int, int]]) -> list[Mark]:
+    """Return one step for each call of the program that launched most of the device's time; none if it ran once.
+
+    `launched`: launch time and duration of each device row, in picoseconds. Operations that are called one by one mark
+    no steps: the program must have nearly all of that time, or the same calls must follow each of its runs.
+    """
+    calls: list[tuple[str, int, int]] = []
+    for program, event in host.programs:
+        if not calls or event.start_ps >= calls[-1][2]:  # else inside the call before
+            calls.append((program, event.start_ps, event.end_ps))
+    starts = [start for _, start, _ in calls]
+    total: dict[str, int] = {}
+    for time_ps, duration_ps in launched:
+        at = bisect_right(starts, time_ps) - 1
+        if at >= 0 and time_ps <= calls[at][2]:
+            total[calls[at][0]] = total.get(calls[at][0], 0) + duration_ps
+    main = max(total, key=lambda name: total[name], default="")
+    runs = [at for at, call in enumerate(calls) if call[0] == main]
+    share = total.get(main, 0) / max(sum(duration for _, duration in launched), 1)
+    between = {tuple(name for name, _, _ in calls[begin:end]) for begin, end in pairwise(runs)}
+    if len(runs) < 2 or (share < MAIN_PROGRAM_SHARE and len(between) > 1):
+        return []
+    return [(n, *calls[at]) for n, at in enumerate(runs)]
 
 
 def _main_module(events: list[XEvent]) -> list[Mark]:

@@ -15,7 +15,7 @@ from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import match_launches, steps_at
 from cclsearch.trace.readers.xla_collectives import describe_collective
 from cclsearch.trace.readers.xla_planes import Plane, Stats, XlaRow, int_or_none
-from cclsearch.trace.readers.xla_steps import HostEvents, find_steps
+from cclsearch.trace.readers.xla_steps import HostEvents, find_program_steps, find_steps
 
 _COPY_SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})")
 
@@ -32,14 +32,18 @@ def build_xla_table(
     names = Interner()
     columns = _read_columns(both, names, base_ns)
     columns["device"] = np.where(np.arange(len(both)) < len(rows), ordinal, -1).astype(np.int16)
+    device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
     source, marks = find_steps(plane, host)
+    if not marks:
+        matched = zip(device_rows[launch >= 0].tolist(), launch[launch >= 0].tolist(), strict=True)
+        launched = [(both[at].start_ps, both[row].duration_ps) for row, at in matched]
+        source, marks = "program", find_program_steps(host, launched)
     steps = tuple(
         Step(number, name, round(begin / 1000) - base_ns, round(end / 1000) - base_ns)
         for number, name, begin, end in marks
     )
-    device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
     step_id = steps_at(steps, columns["ts_ns"])
-    if source == "step_num":  # marked on the host: the launch decides, if it is recorded
+    if source in ("step_num", "program"):  # marked on the host: the launch decides, if it is recorded
         step_id[device_rows] = np.where(launch >= 0, step_id[launch], step_id[device_rows])
     distinct = Interner()
     sparse = {"launch": (device_rows.astype(np.int32), launch), **_sparse_columns(rows, distinct, ordinal, ordinals)}

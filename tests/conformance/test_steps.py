@@ -1,0 +1,106 @@
+"""Steps of public traces, against the extents of the device work that they launched (counted from the JSON itself)."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cclsearch.plugins import METRICS
+from cclsearch.trace.metric import MetricResult
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.view import TraceView
+
+FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
+pytestmark = pytest.mark.skipif(
+    not FOLDER, reason="CCL_CONFORMANCE_TRACES names no folder of real traces (CI sets it, and there this must run)"
+)
+
+
+@cache
+def view_of(name: str) -> TraceView:
+    return TraceView(read_traces(Path(FOLDER) / name, use_cache=False))
+
+
+def measure(name: str, metric: str) -> MetricResult:
+    result: MetricResult = METRICS.get(metric)(view_of(name))
+    return result
+
+
+@cache
+def extent_of_step(path: Path, marker: str) -> tuple[float, float]:
+    """Return length in ms, and idle share, of the device work that was launched inside the one marker of that name."""
+    events: list[dict[str, Any]] = [
+        e for e in msgspec.json.decode(gzip.decompress(path.read_bytes()))["traceEvents"] if e.get("ph") == "X"
+    ]
+    calls = {
+        e["args"]["correlation"]: float(e["ts"])
+        for e in events
+        if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})
+    }
+    marks = [e for e in events if e.get("cat") == "user_annotation" and re.match(marker, e["name"])]
+    assert len(marks) == 1
+    start, end = marks[0]["ts"], marks[0]["ts"] + marks[0]["dur"]
+    spans = sorted(
+        (float(e["ts"]), float(e["ts"]) + float(e["dur"]))
+        for e in events
+        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        and start <= calls.get(e["args"].get("correlation"), -1.0) <= end
+    )
+    busy, reached = 0.0, spans[0][0]
+    for begin, stop in spans:
+        busy += max(0.0, stop - max(begin, reached))
+        reached = max(reached, stop)
+    return (reached - spans[0][0]) / 1e3, 1 - busy / (reached - spans[0][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "marker", "length_ms"),
+    [
+        ("tl-vllm-decode-full", "execute_", 10.74),
+        ("tl-vllm-piecewise", "execute_", 156.47),
+        ("tl-sglang-prefilldecode", "execute_", 987.3),
+        ("tl-h100-timesformer", "ProfilerStep", 160.0),
+        ("tl-mi300-qwen", "ProfilerStep", 33.13),
+        ("tl-xdit-flux-aiter", "ProfilerStep", 710.6),
+        ("vllm-b200", "execute_", 84.49),
+    ],
+)
+def test_one_step_is_the_extent_of_its_device_work(name: str, marker: str, length_ms: float) -> None:
+    length, idle = extent_of_step(Path(FOLDER) / name / "rank0.json.gz", marker)
+    assert length == pytest.approx(length_ms, rel=5e-4)
+    step = measure(name, "trace_step_time")
+    assert (step.value, step.status) == (pytest.approx(length / 1e3, rel=1e-6), "partial")
+    if name != "tl-mi300-qwen":  # its backlog ends inside the window
+        assert measure(name, "idle_frac").value == pytest.approx(idle, abs=1e-5)
+
+
+def test_the_dlrm_step_of_each_rank_is_the_extent_of_its_device_work() -> None:
+    step = measure("dlrm-8xV100", "trace_step_time")
+    for rank, seconds in step.per_rank.items():
+        length, _ = extent_of_step(Path(FOLDER) / "dlrm-8xV100" / f"rank{rank}.json.gz", "ProfilerStep")
+        assert seconds == pytest.approx(length / 1e3, rel=1e-5)
+    idle = measure("dlrm-8xV100", "idle_frac").per_rank
+    assert [round(100 * float(idle[rank] or 0), 1) for rank in range(8)] == [
+        49.3, 34.3, 62.1, 43.2, 53.6, 55.6, 61.8, 75.8,
+    ]  # fmt: skip
+
+
+def test_engine_markers_of_2026_give_first_token_and_token_times() -> None:
+    assert measure("tl-sglang-prefilldecode", "ttft").value == pytest.approx(0.987367, rel=1e-5)
+    assert measure("tl-vllm-decode-full", "tpot").value == pytest.approx(0.019114, rel=1e-4)
+
+
+def test_optimizer_steps_and_runs_of_an_xla_program_are_steps() -> None:
+    resnet = measure("tl-mi300-ddp-resnet18", "trace_step_time")
+    assert (resnet.inputs["step_source"], resnet.n_steps) == ("optimizer", 2)
+    attention = measure("tl-jax-te-fused-attn", "trace_step_time")
+    assert (attention.inputs["step_source"], attention.n_steps) == ("program", 3)
+    assert attention.value == pytest.approx(2.524e-3, rel=1e-3)
+    assert measure("tl-jax-mi300-attn08", "trace_step_time").reason == "no_step_markers"  # operations one by one

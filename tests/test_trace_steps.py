@@ -1,0 +1,227 @@
+"""Steps of a trace: which names mark them, and the windows that per-step figures cover."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trace_writer as write
+from trace_measures import measure
+from trace_tables import Timeline
+
+from cclsearch.trace.events import EventTable, Kind, Reason
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.step_markers import read_marker
+from cclsearch.trace.view import RankView
+
+
+def table_of(tmp_path: Path, events: list[dict[str, Any]]) -> EventTable:
+    write.write_kineto(tmp_path / "rank0.json", write.kineto_document(events))
+    return read_traces(tmp_path, use_cache=False).tables[0]
+
+
+def kernel(start: float, dur: float, corr: int | None, launched: float = 0.0, stream: int = 7) -> list[dict[str, Any]]:
+    """A kernel and, with a correlation id, the call that launched it."""
+    shown = {"device": 0, "stream": stream, **({} if corr is None else {"correlation": corr})}
+    events = [write.span("kernel", "gemm", start, dur, tid=stream, **shown)]
+    return events + (
+        [] if corr is None else [write.span("cuda_runtime", "cudaLaunchKernel", launched, 2, correlation=corr)]
+    )
+
+
+def windows_us(table: EventTable) -> list[tuple[float, float]]:
+    return [(start / 1000, end / 1000) for start, end in RankView(table).windows.spans_W2.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "counts"),
+    [
+        ("ProfilerStep#12", "profiler_step", (None, None)),
+        ("execute_context_1(888_788544)_generation_0(0)", "inference", (1, 0)),
+        (
+            "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)",
+            "inference",
+            (0, 32),
+        ),
+        ("execute_8192_context_9(sq8155sk8430)_generation_37(sq37sk80)", "inference", (9, 37)),
+        ("execute_model", "inference", (None, None)),
+        ("step[DECODE bs=32]", "inference", (0, 32)),
+        ("step[EXTEND bs=15 toks=15360]", "inference", (15, 0)),
+        ("step[DECODE bs=4 g_sqsq=4 g_sqsk=80 g_sk=80]", "inference", (0, 4)),
+        ("step[MIXED bs=9 c=2 g=7 c_sq=512]", "inference", (2, 7)),
+        ("step[MIXED bs=9]", "inference", (None, None)),
+        ("step[TARGET_VERIFY bs=8]", "inference", (None, None)),
+        ("scheduler.run_batch", "inference", (None, None)),
+        ("run_batch", "inference", (None, None)),
+        ("[Executor] _forward_step 12: 1 ctx reqs, 7 gen reqs", "inference", (1, 7)),
+        ("[Executor] _forward_step 60000: 0 ctx reqs, 0 ctx tokens, 32 gen reqs", "inference", (0, 32)),
+        ("[Executor] _forward_step: 2 ctx reqs, 0 gen reqs", "inference", (2, 0)),
+        ("prefill[bs=3 tok=512]", "inference", (3, 0)),
+        ("decode[bs=128 tok=128 d=128]", "inference", (0, 128)),
+        ("decode[bs=128 tok=128 p=2 d=126 spec=3]", "inference", (2, 126)),
+        ("Optimizer.step#AdamW.step", "optimizer", (None, None)),
+        ("PjitFunction(train_step)", "program", (None, None)),
+    ],
+)
+def test_names_that_mark_steps(name: str, source: str, counts: tuple[int | None, int | None]) -> None:
+    marker = read_marker(name)
+    assert marker is not None
+    assert (marker.source, (marker.num_prefill, marker.num_decode)) == (source, counts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Optimizer.zero_grad#SGD.zero_grad", "draft step[DECODE bs=8]", "run_batched_gemm", "step_3", "decode"),
+        *("execute_context", "DistributedDataParallel.forward", "aten::mm", "ThunkExecutor::Execute", ""),
+    ],
+)
+def test_names_that_mark_no_step(name: str) -> None:
+    assert read_marker(name) is None
+
+
+@pytest.mark.parametrize("host_us", [40.0, 4000.0])
+def test_the_window_of_one_step_is_the_extent_of_what_it_launched(tmp_path: Path, host_us: float) -> None:
+    events = [write.span("user_annotation", "ProfilerStep#5", 1000, host_us)]
+    events += [*kernel(1500, 300, 1, 1005), *kernel(1900, 200, 2, 1010, stream=9)]
+    table = table_of(tmp_path, events)
+    assert windows_us(table) == [(500.0, 1100.0)]
+    step = measure([table], "trace_step_time")
+    assert (step.value, step.reason) == (pytest.approx(600e-6), Reason.TOO_FEW_STEPS)
+    assert measure([table], "idle_frac").value == pytest.approx(1 / 6)
+
+
+def test_backlog_of_an_earlier_step_is_outside_the_window_of_one_step(tmp_path: Path) -> None:
+    events = [write.span("user_annotation", "ProfilerStep#5", 1000, 900)]
+    events += [*kernel(1000, 400, None), *kernel(1400, 500, 2, 1010)]
+    assert windows_us(table_of(tmp_path, events)) == [(400.0, 900.0)]
+
+
+def test_the_annotation_on_the_device_says_what_a_step_ran_if_launches_are_missing(tmp_path: Path) -> None:
+    events = [write.span("user_annotation", "ProfilerStep#5", 1000, 900)]
+    events += [write.span("gpu_user_annotation", "ProfilerStep#5", 2000, 500, tid=7, device=0, stream=7)]
+    events += [*kernel(1200, 100, None), *kernel(2000, 200, None), *kernel(2300, 200, None)]
+    table = table_of(tmp_path, events)
+    assert table.step_id[RankView(table).device_rows].tolist() == [-1, 0, 0]
+    assert windows_us(table) == [(1000.0, 1500.0)]
+
+
+def test_markers_on_the_device_alone_mark_steps_once_over_its_streams(tmp_path: Path) -> None:
+    events = []
+    for i in range(3):
+        begin = 1000.0 + 500 * i
+        for stream, offset in ((7, 0.0), (9, 3.0)):
+            shown = {"device": 0, "stream": stream}
+            events.append(write.span("gpu_user_annotation", "step[DECODE bs=4]", begin + offset, 200, tid=7, **shown))
+        events += kernel(begin, 150, None)
+    table = table_of(tmp_path, events)
+    assert (table.step_source, len(table.steps)) == ("gpu_annotation", 3)
+    assert windows_us(table) == [(0.0, 500.0), (500.0, 1000.0)]
+    step = measure([table], "trace_step_time")
+    assert step.value == pytest.approx(500e-6)
+    assert "cpu_step_time_s" not in step.inputs
+    assert measure([table], "tpot").value == pytest.approx(500e-6)
+
+
+def test_a_complete_last_step_is_used_if_there_is_no_other() -> None:
+    timeline = Timeline()
+    for i, complete in enumerate((False, True)):
+        number = timeline.step(i * 100, i * 100 + 60, complete=complete)
+        timeline.kernel(i * 100 + 20, 50, launched_us=i * 100 + 1, step_id=number)
+    windows = RankView(timeline.table()).windows
+    assert windows.spans_W2.tolist() == [[120_000, 170_000]]
+    assert (windows.numbers, windows.reason) == ((1,), Reason.TOO_FEW_STEPS)
+
+
+def test_the_period_of_asynchronous_steps_is_that_of_the_device(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    for i in range(6):
+        events.append(write.span("user_annotation", f"ProfilerStep#{i}", 1000.0 + 20 * i, 19))
+        events += kernel(1100 + 250.0 * i, 200, i + 1, 1001 + 20.0 * i)
+    table = table_of(tmp_path, events)
+    assert windows_us(table) == [(350.0 + 250 * i, 600.0 + 250 * i) for i in range(4)]
+    assert measure([table], "idle_frac").value == pytest.approx(0.2)
+
+
+def test_a_step_of_sglang_takes_the_counts_of_the_marker_inside(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    for i in range(3):
+        begin = 1000.0 + 400 * i
+        events.append(write.span("user_annotation", "scheduler.run_batch", begin, 100))
+        events.append(write.span("user_annotation", "step[DECODE bs=32]", begin + 10, 50))
+        events += [*kernel(begin + 100, 150, 2 * i + 1, begin + 20), *kernel(begin + 260, 40, 2 * i + 2, begin + 80)]
+    table = table_of(tmp_path, events)
+    assert [(step.name, step.end_ns - step.start_ns) for step in table.steps] == [("step[DECODE bs=32]", 100_000)] * 3
+    assert windows_us(table) == [(100.0, 500.0), (500.0, 900.0)]
+    assert measure([table], "tpot").value == pytest.approx(400e-6)
+
+
+def test_optimizer_steps_end_the_steps_of_a_trace_without_a_schedule(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    for i in range(4):
+        begin = 1000.0 + 300 * i
+        events += kernel(begin + 50, 100, 2 * i + 1, begin + 10)
+        events.append(write.span("user_annotation", "Optimizer.step#SGD.step", begin + 100, 50))
+        events += kernel(begin + 160, 20, 2 * i + 2, begin + 110)
+    table = table_of(tmp_path, events)
+    assert table.step_source == "optimizer"
+    step = measure([table], "trace_step_time")
+    assert (step.value, step.n_steps) == (pytest.approx(300e-6), 2)  # the last step has no next one
+    assert windows_us(table)[0][0] == 340.0  # the first period begins with the kernel after the first optimizer step
+
+
+def test_one_optimizer_step_marks_no_step(tmp_path: Path) -> None:
+    events = [write.span("user_annotation", "Optimizer.step#SGD.step", 1000, 50), *kernel(1100, 100, 1, 1010)]
+    assert table_of(tmp_path, events).steps == ()
+
+
+def jax_space(programs: list[str]) -> bytes:
+    """An XSpace of a GPU: each program launches one kernel of 600 us, 100 us after its call, for a period of 1 ms."""
+    us = 10**6
+    kernels, calls, launches = [], [], []
+    for i, program in enumerate(programs):
+        begin = i * 1000 * us
+        calls += [(f"PjitFunction({program})", begin, 200 * us, {}), (f"PjitFunction({program})", begin, 190 * us, {})]
+        launches.append(("hipModuleLaunchKernel", begin + 50 * us, us, {"correlation_id": i + 1, "hlo_op": "dot"}))
+        kernels.append((f"gemm_{program}", begin + 100 * us, 600 * us, {"correlation_id": i + 1}))
+    host = write.plane("/host:CPU", {"python": calls, "Host Threads/7": launches})
+    return write.plane("/device:GPU:0", {"Stream #2": kernels}) + host
+
+
+@pytest.mark.parametrize(
+    ("programs", "numbers"),
+    [
+        (["step"] * 6, [1, 2, 3, 4]),
+        (["grad", "update"] * 3, [0, 1]),
+        (["matmul", "matmul", "exp", "matmul", "sqrt", "matmul"], []),
+        (["step"], []),
+    ],
+)
+def test_runs_of_the_main_program_of_jax_are_steps(tmp_path: Path, programs: list[str], numbers: list[int]) -> None:
+    (tmp_path / "host0.xplane.pb").write_bytes(jax_space(programs))
+    table = read_traces(tmp_path, use_cache=False).tables[0]
+    windows = RankView(table).windows
+    assert (table.step_source, list(windows.numbers)) == (("program", numbers) if numbers else ("", [-1]))
+    if numbers:
+        assert measure([table], "idle_frac").value == pytest.approx(0.4)
+
+
+def test_steps_of_tensorrt_llm_are_nvtx_ranges(tmp_path: Path) -> None:
+    path = write.write_nsys(tmp_path / "report.sqlite", processes=1)
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "UPDATE NVTX_EVENTS SET text = replace(text, 'step ', '[Executor] _forward_step ') ||"
+            " ': 0 ctx reqs, 8 gen reqs' WHERE text LIKE 'step %'"
+        )
+    db.close()
+    table = read_traces(path, use_cache=False).tables[0]
+    assert [step.number for step in table.steps] == [0, 1, 2]
+    assert measure([table], "tpot").value == pytest.approx(1e-3)
+
+
+def test_host_rows_of_a_device_marker_belong_to_no_step(tmp_path: Path) -> None:
+    events = [write.span("gpu_user_annotation", "run_batch", 1000, 100, tid=7, device=0, stream=7)]
+    table = table_of(tmp_path, [*events, *kernel(1000, 100, 1, 1050)])
+    assert table.step_id[table.rows_of(Kind.RUNTIME)].tolist() == [-1]
