@@ -87,9 +87,10 @@ def test_the_dlrm_step_of_each_rank_is_the_extent_of_its_device_work() -> None:
         length, _ = extent_of_step(Path(FOLDER) / "dlrm-8xV100" / f"rank{rank}.json.gz", "ProfilerStep")
         assert seconds == pytest.approx(length / 1e3, rel=1e-5)
     idle = measure("dlrm-8xV100", "idle_frac").per_rank
-    assert [round(100 * float(idle[rank] or 0), 1) for rank in range(8)] == [
-        49.3, 34.3, 62.1, 43.2, 53.6, 55.6, 61.8, 75.8,
-    ]  # fmt: skip
+    shares = {rank: round(100 * float(idle[rank] or 0), 1) for rank in range(8)}
+    rank_3 = shares.pop(3)
+    assert rank_3 == 39.9  # 43.2 over the whole file, which begins with kernels of the step before
+    assert list(shares.values()) == [49.3, 34.3, 62.1, 53.6, 55.6, 61.8, 75.8]
 
 
 def test_engine_markers_of_2026_give_first_token_and_token_times() -> None:
