@@ -314,8 +314,7 @@ class TableFacts:
     threads: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     step_source: str = ""
-    """What marks steps: profiler_step, inference, optimizer, gpu_annotation, step_num, steps_line, step_marker, module,
-    program, nvtx, or "" (no steps)."""
+    """What marks steps (`profiler_step`, `inference`, `nvtx`, ..., see `rules/steps.yaml`); "" without steps."""
     op_costs: Mapping[int, OpCost] = field(default_factory=lambda: MappingProxyType({}))
     """name_id -> XLA's cost of the operation."""
     rank: int = 0

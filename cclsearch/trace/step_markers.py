@@ -47,7 +47,7 @@ class MarkerFamily:
 
 
 @dataclass(frozen=True)
-class Mark:
+class MarkerSpan:
     """One marker in a trace: its name and its span."""
 
     name: str
@@ -71,7 +71,7 @@ def load_families() -> tuple[MarkerFamily, ...]:
 
 @cache
 def _any_marker() -> re.Pattern[str]:
-    """One pattern that every marker's name matches: most names are no markers."""
+    """One pattern that every marker's name matches: most names are not markers'."""
     patterns = [pattern.pattern for family in load_families() for pattern in family.patterns]
     return re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", pattern) for pattern in patterns))
 
@@ -104,7 +104,7 @@ def _describe(family: MarkerFamily, groups: dict[str, str | None]) -> StepMarker
 
 
 def steps_of_marks(
-    names: Iterable[str], marks_named: Callable[[frozenset[str]], Sequence[Mark]]
+    names: Iterable[str], marks_named: Callable[[frozenset[str]], Sequence[MarkerSpan]]
 ) -> tuple[str, tuple[Step, ...]]:
     """Return the source and the steps, by start, of the first family that marks any.
 
@@ -124,7 +124,7 @@ def steps_of_marks(
     return "", ()
 
 
-def _steps_around(marks: Sequence[Mark]) -> tuple[Step, ...]:
+def _steps_around(marks: Sequence[MarkerSpan]) -> tuple[Step, ...]:
     """Return one step for each outermost marker; it takes the name of a nested marker if only that has counts."""
     steps: list[Step] = []
     for mark in marks:
@@ -142,7 +142,7 @@ def _steps_around(marks: Sequence[Mark]) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def _steps_between(marks: Sequence[Mark]) -> tuple[Step, ...]:
+def _steps_between(marks: Sequence[MarkerSpan]) -> tuple[Step, ...]:
     """Return the steps that end with a marker: from one marker's end to the next one's.
 
     What precedes the first marker and what follows the last are incomplete steps: they bound the periods. Of several

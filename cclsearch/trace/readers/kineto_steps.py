@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind, Step, rows_of_kinds
 from cclsearch.trace.readers.table_builder import attribute_steps, steps_at
-from cclsearch.trace.step_markers import Mark, read_marker, steps_of_marks
+from cclsearch.trace.step_markers import MarkerSpan, read_marker, steps_of_marks
 
 DEVICE_SOURCE = "gpu_annotation"
 """`step_source` if only the device's timeline has markers."""
@@ -26,14 +26,16 @@ def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tupl
     if not numbers:
         return "", ()
 
-    def marks_on(kinds: tuple[Kind, ...], wanted: frozenset[str]) -> list[Mark]:
+    def marks_on(kinds: tuple[Kind, ...], wanted: frozenset[str]) -> list[MarkerSpan]:
         is_marker = np.zeros(len(names), bool)
         is_marker[[numbers[name] for name in wanted]] = True
         rows = rows_of_kinds(columns["kind"], kinds)
         rows = rows[is_marker[columns["name_id"][rows]]]
         order = np.lexsort((-columns["dur_ns"][rows], columns["ts_ns"][rows]))
         starts, ends = columns["ts_ns"][rows], columns["ts_ns"][rows] + columns["dur_ns"][rows]
-        return [Mark(names[int(columns["name_id"][rows[i]])], int(starts[i]), int(ends[i])) for i in order.tolist()]
+        return [
+            MarkerSpan(names[int(columns["name_id"][rows[i]])], int(starts[i]), int(ends[i])) for i in order.tolist()
+        ]
 
     source, steps = steps_of_marks(numbers, lambda wanted: marks_on(_HOST_KINDS, wanted))
     if steps:

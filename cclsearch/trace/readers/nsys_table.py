@@ -16,7 +16,7 @@ from cclsearch.trace.readers.collectives import collective_from_name
 from cclsearch.trace.readers.columns import Interner, to_int32
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import attribute_steps, mark_incomplete_steps, match_launches
-from cclsearch.trace.step_markers import Mark, steps_of_marks
+from cclsearch.trace.step_markers import MarkerSpan, steps_of_marks
 
 _STEP = re.compile(r"^(?:train_?|training_?)?(?:step|iteration|iter)(?:[ _:#-]*(?P<number>\d{1,12}))?$", re.IGNORECASE)
 _LAUNCH = re.compile(r"launch", re.IGNORECASE)
@@ -115,8 +115,10 @@ def find_nvtx_steps(host: Sequence[NsysRow], base_ns: int) -> tuple[Step, ...]:
         key=lambda row: (row.start_ns, -row.end_ns),
     )
 
-    def marks_named(wanted: frozenset[str]) -> list[Mark]:
-        return [Mark(row.name, row.start_ns - base_ns, row.end_ns - base_ns) for row in ranges if row.name in wanted]
+    def marks_named(wanted: frozenset[str]) -> list[MarkerSpan]:
+        return [
+            MarkerSpan(row.name, row.start_ns - base_ns, row.end_ns - base_ns) for row in ranges if row.name in wanted
+        ]
 
     _, marked = steps_of_marks({row.name for row in ranges}, marks_named)
     if marked:

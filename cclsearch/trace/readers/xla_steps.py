@@ -69,7 +69,7 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
 
 def _is_launch(name: str, stats: Stats) -> bool:
     """Return whether the event of a run or correlation id launches it: a call of the driver (ROCm names its `hlo_op`
-    too), or one of the runtime that is no operation itself."""
+    too), or one of the runtime that is not an operation itself."""
     return bool(_DRIVER_CALL.match(name)) or ("hlo_op" not in stats and bool(_LAUNCH.search(name)))
 
 
