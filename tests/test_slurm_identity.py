@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,9 @@ def run(tmp_path: Path, slurm: FakeSlurm) -> tuple[SlurmLauncher, Handle]:
     return launcher, handle
 
 
-def open_run(folder: Path) -> SlurmLauncher:
+def open_run(folder: Path, **fields: object) -> SlurmLauncher:
     """Return a launcher as a resumed search opens it: it knows nothing but the files."""
-    settings = SlurmSettings(cpu_only=True, poll_s=0.0001, grace_s=0.0)
+    settings = SlurmSettings.model_validate({"cpu_only": True, "poll_s": 0.0001, "grace_s": 0.0, **fields})
     program = RunScript(Path(__file__), "process", {})
     return SlurmLauncher(settings, program, classify=classify_trial, run_dir=folder / "mine")
 
@@ -93,7 +94,7 @@ def age_submission(handle: Handle) -> None:
     """Make the submission old enough for a query to count."""
     path = Path(handle.details["folder"]) / "submission.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "at": record["at"] - 3600}))
+    path.write_text(json.dumps({**record, "at": record["at"] - 3600, "moment": None}))
 
 
 def strangers(handle: Handle) -> list[str]:
@@ -200,9 +201,28 @@ def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm: FakeSlurm, tm
     assert slurm.cancelled == ["77_0 77_1"]
 
 
+@pytest.mark.parametrize("by_s", [7200.0, -7200.0])
+def test_a_wall_clock_that_is_set_gives_up_no_job(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    """Neither a pending job with a `queue_limit` nor one that the queue does not list yet."""
+    launcher = open_run(tmp_path, queue_limit=30)
+    [handle] = launcher.submit([make_job(tmp_path / "mine", 1, ranks=1)])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    assert launcher.poll([handle])[0].note == "submitted"
+    slurm.list_jobs(row("77", "PENDING", place_of(handle), "mine-t0001-a1"))
+    assert _poll_until(JobState.QUEUED, open_run(tmp_path, queue_limit=30), handle).note == "pending: None"
+    assert slurm.cancelled == []
+
+
 def _poll_until_done(launcher: SlurmLauncher, handle: Handle) -> JobStatus:
+    return _poll_until(JobState.DONE, launcher, handle)
+
+
+def _poll_until(state: JobState, launcher: SlurmLauncher, handle: Handle) -> JobStatus:
     for _ in range(200):
         [status] = launcher.poll([handle])
-        if status.state is JobState.DONE:
+        if status.state is state:
             return status
     raise AssertionError(status)

@@ -344,7 +344,7 @@ def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path: Path, comma
     handle = launcher.submit([make_job(tmp_path / "forgot", 1, ranks=1)])[0]
     folder = Path(handle.details["folder"])
     submission = json.loads((folder / "submission.json").read_text())
-    (folder / "submission.json").write_text(json.dumps({**submission, "at": submission["at"] - 60}))
+    (folder / "submission.json").write_text(json.dumps({**submission, "at": submission["at"] - 60, "moment": None}))
     (folder / "started.json").write_text(json.dumps({"job_id": "5", "host": "n", "at": 1.0}))
     over = {"job_id": "5", "started_at": 1.0, "ended_at": 2.0, "exit_code": 1, "reason": "finished", "signal": None}
     (folder / "end.json").write_text(json.dumps(over))

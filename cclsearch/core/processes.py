@@ -30,6 +30,16 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def boot_clock_s() -> float:
+    """Seconds since boot, suspension included: nothing sets this clock. Comparable within one boot."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def process_age_s(ticks: int) -> float:
+    """Seconds since the start of a process of this boot, given its start time in clock ticks."""
+    return max(0.0, boot_clock_s() - ticks / os.sysconf("SC_CLK_TCK"))
+
+
 def count_oom_kills() -> int:
     """How many processes the kernel has killed for memory since boot; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError):

@@ -65,7 +65,7 @@ class LocalJobRecord(Model):
     start_ticks: int
     boot_id: str
     started_s: float
-    """Unix time of its start."""
+    """Unix time of its start, for people: the time limit goes by `start_ticks`, which no clock changes."""
     timeout_s: float
     oom_kills: int
     """Processes that the kernel had killed for memory on this machine before the job started."""
@@ -85,6 +85,8 @@ class LocalLauncher:
         self.poll_interval_s = settings.poll_interval_s
         self.python = settings.python or sys.executable
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._written_s: dict[str, float] = {}
+        """Job -> when its result was first seen, by the boot clock."""
 
     @classmethod
     def from_profile(cls, profile: Profile) -> LocalLauncher:
@@ -196,7 +198,7 @@ class LocalLauncher:
 
     def _status(self, handle: Handle) -> JobStatus:
         record, result = _read_record(handle), handle.trial_dir / RESULT_FILE
-        age_s = time.time() - record.started_s if record else 0.0
+        age_s = _age_s(record) if record else 0.0
         if result.is_file():
             return self._finish(handle, result)
         if record is not None and age_s > record.timeout_s and not (handle.trial_dir / EXIT_FILE).is_file():
@@ -208,7 +210,8 @@ class LocalLauncher:
     def _finish(self, handle: Handle, result: Path) -> JobStatus:
         """Return done for a job with a result, once the script has ended or has had `_FINISH_S` to end."""
         with contextlib.suppress(OSError):
-            if _is_running(handle) and time.time() - result.stat().st_mtime < _FINISH_S:
+            written_s = self._written_s.setdefault(handle.job_name, processes.boot_clock_s())
+            if _is_running(handle) and processes.boot_clock_s() - written_s < _FINISH_S:
                 return JobStatus(state=JobState.RUNNING, note="finishing")
         processes.terminate_processes(_find_processes(handle))
         return JobStatus(state=JobState.DONE)
@@ -281,6 +284,11 @@ def _read_record(handle: Handle) -> LocalJobRecord | None:
     """Return the job's record; None if it is missing or belongs to another attempt."""
     record = LocalJobRecord.read(handle.trial_dir / JOB_FILE)
     return record if record is not None and record.job_name == handle.job_name else None
+
+
+def _age_s(record: LocalJobRecord) -> float:
+    """Return the seconds since the job started; 0 for a job of an earlier boot, which has ended."""
+    return processes.process_age_s(record.start_ticks) if record.boot_id == processes.boot_id() else 0.0
 
 
 def _is_running(handle: Handle) -> bool:

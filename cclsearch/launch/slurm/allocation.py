@@ -10,9 +10,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UnavailableError, UserError
+from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.values import FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
@@ -32,10 +34,8 @@ from cclsearch.launch.slurm.job_files import (
     SCRIPT_FILE,
     SPEC_FILE,
     STARTED_FILE,
-    EndRecord,
     JobList,
     JobSpec,
-    StartRecord,
     make_job_spec,
     read_result_status,
     sees_file,
@@ -58,9 +58,15 @@ class StepRecord(Model):
     allocation: str
     nodes: tuple[str, ...]
     at: float
+    moment: BootMoment | None = None
+    """The same moment, to count from whatever sets the clock."""
     pid: int | None = None
     born: str = ""
     """Boot id and start tick of the process: a reused process id has another start tick."""
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since its start."""
+        return elapsed_since(self.moment, self.at)
 
 
 class RefusalRecord(Model):
@@ -71,6 +77,11 @@ class RefusalRecord(Model):
 
 class AllocationLauncher(SlurmLauncher):
     """Runs each trial as a step on its own nodes of the allocation."""
+
+    @functools.cached_property
+    def _ended_s(self) -> dict[Path, float]:
+        """Attempt folder -> when its step was first seen to have ended, by the boot clock."""
+        return {}
 
     @functools.cached_property
     def allocation(self) -> str:
@@ -174,7 +185,7 @@ class AllocationLauncher(SlurmLauncher):
             return f"allocation {self.allocation} has ended"
         if row.left_s is None:
             return None
-        left_s = row.left_s - (time.time() - self._watcher.queue.queried_at)
+        left_s = row.left_s - (processes.boot_clock_s() - self._watcher.queue.queried_at)
         if left_s >= spec.timeout_s + TIME_LEFT_MARGIN_S:
             return None
         return (
@@ -205,7 +216,8 @@ class AllocationLauncher(SlurmLauncher):
         write_model(spec.folder / JOBS_FILE, JobList(run_id=spec.run_id, jobs=(spec.folder / SPEC_FILE,)))
         script = spec.folder / SCRIPT_FILE
         script.write_text(render_chunk([placed], spec.folder, self.settings), encoding="utf-8")
-        launched = StepRecord(allocation=self.allocation, nodes=tuple(nodes), at=time.time())
+        moment = BootMoment.now()
+        launched = StepRecord(allocation=self.allocation, nodes=tuple(nodes), at=moment.wall_s, moment=moment)
         write_model(spec.folder / LAUNCHED_FILE, launched)
         environment = {**step_environment(), "CCL_STEP_JOB": f"{self.allocation}.{spec.name}"}
         with (spec.folder / f"slurm-{self.allocation}.{spec.name}.log").open("ab") as log:
@@ -242,8 +254,8 @@ class AllocationLauncher(SlurmLauncher):
         """Return why the step ended without a valid result; the end of the allocation is not the trial's fault."""
         queue = self._watcher.queue
         queue.refresh(urgent=True)
-        end = EndRecord.read(spec.folder / END_FILE)
-        if end is not None and queue.queried_at < end.ended_at and not queue.last_error:
+        ended_s = self._ended_s.setdefault(spec.folder, processes.boot_clock_s())
+        if sees_file(spec.folder / END_FILE) and queue.queried_at < ended_s and not queue.last_error:
             return JobStatus(state=JobState.RUNNING, note="ended; waiting for Slurm's state of the allocation")
         allocation = self._allocation_of(spec)
         row = queue.row_by_number(allocation)
@@ -278,7 +290,7 @@ def _was_started(spec: JobSpec) -> bool:
     if sees_file(spec.folder / STARTED_FILE):
         return True
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
-    return launched is not None and (launched.pid is not None or time.time() - launched.at < CLAIM_TIMEOUT_S)
+    return launched is not None and (launched.pid is not None or launched.elapsed_s() < CLAIM_TIMEOUT_S)
 
 
 def _is_alive(spec: JobSpec) -> bool:
@@ -290,9 +302,8 @@ def _is_alive(spec: JobSpec) -> bool:
         return _birth(launched.pid) == launched.born
     if sees_file(spec.folder / END_FILE):
         return False
-    started = StartRecord.read(spec.folder / STARTED_FILE)
-    since = started.at if started else launched.at
-    return time.time() < since + (spec.timeout_s + DEADLINE_S if started or launched.pid else CLAIM_TIMEOUT_S)
+    has_started = launched.pid is not None or sees_file(spec.folder / STARTED_FILE)
+    return launched.elapsed_s() < (spec.timeout_s + DEADLINE_S if has_started else CLAIM_TIMEOUT_S)
 
 
 def _birth(pid: int) -> str:

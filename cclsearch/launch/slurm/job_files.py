@@ -15,6 +15,7 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
+from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
@@ -79,8 +80,14 @@ class Submission(Model):
     index: int | None
     """Index in the array; None for a single job."""
     at: float
+    moment: BootMoment | None = None
+    """The same moment, to count from whatever sets the clock."""
     is_identified: bool = False
     """Whether this version submitted it, which records the job's name and submit time when the queue lists it."""
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the submission."""
+        return elapsed_since(self.moment, self.at)
 
 
 class SbatchAnswer(Model):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.moment import BootMoment
 from cclsearch.launch.base import write_model
 from cclsearch.launch.slurm.commands import (
     SITE_DEFAULTS,
@@ -185,7 +186,10 @@ class Submitter:
         with _hold_lock(first.trial_dir.parent) as descriptor:
             for index, spec in enumerate(chunk):
                 position = index if len(chunk) > 1 else None
-                submission = Submission(folder=folder, index=position, at=time.time(), is_identified=True)
+                moment = BootMoment.now()
+                submission = Submission(
+                    folder=folder, index=position, at=moment.wall_s, moment=moment, is_identified=True
+                )
                 write_model(spec.folder / SUBMISSION_FILE, submission)
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
             write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id, at=time.time()))

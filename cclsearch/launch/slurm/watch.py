@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import JobState, JobStatus
@@ -41,7 +42,6 @@ from cclsearch.launch.slurm.job_files import (
     STARTED_FILE,
     SUBMISSION_FILE,
     JobSpec,
-    StartRecord,
     Submission,
     read_result_status,
     sees_file,
@@ -73,7 +73,7 @@ class QueueCache:
     rows: dict[str, list[QueueRow]] = field(default_factory=dict)
     """Number -> the jobs listed with it: several clusters may have the same one."""
     queried_at: float = 0.0
-    """Unix time of the last answer's query."""
+    """When the last answer was asked for, by the boot clock; 0 before the first."""
     last_error: str = ""
     """Slurm's message while it does not answer; else empty."""
     _last_try: float = -1e9
@@ -94,7 +94,7 @@ class QueueCache:
             pause = min(pause, 1.0)
         if time.monotonic() - self._last_try < pause:
             return False
-        started = time.time()
+        started = boot_clock_s()
         try:
             rows = read_queue(timeout_s=QUERY_TIMEOUT_S if self._failures % 4 == 0 else RETRY_TIMEOUT_S)
         except SlurmError as error:
@@ -117,6 +117,8 @@ class Watcher:
     _accounts: dict[str, AccountRow] = field(default_factory=dict)
     _accounts_at: float = 0.0
     _ended_since: dict[str, float] = field(default_factory=dict)
+    _started_since: dict[str, float] = field(default_factory=dict)
+    """Job -> when it was first seen to have started while Slurm did not list it, by the boot clock."""
     _identities: dict[Path, JobIdentity] = field(default_factory=dict)
 
     def poll(self, attempts: Sequence[tuple[JobSpec, str]]) -> list[JobStatus]:
@@ -147,10 +149,11 @@ class Watcher:
 
     def _is_missing(self, spec: JobSpec, job: JobIdentity) -> bool:
         """Whether a query after the submission did not list the job."""
-        if self.queue.row(job) is not None:
+        if not self.queue.queried_at or self.queue.row(job) is not None:
             return False
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
-        return self.queue.queried_at > (submission.at if submission else 0.0) + SETTLE_S
+        queried_s = boot_clock_s() - self.queue.queried_at
+        return submission is None or submission.elapsed_s() - queried_s > SETTLE_S
 
     def _query_accounts(self, missing: list[JobIdentity]) -> None:
         wanted = [
@@ -194,16 +197,16 @@ class Watcher:
             return _give_up(row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
         limit = self.settings.queue_limit
-        if limit is not None and submission and time.time() - submission.at > limit * 60:
+        if limit is not None and submission and submission.elapsed_s() > limit * 60:
             message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the limit set by queue_limit"
             return _give_up(row, message)
         return JobStatus(state=JobState.QUEUED, note=f"pending: {one_line(row.reason, 80)}")
 
     def _not_listed(self, spec: JobSpec, job_id: str, *, ended: bool) -> JobStatus:
         """Return the status of a job that no query has listed yet, because it is new or Slurm does not answer."""
-        started = StartRecord.read(spec.folder / STARTED_FILE)
-        quiet_since = started.at + spec.timeout_s + DEADLINE_S if started else None
-        if self.queue.last_error and not ended and quiet_since is not None and time.time() > quiet_since:
+        started = sees_file(spec.folder / STARTED_FILE)
+        ran_for_s = boot_clock_s() - self._started_since.setdefault(job_id, boot_clock_s()) if started else 0.0
+        if self.queue.last_error and not ended and ran_for_s > spec.timeout_s + DEADLINE_S:
             message = f"job {job_id} exceeded its time limit, and Slurm does not answer: {self.queue.last_error}"
             return JobStatus.failed(FailureKind.LAUNCHER, message)
         note = (

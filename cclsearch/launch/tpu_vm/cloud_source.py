@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import Check, Leftover, submit_error, write_model
@@ -59,6 +60,8 @@ class QueuedResourceRecord(CloudLocation):
     """Counts requests: after a preemption or refusal, the next request has another name."""
     name: str
     asked_s: float
+    moment: BootMoment | None = None
+    """The same moment, to count from whatever sets the clock."""
     deleted: bool = False
 
 
@@ -150,7 +153,10 @@ class QueuedResourceSource(CloudSource):
         generation, token = record.generation + 1 if record else 1, make_token(self.run_dir)
         name = name_resource(run_id, token, generation)
         self._ready = None
-        request = QueuedResourceRecord(run_id=run_id, generation=generation, name=name, asked_s=time.time())
+        moment = BootMoment.now()
+        request = QueuedResourceRecord(
+            run_id=run_id, generation=generation, name=name, asked_s=moment.wall_s, moment=moment
+        )
         location = {"project": self.settings.project, "zone": self.settings.zone}
         self._write(request.model_copy(update=location))
         try:
@@ -246,7 +252,7 @@ class QueuedResourceSource(CloudSource):
         if state == "FAILED":
             why = one_line(str(_error_message(found) or "no reason given"), 300)
             return _lost(FailureKind.LAUNCHER, f"{named} failed: {why}", Stage.SUBMIT)
-        waited_min = (time.time() - record.asked_s) / 60
+        waited_min = elapsed_since(record.moment, record.asked_s) / 60
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
             message = f"{named} was {state} for {waited_min:.0f} min, more than queue_limit_min ({limit:g})"

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
+from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
@@ -69,7 +70,13 @@ class TpuStartRecord(Model):
     place: str
     """Resource whose workers run it; empty for plain hosts."""
     started_s: float
+    moment: BootMoment | None = None
+    """The same moment, to count from whatever sets the clock."""
     coordinator: str = ""
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since the start."""
+        return elapsed_since(self.moment, self.started_s)
 
 
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:

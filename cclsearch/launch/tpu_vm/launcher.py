@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.moment import BootMoment
 from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
@@ -208,7 +209,7 @@ class TpuVmLauncher:
         if start is None:
             over = self._waited(record, -1, "cloud", patience_s)
         else:
-            over = time.time() > start.started_s + patience_s
+            over = start.elapsed_s() > patience_s
         if not over:
             return JobStatus(state=JobState.QUEUED if start is None else JobState.RUNNING, note=found.note)
         message = f"{found.note}, and the trial's time limit has passed"
@@ -247,9 +248,9 @@ class TpuVmLauncher:
                 self._end_processes(record, group)
                 return self._cannot_start(record, rest.silent)
         self._since = {key: since for key, since in self._since.items() if key[0] != record.name}
-        write_model(
-            folder / START_FILE, TpuStartRecord(place=ready.name, started_s=time.time(), coordinator=coordinator)
-        )
+        moment = BootMoment.now()
+        begun = TpuStartRecord(place=ready.name, started_s=moment.wall_s, moment=moment, coordinator=coordinator)
+        write_model(folder / START_FILE, begun)
         return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
 
     def _cannot_start(self, record: TpuJobRecord, errors: Mapping[int, str]) -> JobStatus:
@@ -276,7 +277,7 @@ class TpuVmLauncher:
             return self._collect(record, group, by_process)
         if ended and self._waited(record, -1, "peers", PEER_GRACE_S):
             self._stop(record, group)
-        if time.time() > start.started_s + record.timeout_s + DEADLINE_S:
+        if start.elapsed_s() > record.timeout_s + DEADLINE_S:
             message = f"not ended after {record.timeout_s:g} s, so the processes were ended"
             return self._fail_attempt(record, FailureKind.TIMEOUT, message)
         note = f"{len(by_process) - len(ended)} of {record.num_processes} processes running"

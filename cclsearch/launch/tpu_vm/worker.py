@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.processes import boot_id, count_oom_kills, find_processes_by_variable, start_ticks
+from cclsearch.core.processes import boot_clock_s, boot_id, count_oom_kills, find_processes_by_variable, start_ticks
 
 MARK = "CCL-WORKER "
 CHUNK_BYTES = 192 * 1024
@@ -73,7 +73,7 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
     own = os.path.join(folder, f"w{process}")
     kill_trial_processes(attempts_pattern(folder, job), but=folder + os.sep)
     os.makedirs(os.path.join(own, "trial"), exist_ok=True)
-    claim = {"port": choose_port() if process == 0 else 0, "boot": boot_id(), "at": time.time()}
+    claim = {"port": choose_port() if process == 0 else 0, **this_moment()}
     if not claim_file(os.path.join(own, "claim.json"), claim):
         return read_state(own)
     shutil.copyfile(os.path.join(folder, "config.json"), os.path.join(own, "trial", "config.json"))
@@ -83,8 +83,8 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
             supervise(folder, own, process, job, f"{args.coordinator}:{args.port or claim['port']}")
         finally:
             os._exit(0)
-    deadline = time.time() + 20
-    while not os.path.exists(os.path.join(own, "supervisor.json")) and time.time() < deadline:
+    deadline = boot_clock_s() + 20
+    while not os.path.exists(os.path.join(own, "supervisor.json")) and boot_clock_s() < deadline:
         time.sleep(0.02)
     return read_state(own)
 
@@ -106,12 +106,12 @@ def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
     own = os.path.join(folder, f"w{process}")
     if os.path.isdir(folder):
         os.makedirs(own, exist_ok=True)
-        claim_file(os.path.join(own, "claim.json"), {"port": 0, "boot": boot_id(), "at": time.time(), "void": True})
+        claim_file(os.path.join(own, "claim.json"), {"port": 0, **this_moment(), "void": True})
         with open(os.path.join(own, "stop"), "w"):
             pass
         kill_trial_processes(re.compile(re.escape(os.path.join(own, "trial"))))
-        deadline = time.time() + 15
-        while read_state(own)["state"] == "running" and time.time() < deadline:
+        deadline = boot_clock_s() + 15
+        while read_state(own)["state"] == "running" and boot_clock_s() < deadline:
             time.sleep(0.05)
     return read_state(own)
 
@@ -140,10 +140,15 @@ def read_state(own: str) -> dict[str, Any]:
     if claim.get("void"):
         return dict(answer, state="ended", code=-15, reason="stopped")
     if not supervisor:
-        fresh = claim.get("boot") == boot_id() and time.time() - claim.get("at", 0) < 30
+        fresh = claim.get("boot") == boot_id() and boot_clock_s() - claim.get("boot_s", 0) < 30
         return dict(answer, state="running" if fresh else "vanished")
     alive = supervisor["boot"] == boot_id() and start_ticks(supervisor["pid"]) == supervisor["ticks"]
     return dict(answer, state="running" if alive else "vanished")
+
+
+def this_moment() -> dict[str, Any]:
+    """Return the moment of a claim: Unix time for people, the boot clock to count from."""
+    return {"at": time.time(), "boot": boot_id(), "boot_s": boot_clock_s()}
 
 
 def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordinator: str) -> None:
@@ -180,15 +185,15 @@ def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordina
 
 def watch(script: subprocess.Popen[bytes], own: str, trial: str, timeout_s: float) -> str:
     """Wait for the script; return why the wait ended."""
-    deadline, result_at = time.time() + timeout_s, None
+    deadline, result_at = boot_clock_s() + timeout_s, None
     while script.poll() is None:
         if os.path.exists(os.path.join(own, "stop")):
             return "stopped"
-        if time.time() > deadline:
+        if boot_clock_s() > deadline:
             return "timeout"
         if result_at is None and os.path.exists(os.path.join(trial, "result.json")):
-            result_at = time.time()
-        if result_at is not None and time.time() - result_at > LINGER_S:
+            result_at = boot_clock_s()
+        if result_at is not None and boot_clock_s() - result_at > LINGER_S:
             return "lingered"
         time.sleep(0.1)
     return "stopped" if os.path.exists(os.path.join(own, "stop")) else "finished"
@@ -213,15 +218,15 @@ def attempts_pattern(folder: str, job: dict[str, Any]) -> re.Pattern[str]:
 
 def kill_trial_processes(pattern: re.Pattern[str], but: str = "") -> None:
     """Kill every process whose trial folder matches, unless it begins with `but`."""
-    deadline = time.time() + 12
-    hard = time.time() + 2
-    while time.time() < deadline:
+    deadline = boot_clock_s() + 12
+    hard = boot_clock_s() + 2
+    while boot_clock_s() < deadline:
         found = find_trial_processes(pattern, but)
         if not found:
             return
         for pid in found:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL if time.time() > hard else signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL if boot_clock_s() > hard else signal.SIGTERM)
         time.sleep(0.1)
 
 
