@@ -19,6 +19,8 @@ from cclsearch.record.line import encode_line
 from cclsearch.record.lock import STALE_AFTER_S, FolderLock, is_locked
 from cclsearch.record.writer import RunWriter
 
+NEW_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+
 
 def holder(**changes: object) -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -57,6 +59,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
 )
 def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_stale(tmp_path: Path, changes: dict[str, object]) -> None:
     (tmp_path / "lock").write_text(holder(**changes))
+    os.utime(tmp_path / "lock", (1, 1))  # before this boot
     assert not is_locked(tmp_path)
     with FolderLock(tmp_path):
         assert is_locked(tmp_path)
@@ -73,6 +76,56 @@ def test_a_lock_of_another_host_is_valid_while_it_is_refreshed(tmp_path: Path) -
         assert is_locked(tmp_path)
 
 
+def test_another_machine_with_the_same_name_keeps_its_lock(tmp_path: Path) -> None:
+    """Its boot is another one, but the lock was refreshed after this machine started."""
+    (tmp_path / "lock").write_text(holder(boot="the boot of another machine"))
+    with pytest.raises(UserError, match="in use"), FolderLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_a_search_in_another_pid_namespace_keeps_its_lock_until_it_ends(tmp_path: Path, hard_links: bool) -> None:
+    """Each side cannot see the other's processes; the kernel says whether the lock is held, whatever its age."""
+    code = (
+        "import os, sys; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
+        "def refuse(*names): raise PermissionError(1, 'no links')\n"
+        f"os.link = os.link if {hard_links} else refuse\n"
+        "with FolderLock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [*NEW_NAMESPACE, sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"held\n":
+            pytest.skip("no PID namespace can be made here")
+        os.utime(tmp_path / "lock", (1, 1))
+        with pytest.raises(UserError, match=r"in another PID namespace, such as a container\)"), FolderLock(tmp_path):
+            pass
+        assert not [path for path in tmp_path.iterdir() if path.name != "lock"]
+        process.kill()  # its child, the search, is killed with it
+        process.wait(timeout=60)
+    wait_until_free(tmp_path)
+    with FolderLock(tmp_path):
+        inner = [*NEW_NAMESPACE, sys.executable, "-c", code, str(tmp_path)]
+        refused = subprocess.run(inner, input=b"", capture_output=True, timeout=60, check=False)
+        assert b"in use by process" in refused.stderr
+        assert is_locked(tmp_path)
+
+
+def test_a_lock_of_another_namespace_on_a_file_system_without_locks_goes_by_its_age(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_text(holder(pid_ns="pid:[1]", held=False))
+    assert is_locked(tmp_path)
+    old = time.time() - STALE_AFTER_S - 5
+    os.utime(path, (old, old))
+    assert not is_locked(tmp_path)
+
+
+def wait_until_free(folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while is_locked(folder) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def test_the_lock_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*names: object, **options: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -84,6 +137,7 @@ def test_the_lock_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.M
 
 def test_exactly_one_of_many_processes_takes_over_a_stale_lock(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(holder(boot="another boot"))
+    os.utime(tmp_path / "lock", (1, 1))
     code = (
         "import sys, time; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
         "from cclsearch.core.errors import UserError\n"

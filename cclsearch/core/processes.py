@@ -21,6 +21,13 @@ def boot_id() -> str:
     return ""
 
 
+def pid_namespace() -> str:
+    """This process's PID namespace (`pid:[4026531836]`), outside of which its id means nothing; empty if unknown."""
+    with contextlib.suppress(OSError):
+        return os.readlink(_PROC / "self/ns/pid")
+    return ""
+
+
 def start_ticks(pid: int) -> int | None:
     """Start time of that process in clock ticks since boot; None if there is no such process, or it is a zombie."""
     try:

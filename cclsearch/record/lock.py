@@ -1,7 +1,9 @@
 """A lock for one writer per folder that works on file systems without locks, and after a kill or a reboot.
 
-The lock is a file created by an atomic link; it names host, boot, process and the process's start time. On the same
-host it is known exactly whether the holder runs; a lock of another host is stale if not refreshed for ten minutes.
+The lock is a file created by an atomic link; it names host, boot, PID namespace, process and the process's start time.
+On the same host it is known exactly whether the holder runs: in the same PID namespace by its process id, in another
+(a container) because the holder also has the file locked. Where that cannot be known, on another host or a file system
+without locks, a lock is stale if not refreshed for ten minutes.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import time
 from pathlib import Path
 from types import TracebackType
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.processes import boot_id, start_ticks
+from cclsearch.core.held_file import hold_file, is_held
+from cclsearch.core.processes import boot_clock_s, boot_id, pid_namespace, start_ticks
 
 STALE_AFTER_S = 600.0
 REFRESH_EVERY_S = 60.0
@@ -26,9 +30,14 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, purpose: str = "search") -> None:
         self.path = folder / "lock"
-        own = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "start": _start_of(os.getpid())}
-        self._own_text = json.dumps({**own, "purpose": purpose}, sort_keys=True)
+        place = {"host": socket.gethostname(), "boot": boot_id(), "pid_ns": pid_namespace()}
+        self._own = {**place, "pid": os.getpid(), "start": _start_of(os.getpid()), "purpose": purpose}
         self._refreshed = 0.0
+        self._held: int | None = None
+
+    @property
+    def _own_text(self) -> str:
+        return json.dumps({**self._own, "held": self._held is not None}, sort_keys=True)
 
     def __enter__(self) -> FolderLock:
         for _ in range(20):
@@ -39,7 +48,8 @@ class FolderLock:
             if holder is not None and _is_alive(holder, self.path):
                 raise UserError(
                     f"{str(self.path.parent)!r} is in use by process {holder.get('pid')} on"
-                    f" {holder.get('host')} ({holder.get('purpose', 'search')}). Wait for it, or stop it"
+                    f" {holder.get('host')} ({holder.get('purpose', 'search')}{_explain_place(holder)})."
+                    " Wait for it, or stop it"
                 )
             self._remove_stale(holder)
         raise UserError(f"cannot lock {str(self.path.parent)!r}: other processes keep taking {str(self.path)!r}")
@@ -50,6 +60,7 @@ class FolderLock:
         with contextlib.suppress(OSError):
             if self.path.read_text() == self._own_text:
                 self.path.unlink()
+        self._release()
 
     def check_held(self) -> None:
         """Raise UserError if another process took the lock over; recreate a lock file that was deleted.
@@ -78,18 +89,23 @@ class FolderLock:
                 os.utime(self.path)
 
     def _try_create(self) -> bool:
-        own = self.path.with_name(f"lock.{socket.gethostname()}.{os.getpid()}")
+        own = self._name_beside()
         try:
+            self._release()
+            self._held = hold_file(own)
             own.write_text(self._own_text)
             try:
                 os.link(own, self.path)
             except FileExistsError:
                 raise
             except OSError:  # a file system without hard links: use exclusive creation
+                self._release()
                 with self.path.open("x") as file:
+                    self._held = hold_file(self.path)
                     file.write(self._own_text)
             return True
         except FileExistsError:
+            self._release()
             return False
         except OSError as error:
             raise UserError(f"cannot write in {str(self.path.parent)!r}: {error.strerror}") from None
@@ -97,12 +113,21 @@ class FolderLock:
             with contextlib.suppress(OSError):
                 own.unlink()
 
+    def _name_beside(self) -> Path:
+        """Return a new name: host and process id may be the same in another PID namespace."""
+        return self.path.with_name(f"lock.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}")
+
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
     def _remove_stale(self, holder: dict[str, object] | None) -> None:
         """Rename the stale lock first, so that only one of two processes that find it stale removes it."""
         if holder is None and self.path.exists() and time.time() - self.path.stat().st_mtime < 2:
             time.sleep(0.1)  # being written right now, on a file system without hard links
             return
-        aside = self.path.with_name(f"lock.dead.{socket.gethostname()}.{os.getpid()}")
+        aside = self._name_beside()
         try:
             self.path.rename(aside)
         except FileNotFoundError:
@@ -138,12 +163,12 @@ def _read(path: Path) -> dict[str, object] | None:
 
 def _is_alive(holder: dict[str, object], path: Path) -> bool:
     if holder.get("host") != socket.gethostname():
-        try:
-            return time.time() - path.stat().st_mtime < STALE_AFTER_S
-        except OSError:
-            return False
+        return _is_fresh(path)
     if holder.get("boot") != boot_id():
-        return False
+        return _is_since_boot(path) and _is_fresh(path)  # else another machine with the same name refreshes it
+    if _is_elsewhere(holder):
+        held = is_held(path) if holder.get("held") is True else None
+        return _is_fresh(path) if held is None else held
     pid = holder.get("pid")
     if not isinstance(pid, int):
         return False
@@ -157,3 +182,29 @@ def _is_alive(holder: dict[str, object], path: Path) -> bool:
     except PermissionError:
         return True
     return not Path("/proc").is_dir()
+
+
+def _is_elsewhere(holder: dict[str, object]) -> bool:
+    """Whether the holder has another PID namespace, in which its process id means another process or none."""
+    return holder.get("pid_ns", "") not in ("", pid_namespace())
+
+
+def _explain_place(holder: dict[str, object]) -> str:
+    is_here = holder.get("host") == socket.gethostname() and holder.get("boot") == boot_id()
+    return ", in another PID namespace, such as a container" if is_here and _is_elsewhere(holder) else ""
+
+
+def _is_fresh(path: Path) -> bool:
+    """Whether the lock was refreshed in the last minutes."""
+    try:
+        return time.time() - path.stat().st_mtime < STALE_AFTER_S
+    except OSError:
+        return False
+
+
+def _is_since_boot(path: Path) -> bool:
+    """Whether the lock was refreshed after this machine started, so that its holder cannot have ended with that."""
+    try:
+        return path.stat().st_mtime > time.time() - boot_clock_s()
+    except OSError:
+        return False

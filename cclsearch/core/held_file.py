@@ -1,0 +1,40 @@
+"""A file that shows whether a process lives, in whatever PID namespace: the kernel frees its lock at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+
+def hold_file(path: Path) -> int | None:
+    """Lock the file, made if missing, and return its descriptor; None if the file system has no such locks.
+
+    Processes that inherit the descriptor hold the lock as well.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_held(path: Path) -> bool | None:
+    """Whether a process of this machine holds the file; None if that cannot be found out."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    return False
