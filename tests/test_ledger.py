@@ -6,12 +6,11 @@ import errno
 import json
 import os
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.events import (
@@ -39,8 +38,8 @@ from cclsearch.record.event import (
     TrialProposed,
     TrialRetried,
 )
-from cclsearch.record.ledger import Ledger, fold_ledger, read_events
-from cclsearch.record.line import decode_line
+from cclsearch.record.ledger import Ledger, explain_bad_lines, fold_ledger, read_events
+from cclsearch.record.line import BadLine, decode_line
 
 
 def note(text: str) -> Note:
@@ -97,19 +96,29 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: py
     assert texts(path) == ["before", "after"]
 
 
-def test_a_damaged_line_is_named_by_its_number(tmp_path: Path) -> None:
+def bad_lines(path: Path) -> list[BadLine]:
+    """Fold the ledger, which must warn about exactly the lines that it does not use."""
+    with pytest.warns(DamagedLedger) as caught:
+        found = fold_ledger(path).bad_lines
+    assert [str(warning.message) for warning in caught] == [explain_bad_lines(path, found)]
+    return found
+
+
+def test_a_damaged_line_is_named_by_its_number_and_all_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    write(path, "a", "b")
+    write(path, "a", "b", "c")
     path.write_bytes(path.read_bytes().replace(b'"text":"b"', b'"text":7'))
-    with pytest.raises(UserError, match="line 2"):
-        list(read_events(path))
+    assert texts(path) == ["a", "c"]
+    [line] = bad_lines(path)
+    assert (line.number, line.event, line.trial) == (2, "note", None)
+    assert "line 2 (note): its checksum does not match" in explain_bad_lines(path, [line])
 
 
 def test_a_number_that_json_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text('{"event":"note","time_s":NaN,"topic":"t","text":"a"}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="line 1 is not an event of this version: JSON is malformed"):
-        fold_ledger(path)
+    [line] = bad_lines(path)
+    assert line.describe() == "line 1 (note): time_s: Input should be a finite number"
 
 
 def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path) -> None:
@@ -121,7 +130,6 @@ def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path)
         assert list(json.loads(line))[-1] == "crc"
 
 
-@pytest.mark.parametrize("read", [lambda path: list(read_events(path)), fold_ledger], ids=["events", "fold"])
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -130,16 +138,17 @@ def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path)
         (b'"}\n{"event":"note","time_s":1.0,"text":"c"', b'"\n{"event":"note","time_s":1.0,"text":"c"', "no checksum"),
     ],
 )
-def test_a_changed_line_is_refused_with_its_number(
-    tmp_path: Path, read: Callable[[Path], object], old: bytes, new: bytes, problem: str
+def test_a_changed_line_is_not_used_and_named_with_its_number(
+    tmp_path: Path, old: bytes, new: bytes, problem: str
 ) -> None:
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "b", "c")
     first, rest = path.read_bytes().split(b"\n", 1)
     assert old in rest
     path.write_bytes(first + b"\n" + rest.replace(old, new, 1))
-    with pytest.raises(UserError, match=f"line 2 .*{problem}"):
-        read(path)
+    [line] = bad_lines(path)
+    assert (line.number, problem in line.problem) == (2, True)
+    assert texts(path) == ["a", "c"]
 
 
 def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:

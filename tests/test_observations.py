@@ -11,6 +11,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stag
 from cclsearch.propose.observations import Observation, observed_rows
 from cclsearch.record.event import Purpose, TrialFinished, TrialProposed, TrialRevised
 from cclsearch.record.ledger import Ledger, fold_ledger
+from cclsearch.record.line import decode_line
 from cclsearch.record.state import RunState
 from cclsearch.record.trial_table import TrialTable
 from cclsearch.score.outcome import Admission, Outcome
@@ -86,7 +87,7 @@ def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space: Space, path: P
     offset, before = 0, None
     finished = 0
     for line in path.read_bytes().splitlines(keepends=True):
-        state.apply(line, offset)
+        state.apply(decode_line(line), offset, offset + len(line))
         offset += len(line)
         finished += b"trial_finished" in line
         before = state.trials.observe(space) if finished == 3 and before is None else before
@@ -119,7 +120,8 @@ def test_a_revised_trial_is_observed_with_its_new_outcome(space: Space, path: Pa
     assert [o.loss for o in state.trials.observe(space)][:3] == [2.5, None, 0.0]
     ledger = Ledger(path)
     outcome = Outcome(provenance=Provenance.MEASURED, admission=Admission(admitted=False, verdicts=()))
-    state.apply(*ledger.append(TrialRevised(trial=3, outcome=outcome)))
+    revised = TrialRevised(trial=3, outcome=outcome)
+    state.apply(revised, *ledger.append(revised))
     ledger.close()
     assert [(o.trial, o.loss) for o in state.trials.observe(space)][:3] == [(1, 2.5), (2, None), (3, None)]
     assert state.trials.observe(space)[2].metrics == {}

@@ -7,16 +7,18 @@ import nothing heavy.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from cclsearch import __version__
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import DamagedLedger, UserError
 
 COMMANDS = {
     "run": "search for the fastest configuration of a workload",
@@ -76,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 success, 1 it ran and failed, 2 bad input (nothing was started)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(arguments)
+        with _showing_damage():
+            return _dispatch(arguments)
     except UserError as error:
         from cclsearch.core.redact import redact
 
@@ -98,6 +101,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = f"{str(error.filename)!r}: " if error.filename else ""
         print(f"ccl-search: {redact(place + str(error.strerror))}", file=sys.stderr)
         return EXIT_USAGE
+
+
+@contextlib.contextmanager
+def _showing_damage() -> Iterator[None]:
+    """Print each warning about a damaged ledger once, on stderr, as a line like those of errors."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        if not issubclass(category, DamagedLedger):
+            before(message, category, *where)
+        elif (text := str(message)) not in shown:
+            from cclsearch.core.redact import redact
+
+            shown.add(text)
+            print(f"ccl-search: {redact(text)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        before = warnings.showwarning
+        warnings.simplefilter("always", DamagedLedger)
+        warnings.showwarning = show
+        yield
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -24,6 +24,20 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's list of files: without it, a power loss may take a file that was created or renamed and synced.
+
+    A file system that cannot do it is left alone.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -42,3 +56,4 @@ def replacing(path: Path) -> Iterator[Path]:
     with staging_folder(path.parent) as stage:
         yield stage / path.name
         os.replace(stage / path.name, path)
+    sync_folder(path.parent)

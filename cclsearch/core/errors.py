@@ -24,6 +24,10 @@ class UnavailableError(UserError):
     """The system that runs the jobs does not answer now: the input is fine, and a later attempt may succeed."""
 
 
+class DamagedLedger(UserWarning):
+    """Lines of a ledger cannot be read; everything else of it is used. The command line prints each message once."""
+
+
 class TrialError(Exception):
     """One trial failed; `failure` is recorded in the ledger."""
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
+
+from pydantic import ConfigDict
 
 from cclsearch.core.values import Config, Model
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 
 
 class LedgerEvent(Model):
-    """Base of every event: `event` distinguishes them."""
+    """Base of every event: `event` distinguishes them. JSON has no number that is not finite, so no event has one."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     event: str
     time_s: float = 0.0
@@ -71,6 +76,13 @@ class ExpectedOutcome:
     """Metric -> expected value, in the metric's unit."""
     fits: float | None = None
     """Probability that it fits into memory, 0 to 1."""
+
+    def __post_init__(self) -> None:
+        """Leave out what is not finite: a closed form or an LLM may compute it, and no measurement compares with it."""
+        finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        object.__setattr__(self, "metrics", finite)
+        if self.fits is not None and not math.isfinite(self.fits):
+            object.__setattr__(self, "fits", None)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ from cclsearch.score.outcome import Outcome
 
 LEDGER_VERSION = 2
 
+MAX_TRIAL = 10**7
+TrialNumber = Annotated[int, Field(ge=1, lt=MAX_TRIAL)]
+
 
 class Purpose(StrEnum):
     """Purpose of a trial."""
@@ -93,7 +96,7 @@ class TrialProposed(LedgerEvent):
     """A trial was proposed; it exists from this event on."""
 
     event: Literal["trial_proposed"] = "trial_proposed"
-    trial: int
+    trial: TrialNumber
     config: Config
     proposer: str
     rationale: str = ""
@@ -105,7 +108,7 @@ class TrialProposed(LedgerEvent):
 class AttemptEvent(LedgerEvent):
     """Base of the events of one attempt at a trial."""
 
-    trial: int
+    trial: TrialNumber
     attempt: int
 
 
@@ -147,7 +150,7 @@ class TrialRevised(ReportedEvent):
     """A finished trial was evaluated again with another verdict; from here on, it is ranked by this outcome."""
 
     event: Literal["trial_revised"] = "trial_revised"
-    trial: int
+    trial: TrialNumber
     outcome: Outcome
 
 

@@ -5,93 +5,122 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-from pydantic import ValidationError
-
-from cclsearch.core.errors import UserError
+from cclsearch.core.atomic_file import sync_folder
+from cclsearch.core.errors import DamagedLedger, UserError
+from cclsearch.core.text import count_of
 from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded, SearchStarted
-from cclsearch.record.line import decode_line, encode_line, has_checksum
+from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"
 BUFFER_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+SHOWN_BAD_LINES = 3
+"""Lines that a message describes; it counts the others."""
 
 
 def read_events(path: Path) -> Iterator[Event]:
     """The ledger's events in order, each fully validated; those of earlier versions in the form of the present one.
 
-    An incomplete last line (after a kill or on a full disk) is ignored. Raises UserError if an earlier line is not an
-    event or was changed (with its line number), or if the ledger was written by a newer version.
+    An incomplete last line (after a kill or on a full disk) is ignored, and so is a line that is not an event or was
+    changed: `fold_ledger` lists them. Raises UserError if the ledger was written by a newer version.
     """
-    for number, line in _read_lines(path):
-        yield _parse(path, number, line)
+    for found in _read_lines(path):
+        if not isinstance(found, BadLine):
+            yield found.event
 
 
 def fold_ledger(path: Path) -> RunState:
-    """The state after the ledger's events; raises UserError as `read_events` does."""
+    """The state after the ledger's events; lines that cannot be used are in its `bad_lines`, and a warning names them.
+
+    Raises UserError if there is no ledger, or if it was written by a newer version.
+    """
     state = RunState(path)
-    offset = 0
-    for number, line in _read_lines(path):
+    for found in _read_lines(path):
+        if isinstance(found, BadLine):
+            state.skip(found)
+            continue
+        if not state.has_begun and not found.has_checksum:
+            state.ledger_version = 1
         try:
-            state.apply(line, offset)
-        except (msgspec.MsgspecError, KeyError, ValueError, OverflowError) as error:
-            _parse(path, number, line)
-            if isinstance(error, msgspec.MsgspecError):
-                raise _describe_damage(path, number, str(error)) from None
-            raise UserError(f"{str(path)!r} line {number} is about a trial that was never proposed") from None
-        if state.ledger_version > LEDGER_VERSION:
-            _refuse_newer(path, state.ledger_version)
-        offset += len(line)
+            state.apply(found.event, found.offset, found.end)
+        except ValueError as error:
+            state.skip(BadLine(found.number, str(error), found.event.event, getattr(found.event, "trial", None)))
+    if state.bad_lines:
+        warnings.warn(explain_bad_lines(path, state.bad_lines), DamagedLedger, stacklevel=2)
     return state
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each complete line, with its end; raises UserError if one was changed."""
-    is_checked = False
+def explain_bad_lines(path: Path, bad: Sequence[BadLine]) -> str:
+    """One line about the lines of a ledger that are not used."""
+    shown = "; ".join(line.describe() for line in bad[:SHOWN_BAD_LINES])
+    more = f"; and {len(bad) - SHOWN_BAD_LINES} more" if len(bad) > SHOWN_BAD_LINES else ""
+    verb = "is" if len(bad) == 1 else "are"
+    return f"{str(path)!r}: {count_of(len(bad), 'line')} {verb} not used, all others are: {shown}{more}"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line that is an event."""
+
+    number: int
+    offset: int
+    end: int
+    event: Event
+    has_checksum: bool
+
+
+def _read_lines(path: Path) -> Iterator[_Line | BadLine]:
+    """Every complete line: as an event, or with what is wrong with it."""
+    is_checked, offset = False, 0
+    for number, line in enumerate(_split_lines(path), 1):
+        try:
+            if isinstance(line, int):
+                raise ValueError(f"it has {line:,} bytes, more than the {MAX_LINE_BYTES:,} allowed")
+            was_checked, has_one = is_checked, has_checksum(line)
+            is_checked |= has_one
+            if was_checked and not has_one:
+                raise ValueError("it has no checksum, although lines before it have one")
+            event = decode_line(line)
+            if isinstance(event, SearchStarted | LedgerUpgraded):
+                _refuse_newer(path, event.ledger_version)
+            yield _Line(number, offset, offset + len(line), event, has_one)
+        except (ValueError, RecursionError) as error:
+            head = b"" if isinstance(line, int) else line
+            _refuse_newer(path, _find_version(head))
+            yield describe_bad_line(number, head, error)
+        offset += line if isinstance(line, int) else len(line)
+
+
+def _split_lines(path: Path) -> Iterator[bytes | int]:
+    """Each complete line with its end; of one that is too long only its length in bytes."""
     try:
         with path.open("rb", buffering=BUFFER_BYTES) as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
+            while line := file.readline(MAX_LINE_BYTES):
+                length = len(line)
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE_BYTES)
+                    length += len(line)
+                if not line:
                     return
-                was_checked, is_checked = is_checked, has_checksum(line)
-                if was_checked and not is_checked:
-                    raise ValueError("it has no checksum, although the lines before it have one")
-                yield number, line
+                yield line if length == len(line) else length
     except FileNotFoundError:
         raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except ValueError as error:
-        raise _describe_damage(path, number, str(error)) from None
-
-
-def _parse(path: Path, number: int, line: bytes) -> Event:
-    try:
-        event = decode_line(line)
-    except ValueError as error:
-        _refuse_newer(path, _find_version(line))
-        text = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise _describe_damage(path, number, text) from None
-    if isinstance(event, SearchStarted | LedgerUpgraded):
-        _refuse_newer(path, event.ledger_version)
-    return event
-
-
-def _describe_damage(path: Path, number: int, problem: str) -> UserError:
-    return UserError(
-        f"{str(path)!r} line {number} is not an event of this version: {problem};"
-        " the lines before it are valid: to continue from them, cut the file before this line"
-    )
 
 
 def _find_version(line: bytes) -> int:
-    """The ledger version that a line names which is not an event of this version; 0 if it names none."""
+    """The version that a line names which is not an event of this version; 0 if it names none, or was changed."""
     try:
+        has_checksum(line)
         version = json.loads(line)["ledger_version"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return 0
     return version if isinstance(version, int) else 0
 
@@ -110,12 +139,14 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        sync_folder(path.parent)
         self._end = self._cut_torn_line()
 
-    def append(self, event: Event) -> tuple[bytes, int]:
-        """Write one event and sync it; return its line and the line's offset.
+    def append(self, event: Event) -> tuple[int, int]:
+        """Write one event and sync it; return where its line begins and ends.
 
-        On an error (disk full) the file is restored and OSError is raised; UserError if another process wrote to it.
+        On an error (disk full) the file is restored and OSError is raised; UserError if another process wrote to it;
+        ValueError, and nothing is written, if the line could not be read again.
         """
         if os.fstat(self._fd).st_size != self._end:
             raise UserError(f"{str(self.path)!r} was written by another process since this one opened it")
@@ -129,7 +160,7 @@ class Ledger:
             os.ftruncate(self._fd, self._end)
             raise
         offset, self._end = self._end, self._end + len(line)
-        return line, offset
+        return offset, self._end
 
     def check_present(self) -> None:
         """Raise OSError if the file at the path is another one: its file system is gone, or its folder was moved."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
+from dataclasses import dataclass
+
+from pydantic import ValidationError
 
 from cclsearch.record.event import EVENT, Event
 from cclsearch.record.version_1 import upgrade
@@ -12,10 +16,48 @@ _END = b',"crc":"%08x"}\n'
 _NUM_BYTES = len(_END % 0)
 
 
+_EVENT = re.compile(rb'"event": ?"([a-z_]{1,40})"')
+_TRIAL = re.compile(rb'"trial": ?(\d{1,7})[,}]')
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line of a ledger that is not used, and what it seems to be."""
+
+    number: int
+    """1 for the first line."""
+    problem: str
+    event: str = ""
+    """Its kind of event; empty if it cannot be seen."""
+    trial: int | None = None
+
+    def describe(self) -> str:
+        """`line 7 (trial_finished of trial 3): its checksum does not match, ...`."""
+        trial = f" of trial {self.trial}" if self.trial is not None else ""
+        return f"line {self.number}{f' ({self.event}{trial})' if self.event else ''}: {self.problem}"
+
+
+def describe_bad_line(number: int, line: bytes, error: Exception) -> BadLine:
+    """The line as one that is not used, because of this error."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"][1:]))
+        problem = f"{place}: {first['msg']}" if place else first["msg"]
+    else:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    event, trial = _EVENT.search(line), _TRIAL.search(line)
+    return BadLine(number, problem[:200], event[1].decode() if event else "", int(trial[1]) if trial else None)
+
+
 def encode_line(event: Event) -> bytes:
-    """The event's line, with its end; `crc` is the CRC-32 of the bytes before that field, as eight hex digits."""
-    data = EVENT.dump_json(event)[:-1]
-    return data + _END % zlib.crc32(data)
+    """The event's line, with its end; `crc` is the CRC-32 of the bytes before that field, as eight hex digits.
+
+    Raises ValueError if the line would not be read as the same event: it must never reach a ledger.
+    """
+    data = EVENT.dump_json(event)
+    if EVENT.validate_json(data) != event:
+        raise ValueError(f"the event {event.event!r} would not be read as it is: {data[:500]!r}")
+    return data[:-1] + _END % zlib.crc32(data[:-1])
 
 
 def has_checksum(line: bytes) -> bool:

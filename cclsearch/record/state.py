@@ -1,8 +1,7 @@
 """The state of a search, folded from the lines of its ledger.
 
 Only frequently needed data of each trial stays in memory (finished, loss, whether it costs budget, offsets of its
-lines); the trial itself is read from the ledger on demand. So a ledger of 100,000 events opens in under a second, and
-a search of 10,000 trials needs little memory.
+lines); the trial itself is read from the ledger on demand. So a search of 10,000 trials needs little memory.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from cclsearch.core.values import Config, FailureKind
+from cclsearch.core.values import Config
 from cclsearch.propose.events import ReportedEvent
 from cclsearch.record.event import (
     LEDGER_VERSION,
@@ -26,41 +23,15 @@ from cclsearch.record.event import (
     SearchStarted,
     SearchStopped,
     SpaceGrown,
+    TrialFinished,
+    TrialProposed,
     TrialRetried,
     TrialRevised,
 )
-from cclsearch.record.line import decode_line
+from cclsearch.record.line import BadLine
 from cclsearch.record.trial import Trial
 from cclsearch.record.trial_table import TrialTable
 from cclsearch.score.outcome import Outcome
-
-
-class _FailureFields(msgspec.Struct):
-    kind: FailureKind
-
-
-class _AdmissionFields(msgspec.Struct):
-    admitted: bool
-
-
-class _OutcomeFields(msgspec.Struct):
-    failure: _FailureFields | None = None
-    admission: _AdmissionFields | None = None
-    loss: float | None = None
-
-
-class _LineFields(msgspec.Struct):
-    """The fields that the fold needs of any line; events that are not of a trial are read in full."""
-
-    event: str
-    time_s: float
-    trial: int | None = None
-    config: msgspec.Raw = msgspec.Raw()
-    purpose: str = Purpose.SEARCH.value
-    outcome: _OutcomeFields | None = None
-
-
-_DECODER = msgspec.json.Decoder(_LineFields)
 
 
 @dataclass
@@ -88,6 +59,10 @@ class RunState:
     """Number of the latest finished trials in a row that were infrastructure failures."""
     has_allocation_ended: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
+    bad_lines: list[BadLine] = field(default_factory=list)
+    """Lines of the ledger that are not used."""
+    highest_trial: int = 0
+    """Highest trial number in any readable line, also of a trial whose proposal is missing."""
     trials: TrialTable = field(init=False)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
@@ -100,23 +75,28 @@ class RunState:
     def __post_init__(self) -> None:
         self.trials = TrialTable(self.path)
 
-    def apply(self, line: bytes, offset: int) -> None:
-        """Apply the ledger's next line, which starts at `offset`; raises ValueError if it is not an event."""
-        fields = _DECODER.decode(line)
-        self.last_s = max(self.last_s, fields.time_s)
-        if fields.trial is None:
-            self._apply_in_full(decode_line(line))
-            return
-        match fields.event:
-            case "trial_proposed":
-                self._propose(fields.trial, fields)
-            case "trial_finished":
-                self._finish(fields.trial, fields.outcome)
-            case "trial_submitting" | "trial_submitted":
-                pass
-            case _:
-                self._apply_in_full(decode_line(line))
-        self.trials.add_line(fields.trial, offset, offset + len(line))
+    def apply(self, event: Event, offset: int, end: int) -> None:
+        """Apply the next event, whose line is from `offset` to `end` in the ledger.
+
+        Raises ValueError, and changes nothing, if its trial was not proposed, or is proposed again.
+        """
+        number: int | None = getattr(event, "trial", None)
+        if number is not None:
+            self._check_trial(number, event)
+        self.last_s = max(self.last_s, event.time_s)
+        self.started_s = self.started_s or event.time_s
+        self._apply(event)
+        if number is not None:
+            self.trials.add_line(number, offset, end)
+
+    def skip(self, line: BadLine) -> None:
+        """Note that a line cannot be used."""
+        self.bad_lines.append(line)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the ledger has a line, readable or not."""
+        return bool(self.started_s or self.bad_lines)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -195,16 +175,22 @@ class RunState:
             runs_of.setdefault(self.trials.config_key(number), []).append(number)
         return list(runs_of.values())
 
-    def _propose(self, number: int, fields: _LineFields) -> None:
-        is_search = fields.purpose == Purpose.SEARCH.value
-        self.trials.propose(number, bytes(fields.config), is_search=is_search)
-        self._open[number] = None
+    def _check_trial(self, number: int, event: Event) -> None:
+        is_known, is_new = number in self.trials, isinstance(event, TrialProposed)
+        self.highest_trial = max(self.highest_trial, number)
+        if is_new and is_known:
+            raise ValueError(f"trial {number} was proposed before")
+        if not is_new and not is_known:
+            raise ValueError(f"it is about trial {number}, whose proposal is missing")
+
+    def _propose(self, event: TrialProposed) -> None:
+        is_search = event.purpose is Purpose.SEARCH
+        self.trials.propose(event.trial, event.config, is_search=is_search)
+        self._open[event.trial] = None
         self.num_spent += is_search
 
-    def _finish(self, number: int, outcome: _OutcomeFields | Outcome | None) -> None:
+    def _finish(self, number: int, outcome: Outcome) -> None:
         """Take over the outcome of a trial that finished, or was evaluated again."""
-        if outcome is None:
-            raise ValueError("a finished trial has an outcome")
         failed = outcome.failure is not None and outcome.failure.kind.is_infrastructure
         is_search, is_revised = self.trials.is_search(number), self.trials.is_finished(number)
         costs = is_search and not failed
@@ -225,8 +211,12 @@ class RunState:
             if self._baseline is None and is_search:
                 self._baseline = number
 
-    def _apply_in_full(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
+            case TrialProposed():
+                self._propose(event)
+            case TrialFinished() | TrialRevised():
+                self._finish(event.trial, event.outcome)
             case SearchStarted():
                 self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
                 self.ledger_version = event.ledger_version
@@ -236,13 +226,9 @@ class RunState:
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
                 self.num_consecutive_infrastructure_failures, self.has_allocation_ended = 0, False
-                self._resumed_at, self._infrastructure_failures = self.trials.last_number, []
+                self._resumed_at, self._infrastructure_failures = self.highest_trial, []
             case TrialRetried():
                 self.has_allocation_ended |= event.kind is RetryKind.ALLOCATION_ENDED
-            case TrialRevised():
-                if not self.trials.is_finished(event.trial):
-                    raise KeyError(event.trial)
-                self._finish(event.trial, event.outcome)
             case SpaceGrown():
                 self.growth = event
             case SearchStopped():

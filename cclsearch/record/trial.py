@@ -118,6 +118,8 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
                 result_sha256=event.result_sha256,
             )
         case TrialRevised():
-            return replace(trial, outcome=event.outcome, revisions=(*trial.revisions, event))
+            finished_s = event.time_s if trial.finished_s is None else trial.finished_s
+            revisions = (*trial.revisions, event)
+            return replace(trial, handle=None, outcome=event.outcome, finished_s=finished_s, revisions=revisions)
         case _:
             return trial

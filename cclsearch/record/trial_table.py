@@ -1,12 +1,13 @@
 """The trials of a ledger in columns, and as a proposer sees them; trials and observations are built on request.
 
 A trial takes some hundred bytes of memory: what the fold and the proposers need often is in columns, and the trial
-itself is read from the ledger. So a ledger of 100,000 events opens in under a second.
+itself is read from the ledger.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from array import array
 from bisect import insort
@@ -107,26 +108,20 @@ class TrialTable(Mapping[int, Trial]):
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and self._find(number) is not None
 
-    @property
-    def last_number(self) -> int:
-        """The highest number; 0 if there are no trials."""
-        return max(self._numbers, default=0)
-
-    def propose(self, number: int, config: bytes, *, is_search: bool) -> None:
-        """Add a trial without lines; a trial with the same number is reset."""
-        flags = (_IS_SEARCH | _COSTS_BUDGET) if is_search else 0
-        key = int.from_bytes(hashlib.blake2b(config, digest_size=8).digest(), signed=True)
-        index = self._find(number)
-        if index is None:
-            index = len(self._numbers)
-            self._numbers.append(number)
-            for column in (self._flags, self._losses, self._keys, self._last_extents, self._rows, self._starts):
-                column.append(0)
-            self._schema_ids.append(-1)
-            if number != index + 1:
-                self._index_of[number] = index
-        self._flags[index], self._losses[index], self._keys[index] = flags, math.nan, key
-        self._last_extents[index] = -1
+    def propose(self, number: int, config: Config, *, is_search: bool) -> None:
+        """Add a trial without lines; its number is new."""
+        text = json.dumps(dict(config), sort_keys=True)
+        index = len(self._numbers)
+        self._numbers.append(number)
+        self._flags.append((_IS_SEARCH | _COSTS_BUDGET) if is_search else 0)
+        self._losses.append(math.nan)
+        self._keys.append(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True))
+        self._last_extents.append(-1)
+        self._rows.append(0)
+        self._starts.append(0)
+        self._schema_ids.append(-1)
+        if number != index + 1:
+            self._index_of[number] = index
 
     def add_line(self, number: int, offset: int, end: int) -> None:
         """Add a line of that trial, from `offset` to `end` in the ledger."""

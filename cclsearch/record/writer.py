@@ -8,13 +8,23 @@ from types import TracebackType
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded
+from cclsearch.record.event import LEDGER_VERSION, MAX_TRIAL, Event, LedgerUpgraded
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.state import RunState
 
 Watcher = Callable[[Event, RunState], None]
 """Called after each event is on disk (a live table, plain lines, JSON lines)."""
+
+
+def list_trial_folders(folder: Path) -> dict[int, Path]:
+    """Number -> folder of each trial in a run folder, in order; links and other names are left out."""
+    try:
+        found = [path for path in (folder / "trials").iterdir() if path.name.isdecimal() and path.name.isascii()]
+    except OSError:
+        return {}
+    numbered = sorted((int(path.name), path) for path in found if path.is_dir() and not path.is_symlink())
+    return {number: path for number, path in numbered if path.name == f"{number:04d}" and number < MAX_TRIAL}
 
 
 class RunWriter:
@@ -26,6 +36,7 @@ class RunWriter:
         self.lock = FolderLock(folder)
         self._watchers: list[Watcher] = []
         self._ledger: Ledger | None = None
+        self._highest_folder = 0
 
     def __enter__(self) -> RunWriter:
         self.lock.__enter__()
@@ -33,6 +44,7 @@ class RunWriter:
             path = self.folder / LEDGER_FILE
             self.state = fold_ledger(path) if path.exists() else RunState(path)
             self._ledger = Ledger(path)
+            self._highest_folder = max(list_trial_folders(self.folder), default=0)
         except OSError as error:
             self.lock.__exit__(None, None, None)
             raise UserError(f"cannot open {str(path)!r}: {error.strerror or error}; nothing was changed") from None
@@ -59,11 +71,16 @@ class RunWriter:
         self.lock.check_held()
         if self.state.ledger_version < LEDGER_VERSION:
             upgraded = LedgerUpgraded(time_s=event.time_s, engine_version=__version__)
-            self.state.apply(*self._ledger.append(upgraded))
-        self.state.apply(*self._ledger.append(event))
+            self.state.apply(upgraded, *self._ledger.append(upgraded))
+        self.state.apply(event, *self._ledger.append(event))
         self.lock.refresh()
         for watch in self._watchers:
             watch(event, self.state)
+
+    @property
+    def next_trial(self) -> int:
+        """Number of the next trial: above every trial in the ledger, and above every trial folder that was here."""
+        return max(self.state.highest_trial, self._highest_folder) + 1
 
     def check_present(self) -> None:
         """Raise OSError if the run folder is gone or replaced: then a missing file in it proves nothing."""

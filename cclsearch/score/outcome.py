@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import ConfigDict, field_validator
+
 from cclsearch.core.values import Failure, Model, Provenance
 
 LOAD_RULE = "load"
@@ -32,6 +34,8 @@ class Admission(Model):
 class Outcome(Model):
     """A finished trial: scored (`loss` without `failure`) or failed (`failure` without `loss`)."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     provenance: Provenance
     failure: Failure | None = None
     admission: Admission | None = None
@@ -50,6 +54,12 @@ class Outcome(Model):
     """Diagnosis of the step time from the traces, in sentences."""
     seconds_by_cause: dict[str, float] = {}
     """Seconds of a traced step by cause; adds up to `trace_step_time`."""
+
+    @field_validator("metrics", "seconds_by_cause", mode="before")
+    @classmethod
+    def _drop_null(cls, values: object) -> object:
+        """Leave out figures that are null: earlier versions wrote a metric that was not finite as null."""
+        return {name: v for name, v in values.items() if v is not None} if isinstance(values, dict) else values
 
     @property
     def is_ranked(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +72,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         target=session.spec.objective,
         prior=session.prior,
         events=tuple(writer.state.reported),
-        next_trial=len(writer.state.trials) + 1,
+        next_trial=writer.next_trial,
     )
 
 
@@ -157,16 +156,14 @@ def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], 
 
 
 def _record_proposal(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> None:
-    expects = proposal.expects
-    finite = {name: value for name, value in expects.metrics.items() if math.isfinite(value)}  # JSON has no others
     writer.record(
         TrialProposed(
             time_s=session.now_s(),
-            trial=len(writer.state.trials) + 1,
+            trial=writer.next_trial,
             config=proposal.config,
             proposer=proposal.proposer,
             rationale=proposal.rationale,
-            expects=replace(expects, metrics=finite),
+            expects=proposal.expects,
             turn=proposal.turn,
             purpose=purpose,
         )

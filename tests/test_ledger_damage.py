@@ -1,0 +1,231 @@
+"""A ledger with damaged lines: every other line is used, every command works, and nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import sys
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_versions import copy_run
+
+from cclsearch.cli import main
+from cclsearch.core.errors import DamagedLedger, UserError
+from cclsearch.core.values import Config, Provenance
+from cclsearch.propose.base import ExpectedOutcome
+from cclsearch.record.event import EVENT, LEDGER_VERSION, Note, SearchStarted, TrialFinished, TrialProposed
+from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger, read_events
+from cclsearch.record.line import decode_line, encode_line, has_checksum
+from cclsearch.record.state import RunState
+from cclsearch.score.outcome import Outcome
+
+RECORDED = sorted((Path(__file__).parent / "recorded" / "runs-0.1.0").rglob(LEDGER_FILE))
+LARGE = 10 * 2**20
+
+
+def fold(path: Path) -> RunState:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DamagedLedger)
+        return fold_ledger(path)
+
+
+def sign(data: dict[str, Any]) -> bytes:
+    """The line of an event with a right checksum, whatever the event."""
+    data.pop("crc", None)
+    body = json.dumps(data).encode()[:-1]
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def leaves(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    return [path, *(leaf for key, value in items for leaf in leaves(value, (*path, key)))]
+
+
+def put(data: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        data = data[key]
+    data[path[-1]] = value
+
+
+ODD_VALUES = [
+    None,
+    -1,
+    0,
+    10**9,
+    10**30,
+    1e308,
+    5e-324,
+    math.inf,
+    math.nan,
+    "",
+    "x" * 300,
+    "\ud800",
+    [],
+    {},
+    [[[]]],
+    True,
+]
+
+
+def spoil_bytes(line: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(line) - 1)
+    return line[:at] + bytes([rng.choice(b'\x00"{}[]:,9azZ\xff'.replace(line[at : at + 1], b""))]) + line[at + 1 :]
+
+
+def spoil_field(line: bytes, rng: random.Random) -> bytes:
+    data = json.loads(line)
+    put(data, rng.choice(leaves(data)[1:]), rng.choice(ODD_VALUES))
+    return sign(data)
+
+
+def spoil_whole(line: bytes, rng: random.Random) -> bytes:
+    return rng.choice(
+        [b"\n", b"[" * 100_000 + b"\n", b"x" * LARGE + b"\n", line[: len(line) // 2] + b"\n", b"", line * 2]
+    )
+
+
+def is_newer(line: bytes) -> bool:
+    """Whether the line has a right checksum and says that a newer version wrote it."""
+    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+        version = json.loads(line)["ledger_version"]
+        return has_checksum(line) and type(version) is int and version > LEDGER_VERSION
+    return False
+
+
+@pytest.mark.parametrize("spoil", [spoil_bytes, spoil_field, spoil_whole], ids=["a byte", "a field", "the line"])
+@pytest.mark.parametrize("ledger", RECORDED, ids=lambda path: path.parent.name)
+def test_one_spoiled_line_costs_at_most_its_own_trial(
+    tmp_path: Path, ledger: Path, spoil: Callable[[bytes, random.Random], bytes]
+) -> None:
+    """A sample of the lines of each ledger; a spoiled field gets a right checksum, as a bug of ours would write it."""
+    rng = random.Random(ledger.parent.name)
+    lines = [encode_line(event) for event in read_events(ledger)]
+    before, path = fold(ledger), tmp_path / LEDGER_FILE
+    for index in sorted(rng.sample(range(len(lines)), min(6, len(lines)))):
+        line = lines[index]
+        spoiled = spoil(line, rng)
+        path.write_bytes(b"".join([*lines[:index], spoiled, *lines[index + 1 :]]))
+        if is_newer(spoiled):
+            with pytest.raises(UserError, match="newer ccl-search"):
+                fold(path)
+            continue
+        state = fold(path)
+        trials = {number: trial for number, trial in state.trials.items() if number in before.trials}
+        changed = [number for number, trial in before.trials.items() if trials.get(number) != trial]
+        assert len(changed) <= 2, "its own trial, and the one whose number a changed number is now"
+        assert sum(number not in trials for number in before.trials) <= 1
+        assert list(state.trials.observe()) == list(state.trials.observe())
+        assert state.best is None or state.best.loss is not None
+        event = decode_line(line)
+        if spoil is spoil_bytes and not isinstance(event, TrialProposed):
+            assert [bad.number for bad in state.bad_lines] == [index + 1]
+
+
+def test_no_event_holds_a_number_that_json_does_not_have() -> None:
+    """So no derived figure can make a line unreadable."""
+    outcome = {"provenance": "measured", "metrics": {"power_w": 1.0}}
+    finished = {"event": "trial_finished", "time_s": 1.0, "trial": 1, "attempt": 1, "outcome": outcome}
+    assert isinstance(EVENT.validate_python(finished), TrialFinished)
+    for path in [("time_s",), ("outcome", "metrics", "power_w"), ("outcome", "loss"), ("outcome", "spread")]:
+        for value in (math.inf, -math.inf, math.nan):
+            spoiled = json.loads(json.dumps(finished))
+            put(spoiled, path, value)
+            with pytest.raises(ValueError, match="finite number"):
+                EVENT.validate_python(spoiled)
+
+
+def test_an_event_that_would_be_read_as_another_one_is_not_written(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / LEDGER_FILE)
+    good = Outcome(provenance=Provenance.MEASURED, metrics={"power_w": 1.0})
+    for changes in ({"metrics": {"power_w": math.inf}}, {"loss": math.inf}, {"spread": math.nan}):
+        bad = TrialFinished(trial=1, attempt=1, outcome=good).model_copy(
+            update={"outcome": good.model_copy(update=changes)}
+        )
+        with pytest.raises(ValueError, match="would not be read"):
+            ledger.append(bad)
+    ledger.append(Note(topic="t", text="after"))
+    ledger.close()
+    assert [event.event for event in read_events(tmp_path / LEDGER_FILE)] == ["note"]
+
+
+def test_expected_figures_that_are_not_finite_are_left_out() -> None:
+    expects = ExpectedOutcome({"step_time_s": math.inf, "mfu": 0.4}, fits=math.nan)
+    assert (expects.metrics, expects.fits) == ({"mfu": 0.4}, None)
+
+
+def test_a_ledger_in_which_an_earlier_version_wrote_infinity_as_null_is_read_in_full(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    outcome = {"provenance": "measured", "metrics": {"step_time_s": 1.0, "power_w": None}}
+    proposed = TrialProposed(time_s=1, trial=1, config=Config(tp=1), proposer="random")
+    finished = {"event": "trial_finished", "time_s": 2.0, "trial": 1, "attempt": 1, "outcome": outcome}
+    path.write_bytes(encode_line(proposed) + sign(finished))
+    state = fold_ledger(path)
+    assert state.bad_lines == []
+    assert state.trials[1].outcome is not None
+    assert state.trials[1].outcome.metrics == {"step_time_s": 1.0}
+
+
+def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_used_again(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    start = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
+    events = [TrialProposed(time_s=1, trial=n, config=Config(tp=n), proposer="random") for n in (1, 2, 3)]
+    outcome = Outcome(provenance=Provenance.MEASURED)
+    ends = [TrialFinished(time_s=2, trial=n, attempt=1, outcome=outcome) for n in (1, 2, 3)]
+    lines = [encode_line(event) for event in (start, *events, *ends)]
+    lines[3] = lines[3].replace(b"random", b"rAndom")
+    path.write_bytes(b"".join(lines))
+    with pytest.warns(DamagedLedger) as caught:
+        state = fold_ledger(path)
+    assert (list(state.trials), state.highest_trial) == ([1, 2], 3)
+    assert str(caught[0].message).endswith(
+        "2 lines are not used, all others are: line 4 (trial_proposed of trial 3): its checksum does not match, so it"
+        " was changed after it was written; line 7 (trial_finished of trial 3): it is about trial 3, whose proposal is"
+        " missing"
+    )
+
+
+def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    events = [TrialProposed(time_s=1, trial=1, config=Config(tp=n), proposer="random") for n in (1, 2)]
+    path.write_bytes(b"".join(map(encode_line, events)))
+    state = fold(path)
+    assert state.trials[1].config == Config(tp=1)
+    assert [line.problem for line in state.bad_lines] == ["trial 1 was proposed before"]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the recorded run `measured`, one line of its ledger spoiled: the end of its last trial."""
+    path = copy_run(tmp_path, "measured") / LEDGER_FILE
+    (tmp_path / "ccl-search.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = max(index for index, line in enumerate(lines) if b'"trial_finished"' in line)
+    lines[last] = lines[last].replace(b'"attempt":', b'"attempt":"x",  "was":')
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+RUN = "measured"
+OF_ONE_RUN = [f"status {RUN} --json", f"best {RUN} --json", f"show {RUN} 1", f"admit {RUN}", f"export {RUN} --to csv"]
+
+
+@pytest.mark.parametrize("command", ["status", f"status {RUN}", *OF_ONE_RUN, f"report {RUN}"])
+def test_every_command_uses_what_remains_and_says_once_what_is_missing(
+    damaged: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    before = damaged.read_bytes()
+    assert main(command.split()) in (0, 1)
+    out, err = capsys.readouterr()
+    assert err.count("line is not used") == 1, (out, err)
+    assert "trial_finished of trial" in err
+    assert "Traceback" not in out + err
+    assert damaged.read_bytes() == before
+    assert sys.exc_info() == (None, None, None)
