@@ -108,9 +108,9 @@ def _showing_damage() -> Iterator[None]:
     """Print each warning about a damaged ledger once, on stderr, as a line like those of errors."""
     shown: set[str] = set()
 
-    def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *where: Any, **place: Any) -> None:
         if not issubclass(category, DamagedLedger):
-            before(message, category, *where)
+            before(message, category, *where, **place)
         elif (text := str(message)) not in shown:
             from cclsearch.core.redact import redact
 
@@ -120,7 +120,7 @@ def _showing_damage() -> Iterator[None]:
     with warnings.catch_warnings():
         before = warnings.showwarning
         warnings.simplefilter("always", DamagedLedger)
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]  # the arguments after the category are passed on
         yield
 
 
