@@ -12,8 +12,8 @@ from trace_tables import Timeline, make_set
 from cclsearch.card.model import MoEArch, Phase
 from cclsearch.core.values import Config
 from cclsearch.trace.ccl_bench import measure_by_name
+from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import (
-    ComputeClass,
     DeviceInfo,
     EventTable,
     Kind,

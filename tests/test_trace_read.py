@@ -15,7 +15,8 @@ import trace_writer as write
 from privileges import enforced_permissions
 
 from cclsearch.trace.cache import cache_path
-from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, ComputeClass, EventTable, Kind, Reason
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.read import read_traces
 
 

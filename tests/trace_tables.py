@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import (
     COLUMNS,
     SPARSE_COLUMNS,
     Collective,
     CollectiveKind,
-    ComputeClass,
     DeviceInfo,
     EventTable,
     Kind,

@@ -13,7 +13,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -24,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
+from cclsearch.trace.kernel_classes import load_classes
 
-READER_VERSION = 4
+READER_VERSION = 5
 """Increase it whenever the content of the columns changes."""
 
 _MAGIC = b"CCLCOLS1"
@@ -71,12 +71,11 @@ def cache_path(trace: Path) -> Path:
     return trace.with_name(f".{trace.name}.ccl-columns")
 
 
-@cache
 def current_version() -> str:
-    """Return the cache version: READER_VERSION and a checksum of the rule tables."""
+    """Return the cache version: READER_VERSION and checksums of the rules and the kernel classes in force."""
     folder = resources.files("cclsearch.trace.rules")
-    rules = b"".join(folder.joinpath(name).read_bytes() for name in ("kernels.yaml", "steps.yaml"))
-    return f"{READER_VERSION}-{zlib.crc32(rules):08x}"
+    rules = b"".join(folder.joinpath(name).read_bytes() for name in ("names.yaml", "steps.yaml"))
+    return f"{READER_VERSION}-{zlib.crc32(rules):08x}-{load_classes().fingerprint}"
 
 
 def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool:

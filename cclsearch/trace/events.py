@@ -59,22 +59,6 @@ class Kind(IntEnum):
 DEVICE_WORK = (Kind.COMPUTE, Kind.COMM, Kind.MEMCPY, Kind.MEMSET)
 
 
-class ComputeClass(IntEnum):
-    """Class of a compute kernel, from its name (rule table `kernels.yaml`)."""
-
-    OTHER = 0
-    GEMM = 1
-    ATTENTION = 2
-    NORM = 3
-    ELEMENTWISE = 4
-    REDUCTION = 5
-    MOE = 6
-    """Only for unambiguous names; a metric asks the card whether the model has experts."""
-    OPTIMIZER = 7
-    EMBEDDING = 8
-    CONVOLUTION = 9
-
-
 class CollectiveKind(StrEnum):
     """Collective operation of a communication row."""
 

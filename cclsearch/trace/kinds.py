@@ -1,4 +1,4 @@
-"""Classifies rows by name: the rule table `rules/kernels.yaml`, and the profilers' own categories."""
+"""Classifies rows by name: kernels, collectives, XLA operations, step markers, and the profilers' own categories."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from cclsearch.trace.events import CollectiveKind, ComputeClass, Kind
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.events import CollectiveKind, Kind
+from cclsearch.trace.kernel_classes import kernel_class
 
 Rule = tuple[str, re.Pattern[str]]
 
@@ -27,14 +29,14 @@ KINETO_KINDS = {category: kind for kind, names in _KINETO_CATEGORIES.items() for
 
 UNSUPPORTED_PREFIX = "mtia_"
 
+_FILL = re.compile(r"fill|memset", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
-class KernelRules:
-    """The compiled rule table."""
+class NameRules:
+    """The compiled rules for collectives and for XLA's operations."""
 
-    communication: re.Pattern[str]
     collectives: tuple[Rule, ...]
-    compute: tuple[Rule, ...]
     xla_communication: tuple[Rule, ...]
     xla_memory: re.Pattern[str]
     xla_container: re.Pattern[str]
@@ -42,15 +44,13 @@ class KernelRules:
 
 
 @cache
-def load_rules() -> KernelRules:
-    """Load the rule table of the package."""
+def load_rules() -> NameRules:
+    """Load the rules of the package."""
     import yaml
 
-    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("kernels.yaml").read_text("utf-8"))
-    return KernelRules(
-        communication=_any_of(data["communication"]),
+    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("names.yaml").read_text("utf-8"))
+    return NameRules(
         collectives=tuple(_rule(kind, pattern) for kind, pattern in data["collectives"]),
-        compute=tuple(_rule(name, pattern) for name, pattern in data["compute"]),
         xla_communication=tuple(_rule(kind, pattern) for pattern, kind in data["xla_communication"].items()),
         xla_memory=_any_of(data["xla_memory"]),
         xla_container=_any_of(data["xla_container"]),
@@ -58,19 +58,25 @@ def load_rules() -> KernelRules:
     )
 
 
-def is_communication(kernel: str) -> bool:
-    """Return whether the GPU kernel of this name is a communication kernel."""
-    return bool(load_rules().communication.search(kernel))
+def classify_kernel(name: str) -> tuple[Kind, ComputeClass]:
+    """Return the kind of the kernel of this name, and the class if it computes."""
+    found = kernel_class(name)
+    if found == "communication":
+        return Kind.COMM, ComputeClass.OTHER
+    if found == "memory":
+        return (Kind.MEMSET if _FILL.search(name) else Kind.MEMCPY), ComputeClass.OTHER
+    return Kind.COMPUTE, ComputeClass[found.upper()]
+
+
+def classify_operator(name: str) -> ComputeClass:
+    """Return the class of an operator (`aten::mm`), which computes: its kernel's class, or OTHER."""
+    found = kernel_class(name.rsplit("::", 1)[-1])
+    return ComputeClass.__members__.get(found.upper(), ComputeClass.OTHER)
 
 
 def classify_collective(name: str) -> CollectiveKind:
     """Return the collective that the name of a kernel, operator or argument means."""
     return CollectiveKind(_first(load_rules().collectives, name) or "unknown")
-
-
-def classify_compute(kernel: str) -> ComputeClass:
-    """Return the class of a compute kernel of that name."""
-    return ComputeClass[(_first(load_rules().compute, kernel) or "other").upper()]
 
 
 def classify_xla(category: str, name: str) -> tuple[Kind, CollectiveKind | None, ComputeClass]:

@@ -9,7 +9,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.events import ComputeClass, Reason
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView

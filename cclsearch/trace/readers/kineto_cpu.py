@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, Collective, CollectiveKind, EventTable, Kind, OpShape, ProcessGroup
-from cclsearch.trace.kinds import classify_collective, classify_compute
+from cclsearch.trace.kinds import classify_collective, classify_operator
 from cclsearch.trace.readers.collectives import bytes_per_element
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import steps_at
@@ -67,7 +67,7 @@ def _append_compute_rows(table: EventTable, call_end_ns: Mapping[int, int]) -> E
     }
     classes = table.name_class.copy()
     for number in np.unique(table.name_id[rows]):
-        classes[number] = classify_compute(table.names[number])
+        classes[number] = classify_operator(table.names[number])
     return replace(table, name_class=classes, **columns)
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import (
     DEVICE_WORK,
     Collective,
-    ComputeClass,
     DeviceInfo,
     Distributed,
     EventTable,
@@ -24,7 +23,7 @@ from cclsearch.trace.events import (
     Reason,
     rows_of_kinds,
 )
-from cclsearch.trace.kinds import classify_compute, is_communication
+from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
 from cclsearch.trace.readers.columns import positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
@@ -98,14 +97,13 @@ def classify_kernels(
     builder: KinetoBuilder,
     groups: dict[str, ProcessGroup],
 ) -> tuple[NDArray[np.uint8], tuple[Collective, ...], tuple[NDArray[np.int32], NDArray[np.int32]]]:
-    """Return class of each name, distinct collectives and `coll_id`; communication kernels become COMM rows."""
+    """Return class of each name, distinct collectives and `coll_id`; kernels that communicate or copy get that kind."""
     kind, name_id = columns["kind"], columns["name_id"]
     kernels = np.flatnonzero(kind == Kind.COMPUTE)
     classes = np.zeros(len(names), np.uint8)
-    communicates = np.zeros(len(names), bool)
+    kind_of_name = np.full(len(names), Kind.COMPUTE, np.uint8)
     for number in np.unique(name_id[kernels]):
-        communicates[number] = is_communication(names[number])
-        classes[number] = ComputeClass.OTHER if communicates[number] else classify_compute(names[number])
+        kind_of_name[number], classes[number] = classify_kernel(names[number])
     collectives = [
         collective_from_args(builder.collective_args[key], names[key[0]], groups) for key in builder.rows.collectives
     ]
@@ -113,8 +111,9 @@ def classify_kernels(
     is_kernel = kind[rows] == Kind.COMPUTE
     rows, numbers = rows[is_kernel], numbers[is_kernel]
     kind[rows] = Kind.COMM
-    bare = kernels[communicates[name_id[kernels]] & (kind[kernels] == Kind.COMPUTE)]
-    kind[bare] = Kind.COMM
+    rest = kernels[kind[kernels] == Kind.COMPUTE]
+    kind[rest] = kind_of_name[name_id[rest]]
+    bare = rest[kind[rest] == Kind.COMM]
     by_name = {int(number): len(collectives) + n for n, number in enumerate(np.unique(name_id[bare]))}
     collectives += [collective_from_name(names[number]) for number in by_name]
     bare_numbers = np.array([by_name[int(number)] for number in name_id[bare]], np.int32)

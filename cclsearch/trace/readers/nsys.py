@@ -143,8 +143,8 @@ def _device_rows(file: _Export) -> Iterator[tuple[int, int, NsysRow]]:
             continue
         short, long = _string(file, values[13], values[15]), _string(file, values[14], values[13])
         grid = _ints(values[6:12])
-        row = NsysRow(Kind.COMPUTE, values[0], values[1], short or long or "unnamed kernel", _int(values[3]))
-        row.full_name, row.corr = long or short, _int(values[4])
+        row = NsysRow(Kind.COMPUTE, values[0], values[1], long or short or "unnamed kernel", _int(values[3]))
+        row.corr = _int(values[4])
         if grid is not None and grid[0] * grid[1] * grid[2] < 2**62:
             shared = max(_int(values[16]), 0) + max(_int(values[17]), 0)
             row.grid = (grid[0] * grid[1] * grid[2], grid[3] * grid[4] * grid[5], max(_int(values[12]), 0), shared)

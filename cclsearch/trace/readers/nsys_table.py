@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.trace.events import ComputeClass, DeviceInfo, EventTable, Kind, LaunchShape, Step
-from cclsearch.trace.kinds import classify_compute, is_communication
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.events import DeviceInfo, EventTable, Kind, LaunchShape, Step
+from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_name
 from cclsearch.trace.readers.columns import Interner, to_int32
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
@@ -32,7 +33,7 @@ class NsysRow:
     name: str
     stream_or_thread: int
     """Stream of a device row, thread of a host row."""
-    full_name: str = ""
+    compute: ComputeClass = ComputeClass.OTHER
     corr: int = -1
     bytes: int = -1
     grid: tuple[int, int, int, int] | None = None
@@ -46,8 +47,8 @@ def build_nsys_table(
     names, threads, grids, calls = Interner(), Interner(), Interner(), Interner()
     first = min(row.start_ns for row in both)
     for row in rows:
-        if row.kind == Kind.COMPUTE and is_communication(row.full_name or row.name):
-            row.kind = Kind.COMM
+        if row.kind == Kind.COMPUTE:
+            row.kind, row.compute = classify_kernel(row.name)
     count, on_device = len(both), len(rows)
     start = np.fromiter((row.start_ns - first for row in both), np.int64, count)
     columns: dict[str, Any] = {
@@ -66,8 +67,7 @@ def build_nsys_table(
     }
     classes = np.zeros(len(names), np.uint8)
     for row in rows:
-        if row.kind == Kind.COMPUTE and not classes[names[row.name]]:
-            classes[names[row.name]] = classify_compute(row.full_name or row.name) or ComputeClass.OTHER
+        classes[names[row.name]] = row.compute
     steps = find_nvtx_steps(host, first)
     device_rows, launch, runtime = match_launches(columns["kind"], columns["corr"])
     columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)

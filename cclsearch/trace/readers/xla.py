@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cclsearch.trace.events import ComputeClass, EventTable, Kind, Reason
-from cclsearch.trace.kinds import classify_compute, classify_xla, is_communication
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.events import EventTable, Kind, Reason
+from cclsearch.trace.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla_collectives import join_pairs
 from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent, XlaRow, int_or_none
@@ -24,6 +25,8 @@ from cclsearch.trace.status import FileStatus
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
+_COPY_LINE = re.compile(r"\((?:Mem(?:cpy|set)\w*,?)+\)$")
+"""Suffix of a stream on which only copies run: XLA on ROCm names a copy after the kernel that does it."""
 
 
 Rows = dict[tuple[str, int], tuple[Plane | None, list[XlaRow], list[str]]]
@@ -99,10 +102,12 @@ def _gpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
     rows: list[XlaRow] = []
     known: dict[Any, tuple[Kind, ComputeClass, Stats]] = {}
     for number, line in enumerate(streams):
+        copies = _COPY_LINE.search(line.name) is not None
         for event in line.read_events():
-            if event.key not in known:
-                known[event.key] = (*_class_gpu(event), event.read_stats())
-            kind, compute, stats = known[event.key]
+            if (event.key, copies) not in known:
+                stats = event.read_stats()
+                known[event.key, copies] = (*_class_gpu(event, stats, copies), stats)
+            kind, compute, stats = known[event.key, copies]
             if kind in (Kind.MEMCPY, Kind.MEMSET):
                 stats = event.read_stats()
             run = int_or_none(event.read_stats().get("correlation_id"))
@@ -110,13 +115,14 @@ def _gpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
     return rows, [line.name for line in streams]
 
 
-def _class_gpu(event: XEvent) -> tuple[Kind, ComputeClass]:
+def _class_gpu(event: XEvent, stats: Stats, copies: bool) -> tuple[Kind, ComputeClass]:
     memory = _MEMORY_NAME.match(event.name)
     if memory:
         return (Kind.MEMCPY if memory[1].lower() == "cpy" else Kind.MEMSET), ComputeClass.OTHER
-    if is_communication(event.name):
-        return Kind.COMM, ComputeClass.OTHER
-    return Kind.COMPUTE, classify_compute(event.name)
+    kind, compute = classify_kernel(event.name)
+    if kind == Kind.COMPUTE and (copies or "memcpy_details" in stats):
+        return Kind.MEMCPY, ComputeClass.OTHER
+    return kind, compute
 
 
 def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[XlaRow], list[str]]]:

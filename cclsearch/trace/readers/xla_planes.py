@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cclsearch.trace.events import ComputeClass, Kind
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.events import Kind
 
 Stats = dict[str, Any]
 
