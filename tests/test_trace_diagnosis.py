@@ -109,7 +109,8 @@ def sleepy_tables() -> list[EventTable]:
         for i in range(6):
             number, begin = timeline.step(i * 120, i * 120 + 110), i * 120
             timeline.kernel(begin, 40, launched_us=begin - 2, step_id=number)
-            timeline.collective(begin + 40 + sleep, 70 - sleep, step_id=number)
+            launch = timeline.add(Kind.RUNTIME, begin + 10 + sleep, 1, "cudaLaunchKernel", device=-1)
+            timeline.collective(begin + 40 + sleep, 70 - sleep, step_id=number, launch=launch)
         tables.append(timeline.table())
     return tables
 

@@ -19,6 +19,8 @@ COLORS: Mapping[Cause, str] = {
     Cause.EXPOSED_WAIT: "#f2c14e",
     Cause.MEMORY_COPIES: "#7a5195",
     Cause.HOST_IDLE: "#c9ced6",
+    Cause.LAUNCH_IDLE: "#dfe3e8",
+    Cause.UNKNOWN_IDLE: "#b4bac4",
     Cause.BUBBLE: "#8a94a6",
     Cause.IMBALANCE: "#c0392b",
 }

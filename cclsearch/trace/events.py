@@ -107,6 +107,7 @@ class Reason(StrEnum):
     TRACE_TRUNCATED = "trace_truncated"
     CARD_MISSING_FIELD = "card_missing_field"
     PHASE_MISMATCH = "phase_mismatch"
+    PATH_INCOMPLETE = "path_incomplete"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from cclsearch.trace.diagnosis.gaps import split_idle_ns
+from cclsearch.trace.diagnosis.gaps import find_idle_gaps
 from cclsearch.trace.events import POINT_TO_POINT
 from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, merge_spans, unite_spans
-from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
 
 
@@ -26,7 +25,11 @@ class Cause(StrEnum):
     """Waiting in a collective for a rank that is late for a reason other than more compute."""
     MEMORY_COPIES = "memory_copies"
     HOST_IDLE = "host_idle"
-    """The device is idle: the host did not launch work for it."""
+    """The device is idle until the host launches: the next event's launch began after the device ran out of work."""
+    LAUNCH_IDLE = "launch_idle"
+    """The device is idle for a short time before work that was already launched."""
+    UNKNOWN_IDLE = "unknown_idle"
+    """The device is idle before work that was already launched, or that has no launch record."""
     BUBBLE = "bubble"
     """A pipeline stage without work: idle, or in point-to-point communication with a neighbor stage."""
     IMBALANCE = "imbalance"
@@ -48,15 +51,32 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
     covered = [covered_ns(spans, windows_W2) for spans in (compute_M2, work_M2, after_transfer, after_wait)]
     idle = view.parts.idle_ns_W[at]
     in_pairs = view.parts.window_ns_W[at] - idle - covered[3]
-    host = _host_idle_ns(view, idle) if pipelined else idle
+    host, launching = (part[at] for part in _split_idle(view, pipelined=pipelined))
+    rest = idle - host - launching
     return {
         Cause.COMPUTE: covered[0],
         Cause.EXPOSED_TRANSFER: covered[2] - covered[1],
         Cause.EXPOSED_WAIT: covered[3] - covered[2],
         Cause.MEMORY_COPIES: covered[1] - covered[0],
         Cause.HOST_IDLE: host,
-        Cause.BUBBLE: in_pairs + idle - host,
+        Cause.LAUNCH_IDLE: launching,
+        Cause.UNKNOWN_IDLE: np.zeros_like(rest) if pipelined else rest,
+        Cause.BUBBLE: in_pairs + rest if pipelined else in_pairs,
     }
+
+
+def _split_idle(view: RankView, *, pipelined: bool) -> tuple[Int64s, Int64s]:
+    """Return the idle ns of each window that the host causes, and those of launching.
+
+    On CPUs the host is the device, so all idle time is the host's. In a pipeline the host may wait for a neighbor
+    stage, so a gap after a synchronization is not the host's.
+    """
+    idle_ns_W = view.parts.idle_ns_W
+    if view.table.accelerator == "cpu" and not pipelined:
+        return idle_ns_W, np.zeros_like(idle_ns_W)
+    gaps = find_idle_gaps(view)
+    late = ("host_bound", "input") if pipelined else ("host_bound", "input", "sync")
+    return gaps.sum_by_window(len(idle_ns_W), *late), gaps.sum_by_window(len(idle_ns_W), "launch_overhead")
 
 
 def _comm_and_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns: int) -> tuple[Int64s, Int64s]:
@@ -75,17 +95,6 @@ def is_point_to_point(view: RankView, rows: Int64s) -> npt.NDArray[np.bool_]:
     """Return, for each communication row, whether it is between two ranks only."""
     by_call = np.array([call.kind in POINT_TO_POINT for call in view.table.collectives] or [False])
     return np.asarray(by_call[view.table.coll_id[rows]])
-
-
-def _host_idle_ns(view: RankView, idle_ns_W: Int64s) -> Int64s:
-    """Return the part of a stage's idle time that its own host causes; zero if launches are not recorded."""
-    try:
-        causes = split_idle_ns(view)
-    except NotAvailable:
-        return np.zeros_like(idle_ns_W)
-    total = sum(causes.values())
-    share = (causes["host_bound"] + causes["input"]) / total if total else 0.0
-    return (idle_ns_W * share).astype(np.int64)
 
 
 def median_windows(window_ns_W: Int64s) -> Int64s:
@@ -127,14 +136,23 @@ def _split_imbalance(trace: TraceView, causes: Mapping[int, dict[Cause, float]])
     return moved
 
 
-def combine_causes(by_rank: Mapping[int, Mapping[Cause, float]]) -> dict[Cause, float]:
-    """Return the mean over ranks by cause, plus the slowest rank's excess over the mean as `imbalance`.
+def combine_causes(trace: TraceView, by_rank: Mapping[int, Mapping[Cause, float]]) -> dict[Cause, float]:
+    """Return seconds by cause that add up to the longest step of a rank.
 
-    The result adds up to the longest step of a rank.
+    Of steps with a period: the mean over ranks, plus the slowest rank's excess over the mean as `imbalance`. Lengths of
+    single steps and of files differ for reasons of the recording: there, the causes of the rank with the longest.
     """
     if not by_rank:
         return {}
+    lengths = {rank: sum(seconds.values()) for rank, seconds in by_rank.items()}
+    longest = max(lengths, key=lambda rank: lengths[rank])
+    if not have_periods(trace):
+        return {cause: by_rank[longest][cause] for cause in Cause}
     mean = {cause: sum(seconds[cause] for seconds in by_rank.values()) / len(by_rank) for cause in Cause}
-    longest = max(sum(seconds.values()) for seconds in by_rank.values())
-    mean[Cause.IMBALANCE] += max(longest - sum(mean.values()), 0.0)
+    mean[Cause.IMBALANCE] += max(lengths[longest] - sum(mean.values()), 0.0)
     return mean
+
+
+def have_periods(trace: TraceView) -> bool:
+    """Whether the windows of all ranks are steps with a period, which can be compared between ranks."""
+    return all(view.windows.are_steps and view.windows.reason is None for view in trace.ranks.values())

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.trace.diagnosis.causes import median_window
-from cclsearch.trace.events import Kind
+from cclsearch.trace.diagnosis.gaps import LAUNCH_GAP_NS
+from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
 
-PATH_PARTS = ("host", "compute", "transfer", "wait", "memcpy")
-"""What the time of a path is spent on."""
-LAUNCH_SLACK_NS = 20_000
-"""A launched event that starts within this time after another one ends counts as having waited for it."""
-MAX_SEGMENTS = 2_000_000
+PATH_PARTS = ("host", "launch", "idle", "compute", "transfer", "wait", "memcpy")
+"""What the time of a path is spent on. `host`: until the host launched what comes next. `launch`: up to 30 us before
+work that was already launched. `idle`: longer, or without a launch record."""
+CLOCK_SLACK_NS = 5_000
+"""Clocks of host and device agree to about this, and kernels of a stream may overlap by less: an event that starts so
+shortly after another one ends, or before it, waited for it, even if its launch seems to be later."""
 _BLOCKING = frozenset({"cudaMemcpy", "hipMemcpy", "cudaMemcpyFromSymbol", "hipMemcpyWithStream"})
 """Runtime calls that wait for the device, besides those with `Synchronize` in their names."""
 
@@ -44,36 +47,66 @@ def walk_critical_path(trace: TraceView) -> dict[str, int]:
     already issued, it waited for that event (stream order, or an event between streams); else the host was late, and
     the path follows the host to the last synchronization, which waited for the device. In a matched collective the
     transfer is the shortest duration over ranks; the rest is waiting, and the path continues at the last arriver.
+    Raises NotAvailable if the path does not account for the whole step.
     """
     offsets = trace.matching.offset_ns or {}
     rank, low, high = _pick_window(trace, offsets)
     lanes = {r: _make_lane(trace, view, offsets.get(r, 0), (low, high)) for r, view in trace.ranks.items()}
     arrivers = _last_arrivers(trace) if trace.matching.offset_ns is not None else {}
-    spent = dict.fromkeys(PATH_PARTS, 0)
-    lane, at, now = lanes[rank], _last_before(lanes[rank], high), high
-    for _ in range(MAX_SEGMENTS):
-        if at < 0 or now <= low:
-            break
-        spent["host"] += max(now - max(int(lane.end_ns[at]), low), 0)
-        now = min(now, int(lane.end_ns[at]))
-        if now <= low:
-            break
-        start = max(int(lane.start_ns[at]), low)
-        peer = arrivers.get((rank, int(lane.rows[at])))
-        if peer is not None and peer[0] != rank:
-            entered = max(min(peer[1], now), low)
-            _spend(spent, lane, at, now - entered)
-            rank, now = peer[0], entered
-            lane = lanes[rank]
-            at = _predecessor(lane, now, _launch_of(lane, peer[2]))
-            continue
-        _spend(spent, lane, at, now - start)
-        now = start
-        at = _predecessor(lane, now, int(lane.launch_ns[at]))
-    else:
-        return spent
-    spent["host"] += max(now - low, 0) if at < 0 else 0
-    return spent
+    walk = _Walk(lanes, arrivers, low, rank, high, _launch_after(trace.ranks[rank], offsets.get(rank, 0), high))
+    while walk.step():
+        pass
+    if walk.now > low or sum(walk.spent.values()) != high - low:
+        raise NotAvailable(Reason.PATH_INCOMPLETE, "the path does not reach the start of the step")
+    return walk.spent
+
+
+class _Walk:
+    """The walk back along the path: each step moves to an earlier event of a rank, so it ends."""
+
+    def __init__(
+        self,
+        lanes: Mapping[int, _Lane],
+        arrivers: Mapping[tuple[int, int], tuple[int, int, int]],
+        low: int,
+        rank: int,
+        high: int,
+        next_launch_ns: int,
+    ) -> None:
+        self.spent = dict.fromkeys(PATH_PARTS, 0)
+        self.now = high
+        self._lanes, self._arrivers, self._low = lanes, arrivers, low
+        self._unused = {rank: len(lane.rows) for rank, lane in lanes.items()}
+        """Rank -> number of its first events that the path has not passed yet."""
+        last = _last_before(lanes[rank], high)  # also if the host is late with the next step: it may have waited for it
+        self._go(rank, last, _predecessor(lanes[rank], high, next_launch_ns, len(lanes[rank].rows))[1])
+
+    def _go(self, rank: int, at: int, gap: str) -> None:
+        """Continue at the event, or at an earlier one if the path has already passed it; `gap`: cause of the gap."""
+        self._rank, self._at, self._gap = rank, min(at, self._unused[rank] - 1), gap
+
+    def step(self) -> bool:
+        """Account for the event that the path has reached and for the gap after it; False at the end of the path."""
+        lane, at = self._lanes[self._rank], self._at
+        end = max(int(lane.end_ns[at]), self._low) if at >= 0 else self._low
+        self.spent[self._gap] += max(self.now - end, 0)
+        self.now = min(self.now, end)
+        if at < 0 or self.now <= self._low:
+            return False
+        self._unused[self._rank] = at
+        peer = self._arrivers.get((self._rank, int(lane.rows[at])))
+        if peer is not None and peer[0] != self._rank:
+            entered = max(min(peer[1], self.now), self._low)
+            _spend(self.spent, lane, at, self.now - entered)
+            self.now = entered
+            lane = self._lanes[peer[0]]
+            self._go(peer[0], *_predecessor(lane, entered, _launch_of(lane, peer[2]), len(lane.rows)))
+        else:
+            start = min(max(int(lane.start_ns[at]), self._low), self.now)
+            _spend(self.spent, lane, at, self.now - start)
+            self.now = start
+            self._go(self._rank, *_predecessor(lane, start, int(lane.launch_ns[at]), at))
+        return self.now > self._low
 
 
 def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int, int]:
@@ -84,6 +117,8 @@ def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int
         return float(np.median(lengths)) if len(lengths) else 0.0
 
     rank = max(trace.ranks, key=median_ns)
+    if not len(trace.ranks[rank].parts.window_ns_W):
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device event that takes time")
     view = trace.ranks[rank]
     start, end = median_window(view)
     move = view.table.base_ns + offsets.get(rank, 0)
@@ -118,18 +153,25 @@ def _last_before(lane: _Lane, time_ns: int) -> int:
     return int(np.searchsorted(lane.end_ns, time_ns, side="right")) - 1
 
 
-def _predecessor(lane: _Lane, start_ns: int, launch_ns: int) -> int:
-    """Return the device event that an event starting at `start_ns` had to wait for."""
-    before = _last_before(lane, start_ns)
-    if before < 0 or launch_ns < 0:
-        return before
-    waited_for_device = launch_ns <= lane.end_ns[before] or start_ns - lane.end_ns[before] <= LAUNCH_SLACK_NS // 4
-    if waited_for_device:
-        return before
+def _predecessor(lane: _Lane, start_ns: int, launch_ns: int, limit: int) -> tuple[int, str]:
+    """Return the device event before `limit` that an event starting at `start_ns` had to wait for, and what the time
+    between them is spent on."""
+    before = min(_last_before(lane, start_ns + CLOCK_SLACK_NS), limit - 1)  # an event of duration 0 ends as it starts
+    ended_ns = int(lane.end_ns[before]) if before >= 0 else None
+    if launch_ns < 0:
+        return before, "idle"
+    if ended_ns is not None and (launch_ns <= ended_ns or start_ns - ended_ns <= CLOCK_SLACK_NS):
+        return before, "launch" if start_ns - ended_ns < LAUNCH_GAP_NS else "idle"
     synced = int(np.searchsorted(lane.sync_ends_ns, launch_ns, side="right")) - 1
-    if synced < 0:
-        return -1
-    return _last_before(lane, int(lane.sync_ends_ns[synced]))
+    return (min(_last_before(lane, int(lane.sync_ends_ns[synced])), before) if synced >= 0 else -1), "host"
+
+
+def _launch_after(view: RankView, offset_ns: int, time_ns: int) -> int:
+    """Return the start of the launch of the first device event from that time on; -1 without one or its record."""
+    table, move = view.table, view.table.base_ns + offset_ns
+    at = int(np.searchsorted(table.ts_ns[view.device_rows], time_ns - move, side="left"))
+    launch = int(table.launch[view.device_rows[at]]) if at < len(view.device_rows) else -1
+    return int(table.ts_ns[launch]) + move if launch >= 0 else -1
 
 
 def _launch_of(lane: _Lane, row: int) -> int:

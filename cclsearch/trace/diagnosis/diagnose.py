@@ -7,7 +7,7 @@ import numpy as np
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.trace.collectives import group_label
-from cclsearch.trace.diagnosis.causes import Cause, combine_causes, median_causes
+from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import covered_ns
 from cclsearch.trace.metric import NotAvailable
@@ -22,7 +22,9 @@ EVIDENCE = {
     Cause.EXPOSED_TRANSFER: "exposed_comm_frac",
     Cause.EXPOSED_WAIT: "comm_wait_frac",
     Cause.MEMORY_COPIES: "exposed_mem_frac",
-    Cause.HOST_IDLE: "idle_frac",
+    Cause.HOST_IDLE: "idle_cause",
+    Cause.LAUNCH_IDLE: "idle_cause",
+    Cause.UNKNOWN_IDLE: "idle_frac",
     Cause.BUBBLE: "pipeline_bubble",
     Cause.IMBALANCE: "compute_imbalance",
 }
@@ -33,6 +35,8 @@ _CAUSE_NAMES = {
     Cause.EXPOSED_WAIT: "waiting for late ranks in collectives",
     Cause.MEMORY_COPIES: "exposed memory copies",
     Cause.HOST_IDLE: "device idle time (waiting for the host)",
+    Cause.LAUNCH_IDLE: "device idle time (launch overhead)",
+    Cause.UNKNOWN_IDLE: "device idle time (cause unknown)",
     Cause.BUBBLE: "pipeline bubble",
     Cause.IMBALANCE: "imbalance between ranks",
 }
@@ -59,8 +63,12 @@ class Diagnosis(Model):
     seconds_by_cause: dict[Cause, float]
     seconds_by_rank: dict[int, dict[Cause, float]]
     """Rank -> its own seconds by cause, which add up to its own step time."""
+    shown_rank: int | None = None
+    """The rank of `seconds_by_cause`, the one with the longest window, if lengths of windows cannot be compared; None:
+    the mean over ranks."""
     worst_rank: int | None = None
-    """The rank that the others wait for; else the one with the longest step; None for a single rank."""
+    """The rank that the others wait for; else, of ranks with steps, the one with the longest. None for one rank, and if
+    neither steps nor matched collectives relate the ranks."""
     top_kernels: tuple[NamedSeconds, ...] = ()
     top_collectives: tuple[NamedSeconds, ...] = ()
     sentences: tuple[str, ...] = ()
@@ -76,10 +84,10 @@ def diagnose_trace(trace: TraceView) -> Diagnosis:
     by_rank = median_causes(trace)
     if not by_rank:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
-    causes = combine_causes(by_rank)
+    causes = combine_causes(trace, by_rank)
     bottleneck = max(causes, key=lambda cause: causes[cause])
     is_step = all(trace.ranks[rank].windows.are_steps for rank in by_rank)
-    worst = _find_worst_rank(trace, {rank: sum(seconds.values()) for rank, seconds in by_rank.items()})
+    lengths = {rank: sum(seconds.values()) for rank, seconds in by_rank.items()}
     kernels = tuple(
         NamedSeconds(name=name, seconds=seconds) for name, seconds in list(mean_family_seconds(trace).items())[:NUM_TOP]
     )
@@ -90,7 +98,8 @@ def diagnose_trace(trace: TraceView) -> Diagnosis:
         evidence_metric=EVIDENCE[bottleneck],
         seconds_by_cause=causes,
         seconds_by_rank=by_rank,
-        worst_rank=worst,
+        shown_rank=None if have_periods(trace) or len(by_rank) < 2 else max(lengths, key=lambda rank: lengths[rank]),
+        worst_rank=_find_worst_rank(trace, lengths),
         top_kernels=kernels,
         top_collectives=find_top_collectives(trace),
         reason=_find_reason(trace),
@@ -102,7 +111,9 @@ def _find_worst_rank(trace: TraceView, step_s: dict[int, float]) -> int | None:
     if len(step_s) < 2:
         return None
     waits_least = find_least_waiting_rank(trace)
-    return waits_least if waits_least is not None else max(step_s, key=lambda rank: step_s[rank])
+    if waits_least is None and have_periods(trace):
+        return max(step_s, key=lambda rank: step_s[rank])
+    return waits_least
 
 
 def _find_reason(trace: TraceView) -> Reason | None:
@@ -145,6 +156,8 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
     subject = "A traced step" if diagnosis.is_step else "The recorded window (no step markers)"
+    if diagnosis.shown_rank is not None:
+        subject += f" of rank {diagnosis.shown_rank}, the longest of {len(diagnosis.seconds_by_rank)} ranks,"
     shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
     parts = [f"{_CAUSE_NAMES[cause]} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
     sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
@@ -161,27 +174,46 @@ def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
 
 
 def _describe_straggler(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
-    waiting = diagnosis.seconds_by_cause[Cause.EXPOSED_WAIT] + diagnosis.seconds_by_cause[Cause.IMBALANCE]
-    if diagnosis.worst_rank is None or waiting < 0.02 * diagnosis.window_s:
+    """Return the sentence about the rank that the others wait for; nothing if no collective of two ranks matches."""
+    waiting = [s[Cause.EXPOSED_WAIT] + s[Cause.IMBALANCE] for s in diagnosis.seconds_by_rank.values()]
+    mean = sum(waiting) / len(waiting)
+    if have_periods(trace):
+        mean = diagnosis.seconds_by_cause[Cause.EXPOSED_WAIT] + diagnosis.seconds_by_cause[Cause.IMBALANCE]
+    if diagnosis.worst_rank is None or trace.matching.is_empty or mean < 0.02 * diagnosis.window_s:
         return []
-    late = diagnosis.seconds_by_rank[diagnosis.worst_rank]
-    others = [seconds for rank, seconds in diagnosis.seconds_by_rank.items() if rank != diagnosis.worst_rank]
+    sentence = f"The other ranks wait for rank {diagnosis.worst_rank}" + _describe_arrivals(diagnosis.worst_rank, trace)
+    if have_periods(trace):
+        sentence += _describe_excess(diagnosis, diagnosis.worst_rank)
+    return [sentence + "."]
+
+
+def _describe_arrivals(rank: int, trace: TraceView) -> str:
+    """Return how often the rank arrives last, and which rank does so more often; "" without a common clock."""
+    try:
+        arrivals = measure_last_arriver(trace)
+    except NotAvailable:
+        return ""
+    times, most = arrivals.per_rank.get(rank) or 0, arrivals.per_rank.get(int(arrivals.value)) or 0
+    total = arrivals.inputs["num_collectives"]
+    if times >= most:
+        return f", the last to arrive in {times:.0f} of {total} collectives"
+    return (
+        f", the last to arrive in {times:.0f} of {total} collectives (rank {arrivals.value:.0f}: {most:.0f}, with"
+        " shorter waits)"
+    )
+
+
+def _describe_excess(diagnosis: Diagnosis, rank: int) -> str:
+    """Return the cause of which the rank has more than the mean of the others, with the difference; else ""."""
+    late = diagnosis.seconds_by_rank[rank]
+    others = [seconds for other, seconds in diagnosis.seconds_by_rank.items() if other != rank]
     more = {
         cause: late[cause] - sum(seconds[cause] for seconds in others) / len(others)
         for cause in Cause
         if cause not in (Cause.EXPOSED_WAIT, Cause.IMBALANCE)
     }
     main = max(more, key=lambda cause: more[cause])
-    sentence = f"The other ranks wait for rank {diagnosis.worst_rank}"
-    try:
-        arrivals = measure_last_arriver(trace)
-        times = arrivals.per_rank.get(diagnosis.worst_rank) or 0
-        sentence += f", the last to arrive in {times:.0f} of {arrivals.inputs['num_collectives']} collectives"
-    except NotAvailable:
-        pass
-    if more[main] > 0:
-        sentence += f"; it has {_duration(more[main])} more {_CAUSE_NAMES[main]} than their mean"
-    return [sentence + "."]
+    return f"; it has {_duration(more[main])} more {_CAUSE_NAMES[main]} than their mean" if more[main] > 0 else ""
 
 
 def _calls(count: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from cclsearch.trace.events import Kind, Reason
@@ -22,19 +24,46 @@ def launch_matched_share(view: RankView) -> float:
     return float((view.table.launch[rows] >= 0).mean()) if len(rows) else 0.0
 
 
-def split_idle_ns(view: RankView) -> dict[str, int]:
-    """Return the idle ns inside the windows by cause; raises NotAvailable if launches are not recorded.
+@dataclass(frozen=True)
+class IdleGaps:
+    """The gaps in which a device is idle inside its windows."""
 
-    The device event that ends a gap decides its cause. `host_bound`: launched only after the gap began
-    (`input` if that event copies from the host). `launch_overhead`: launched before, gap under 30 us. `sync`: the
-    host waited for the device as the gap began. `comm_dependency`: launched before, communication ended at that moment.
+    length_ns_G: Int64s
+    window_G: Int64s
+    """Index of the window of each gap."""
+    cause_G: Int64s
+    """Index into `CAUSES`."""
+
+    def sum_by_window(self, num_windows: int, *causes: str) -> Int64s:
+        """Return the ns of idle time by these causes in each window."""
+        wanted = np.isin(self.cause_G, [CAUSES.index(cause) for cause in causes])
+        found = np.zeros(num_windows, dtype=np.int64)
+        np.add.at(found, self.window_G[wanted], self.length_ns_G[wanted])
+        return found
+
+
+def split_idle_ns(view: RankView) -> dict[str, int]:
+    """Return the idle ns inside the windows by cause (`find_idle_gaps`).
+
+    Raises NotAvailable if the launches of too many device events are not recorded.
     """
     require_windows(view)
     if launch_matched_share(view) < MIN_MATCHED:
         raise NotAvailable(Reason.NO_LAUNCH_RECORDS, f"under {MIN_MATCHED:.0%} of device events have a launch record")
-    gaps_G2 = _gaps(view)
+    gaps = find_idle_gaps(view)
+    return {cause: int(gaps.length_ns_G[gaps.cause_G == i].sum()) for i, cause in enumerate(CAUSES)}
+
+
+def find_idle_gaps(view: RankView) -> IdleGaps:
+    """Return the idle gaps inside the windows, each with its cause.
+
+    The device event that ends a gap decides its cause. `host_bound`: launched only after the gap began
+    (`input` if that event copies from the host). `launch_overhead`: launched before, gap under 30 us. `sync`: the
+    host waited for the device as the gap began. `comm_dependency`: launched before, communication ended at that moment.
+    `unknown`: launched before, or without a launch record.
+    """
+    gaps_G2, window_G = _gaps(view)
     table, rows = view.table, view.device_rows
-    rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
     at = np.searchsorted(table.ts_ns[rows], gaps_G2[:, 1], side="left")
     found = at < len(rows)
     row_G = rows[np.minimum(at, len(rows) - 1)]
@@ -45,22 +74,26 @@ def split_idle_ns(view: RankView) -> dict[str, int]:
     is_input = (table.kind[row_G] == Kind.MEMCPY) & copies_in[table.name_id[row_G]]
     after_sync = _covers(_sync_spans(view), gaps_G2[:, 0])
     after_comm = np.isin(gaps_G2[:, 0], view.comm_M2[:, 1])
-    conditions = [
-        ~found | (launch_G < 0),
-        launched_late & is_input,
-        launched_late & after_sync,
-        launched_late,
-        length_G < LAUNCH_GAP_NS,
-        after_comm,
-    ]
-    labels = ["unknown", "input", "sync", "host_bound", "launch_overhead", "comm_dependency"]
-    cause_G = np.select(conditions, list(range(len(labels))), default=0)
-    return {cause: int(length_G[cause_G == labels.index(cause)].sum()) for cause in CAUSES}
+    choices = {
+        "unknown": ~found | (launch_G < 0),
+        "input": launched_late & is_input,
+        "sync": launched_late & after_sync,
+        "host_bound": launched_late,
+        "launch_overhead": length_G < LAUNCH_GAP_NS,
+        "comm_dependency": after_comm,
+    }
+    numbers = [CAUSES.index(cause) for cause in choices]
+    return IdleGaps(
+        length_G, window_G, np.select(list(choices.values()), numbers, default=CAUSES.index("unknown")).astype(np.int64)
+    )
 
 
-def _gaps(view: RankView) -> Int64s:
+def _gaps(view: RankView) -> tuple[Int64s, Int64s]:
+    """Return start and end of each gap, and the index of its window."""
     gaps = [invert_spans(view.busy_M2, start, end) for start, end in view.windows.spans_W2.tolist()]
-    return np.concatenate(gaps) if gaps else np.zeros((0, 2), np.int64)
+    if not gaps:
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    return np.concatenate(gaps), np.repeat(np.arange(len(gaps)), [len(part) for part in gaps])
 
 
 def _sync_spans(view: RankView) -> Int64s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 from pydantic import JsonValue
@@ -18,29 +18,54 @@ from cclsearch.trace.view import TraceView, require_windows
 @metric("compute_imbalance", unit="fraction", better="lower", over="trace")
 def measure_compute_imbalance(trace: TraceView) -> Draft:
     """Compute time (without collectives) of the busiest rank over the mean of its pipeline stage, minus 1. Largest over
-    the pipeline stages; `per_rank` has the compute seconds."""
+    the pipeline stages; `per_rank` has the compute seconds. Ranks without compute have another role and are left out;
+    the others must have recorded the same work: steps, matched collectives, or the same kernels."""
     if len(trace.ranks) < 2:
         raise NotAvailable(trace.unmatched_reason, "needs at least two ranks")
     seconds = {rank: total_ns(view.compute_M2) / 1e9 for rank, view in trace.ranks.items()}  # over the whole file
-    stages: dict[int, list[float]] = defaultdict(list)
+    stages: dict[int, list[int]] = defaultdict(list)
     for rank, value in seconds.items():
-        stages[trace.stage_of(rank)].append(value)
-    excess = {
-        stage: max(values) / float(np.mean(values)) - 1
-        for stage, values in stages.items()
-        if len(values) > 1 and sum(values) > 0
-    }
-    if not excess:
+        if value > 0:
+            stages[trace.stage_of(rank)].append(rank)
+    stages = {stage: ranks for stage, ranks in stages.items() if len(ranks) > 1}
+    if not stages:
         raise NotAvailable(trace.unmatched_reason, "no pipeline stage has two ranks that compute")
-    low = min(seconds.values())
+    if not all(_recorded_the_same_work(trace, ranks) for ranks in stages.values()):
+        reason = (
+            trace.unmatched_reason if any(len(v.comm_rows) for v in trace.ranks.values()) else Reason.NO_COMM_EVENTS
+        )
+        raise NotAvailable(
+            reason, "neither steps nor matched collectives nor equal kernels: the ranks' files may differ"
+        )
+    compared = [seconds[rank] for ranks in stages.values() for rank in ranks]
+    excess = {
+        stage: max(seconds[rank] for rank in ranks) / float(np.mean([seconds[rank] for rank in ranks])) - 1
+        for stage, ranks in stages.items()
+    }
     inputs: dict[str, JsonValue] = {
         "by_stage": {str(stage): value for stage, value in excess.items()},
         "busiest_rank": max(seconds, key=lambda rank: seconds[rank]),
-        "max_over_min": max(seconds.values()) / low if low > 0 else None,
+        "max_over_min": max(compared) / min(compared),
     }
+    idle = [rank for rank, value in seconds.items() if not value]
+    left_out = f"without rank {', '.join(map(str, idle))}, which does not compute" if idle else ""
     caveat = trace.device_count_caveat if trace.degree("pp") > 1 else ""
-    reason = Reason.RANKS_MISSING if caveat else None
-    return Draft(max(excess.values()), dict(seconds), reason=reason, detail=caveat, inputs=inputs)
+    reason_or_none = Reason.RANKS_MISSING if caveat else None
+    detail = "; ".join(filter(None, (caveat, left_out)))
+    return Draft(
+        max(excess.values()), dict(seconds), reason=reason_or_none, detail=detail, inputs=inputs, needs_steps=False
+    )
+
+
+def _recorded_the_same_work(trace: TraceView, ranks: list[int]) -> bool:
+    """Whether these ranks' compute can be compared: they have steps, their collectives match, or their kernels do."""
+    views = [trace.ranks[rank] for rank in ranks]
+    if not trace.matching.is_empty or all(view.windows.are_steps for view in views):
+        return True
+    kernels = [
+        Counter(view.table.names[number] for number in view.table.name_id[view.compute_kernels]) for view in views
+    ]
+    return all(found == kernels[0] for found in kernels)
 
 
 @metric("pipeline_bubble", unit="fraction", better="lower", over="trace")

@@ -35,7 +35,7 @@ def measure_what_if_link(trace: TraceView) -> Draft:
 @metric("critical_path", unit="fraction", over="trace")
 def measure_critical_path(trace: TraceView) -> Draft:
     """Share of compute on the longest path through launches, streams and collectives (others in --json). Of one median
-    step; `inputs` has host, transfer, wait and memcpy."""
+    step; `inputs` has host, launch, idle, transfer, wait and memcpy."""
     slow = [rank for rank, view in trace.ranks.items() if launch_matched_share(view) < MIN_MATCHED]
     if slow:
         raise NotAvailable(Reason.NO_LAUNCH_RECORDS, f"too few device events of rank {slow[0]} have a launch record")
@@ -51,5 +51,6 @@ def measure_critical_path(trace: TraceView) -> Draft:
     reason = view.windows.reason or (
         None if crosses or len(trace.ranks) == trace.num_devices else trace.unmatched_reason
     )
-    detail = "" if crosses or reason is None else "within one rank: time in collectives includes waiting"
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    detail = "within one rank: time in collectives includes waiting" if communicates and not crosses else ""
     return Draft(path_ns["compute"] / total, n_steps=1, reason=reason, detail=detail, inputs=inputs)

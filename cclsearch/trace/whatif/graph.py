@@ -106,12 +106,17 @@ def _latest(events: Int64s, time_ns: Int64s, until_ns: Int64s) -> Int64s:
 
 
 def _event_before(lane: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Return, for each event, the last event on the same lane that ended before it began."""
+    """Return, for each event, the last event on the same lane that ended before it began.
+
+    Events of duration 0 end as they begin: of events with equal ends, an earlier one comes first.
+    """
     before = np.full(len(lane), -1, dtype=np.int64)
     for one in np.unique(lane):
         at = np.flatnonzero(lane == one)
-        before[at] = _latest(at, end, start[at])
-    before[before == np.arange(len(lane))] = -1
+        order = at[np.argsort(end[at], kind="stable")]
+        place = np.searchsorted(end[order], start[order], side="right")
+        place = np.minimum(place, np.arange(len(order))) - 1
+        before[order] = np.where(place >= 0, order[np.maximum(place, 0)], -1)
     return before
 
 
@@ -132,7 +137,7 @@ def _find_waits(lane: Int64s, start: Int64s, end: Int64s, before: Int64s, *, on_
             continue
         at = np.flatnonzero(here)
         peer = _latest(others, end, start[at])
-        ended = (peer >= 0) & (end[peer] > free[at]) & (start[at] - end[peer] <= reach[at])
+        ended = (peer >= 0) & (peer < at) & (end[peer] > free[at]) & (start[at] - end[peer] <= reach[at])
         waited[at[ended]] = peer[ended]
         peer = _latest(others, start, start[at])
         running = (peer >= 0) & (end[peer] > start[at]) & ~ended & (start[at] - free[at] > slack_ns)
@@ -149,7 +154,7 @@ def _find_producers(lane: Int64s, start: Int64s, end: Int64s, launch_ns: Int64s,
     work, comm = np.flatnonzero(~is_comm), np.flatnonzero(is_comm)
     launched, ended = _latest(work, launch_ns, launch_ns[comm]), _latest(work, end, start[comm])
     found = np.where(launch_ns[comm] >= 0, launched, ended)
-    waits = (found >= 0) & (end[found] <= start[comm]) & (lane[found] != lane[comm])
+    waits = (found >= 0) & (found < comm) & (end[found] <= start[comm]) & (lane[found] != lane[comm])
     producer[comm[waits]] = found[waits]
     return producer
 
