@@ -18,7 +18,8 @@ from cclsearch.run.spec import SPEC_FILE, hash_file
 from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome, Verdict
-from cclsearch.search.evaluate import find_baseline, write_outcome_files
+from cclsearch.search.evaluate import find_baseline, redact_failure, write_outcome_files
+from cclsearch.search.judge import is_judging_error, judge
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.search.trial_input import make_input
 from cclsearch.tasks.base import task_of
@@ -35,12 +36,18 @@ class ReEvaluation:
     @property
     def is_lost(self) -> bool:
         """Whether it is ranked in the ledger, but no longer by its evidence."""
-        return self.then.is_ranked and not self.now.is_ranked
+        return self.then.is_ranked and not self.now.is_ranked and not self.is_unjudged
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether judging failed now: an error of ccl-search, which says nothing about the trial."""
+        return is_judging_error(self.now)
 
     @property
     def is_revised(self) -> bool:
-        """Whether it is ranked in the ledger, but not by its evidence, or the other way around."""
-        return self.then.is_ranked != self.now.is_ranked
+        """Whether it is ranked in the ledger, but not by its evidence, or the other way around; or judged only now."""
+        changed = self.then.is_ranked != self.now.is_ranked or is_judging_error(self.then)
+        return changed and not self.is_unjudged
 
     def describe(self) -> str:
         """The change in one line."""
@@ -70,28 +77,32 @@ def re_evaluate_run(run: Run) -> list[ReEvaluation]:
 def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
     """Re-evaluate one finished trial from `result.json` and its traces, with hashes checked against the ledger."""
     assert trial.outcome is not None
-    folder, spec = run.trial_folder(trial.number), run.spec
     then = trial.outcome
+    now, _ = judge(lambda: _evaluate_again(run, trial, then), run.spec.provenance)
+    return ReEvaluation(trial, then, now)
+
+
+def _evaluate_again(run: Run, trial: Trial, then: Outcome) -> Outcome:
+    folder, spec, was_judged = run.trial_folder(trial.number), run.spec, not is_judging_error(then)
     result_path = folder / RESULT_FILE
     found = hash_job_file(result_path)
-    if found is None and trial.result_sha256 is None:
-        return ReEvaluation(trial, then, then)
+    if found is None and trial.result_sha256 is None and was_judged:
+        return then
     result = collect_result(folder, task_of(spec.card).result)
     if isinstance(result, Failure):
-        if found is None:
+        if found is None and trial.result_sha256 is not None:
             result = result.model_copy(update={"message": "result.json is missing, although the ledger has its hash"})
-        now = then if then.failure else evaluate_failure(result, spec.provenance)
-        return ReEvaluation(trial, then, now)
+        return then if then.failure and was_judged else evaluate_failure(redact_failure(result), spec.provenance)
     payload = make_input(spec, trial)
     card = spec.card.for_trial(trial.config)
     trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
-    has_failed = then.failure is not None and not trial.revisions
+    has_failed = then.failure is not None and not trial.revisions and was_judged
     if has_failed and now.failure is None and found == trial.result_sha256:
-        now = then  # the launcher's reason (a timeout, a lost node) overrides the files that the script left
-    return ReEvaluation(trial, then, now)
+        return then  # the launcher's reason (a timeout, a lost node) overrides the files that the script left
+    return now
 
 
 def is_spec_unchanged(run: Run) -> bool:
@@ -102,16 +113,27 @@ def is_spec_unchanged(run: Run) -> bool:
 def write_revisions(run: Run, re_evaluated: list[ReEvaluation]) -> None:
     """Record each verdict that has changed in the ledger; rewrite `admission.json` and `metrics.json` of every trial.
 
-    Raises UserError if another process writes to the run, or if a verdict has changed, but the frozen inputs too.
+    Raises UserError, and writes nothing, if another process writes to the run or has changed a verdict since it was
+    read, or if a verdict has changed, but the frozen inputs too.
     """
     revised = [entry for entry in re_evaluated if entry.is_revised]
-    if revised and not is_spec_unchanged(run):
-        path = run.folder / SPEC_FILE
-        raise UserError(f"{str(path)!r} was changed after the search started: restore it, then run `admit --write`")
-    if revised:
-        with RunWriter(run.folder) as writer:
-            for entry in revised:
-                event = TrialRevised(trial=entry.trial.number, outcome=entry.now, text=entry.describe())
-                writer.record(event.at(time.time()))
+    if not revised:
+        _write_files(run, re_evaluated)
+        return
+    with RunWriter(run.folder) as writer:
+        if not is_spec_unchanged(run):
+            path = run.folder / SPEC_FILE
+            raise UserError(f"{str(path)!r} was changed after the search started: restore it, then run `admit --write`")
+        stale = [e.trial.number for e in re_evaluated if writer.state.trials[e.trial.number].outcome != e.then]
+        if stale:
+            raise UserError(f"another process revised trial {stale[0]} in the meantime: run `admit --write` again")
+        for entry in revised:
+            event = TrialRevised(trial=entry.trial.number, outcome=entry.now, text=entry.describe())
+            writer.record(event.at(time.time()))
+        _write_files(run, re_evaluated)
+
+
+def _write_files(run: Run, re_evaluated: list[ReEvaluation]) -> None:
     for entry in re_evaluated:
-        write_outcome_files(run.trial_folder(entry.trial.number), entry.now)
+        if not entry.is_unjudged:
+            write_outcome_files(run.trial_folder(entry.trial.number), entry.now)

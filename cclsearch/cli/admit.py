@@ -12,7 +12,7 @@ from cclsearch.analysis.re_evaluate import (
     re_evaluate_trial,
     write_revisions,
 )
-from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.run.catalog import find_run
@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         _print_table(loaded, re_evaluated, whole=args.trial is not None, is_written=args.write)
         if changed:
             print("search.yaml was changed after the search started: it no longer contains the inputs of the trials")
+    if any(entry.is_unjudged for entry in re_evaluated):
+        return EXIT_DEFECT
     return EXIT_FAILED if changed or any(entry.is_lost for entry in re_evaluated) else EXIT_OK
 
 

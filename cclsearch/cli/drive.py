@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.propose.events import LlmLimitsSet
@@ -32,7 +32,7 @@ from cclsearch.tasks.base import task_of
 def drive_search(
     folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, events: Sequence[LlmLimitsSet] = ()
 ) -> int:
-    """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one.
+    """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error.
 
     `events` record what the user changed for the rest of the search, such as limits on the LLM.
     """
@@ -47,6 +47,8 @@ def drive_search(
             state = writer.state
     with explain_write_errors(folder, args.runs):
         _print_result(session.spec, state, folder, args)
+        if state.stopped and state.stopped.kind is EndKind.JUDGING_ERRORS:
+            return EXIT_DEFECT
         return EXIT_OK if state.best else EXIT_FAILED
 
 

@@ -76,8 +76,9 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         return EXIT_OK
     failures = [trial.outcome.failure for trial in state.trials.values() if trial.outcome and trial.outcome.failure]
     lost = sum(failure.kind.is_infrastructure for failure in failures)
-    verb = "does" if lost == 1 else "do"
-    uncounted = f" ({count_of(lost, 'infrastructure failure')} {verb} not count)" if lost else ""
+    unjudged = len(state.unjudged)
+    listed = [count_of(n, noun) for n, noun in ((lost, "infrastructure failure"), (unjudged, "judging error")) if n]
+    uncounted = f" ({' and '.join(listed)} {'does' if lost + unjudged == 1 else 'do'} not count)" if listed else ""
     print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; strategy {spec.strategy}")
     for line in spec.banner:
         print(f"note: {plain(line)}")

@@ -116,11 +116,18 @@ class FailureKind(StrEnum):
     TRACE_UNREADABLE = "trace_unreadable"
     WORK_MISMATCH = "work_mismatch"
     CANCELLED = "cancelled"
+    JUDGING_ERROR = "judging_error"
+    """An error of ccl-search while it judged the trial, which can be judged again."""
 
     @property
     def is_infrastructure(self) -> bool:
         """Whether the configuration is not the cause: the trial is retried, costs no budget and is not learned from."""
         return self in _INFRASTRUCTURE
+
+    @property
+    def counts(self) -> bool:
+        """Whether the configuration may be the cause: the trial costs budget, and proposers learn from it."""
+        return not self.is_infrastructure and self is not FailureKind.JUDGING_ERROR
 
     def describe(self) -> str:
         """The kind in words for people: `out of memory`, `launcher failure`."""

@@ -143,7 +143,7 @@ def _validate_result(data: Any, model: type[Result]) -> Result | Failure:
         return _crashed(f"{RESULT_FILE} violates the trial contract: {field}: {first['msg']} ({first['input']!r:.100})")
     if result.status is RunStatus.FAILED:
         failure = result.failure or _crashed(f"{RESULT_FILE} has status `failed` but no `failure`")
-        return failure.model_copy(update={"message": _shorten(failure.message)})
+        return _own_failure(failure.stage, failure.kind, failure.message, failure.rank)
     return result
 
 
@@ -179,7 +179,7 @@ def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
         except (OSError, JobFileError) as error:
             unread = str(error)
         else:
-            failure = Failure(stage=Stage.RUN, kind=found.kind, message=_shorten(found.message), rank=found.rank)
+            failure = _own_failure(Stage.RUN, found.kind, found.message, found.rank)
             records.append((found.kind is FailureKind.COMMUNICATION, found.time_ns, failure))
     return min(records, key=lambda record: record[:2])[2] if records else None, unread
 
@@ -210,6 +210,12 @@ def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failu
     else:
         end = f"exited with {code} {'and' if code else 'but'} wrote no {RESULT_FILE}"
     return _crashed(f"the run script {end}{quote_last_line(trial_dir)}")
+
+
+def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None) -> Failure:
+    """A failure that a job reports itself; only the engine can say that judging failed."""
+    kind = FailureKind.CRASHED if kind is FailureKind.JUDGING_ERROR else kind
+    return Failure(stage=stage, kind=kind, message=_shorten(message), rank=rank)
 
 
 def _crashed(message: str) -> Failure:

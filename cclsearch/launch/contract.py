@@ -97,7 +97,7 @@ class TrialResult(TrialEnd):
     """Host name by rank."""
     foreign_cpu_cores: float | None = None
     """CPU cores that other processes used during the measurement; None if unknown."""
-    logical_cores: int | None = None
+    logical_cores: int | None = Field(default=None, ge=1)
     """Logical cores of the host that measured `foreign_cpu_cores`."""
     energy_j: float | None = None
     """Energy in joules of all accelerators per unit of the task's work, if power is recorded."""

@@ -177,7 +177,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         if value is not None:
             sample = RankedRun(trial.number, value, run.trial_folder(trial.number))
             samples.setdefault(trial.config, []).append(sample)
-        elif trial.outcome.failure and trial.outcome.failure.kind.is_infrastructure:
+        elif trial.outcome.failure and not trial.outcome.failure.kind.counts:
             lost += 1
         elif trial.outcome.failure:
             failed.append(trial)

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, FailureKind
 from cclsearch.propose.events import ReportedEvent
 from cclsearch.record.event import (
     LEDGER_VERSION,
@@ -57,6 +57,8 @@ class RunState:
     """Trials that count against the budget, running ones included."""
     num_consecutive_infrastructure_failures: int = 0
     """Number of the latest finished trials in a row that were infrastructure failures."""
+    num_consecutive_judging_errors: int = 0
+    """Number of the latest finished trials in a row that could not be judged."""
     has_allocation_ended: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     bad_lines: list[BadLine] = field(default_factory=list)
@@ -71,6 +73,7 @@ class RunState:
     """Numbers of the ranked trials, in order of finishing."""
     _baseline: int | None = None
     _infrastructure_failures: list[int] = field(default_factory=list)
+    _unjudged: dict[int, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.trials = TrialTable(self.path)
@@ -106,6 +109,11 @@ class RunState:
     @property
     def num_unfinished(self) -> int:
         return len(self._open)
+
+    @property
+    def unjudged(self) -> list[Trial]:
+        """Trials that could not be judged; they are not proposed again, because they can still be judged."""
+        return [self.trials[number] for number in self._unjudged]
 
     @property
     def infrastructure_failures(self) -> list[Trial]:
@@ -193,10 +201,14 @@ class RunState:
         """Take over the outcome of a trial that finished, or was evaluated again."""
         failed = outcome.failure is not None and outcome.failure.kind.is_infrastructure
         is_search, is_revised = self.trials.is_search(number), self.trials.is_finished(number)
-        costs = is_search and not failed
+        is_unjudged = outcome.failure is not None and outcome.failure.kind is FailureKind.JUDGING_ERROR
+        costs = is_search and not failed and not is_unjudged
         is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
         self.num_spent += costs - self.trials.costs_budget(number)
         self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
+        self._unjudged.pop(number, None)
+        if is_unjudged:
+            self._unjudged[number] = None
         if is_revised:
             self._ranked = array("i", (n for n in self.trials.finish_order if self.trials.loss(n) is not None))
             self._baseline = next((n for n in self._ranked if self.trials.is_search(n)), None)
@@ -204,6 +216,7 @@ class RunState:
         self._open.pop(number, None)
         streak = self.num_consecutive_infrastructure_failures
         self.num_consecutive_infrastructure_failures = streak + 1 if failed else 0
+        self.num_consecutive_judging_errors = self.num_consecutive_judging_errors + 1 if is_unjudged else 0
         if failed and is_search and number > self._resumed_at:
             self._infrastructure_failures.append(number)
         if is_ranked:
@@ -225,7 +238,8 @@ class RunState:
             case SearchResumed():
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
-                self.num_consecutive_infrastructure_failures, self.has_allocation_ended = 0, False
+                self.num_consecutive_infrastructure_failures = self.num_consecutive_judging_errors = 0
+                self.has_allocation_ended = False
                 self._resumed_at, self._infrastructure_failures = self.highest_trial, []
             case TrialRetried():
                 self.has_allocation_ended |= event.kind is RetryKind.ALLOCATION_ENDED

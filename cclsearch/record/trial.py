@@ -57,7 +57,7 @@ class Trial:
         if self.purpose is not Purpose.SEARCH:
             return False
         failure = self.outcome.failure if self.outcome else None
-        return not (failure and failure.kind.is_infrastructure)
+        return not failure or failure.kind.counts
 
     @property
     def num_counted_retries(self) -> int:

@@ -197,7 +197,7 @@ class TrialTable(Mapping[int, Trial]):
         self._observations.pop(index, None)
         self._configs.pop(index, None)
         outcome = trial.outcome
-        if outcome is None or (outcome.failure and outcome.failure.kind.is_infrastructure):
+        if outcome is None or (outcome.failure and not outcome.failure.kind.counts):
             self._schema_ids[index] = -1
             if was_seen:
                 self._order.remove(index)

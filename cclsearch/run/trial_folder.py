@@ -15,12 +15,15 @@ from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STD
 SCRIPT_FILE = "job.sh"
 METRICS_FILE = "metrics.json"
 ADMISSION_FILE = "admission.json"
+JUDGING_ERROR_FILE = "judging_error.txt"
+"""Traceback of an error of ccl-search while it judged the trial; secrets are masked."""
 ATTEMPTS_FOLDER = "attempts"
 MAX_LINE_CHARS = 1 << 20
 """Characters of a log that are in memory at once."""
 
 _FILES_OF_AN_ATTEMPT = (
     *(RESULT_FILE, STDOUT_FILE, STDERR_FILE, FAILURES_FOLDER, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE),
+    JUDGING_ERROR_FILE,
 )
 
 
@@ -31,6 +34,16 @@ def prepare_folder(job: Job, script: str) -> None:
     _move_earlier_attempt(folder, job.attempt)
     write_atomically(folder / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
     write_atomically(folder / SCRIPT_FILE, script)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file of ours into a trial's folder; a folder that the job left at its path is moved aside."""
+    if path.is_dir() and not path.is_symlink():
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        path.rename(aside)
+    write_atomically(path, text)
 
 
 def scrub_logs(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from cclsearch.score.admission import admit
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
+
+_MAX_FLOAT = sys.float_info.max
 
 
 def evaluate_trial(
@@ -45,10 +48,11 @@ def evaluate_evidence(
     task: Any = TASKS.get(evidence.card.task)
     failure = _find_reported_failure(evidence.result) or task.find_failure(evidence.result)
     metrics, spread = ({}, None) if failure else task.measure(evidence)
-    failure = failure or _check_primary(task.primary, metrics, evidence.result)
+    failure = failure or _check_primary(task.primary, metrics, evidence.result) or _check_spread(spread)
     if failure is not None:
         return evaluate_failure(failure, evidence.provenance, evidence.result)
     trace = evidence.trace
+    metrics, left_out = _drop_not_finite(metrics)
     admission = admit(replace(evidence, metrics=metrics, spread=spread), task.admission_rules)
     is_valid = admission.admitted
     loss, failure, admission = _score(objective, metrics, baseline, admission)
@@ -58,11 +62,11 @@ def evaluate_evidence(
         admission=admission,
         loss=loss if admission.admitted and failure is None else None,
         metrics=metrics,
-        violation=objective.violation(metrics) if is_valid and failure is None else 0.0,
+        violation=min(objective.violation(metrics), _MAX_FLOAT) if is_valid and failure is None else 0.0,
         spread=spread,
-        notes=_collect_notes(evidence.result, trace),
+        notes=(*_collect_notes(evidence.result, trace), *left_out),
         diagnosis=trace.diagnosis if trace else (),
-        seconds_by_cause=trace.seconds_by_cause if trace else {},
+        seconds_by_cause=_drop_not_finite(trace.seconds_by_cause)[0] if trace else {},
     )
 
 
@@ -90,6 +94,21 @@ def _check_primary(primary: str, metrics: Mapping[str, float], result: TrialResu
     return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
 
 
+def _check_spread(spread: float | None) -> Failure | None:
+    if spread is None or math.isfinite(spread):
+        return None
+    message = "the spread of the measurements of the run is beyond what a number can hold"
+    return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
+
+
+def _drop_not_finite(figures: Mapping[str, float]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The finite figures, and a note on each other one: finite measurements may be too large for what follows."""
+    notes = tuple(
+        f"{name} would be {value} and was left out" for name, value in figures.items() if not math.isfinite(value)
+    )
+    return {name: value for name, value in figures.items() if math.isfinite(value)}, notes
+
+
 def _score(
     objective: Objective, metrics: Mapping[str, float], baseline: Mapping[str, float] | None, admission: Admission
 ) -> tuple[float | None, Failure | None, Admission]:
@@ -101,6 +120,9 @@ def _score(
         broken = objective.broken_constraints(metrics)
     except TrialError as error:
         return None, error.failure, admission
+    if not math.isfinite(loss):
+        message = f"the objective's value is {loss}: a measurement is beyond what can be compared"
+        return None, Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message), admission
     if not objective.constraints:
         return loss, None, admission
     kept = Verdict(rule="constraints", ok=not broken, detail="; ".join(broken) or "all satisfied")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure
 from cclsearch.launch.collect import collect_result
@@ -14,9 +13,10 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, scrub_logs
+from cclsearch.run.trial_folder import ADMISSION_FILE, JUDGING_ERROR_FILE, METRICS_FILE, replace_file, scrub_logs
 from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
 from cclsearch.score.outcome import Outcome
+from cclsearch.search.judge import judge
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.tasks.base import task_of
 
@@ -29,9 +29,13 @@ class TrialEvaluator:
 
     def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
         folder = writer.trial_folder(trial.number)
-        scrub_logs(folder)
-        outcome = self._evaluate(folder, payload, failure, find_baseline(writer.state))
-        write_outcome_files(folder, outcome)
+
+        def evaluate() -> Outcome:
+            scrub_logs(folder)
+            return self._evaluate(folder, payload, failure, find_baseline(writer.state))
+
+        outcome, traceback = judge(evaluate, self._spec.provenance)
+        write_outcome_files(folder, outcome, traceback)
         return outcome
 
     def _evaluate(
@@ -56,12 +60,17 @@ def find_baseline(state: RunState) -> Mapping[str, float] | None:
     return trial.outcome.metrics if trial and trial.outcome else None
 
 
-def write_outcome_files(folder: Path, outcome: Outcome) -> None:
-    """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts."""
+def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> None:
+    """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts.
+
+    `traceback` is that of an error in judging; `judging_error.txt` has it until the trial is judged.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
+    replace_file(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
     if outcome.admission:
-        write_atomically(folder / ADMISSION_FILE, outcome.admission.model_dump_json(indent=1) + "\n")
+        replace_file(folder / ADMISSION_FILE, outcome.admission.model_dump_json(indent=1) + "\n")
+    if traceback:
+        replace_file(folder / JUDGING_ERROR_FILE, traceback)
 
 
 def redact_failure(failure: Failure) -> Failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -9,15 +10,20 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.writer import RunWriter
+from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
 
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
+MAX_CONSECUTIVE_JUDGING_ERRORS = 3
+"""Consecutive trials that could not be judged after which the search stops: the next ones would be wasted too."""
 
 
 def run_search(writer: RunWriter, session: Session) -> None:
@@ -30,6 +36,10 @@ def run_search(writer: RunWriter, session: Session) -> None:
         ending = _search(writer, session, deadline_s)
         if ending is not None:
             _confirm(writer, session, deadline_s)
+    except UserError as error:
+        jobs.detach()
+        _record_refusal(writer, session, error)
+        raise
     except BaseException:
         jobs.detach()
         raise
@@ -46,6 +56,13 @@ def run_search(writer: RunWriter, session: Session) -> None:
     writer.record(ending.model_copy(update={"best_trial": best.number if best else None}).at(session.now_s()))
 
 
+def _record_refusal(writer: RunWriter, session: Session, error: UserError) -> None:
+    """Record why the search stopped, unless the error is that it can no longer write here."""
+    stopped = SearchStopped(kind=EndKind.REFUSED, reason=redact(str(error)))
+    with contextlib.suppress(UserError, OSError):
+        writer.record(stopped.at(session.now_s()))
+
+
 def find_budget(writer: RunWriter, session: Session) -> int:
     """Return the number of trials that the search may spend in total."""
     whole = max(session.spec.limits.budget, writer.state.budget_raised_to)
@@ -56,7 +73,8 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     """Return what a proposer may know at this point."""
     space = session.space
     observations = writer.state.trials.observe(space)
-    lost = {space.row(trial.config) for trial in writer.state.infrastructure_failures}
+    without_result = (*writer.state.infrastructure_failures, *writer.state.unjudged)
+    lost = {space.row(trial.config) for trial in without_result}
     running = {space.row(trial.config) for trial in writer.state.unfinished}
     seen_N = np.zeros(len(space), dtype=bool)
     seen_N[observations.rows] = True
@@ -95,6 +113,13 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
             f"{state.num_consecutive_infrastructure_failures} consecutive infrastructure failures:"
             f" fix the cause (see `ccl-search status {session.spec.run_id}`), then resume",
             EndKind.INFRASTRUCTURE_FAILURES,
+        )
+    elif state.num_consecutive_judging_errors >= MAX_CONSECUTIVE_JUDGING_ERRORS:
+        stop.request(
+            f"{state.num_consecutive_judging_errors} trials in a row could not be judged, which is an error of"
+            f" ccl-search: please report it with {JUDGING_ERROR_FILE} of trial {state.unjudged[-1].number}; a version"
+            f" without it judges them by `ccl-search admit {session.spec.run_id} --write`",
+            EndKind.JUDGING_ERRORS,
         )
     return stop.is_set()
 
