@@ -27,7 +27,7 @@ from cclsearch.trace.events import (
     TraceSet,
 )
 from cclsearch.trace.metric import Draft, NotAvailable, Status, metric
-from cclsearch.trace.metrics.kernels import kernel_family
+from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.score import score_traces
 from cclsearch.trace.view import RankView, TraceView
 

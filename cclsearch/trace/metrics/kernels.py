@@ -2,49 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.core.text import one_line
 from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView
 
 SMALL_KERNEL_NS = 5_000
 NUM_TOP = 5
-_SERIAL = re.compile(r"(?:[_.]\d+)+$")
-_WRAPPERS = frozenset({"Kernel", "Kernel2", "device_kernel"})
-"""Generic kernel names (CUTLASS): the first template argument identifies the kernel."""
-
-
-@lru_cache(maxsize=4096)
-def kernel_family(name: str) -> str:
-    """Return the name without template arguments, parameters, return type and serial number."""
-    text = name.replace("(anonymous namespace)::", "").replace("operator()", "operator")
-    kept: list[str] = []
-    inner: list[str] = []
-    stack: list[str] = []
-    for letter in text:
-        if letter in "<(" and (kept or stack):
-            stack.append(letter)
-        elif stack and letter in ">)":
-            if letter == ")" or stack[-1] == "<":
-                stack.pop()
-        elif not stack:
-            kept.append(letter)
-        elif stack == ["<"] and inner[-1:] != [","]:
-            inner.append(letter)
-    bare = "".join(kept).strip()
-    if bare != text.strip() and " " in bare:
-        bare = bare.split()[-1]
-    if bare.split("::")[-1] in _WRAPPERS and inner:
-        bare = f"{bare}<{''.join(inner).rstrip(',').strip()}>"
-    return one_line(_SERIAL.sub("", bare), 80) or one_line(name, 80)
 
 
 def family_seconds(view: RankView, rows: Int64s) -> dict[str, float]:
