@@ -26,8 +26,8 @@ from cclsearch.trace.events import (
     Reason,
     TraceSet,
 )
-from cclsearch.trace.metric import Draft, NotAvailable, Status, metric
 from cclsearch.trace.kernel_names import kernel_family
+from cclsearch.trace.metric import Draft, NotAvailable, Status, metric
 from cclsearch.trace.score import score_traces
 from cclsearch.trace.view import RankView, TraceView
 
