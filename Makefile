@@ -37,12 +37,14 @@ $(VENV)/bin/python:
 	@echo "making a virtual environment in $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+SCANNER := hatch_build.py cclsearch/trace/readers/native/build.py cclsearch/trace/readers/native/kineto_scan.c
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml $(SCANNER)
 	@echo "installing ccl-search"
 	$(PIP) install --quiet --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml tests/constraints.txt
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(SCANNER) tests/constraints.txt
 	@echo "installing ccl-search with what its tests need (torch for CPU, JAX: about a minute)"
 	$(PIP) install --quiet --constraint tests/constraints.txt --editable '.[dev,torch,jax]'
 	@touch $@ $(VENV)/.installed

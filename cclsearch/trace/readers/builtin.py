@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from cclsearch.plugins import READERS
 from cclsearch.trace.events import EventTable, Reason
@@ -11,6 +13,8 @@ from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import plain_args
+from cclsearch.trace.readers.kineto_native import open_scanner
+from cclsearch.trace.readers.kineto_scanned import ScannedRows
 from cclsearch.trace.readers.kineto_table import build_table
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
@@ -35,12 +39,17 @@ class ChromeJson:
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """Return one table (Kineto), or one per device (XLA)."""
         with ByteStream(path, limits) as stream:
-            reader = EventReader(stream, limits)
+            scanner = open_scanner()
+            reader = EventReader(stream, limits, scanner=scanner)
             builder = KinetoBuilder(reader, limits)
+            scanned = ScannedRows(builder, scanner) if scanner else None
             for batch in reader:
                 if builder.base_us is None and is_xla(reader, batch):
                     break
-                builder.add_batch(batch)
+                if isinstance(batch, list):
+                    builder.add_batch(batch)
+                elif scanned:
+                    scanned.add(batch)
             else:
                 return (self._finish(builder, path),)
         from cclsearch.trace.readers.xla_json import read_xla_json
@@ -56,7 +65,7 @@ class ChromeJson:
         return build_table(builder, source=path.name, is_complete=builder.reader.complete)
 
 
-def is_xla(reader: EventReader, batch: list[object]) -> bool:
+def is_xla(reader: EventReader, batch: Iterable[Any]) -> bool:
     """Whether the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`) and the head is not Kineto's."""
     if "schemaVersion" in reader.metadata or "deviceProperties" in reader.metadata:
         return False

@@ -9,41 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
-from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid
+from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid, TimePrefix
+from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
-KEEP_DIGITS = 12
-"""Digits kept of a long time: float64 resolves 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
 
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
-_LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
 _BOM = b"\xef\xbb\xbf"
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
-
-
-class TimePrefix(NamedTuple):
-    """The leading digits to blank in times that exceed float64 (`1712195495519703.772`), and their value."""
-
-    old: bytes
-    new: bytes
-    offset_us: int
-
-    @classmethod
-    def find(cls, text: bytes) -> TimePrefix:
-        """Take the prefix from the first time in the text; nothing to blank if it is short or whole."""
-        found = _LONG_TIME.search(text)
-        if not found or len(found["digits"]) <= KEEP_DIGITS + 1:
-            return cls(b"", b"", 0)
-        prefix: bytes = found["digits"][:-KEEP_DIGITS]
-        new = found["key"] + b" " * (len(prefix) - 1) + b"1"
-        return cls(found["key"] + prefix, new, (int(prefix) - 1) * 10**KEEP_DIGITS)
 
 
 class EventReader:
@@ -52,7 +32,9 @@ class EventReader:
     Raises TraceError if the file is not a trace or exceeds the limits.
     """
 
-    def __init__(self, stream: ByteStream, limits: ReadLimits, *, with_pid: bool = False) -> None:
+    def __init__(
+        self, stream: ByteStream, limits: ReadLimits, *, with_pid: bool = False, scanner: PieceScanner | None = None
+    ) -> None:
         self._stream = stream
         self._limits = limits
         self._span_type: type[Span] = SpanWithPid if with_pid else Span
@@ -71,7 +53,10 @@ class EventReader:
         self._separator = b""
         self._brace_end = 1
         self._time_prefix = TimePrefix(b"", b"", 0)
-        self._scanner = EventScanner(self._span_type, limits)
+        self._slow = EventScanner(self._span_type, limits)
+        self.scanner = scanner
+        self._shortened = 0
+        """Times before this position are shortened."""
         self.complete = False
         """Whether the list of events and the document are closed."""
         self.num_bad = 0
@@ -79,7 +64,7 @@ class EventReader:
         self.metadata: dict[str, Any] = {}
         """The document's other fields: those before the events at once, all of them at the end."""
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[list[Any] | ScannedPiece]:
         self._find_events()
         while True:
             batch, done = self._next_batch()
@@ -88,7 +73,7 @@ class EventReader:
             if done:
                 return
 
-    def _next_batch(self) -> tuple[list[Any], bool]:
+    def _next_batch(self) -> tuple[list[Any] | ScannedPiece, bool]:
         if not self._at_end:
             self._fill()
         cut = self._buffer.rfind(self._separator, self._start, self._end) if self._separator else -1
@@ -98,11 +83,17 @@ class EventReader:
             return [], False
         return self._scan(self._end)
 
-    def _decode_to(self, stop: int) -> tuple[list[Any], bool]:
+    def _decode_to(self, stop: int) -> tuple[list[Any] | ScannedPiece, bool]:
         """Decode the events between the comma (or bracket) at `_start` and `stop`, which follows a closing brace."""
         buffer = self._buffer
         while buffer[self._start] in b" \t\r\n":
             self._start += 1
+        if self.scanner:
+            piece = self.scanner.scan(buffer, self._start, stop, self._time_prefix)
+            if piece is not None:
+                self._start = stop
+                return piece, False
+        self._shorten_times()
         before, after = buffer[self._start], buffer[stop]
         batch = None
         if before in b"[,":
@@ -153,7 +144,8 @@ class EventReader:
             self._start += 1
         self._is_open = True
         is_last = self._at_end and stop == self._end
-        scan = self._scanner.scan(bytes(self._buffer[self._start : stop]), self._separator)
+        self._shorten_times()
+        scan = self._slow.scan(bytes(self._buffer[self._start : stop]), self._separator)
         self.num_bad += scan.num_bad
         self._start += scan.used
         if self.num_bad > self._limits.bad_events:
@@ -171,13 +163,13 @@ class EventReader:
         left = self._end - self._start
         if self._start:
             self._buffer[0:left] = self._buffer[self._start : self._end]
+            self._shortened = max(self._shortened - self._start, 0)
             self._start, self._end = 0, left
         if len(self._buffer) - left < BLOCK_BYTES and not self._buffer_is_full():
             self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still refer to it
         stop = min(self._end + BLOCK_BYTES, len(self._buffer))
         if stop > self._end:
             count = self._stream.readinto(memoryview(self._buffer)[self._end : stop])
-            self._shorten_times(self._end, self._end + count)
             self._end += count
             self._at_end = count == 0
 
@@ -187,12 +179,13 @@ class EventReader:
         while not self._at_end and not self._buffer_is_full() and self._end - self._start < size:
             self._fill()
 
-    def _shorten_times(self, start: int, stop: int) -> None:
+    def _shorten_times(self) -> None:
         """Blank the leading digits that all times share, since float64 would lose the last ones."""
         old, new, _ = self._time_prefix
-        if old:
-            start = max(start - len(old), self._start)
-            self._buffer[start:stop] = self._buffer[start:stop].replace(old, new)
+        if old and self._shortened < self._end:
+            start = max(self._shortened - len(old), self._start)
+            self._buffer[start : self._end] = self._buffer[start : self._end].replace(old, new)
+            self._shortened = self._end
 
     def _buffer_is_full(self) -> bool:
         return self._end - self._start >= self._limits.event_bytes
@@ -212,12 +205,11 @@ class EventReader:
             if found:
                 self._start = found.end() - 1
                 self._head = text[lead : found.end()].decode("utf-8", "replace")
-                self.metadata = self._scanner.read_object(self._head + "]}") or {}
+                self.metadata = self._slow.read_object(self._head + "]}") or {}
                 break
             if self._at_end or self._buffer_is_full():
                 raise TraceError(Reason.UNREADABLE, "contains no list of trace events")
         self._time_prefix = TimePrefix.find(bytes(self._buffer[self._start : self._end]))
-        self._shorten_times(self._start, self._end)
         self._find_separator()
 
     @property
@@ -230,7 +222,7 @@ class EventReader:
         while True:
             text = bytes(self._buffer[self._start : self._end])
             try:
-                self._separator = self._scanner.find_separator(text)
+                self._separator = self._slow.find_separator(text)
             except NeedMoreData:
                 if self._at_end or self._buffer_is_full():
                     return
@@ -247,7 +239,7 @@ class EventReader:
         if not self._head:
             self.complete = not self._stream.is_truncated
             return
-        whole = self._scanner.read_object(self._head + "]" + tail)
+        whole = self._slow.read_object(self._head + "]" + tail)
         if whole is not None:
             self.metadata = whole
         self.complete = whole is not None and not self._stream.is_truncated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any
 
@@ -23,10 +24,10 @@ from cclsearch.trace.readers.kineto_args import (
     decode_args,
     plain_args,
 )
+from cclsearch.trace.readers.kineto_native import DEVICE_KINDS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.table_builder import TableBuilder
 
-_DEVICE_CODES = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 _LONG_TIME_US = 2e12
 
 
@@ -61,10 +62,10 @@ class KinetoBuilder:
         self._limits = limits
         self._is_shaped_op = np.zeros(0, bool)
         self._is_device = np.zeros(256, bool)
-        self._is_device[[int(kind) for kind in _DEVICE_CODES]] = True
+        self._is_device[[int(kind) for kind in DEVICE_KINDS]] = True
         self._memory: list[tuple[float, int, int, int]] = []
 
-    def add_batch(self, batch: list[Any]) -> None:
+    def add_batch(self, batch: Sequence[Any]) -> None:
         """Append the events of one batch."""
         types = set(map(type, batch))
         if Meta in types or Instant in types:
@@ -72,6 +73,10 @@ class KinetoBuilder:
         spans = [event for event in batch if type(event) is Span]
         if spans:
             self._add_spans(spans)
+        self.check_size()
+
+    def check_size(self) -> None:
+        """Raise TraceError if the table exceeds the limit of rows."""
         if self.rows.num_rows > self._limits.rows:
             raise TraceError(Reason.TOO_LARGE, f"more than {self._limits.rows} events")
 
@@ -100,6 +105,8 @@ class KinetoBuilder:
             time = np.where(time > _LONG_TIME_US, time - self.reader.time_offset_us, time)
         if self.base_us is None:
             self.base_us = int(np.floor(time[0]))
+            if self.reader.scanner:
+                self.reader.scanner.base_us = self.base_us
         corr = np.full(count, -1, np.int32)
         device = np.full(count, -1, np.int16)
         names = self.rows.names.numbers_of([span.name for span in spans], count)
@@ -136,41 +143,54 @@ class KinetoBuilder:
         names: NDArray[np.int32],
     ) -> None:
         rows, count = on_device + first, len(details)
-        sizes = to_int64([item.bytes for item in details], count)
-        self.rows.add_sparse("bytes", rows[sizes >= 0], sizes[sizes >= 0])
         blocks = np.fromiter([item.blocks_per_sm for item in details], np.float64, count)
-        with np.errstate(over="ignore"):
-            self.rows.add_sparse("blocks_per_sm", rows[blocks >= 0], blocks[blocks >= 0].astype(np.float32))
         external = to_int64([max(item.ext, item.old_ext) for item in details], count)
-        self.ext_of_device.append((rows[external >= 0], external[external >= 0]))
+        self.add_sizes(rows, to_int64([item.bytes for item in details], count), blocks, external)
         with_grid = [n for n, item in enumerate(details) if item.grid]
         keys = [(bytes(d.grid), bytes(d.block), d.registers, d.shared) for d in (details[n] for n in with_grid)]
         self.rows.add_sparse("grid_id", rows[with_grid], self.rows.grids.numbers_of(keys, len(keys)))
         calls = [n for n, item in enumerate(details) if item.collective is not None]
-        numbers = [self._collective(int(names[on_device[n]]), spans[on_device[n]].args) for n in calls]
+        numbers = [self.number_call(int(names[on_device[n]]), spans[on_device[n]].args) for n in calls]
         self.rows.add_sparse("coll_id", rows[calls], np.array(numbers, np.int32))
 
-    def _collective(self, name: int, raw: msgspec.Raw) -> int:
+    def number_call(self, name: int, raw: msgspec.Raw) -> int:
+        """Return the number of the collective with these arguments; `name` is the number of the kernel's name."""
         args = plain_args(raw)
         key = (name, tuple(str(args.get(field)) for field in _COLLECTIVE_FIELDS))
         self.collective_args.setdefault(key, args)
         return self.rows.collectives[key]
 
+    def add_sizes(
+        self, rows: NDArray[Any], sizes: NDArray[np.int64], blocks: NDArray[np.float64], external: NDArray[np.int64]
+    ) -> None:
+        """Add bytes, blocks per multiprocessor and external ids of device rows; a negative value is missing."""
+        self.rows.add_sparse("bytes", rows[sizes >= 0], sizes[sizes >= 0])
+        with np.errstate(over="ignore"):
+            self.rows.add_sparse("blocks_per_sm", rows[blocks >= 0], blocks[blocks >= 0].astype(np.float32))
+        self.ext_of_device.append((rows[external >= 0], external[external >= 0]))
+
     def _add_shapes(self, spans: list[Span], names: NDArray[np.int32], first: int) -> None:
-        known = len(self._is_shaped_op)
-        if len(self.rows.names) > known:
-            new = list(self.rows.names)[known:]
-            wanted = [bool(SHAPED_OPS.match(name)) for name in new]
-            self._is_shaped_op = np.concatenate([self._is_shaped_op, np.array(wanted, bool)])
-        shaped = np.flatnonzero(self._is_shaped_op[names])
+        shaped = np.flatnonzero(self.is_shaped(names))
         if not len(shaped):
             return
         details = decode_args(ShapeArgs, _args_of(spans, shaped))
         with_dims = [n for n, item in enumerate(details) if item.dims]
         keys = [(bytes(d.dims), bytes(d.dtypes), bytes(d.scalars)) for d in (details[n] for n in with_dims)]
-        rows = shaped[with_dims] + first
-        self.rows.add_sparse("shape_id", rows, self.rows.shapes.numbers_of(keys, len(keys)))
         external = to_int64([max(details[n].ext, details[n].old_ext) for n in with_dims], len(with_dims))
+        self.add_shapes(shaped[with_dims] + first, self.rows.shapes.numbers_of(keys, len(keys)), external)
+
+    def is_shaped(self, names: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return for each number of a name whether it is an operator whose shapes are kept."""
+        known = len(self._is_shaped_op)
+        if len(self.rows.names) > known:
+            new = list(self.rows.names)[known:]
+            wanted = [bool(SHAPED_OPS.match(name)) for name in new]
+            self._is_shaped_op = np.concatenate([self._is_shaped_op, np.array(wanted, bool)])
+        return self._is_shaped_op[names]
+
+    def add_shapes(self, rows: NDArray[Any], shapes: NDArray[np.int32], external: NDArray[np.int64]) -> None:
+        """Add the numbers of shapes and the external ids (negative: missing) of operators."""
+        self.rows.add_sparse("shape_id", rows, shapes)
         self.ext_of_op.append((rows[external >= 0], external[external >= 0]))
 
     def _add_meta_and_memory(self, events: list[Meta | Instant]) -> None:
@@ -181,11 +201,19 @@ class KinetoBuilder:
                 reserved = size.reserved if 0 <= size.reserved < 2**62 and size.device_type else -1
                 device = size.device_id if size.device_type and 0 <= size.device_id < 32768 else -1
                 self._memory.append((point.ts, size.allocated, reserved, device))
+        self.add_metas([event for event in events if isinstance(event, Meta)])
+
+    def add_metas(self, events: Iterable[Meta]) -> None:
+        """Keep the names of threads."""
         for event in events:
-            if isinstance(event, Meta) and event.name == "thread_name":
+            if event.name == "thread_name":
                 name = plain_args(event.args).get("name")
                 if isinstance(name, str) and len(self.thread_names) < 100_000:
                     self.thread_names[event.tid] = name
+
+    def add_memory_points(self, points: Iterable[tuple[float, int, int, int]]) -> None:
+        """Append reports of the allocator: time (us), bytes allocated, bytes reserved or -1, device or -1."""
+        self._memory += points
 
     def memory_points(self) -> MemoryPoints:
         """Return the allocator's reports, on the same clock as the rows."""

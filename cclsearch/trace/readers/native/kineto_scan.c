@@ -1,0 +1,872 @@
+/* Scans a piece of Kineto's JSON (a list of events) straight into columns.
+ *
+ * A plain C library without Python.h, called through ctypes by `kineto_native.py`, so that one build serves every
+ * Python of a platform. It must give exactly what the Python way (`json_events.py`, `kineto_spans.py`) gives. It
+ * therefore accepts a piece only if every event in it is plain: what strict and lenient parsers read alike. For anything
+ * else (a number with an exponent, an escaped key, a key twice, broken UTF-8, deep nesting, an unknown phase, ...) it
+ * refuses the whole piece, and the caller reads that piece in Python. A refusal costs time and never changes a result.
+ *
+ * No byte outside [text, text + size) is read, and nothing is written beyond `capacity` entries of an output array.
+ * `make fuzz-native` runs it with the address and undefined-behaviour sanitizers.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+enum { VERSION = 1 };
+enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
+enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
+enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
+
+typedef uint8_t u8;
+typedef const u8 *Text;
+typedef unsigned __int128 u128;
+
+typedef struct {
+    Text start;
+    int64_t size; /* 0: absent */
+} Span;
+
+/* ---- interning: texts numbered in the order of first use ---- */
+
+typedef struct {
+    uint64_t hash;
+    size_t start; /* in `bytes` */
+    int32_t size;
+    u8 flag; /* of a name: SHAPED..., of a category: HOST... */
+    u8 kind; /* of a category; 0 is dropped */
+    uint32_t seen; /* number of the last call in which an event had this category */
+} Entry;
+
+typedef struct {
+    Entry *entries;
+    int32_t *slots; /* -1: free; always less than half full */
+    u8 *bytes;
+    size_t used, room;
+    int32_t count, room_entries, mask;
+} Table;
+
+typedef struct {
+    Table tables[NUM_TABLES];
+    uint64_t seed;
+    u8 *key; /* text of a composed key */
+    size_t key_room;
+    uint32_t call;
+    int odd_ids; /* 1: an id below -1, 2: an id beyond 31 bits */
+    int no_memory;
+} Scanner;
+
+/* ---- one call: see `_Piece` in kineto_native.py, which mirrors this structure ---- */
+
+typedef struct {
+    Text text;
+    int64_t size;
+    Text time_prefix; /* `"ts": 1712`: leading digits that are read as one digit 1 */
+    int64_t time_prefix_size;
+    double time_offset_us; /* subtracted from times above LONG_TIME_US */
+    int64_t capacity;
+    int64_t base_us, has_base;
+    int64_t rows, details, shaped, calls, metas, points, bad;
+    int64_t *ts_ns, *dur_ns;
+    u8 *kind;
+    int32_t *name, *thread, *stream, *corr;
+    int16_t *device;
+    int32_t *detail_row, *detail_grid;
+    int64_t *detail_bytes, *detail_ext;
+    double *detail_blocks;
+    int32_t *shaped_row, *shaped_key;
+    int64_t *shaped_ext;
+    int32_t *call_row, *call_key;
+    int64_t *call_start, *call_size;
+    int64_t *meta_start, *meta_size;
+    double *point_us;
+    int64_t *point_allocated, *point_reserved;
+    int16_t *point_device;
+} Piece;
+
+/* ---- arguments ---- */
+
+enum {
+    EXT, OLD_EXT, DEVICE, STREAM, CORR, BYTES, REGISTERS, SHARED, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED, NUM_INTS,
+    BLOCKS = NUM_INTS, GRID, BLOCK, SCALARS, DTYPES, DIMS,
+    CALL_NAME, CALL_FIRST = CALL_NAME, IN_NELEMS, OUT_NELEMS, GROUP_SIZE, DTYPE, IN_SPLIT, OUT_SPLIT, GROUP_NAME,
+    GROUP_RANKS, SRC_RANK, DST_RANK, NUM_FIELDS
+};
+
+#define BIT(field) (1u << (field))
+#define FIELD(text, field) {text, sizeof(text) - 1, field}
+
+static const struct {
+    const char *name;
+    int size, field;
+} FIELDS[] = {
+    FIELD("grid", GRID), FIELD("block", BLOCK), FIELD("bytes", BYTES), FIELD("dtype", DTYPE),
+    FIELD("device", DEVICE), FIELD("stream", STREAM),
+    FIELD("Src Rank", SRC_RANK), FIELD("Dst Rank", DST_RANK), FIELD("Device Id", DEVICE_ID),
+    FIELD("Input Dims", DIMS), FIELD("Input type", DTYPES), FIELD("Group size", GROUP_SIZE),
+    FIELD("External id", EXT), FIELD("correlation", CORR), FIELD("external id", OLD_EXT),
+    FIELD("Device Type", DEVICE_TYPE),
+    FIELD("blocks per SM", BLOCKS), FIELD("shared memory", SHARED), FIELD("In msg nelems", IN_NELEMS),
+    FIELD("In split size", IN_SPLIT), FIELD("Out msg nelems", OUT_NELEMS), FIELD("Out split size", OUT_SPLIT),
+    FIELD("Total Reserved", RESERVED), FIELD("Total Allocated", ALLOCATED), FIELD("Collective name", CALL_NAME),
+    FIELD("Concrete Inputs", SCALARS), FIELD("Process Group Name", GROUP_NAME),
+    FIELD("Process Group Ranks", GROUP_RANKS), FIELD("registers per thread", REGISTERS),
+};
+enum { NUM_NAMED = sizeof(FIELDS) / sizeof(FIELDS[0]), MAX_FIELD_SIZE = 20 };
+/* Index in FIELDS, which is sorted by size, of the first key of each size. */
+static const u8 FIRST_OF_SIZE[MAX_FIELD_SIZE + 2] = {
+    0, 0, 0, 0, 0, 1, 4, 6, 6, 8, 9, 12, 16, 16, 20, 23, 26, 26, 26, 27, 28, NUM_NAMED};
+
+#define CALL_FIELDS (BIT(NUM_FIELDS) - BIT(CALL_FIRST))
+#define RUNTIME_FIELDS BIT(CORR)
+#define DEVICE_FIELDS (BIT(EXT) | BIT(OLD_EXT) | BIT(DEVICE) | BIT(STREAM) | BIT(CORR) | BIT(BYTES) | BIT(REGISTERS) \
+    | BIT(SHARED) | BIT(BLOCKS) | BIT(GRID) | BIT(BLOCK) | CALL_FIELDS)
+#define SHAPE_FIELDS (BIT(EXT) | BIT(OLD_EXT) | BIT(SCALARS) | BIT(DTYPES) | BIT(DIMS))
+#define MEMORY_FIELDS (BIT(DEVICE_TYPE) | BIT(DEVICE_ID) | BIT(ALLOCATED) | BIT(RESERVED))
+
+enum { HOST = 0, RUNTIME = 1, ON_DEVICE = 2 }; /* `flag` of a category: which arguments its rows need */
+enum { NOT_SHAPED = 0, SHAPED = 1, SHAPED_UNKNOWN = 2 }; /* `flag` of a name */
+
+typedef struct {
+    int64_t number[NUM_INTS];
+    double blocks;
+    Span raw[NUM_FIELDS];
+} Args;
+
+static uint64_t load64(Text p) {
+    uint64_t value;
+    memcpy(&value, p, 8);
+    return value;
+}
+
+/* ---- lexing: every function returns the position after what it read, or NULL to refuse ---- */
+
+static inline Text skip_space(Text p, Text end) {
+    while (p < end && *p <= ' ' && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
+    return p;
+}
+
+/* One character of two to four bytes (RFC 3629: shortest form, no surrogates, up to U+10FFFF). */
+static Text skip_utf8(Text p, Text end) {
+    int64_t left = end - p;
+    u8 a = p[0];
+    if (a >= 0xC2 && a <= 0xDF) return left >= 2 && (p[1] & 0xC0) == 0x80 ? p + 2 : NULL;
+    if ((a & 0xF0) == 0xE0) {
+        if (left < 3 || (p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80) return NULL;
+        return (a == 0xE0 && p[1] < 0xA0) || (a == 0xED && p[1] > 0x9F) ? NULL : p + 3;
+    }
+    if (a < 0xF0 || a > 0xF4 || left < 4) return NULL;
+    if ((p[1] & 0xC0) != 0x80 || (p[2] & 0xC0) != 0x80 || (p[3] & 0xC0) != 0x80) return NULL;
+    return (a == 0xF0 && p[1] < 0x90) || (a == 0xF4 && p[1] > 0x8F) ? NULL : p + 4;
+}
+
+static Text skip_escape(Text p, Text end) {
+    static const char HEX[] = "0123456789abcdefABCDEF";
+    if (end - p < 2) return NULL;
+    if (p[1] != 'u') return p[1] && strchr("\"\\/bfnrt", p[1]) ? p + 2 : NULL;
+    if (end - p < 6) return NULL;
+    for (int i = 2; i < 6; i++)
+        if (!p[i] || !strchr(HEX, p[i])) return NULL;
+    return p + 6;
+}
+
+/* Skips bytes that need no look: neither quote, backslash, control character nor beyond ASCII. */
+static inline Text skip_plain(Text p, Text end) {
+#if defined(__SSE2__)
+    const __m128i quote = _mm_set1_epi8('"'), slash = _mm_set1_epi8('\\'), space = _mm_set1_epi8(' ');
+    while (end - p >= 16) {
+        __m128i v = _mm_loadu_si128((const __m128i *)p);
+        __m128i odd = _mm_or_si128(_mm_cmpeq_epi8(v, quote), _mm_cmpeq_epi8(v, slash));
+        int found = _mm_movemask_epi8(_mm_or_si128(odd, _mm_cmplt_epi8(v, space))); /* signed: includes >= 0x80 */
+        if (found) return p + __builtin_ctz((unsigned)found);
+        p += 16;
+    }
+#else
+    const uint64_t ones = 0x0101010101010101u, high = 0x8080808080808080u;
+    while (end - p >= 8) {
+        uint64_t v = load64(p), quote = v ^ (ones * '"'), slash = v ^ (ones * '\\');
+        if (((v - ones * ' ') | (quote - ones) | (slash - ones) | v) & high) break; /* may be a false alarm */
+        p += 8;
+    }
+#endif
+    while (p < end && *p >= ' ' && *p < 0x80 && *p != '"' && *p != '\\') p++;
+    return p;
+}
+
+/* `p` follows the opening quote; returns the position of the closing quote. */
+static inline Text find_quote(Text p, Text end, int *escaped) {
+    for (;;) {
+        p = skip_plain(p, end);
+        if (UNLIKELY(p >= end)) return NULL;
+        if (LIKELY(*p == '"')) return p;
+        if (*p == '\\') {
+            *escaped = 1;
+            p = skip_escape(p, end);
+        } else {
+            p = *p < ' ' ? NULL : skip_utf8(p, end);
+        }
+        if (!p) return NULL;
+    }
+}
+
+static inline int is_digit(u8 c) { return (u8)(c - '0') <= 9; }
+
+static Text skip_number(Text p, Text end) {
+    if (p < end && *p == '-') p++;
+    if (p >= end || !is_digit(*p)) return NULL;
+    if (*p == '0') p++;
+    else while (p < end && is_digit(*p)) p++;
+    if (p < end && *p == '.') {
+        if (++p >= end || !is_digit(*p)) return NULL;
+        while (p < end && is_digit(*p)) p++;
+    }
+    if (p < end && (*p | 32) == 'e') {
+        if (++p < end && (*p == '+' || *p == '-')) p++;
+        if (p >= end || !is_digit(*p)) return NULL;
+        while (p < end && is_digit(*p)) p++;
+    }
+    return p;
+}
+
+static Text skip_word(Text p, Text end, const char *word, int size) {
+    return end - p >= size && !memcmp(p, word, (size_t)size) ? p + size : NULL;
+}
+
+static Text skip_scalar(Text p, Text end) {
+    int escaped = 0;
+    switch (*p) {
+    case '"': return (p = find_quote(p + 1, end, &escaped)) ? p + 1 : NULL;
+    case 't': return skip_word(p, end, "true", 4);
+    case 'f': return skip_word(p, end, "false", 5);
+    case 'n': return skip_word(p, end, "null", 4);
+    default: return skip_number(p, end);
+    }
+}
+
+/* `p` is at the key's quote; returns the position of the value. */
+static inline Text skip_key(Text p, Text end, Span *key) {
+    int escaped = 0;
+    if (UNLIKELY(p >= end || *p != '"')) return NULL;
+    Text quote = find_quote(p + 1, end, &escaped);
+    if (UNLIKELY(!quote || escaped)) return NULL;
+    key->start = p + 1;
+    key->size = quote - p - 1;
+    p = quote + 1;
+    if (UNLIKELY(p < end && *p <= ' ')) p = skip_space(p, end);
+    if (UNLIKELY(p >= end || *p != ':')) return NULL;
+    p++;
+    if (LIKELY(p < end && *p == ' ')) p++;
+    if (UNLIKELY(p < end && *p <= ' ')) p = skip_space(p, end);
+    return p < end ? p : NULL;
+}
+
+/* Any value. The containers around `p` are bits of `objects`: 1 is an object, 0 a list. */
+static Text skip_value(Text p, Text end) {
+    uint64_t objects = 0;
+    int depth = 0;
+    Span key;
+    for (;;) {
+        if (UNLIKELY(p >= end)) return NULL;
+        if (*p == '{' || *p == '[') {
+            if (++depth > MAX_DEPTH) return NULL;
+            u8 close = *p == '{' ? '}' : ']';
+            objects = objects << 1 | (close == '}');
+            p = skip_space(p + 1, end);
+            if (UNLIKELY(p >= end)) return NULL;
+            if (*p != close) {
+                if (close == '}' && !(p = skip_key(p, end, &key))) return NULL;
+                continue;
+            }
+            objects >>= 1; /* empty: `p` is at its closing bracket */
+            depth--;
+        } else if (!(p = skip_scalar(p, end))) {
+            return NULL;
+        } else {
+            p--; /* the last byte of the scalar */
+        }
+        for (p++;; p++) { /* after a value: a comma, or the brackets that close the containers around it */
+            if (!depth) return p;
+            p = skip_space(p, end);
+            if (UNLIKELY(p >= end)) return NULL;
+            if (*p == ',') {
+                p = skip_space(p + 1, end);
+                if (objects & 1 && !(p = skip_key(p, end, &key))) return NULL;
+                break;
+            }
+            if (*p != (objects & 1 ? '}' : ']')) return NULL;
+            objects >>= 1;
+            depth--;
+        }
+    }
+}
+
+/* A whole number of up to 18 digits, also in quotes. */
+static Text read_int(Text p, Text end, int64_t *value, Span *raw) {
+    int quoted = *p == '"', negative;
+    if (quoted) p++;
+    raw->start = p;
+    negative = p < end && *p == '-';
+    if (negative) p++;
+    Text first = p;
+    int64_t number = 0;
+    while (p < end && is_digit(*p) && p - first < 19) number = number * 10 + (*p++ - '0');
+    if (p == first || p - first > 18 || (*first == '0' && (p - first > 1 || negative))) return NULL;
+    raw->size = p - raw->start;
+    if (p >= end) return NULL;
+    if (quoted) {
+        if (*p != '"') return NULL;
+        p++;
+    } else if (*p == '.' || (*p | 32) == 'e') {
+        return NULL;
+    }
+    *value = negative ? -number : number;
+    return p;
+}
+
+/* digits / 10^places, correctly rounded; digits > 2^53, places <= 19. */
+static double divide(uint64_t digits, int places) {
+    static const uint64_t POWERS[] = {
+        1u, 10u, 100u, 1000u, 10000u, 100000u, 1000000u, 10000000u, 100000000u, 1000000000u, 10000000000u,
+        100000000000u, 1000000000000u, 10000000000000u, 100000000000000u, 1000000000000000u, 10000000000000000u,
+        100000000000000000u, 1000000000000000000u, 10000000000000000000u};
+    int shift = __builtin_clzll(digits);
+    u128 dividend = (u128)(digits << shift) << 64;
+    u128 quotient = dividend / POWERS[places];
+    int rest = dividend % POWERS[places] != 0;
+    int bits = quotient >> 64 ? 128 - __builtin_clzll((uint64_t)(quotient >> 64)) : 64 - __builtin_clzll((uint64_t)quotient);
+    int drop = bits - 53;
+    uint64_t kept = (uint64_t)(quotient >> drop);
+    u128 low = quotient & (((u128)1 << drop) - 1), half = (u128)1 << (drop - 1);
+    if (low > half || (low == half && (rest || kept & 1))) kept++;
+    double value = (double)kept;
+    for (int exponent = drop - 64 - shift; exponent > 0; exponent--) value *= 2; /* exact: no overflow in this range */
+    for (int exponent = drop - 64 - shift; exponent < 0; exponent++) value *= 0.5;
+    return value;
+}
+
+/* A number without exponent, of up to 19 digits; `digits` and `count` may hold digits that were read before. */
+static inline Text read_decimal(Text p, Text end, uint64_t digits, int count, double *value) {
+    static const double POWERS[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+        1e16, 1e17, 1e18, 1e19};
+    int negative = 0, places = 0;
+    if (!count) {
+        if (p < end && *p == '-') negative = 1, p++;
+        if (p >= end || !is_digit(*p)) return NULL;
+        if (*p == '0' && p + 1 < end && is_digit(p[1])) return NULL;
+    }
+    while (p < end && is_digit(*p)) {
+        if (++count > 19) return NULL;
+        digits = digits * 10 + (uint64_t)(*p++ - '0');
+    }
+    if (p < end && *p == '.') {
+        Text point = ++p;
+        while (p < end && is_digit(*p)) {
+            if (++count > 19) return NULL;
+            digits = digits * 10 + (uint64_t)(*p++ - '0');
+        }
+        places = (int)(p - point);
+        if (!places) return NULL;
+    }
+    if (p >= end || (*p | 32) == 'e') return NULL;
+    double number = digits <= (uint64_t)1 << 53 ? (double)digits / POWERS[places] : divide(digits, places);
+    *value = negative ? -number : number;
+    return p;
+}
+
+/* ---- interning ---- */
+
+static uint64_t mix(uint64_t a, uint64_t b) {
+    u128 product = (u128)a * b;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static uint64_t hash_text(uint64_t seed, Text p, size_t size) {
+    uint64_t hash = seed ^ size * 0x9E3779B97F4A7C15u, a = 0;
+    for (; size >= 8; p += 8, size -= 8) hash = mix(hash ^ load64(p), 0xA0761D6478BD642Fu);
+    if (size) memcpy(&a, p, size);
+    return mix(hash ^ a, 0xE7037ED1A0B428DBu ^ seed);
+}
+
+static int grow(Table *table) {
+    int32_t slots = table->mask ? 2 * (table->mask + 1) : 256;
+    if (table->mask >= 1 << 29) return 0;
+    int32_t *new_slots = malloc((size_t)slots * sizeof *new_slots);
+    Entry *entries = realloc(table->entries, (size_t)slots / 2 * sizeof *entries);
+    if (entries) table->entries = entries;
+    if (!new_slots || !entries) {
+        free(new_slots);
+        return 0;
+    }
+    free(table->slots);
+    table->slots = new_slots;
+    table->mask = slots - 1;
+    table->room_entries = slots / 2;
+    memset(new_slots, 0xFF, (size_t)slots * sizeof *new_slots);
+    for (int32_t id = 0; id < table->count; id++) {
+        uint64_t place = entries[id].hash & (uint64_t)table->mask;
+        while (new_slots[place] >= 0) place = (place + 1) & (uint64_t)table->mask;
+        new_slots[place] = id;
+    }
+    return 1;
+}
+
+static int32_t find_at(const Table *table, uint64_t hash, Text start, int64_t size, uint64_t *place) {
+    for (int32_t id; (id = table->slots[*place]) >= 0; *place = (*place + 1) & (uint64_t)table->mask) {
+        const Entry *entry = &table->entries[id];
+        if (entry->hash == hash && entry->size == size && !memcmp(table->bytes + entry->start, start, (size_t)size)) return id;
+    }
+    return -1;
+}
+
+static int keep_bytes(Table *table, Text start, size_t size) {
+    if (table->room - table->used < size) {
+        size_t room = 2 * table->room + size + 4096;
+        u8 *bytes = realloc(table->bytes, room);
+        if (!bytes) return 0;
+        table->bytes = bytes;
+        table->room = room;
+    }
+    memcpy(table->bytes + table->used, start, size);
+    table->used += size;
+    return 1;
+}
+
+/* Returns the number of the text; -1 if it is new and the table has `limit` texts, or without memory. */
+static int32_t intern(Scanner *scanner, int which, Text start, int64_t size, int32_t limit) {
+    Table *table = &scanner->tables[which];
+    if (UNLIKELY(size > INT32_MAX || (table->count == table->room_entries && !grow(table)))) return scanner->no_memory = 1, -1;
+    uint64_t hash = hash_text(scanner->seed, start, (size_t)size), place = hash & (uint64_t)table->mask;
+    int32_t id = find_at(table, hash, start, size, &place);
+    if (LIKELY(id >= 0) || table->count >= limit) return id;
+    Entry entry = {hash, table->used, (int32_t)size, which == NAMES ? SHAPED_UNKNOWN : 0, 0, 0};
+    if (!keep_bytes(table, start, (size_t)size)) return scanner->no_memory = 1, -1;
+    table->entries[table->count] = entry;
+    table->slots[place] = table->count;
+    return table->count++;
+}
+
+/* Interns the parts, each followed by a NUL (which no JSON value contains). */
+static int32_t intern_parts(Scanner *scanner, int which, const Span *parts, int count) {
+    size_t size = 0;
+    for (int i = 0; i < count; i++) size += (size_t)parts[i].size + 1;
+    if (size > scanner->key_room) {
+        u8 *key = realloc(scanner->key, 2 * size);
+        if (!key) return scanner->no_memory = 1, -1;
+        scanner->key = key;
+        scanner->key_room = 2 * size;
+    }
+    u8 *to = scanner->key;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].size) memcpy(to, parts[i].start, (size_t)parts[i].size);
+        to += parts[i].size;
+        *to++ = 0;
+    }
+    return intern(scanner, which, scanner->key, (int64_t)size, INT32_MAX);
+}
+
+/* ---- arguments ---- */
+
+static inline int field_of(Span key, unsigned wanted) {
+    if (key.size > MAX_FIELD_SIZE) return -1;
+    for (int i = FIRST_OF_SIZE[key.size]; i < FIRST_OF_SIZE[key.size + 1]; i++)
+        if (!memcmp(FIELDS[i].name, key.start, (size_t)key.size))
+            return wanted & BIT(FIELDS[i].field) ? FIELDS[i].field : -1;
+    return -1;
+}
+
+static Text read_field(Text p, Text end, int field, Args *args) {
+    Span *raw = &args->raw[field];
+    raw->start = p;
+    raw->size = 0;
+    if (*p == 'n' && (field == REGISTERS || field == SHARED || field == CALL_NAME)) return skip_word(p, end, "null", 4);
+    if (field < NUM_INTS) return read_int(p, end, &args->number[field], raw);
+    if (field == BLOCKS) return read_decimal(p, end, 0, 0, &args->blocks);
+    if (field == CALL_NAME && *p != '"') return NULL;
+    p = skip_value(p, end);
+    raw->size = p ? p - raw->start : 0;
+    return p && memchr(raw->start, '{', (size_t)raw->size) ? NULL : p; /* an object may hold a time to shorten */
+}
+
+/* Reads the wanted fields of the object at `p`; of a key that occurs twice the last value counts, as in JSON parsers. */
+static Text read_args(Text p, Text end, unsigned wanted, Args *args) {
+    Span key;
+    if (!wanted) return skip_value(p, end);
+    for (int i = 0; i < NUM_INTS; i++) args->number[i] = -1;
+    args->number[DEVICE_TYPE] = 0;
+    args->blocks = -1;
+    memset(args->raw, 0, sizeof args->raw);
+    p = skip_space(p + 1, end);
+    if (p < end && *p == '}') return p + 1;
+    for (;;) {
+        if (!(p = skip_key(p, end, &key))) return NULL;
+        int field = field_of(key, wanted);
+        p = field < 0 ? skip_value(p, end) : read_field(p, end, field, args);
+        if (!p || (p = skip_space(p, end)) >= end) return NULL;
+        if (*p == '}') return p + 1;
+        if (*p != ',') return NULL;
+        p = skip_space(p + 1, end);
+    }
+}
+
+/* ---- events ---- */
+
+enum { PH = 1, CAT = 2, NAME = 4, TID = 8, TS = 16, DUR = 32, ARGS = 64, PID = 128 };
+
+typedef struct {
+    Text start; /* its opening brace */
+    unsigned seen; /* PH, CAT, ... */
+    u8 phase;
+    int name_escaped, args_read;
+    int32_t category, name_id; /* -1: not interned */
+    unsigned wanted; /* fields that were read into `args` */
+    Span name, tid, args_text;
+    double ts, dur;
+    Args args;
+} Event;
+
+static const Span ZERO_ID = {(Text) "0", 1};
+static const char MEMORY_EVENT[] = "[memory]";
+static const double LONG_TIME_US = 2e12, MAX_TIME_US = 4.5e15;
+
+static int is_memory_event(const Event *event) {
+    return event->name.size == sizeof MEMORY_EVENT - 1 && !memcmp(event->name.start, MEMORY_EVENT, sizeof MEMORY_EVENT - 1);
+}
+
+/* Whether a kept row comes of it, as far as phase and category say. */
+static int is_row(const Scanner *scanner, const Event *event) {
+    return event->phase == 'X' && event->category >= 0 && scanner->tables[CATEGORIES].entries[event->category].kind;
+}
+
+static int intern_name(Scanner *scanner, Event *event) {
+    if (event->name_id < 0) event->name_id = intern(scanner, NAMES, event->name.start, event->name.size, INT32_MAX);
+    return event->name_id >= 0;
+}
+
+/* The arguments that this event needs; its phase, category and name (interned for a row) are known. */
+static unsigned wanted_fields(const Scanner *scanner, const Event *event) {
+    if (event->phase == 'i') return is_memory_event(event) ? MEMORY_FIELDS : 0;
+    if (!is_row(scanner, event)) return 0;
+    u8 flag = scanner->tables[CATEGORIES].entries[event->category].flag;
+    unsigned wanted = flag == ON_DEVICE ? DEVICE_FIELDS : flag == RUNTIME ? RUNTIME_FIELDS : 0;
+    return scanner->tables[NAMES].entries[event->name_id].flag == NOT_SHAPED ? wanted : wanted | SHAPE_FIELDS;
+}
+
+static Text read_string(Text p, Text end, Span *text, int *escaped) {
+    if (*p != '"') return NULL;
+    Text quote = find_quote(p + 1, end, escaped);
+    text->start = p + 1;
+    text->size = quote ? quote - p - 1 : 0;
+    return quote ? quote + 1 : NULL;
+}
+
+/* A thread or process: a whole number, or a string; the span includes the quotes. */
+static Text read_id(Text p, Text end, Span *id) {
+    int escaped = 0;
+    int64_t number;
+    Text start = p;
+    p = *p == '"' ? read_string(p, end, id, &escaped) : read_int(p, end, &number, id);
+    id->start = start;
+    id->size = p ? p - start : 0;
+    return p;
+}
+
+static Text read_time(const Piece *piece, Text key, Text p, Text end, double *value) {
+    int64_t size = piece->time_prefix_size;
+    Text quote = key - 1;
+    if (size && end - quote > size && !memcmp(quote, piece->time_prefix, (size_t)size))
+        return read_decimal(quote + size, end, 1, 1, value);
+    return read_decimal(p, end, 0, 0, value);
+}
+
+static Text read_category(Scanner *scanner, Text p, Text end, Event *event) {
+    Span text;
+    int escaped = 0;
+    if (!(p = read_string(p, end, &text, &escaped)) || escaped) return NULL;
+    event->category = intern(scanner, CATEGORIES, text.start, text.size, MAX_CATEGORIES);
+    return p;
+}
+
+/* Reads the arguments in place if what they depend on came before them; else `finish_args` does. */
+static Text read_event_args(Scanner *scanner, Text p, Text end, Event *event) {
+    unsigned needed = PH | NAME | (event->phase == 'X' ? CAT : 0);
+    if (*p != '{') return NULL;
+    event->args_text.start = p;
+    if ((event->seen & needed) == needed) {
+        if (is_row(scanner, event) && !intern_name(scanner, event)) return NULL;
+        event->wanted = wanted_fields(scanner, event);
+        event->args_read = 1;
+        p = read_args(p, end, event->wanted, &event->args);
+    } else {
+        p = skip_value(p, end);
+    }
+    event->args_text.size = p ? p - event->args_text.start : 0;
+    return p;
+}
+
+static int finish_args(Scanner *scanner, Event *event) {
+    static const u8 EMPTY[] = "{}";
+    if (is_row(scanner, event) && !intern_name(scanner, event)) return 0;
+    if (event->args_read) return 1;
+    if (!event->args_text.size) event->args_text = (Span){EMPTY, 2};
+    event->wanted = wanted_fields(scanner, event);
+    Text start = event->args_text.start;
+    return !event->wanted || read_args(start, start + event->args_text.size, event->wanted, &event->args);
+}
+
+static int key_bit(Span key) {
+    Text k = key.start;
+    switch (key.size) {
+    case 2: return k[0] == 'p' && k[1] == 'h' ? PH : k[0] == 't' && k[1] == 's' ? TS : 0;
+    case 3:
+        if (!memcmp(k, "cat", 3)) return CAT;
+        if (!memcmp(k, "tid", 3)) return TID;
+        if (!memcmp(k, "pid", 3)) return PID;
+        return memcmp(k, "dur", 3) ? 0 : DUR;
+    case 4: return !memcmp(k, "name", 4) ? NAME : !memcmp(k, "args", 4) ? ARGS : 0;
+    default: return 0;
+    }
+}
+
+static Text read_member(Scanner *scanner, const Piece *piece, Text p, Text end, Span key, Event *event) {
+    Span text;
+    int bit = key_bit(key), escaped = 0;
+    if (event->seen & (unsigned)bit) return NULL;
+    event->seen |= (unsigned)bit;
+    switch (bit) {
+    case PH:
+        if (!(p = read_string(p, end, &text, &escaped)) || escaped || text.size != 1) return NULL;
+        event->phase = *text.start;
+        return p;
+    case CAT: return read_category(scanner, p, end, event);
+    case NAME: return read_string(p, end, &event->name, &event->name_escaped);
+    case TID: return read_id(p, end, &event->tid);
+    case PID: return read_id(p, end, &text);
+    case TS: return read_time(piece, key.start, p, end, &event->ts);
+    case DUR: return read_decimal(p, end, 0, 0, &event->dur);
+    case ARGS: return read_event_args(scanner, p, end, event);
+    default: return skip_value(p, end);
+    }
+}
+
+/* Reads the event at `p`, whose opening brace was seen. */
+static Text read_event(Scanner *scanner, const Piece *piece, Text p, Text end, Event *event) {
+    Span key;
+    event->start = p;
+    event->seen = event->wanted = 0;
+    event->phase = 0;
+    event->name_escaped = event->args_read = 0;
+    event->category = 0; /* the first category is "" */
+    event->name_id = -1;
+    event->ts = event->dur = 0;
+    event->args_text.size = event->name.size = 0;
+    event->tid = ZERO_ID;
+    p = skip_space(p + 1, end);
+    for (;;) {
+        if (UNLIKELY(!(p = skip_key(p, end, &key)))) return NULL;
+        p = read_member(scanner, piece, p, end, key, event);
+        if (UNLIKELY(!p || p >= end)) return NULL;
+        if (*p != ',') {
+            p = skip_space(p, end);
+            if (UNLIKELY(p >= end)) return NULL;
+            if (*p == '}') return p + 1;
+            if (*p != ',') return NULL;
+        }
+        p = skip_space(p + 1, end);
+    }
+}
+
+/* ---- columns ---- */
+
+/* Whole nanoseconds after `base_us`, as `columns.to_ns` computes them. */
+static int64_t to_ns(double time_us, int64_t base_us) {
+    int64_t whole = (int64_t)time_us;
+    whole -= time_us < (double)whole;
+    double fraction = ((time_us - (double)whole) * 1000.0 + 0x1p52) - 0x1p52; /* to the nearest, ties to even */
+    return (whole - base_us) * 1000 + (int64_t)fraction;
+}
+
+/* Ids beyond 31 bits wrap, as in `columns.to_int32`, which treats other negative ids of such a batch differently. */
+static int32_t to_int32(Scanner *scanner, int64_t id) {
+    if (id < -1) scanner->odd_ids |= 1;
+    if (id == (int32_t)id) return (int32_t)id;
+    scanner->odd_ids |= 2;
+    return (int32_t)(id & INT32_MAX);
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static void add_details(Scanner *scanner, Piece *piece, int64_t row, const Args *args) {
+    int64_t at = piece->details++;
+    piece->detail_row[at] = (int32_t)row;
+    piece->detail_bytes[at] = args->number[BYTES];
+    piece->detail_ext[at] = larger(args->number[EXT], args->number[OLD_EXT]);
+    piece->detail_blocks[at] = args->blocks;
+    piece->detail_grid[at] = -1;
+    if (args->raw[GRID].size) {
+        Span parts[] = {args->raw[GRID], args->raw[BLOCK], args->raw[REGISTERS], args->raw[SHARED]};
+        piece->detail_grid[at] = intern_parts(scanner, GRIDS, parts, 4);
+    }
+}
+
+static void add_call(Scanner *scanner, Piece *piece, int64_t row, const Event *event) {
+    Span parts[NUM_FIELDS - CALL_FIRST + 1];
+    int64_t at = piece->calls++;
+    parts[0] = event->name;
+    memcpy(parts + 1, event->args.raw + CALL_FIRST, sizeof parts - sizeof *parts);
+    piece->call_row[at] = (int32_t)row;
+    piece->call_key[at] = intern_parts(scanner, CALLS, parts, NUM_FIELDS - CALL_FIRST + 1);
+    piece->call_start[at] = event->args_text.start - piece->text;
+    piece->call_size[at] = event->args_text.size;
+}
+
+static void add_shape(Scanner *scanner, Piece *piece, int64_t row, const Args *args) {
+    int64_t at = piece->shaped++;
+    piece->shaped_row[at] = (int32_t)row;
+    piece->shaped_key[at] = intern_parts(scanner, SHAPES, (Span[]){args->raw[DIMS], args->raw[DTYPES], args->raw[SCALARS]}, 3);
+    piece->shaped_ext[at] = larger(args->number[EXT], args->number[OLD_EXT]);
+}
+
+static int add_row(Scanner *scanner, Piece *piece, Event *event) {
+    Entry *category = &scanner->tables[CATEGORIES].entries[event->category];
+    const int64_t *number = event->args.number;
+    double time = event->ts;
+    if (!(time < MAX_TIME_US && time > -MAX_TIME_US && event->dur >= 0 && event->dur < MAX_TIME_US)) {
+        piece->bad++;
+        return 1;
+    }
+    if (!finish_args(scanner, event)) return 0;
+    if (piece->time_offset_us != 0 && time > LONG_TIME_US) time -= piece->time_offset_us;
+    if (!piece->has_base) {
+        piece->base_us = (int64_t)time - (time < (double)(int64_t)time);
+        piece->has_base = 1;
+    }
+    int64_t row = piece->rows++;
+    piece->ts_ns[row] = to_ns(time, piece->base_us);
+    piece->dur_ns[row] = to_ns(event->dur, 0);
+    piece->kind[row] = category->kind;
+    piece->name[row] = event->name_id;
+    piece->thread[row] = intern(scanner, THREADS, event->tid.start, event->tid.size, INT32_MAX);
+    piece->corr[row] = category->flag == HOST ? -1 : to_int32(scanner, number[CORR]);
+    piece->device[row] = -1;
+    piece->stream[row] = -1;
+    if (category->flag == ON_DEVICE) {
+        int32_t device = to_int32(scanner, number[DEVICE]);
+        piece->device[row] = (int16_t)(device < -1 ? -1 : device > INT16_MAX ? INT16_MAX : device);
+        piece->stream[row] = to_int32(scanner, number[STREAM]);
+        add_details(scanner, piece, row, &event->args);
+        if (event->args.raw[CALL_NAME].size) add_call(scanner, piece, row, event);
+    }
+    if (event->wanted & BIT(DIMS) && event->args.raw[DIMS].size) add_shape(scanner, piece, row, &event->args);
+    return !scanner->no_memory;
+}
+
+static int add_memory_point(Scanner *scanner, Piece *piece, Event *event) {
+    const int64_t limit = (int64_t)1 << 62;
+    if (!finish_args(scanner, event)) return 0;
+    const int64_t *number = event->args.number;
+    if (number[ALLOCATED] < 0 || number[ALLOCATED] >= limit) return 1;
+    int on_device = number[DEVICE_TYPE] != 0;
+    int64_t at = piece->points++, device = number[DEVICE_ID], reserved = number[RESERVED];
+    piece->point_us[at] = event->ts;
+    piece->point_allocated[at] = number[ALLOCATED];
+    piece->point_reserved[at] = on_device && reserved >= 0 && reserved < limit ? reserved : -1;
+    piece->point_device[at] = (int16_t)(on_device && device >= 0 && device <= INT16_MAX ? device : -1);
+    return 1;
+}
+
+/* Returns 0 to refuse: an event that strict and lenient parsers could read differently. */
+static int add_event(Scanner *scanner, Piece *piece, Event *event, Text end) {
+    switch (event->phase) {
+    case 'X':
+        if (!(event->seen & TS) || !(event->seen & NAME)) return 0;
+        if (event->category >= 0) scanner->tables[CATEGORIES].entries[event->category].seen = scanner->call;
+        return is_row(scanner, event) ? add_row(scanner, piece, event) : 1;
+    case 'i':
+        if (!(event->seen & TS) || !(event->seen & NAME) || event->name_escaped) return 0;
+        return is_memory_event(event) ? add_memory_point(scanner, piece, event) : 1;
+    case 'M':
+        piece->meta_start[piece->metas] = event->start - piece->text;
+        piece->meta_size[piece->metas++] = end - event->start;
+        return 1;
+    default: return event->phase && strchr("sftbenCBEIPNOD", event->phase) != NULL;
+    }
+}
+
+/* ---- interface ---- */
+
+EXPORT int ccl_version(void) { return VERSION; }
+
+EXPORT void ccl_free(Scanner *scanner) {
+    if (!scanner) return;
+    for (int which = 0; which < NUM_TABLES; which++) {
+        free(scanner->tables[which].entries);
+        free(scanner->tables[which].slots);
+        free(scanner->tables[which].bytes);
+    }
+    free(scanner->key);
+    free(scanner);
+}
+
+/* Returns NULL without memory. `seed` makes collisions of the hash unpredictable. */
+EXPORT Scanner *ccl_new(uint64_t seed) {
+    Scanner *scanner = calloc(1, sizeof *scanner);
+    if (!scanner) return NULL;
+    scanner->seed = seed;
+    if (intern(scanner, CATEGORIES, (Text) "", 0, MAX_CATEGORIES) == 0) return scanner;
+    ccl_free(scanner);
+    return NULL;
+}
+
+/* Events of this category become rows of this kind (not 0); `flag`: HOST, RUNTIME or ON_DEVICE. */
+EXPORT int ccl_add_category(Scanner *scanner, const char *name, int64_t size, int kind, int flag) {
+    int32_t id = intern(scanner, CATEGORIES, (Text)name, size, MAX_CATEGORIES);
+    if (id < 0) return NO_MEMORY;
+    scanner->tables[CATEGORIES].entries[id].kind = (u8)kind;
+    scanner->tables[CATEGORIES].entries[id].flag = (u8)flag;
+    return ACCEPTED;
+}
+
+EXPORT int64_t ccl_count(const Scanner *scanner, int which) { return scanner->tables[which].count; }
+
+/* Returns the text of that number, and its size. The address is valid until the next call of `ccl_scan`. */
+EXPORT const char *ccl_text(const Scanner *scanner, int which, int64_t id, int64_t *size) {
+    const Entry *entry = &scanner->tables[which].entries[id];
+    *size = entry->size;
+    return (const char *)scanner->tables[which].bytes + entry->start;
+}
+
+/* Says whether the shapes of the operator of that name are kept. */
+EXPORT void ccl_set_shaped(Scanner *scanner, int64_t name, int shaped) {
+    scanner->tables[NAMES].entries[name].flag = shaped ? SHAPED : NOT_SHAPED;
+}
+
+/* Returns whether an event of the last piece had this category. */
+EXPORT int ccl_was_seen(const Scanner *scanner, int64_t category) {
+    return scanner->tables[CATEGORIES].entries[category].seen == scanner->call;
+}
+
+/* Scans the piece: a bracket or comma, then events with commas between them. Fills the columns if it accepts. */
+EXPORT int ccl_scan(Scanner *scanner, Piece *piece) {
+    Text p = piece->text, end = p + piece->size;
+    Event event;
+    scanner->call++;
+    scanner->odd_ids = scanner->no_memory = 0;
+    piece->rows = piece->details = piece->shaped = piece->calls = piece->metas = piece->points = piece->bad = 0;
+    if (p >= end || (*p != '[' && *p != ',')) return REFUSED;
+    for (int64_t count = 0; p < end; count++) {
+        if (*p != ',' && count) return REFUSED;
+        p = skip_space(p + 1, end);
+        if (p >= end || *p != '{' || count >= piece->capacity) return REFUSED;
+        p = read_event(scanner, piece, p, end, &event);
+        if (!p || !add_event(scanner, piece, &event, p)) return scanner->no_memory ? NO_MEMORY : REFUSED;
+        p = skip_space(p, end);
+    }
+    return scanner->odd_ids == 3 ? REFUSED : ACCEPTED;
+}

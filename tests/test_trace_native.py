@@ -1,0 +1,156 @@
+"""The scanner in C gives exactly the tables of the Python way, for every trace and for every damage."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trace_writer as write
+from trace_mutations import difference, mutate
+
+from cclsearch.trace.events import EventTable, FileReport
+from cclsearch.trace.find import find_traces
+from cclsearch.trace.read import read_file
+from cclsearch.trace.readers import kineto_native
+from cclsearch.trace.readers.native import build
+
+ROOT = Path(__file__).parents[1]
+NUM_DAMAGED = 400
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the present source."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    target = tmp_path_factory.mktemp("native") / "kineto_scan.so"
+    problem = build.compile_scanner(target, ("-Werror", *build.FLAGS))
+    assert problem == ""
+    return target
+
+
+class Scans:
+    """How many pieces the library accepted and refused."""
+
+    accepted = 0
+    refused = 0
+
+
+@pytest.fixture
+def scans(built: Path, monkeypatch: pytest.MonkeyPatch) -> Scans:
+    monkeypatch.setattr(kineto_native, "library_path", lambda: built)
+    counted, scan = Scans(), kineto_native.PieceScanner.scan
+
+    def count(self: Any, *arguments: Any) -> Any:
+        piece = scan(self, *arguments)
+        counted.accepted += piece is not None
+        counted.refused += piece is None
+        return piece
+
+    monkeypatch.setattr(kineto_native.PieceScanner, "scan", count)
+    return counted
+
+
+def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[EventTable, ...], FileReport]:
+    """Read the file in both ways, check that they agree, and return the result."""
+    results = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(kineto_native.SWITCH, switch)
+        (file,) = find_traces(path)
+        results.append(read_file(file))
+    (tables, report), (expected, expected_report) = results
+    assert report == expected_report
+    assert [difference(*pair) for pair in zip(tables, expected, strict=True)] == [""] * len(expected)
+    return tables, report
+
+
+def rich_events() -> list[dict[str, Any]]:
+    """Events of every kind that the reader keeps, and some that it drops."""
+    memory = {"Device Type": 1, "Device Id": 0, "Total Allocated": 512, "Total Reserved": 2048}
+    return [
+        *write.gpu_events(steps=3),
+        *write.cpu_events()[:40],
+        {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1500.5, "s": "t", "args": memory},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "ts": 0, "args": {"name": "main \u00e9"}},
+        {"ph": "s", "id": 7, "pid": 1, "tid": 1, "ts": 1100, "cat": "ac2g", "name": "ac2g"},
+        write.span("python_function", 'nn.Module: <built-in "x">', 1000, 50, tid=1),
+        write.span("cpu_op", 'caf\u00e9 \u4e2d "quoted" \\ back', 1010, 5, tid="other"),
+        write.span("gpu_memcpy", "Memcpy", 1020, 5, device=0, stream=7, correlation=2**33, bytes="4096"),
+        write.span("cuda_sync", "Stream Wait", 1030, 0, device=0, stream=2**40, correlation=17),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["kineto", "one line", "compact", "indented", "bare list"])
+def test_every_layout_is_scanned_and_gives_the_table_of_the_python_way(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    document = write.kineto_document(rich_events())
+    text = {
+        "kineto": lambda: write.layout_kineto(document),
+        "one line": lambda: json.dumps(document),
+        "compact": lambda: json.dumps(document, separators=(",", ":"), ensure_ascii=False),
+        "indented": lambda: json.dumps(document, indent=4),
+        "bare list": lambda: json.dumps(document["traceEvents"]),
+    }[layout]()
+    tables, report = read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=text), monkeypatch)
+    assert report.status == "complete"
+    assert len(tables[0].memory.ts_ns) == 1
+    assert (scans.accepted > 0, scans.refused) == (True, 0)
+
+
+def test_recorded_traces_are_scanned_and_give_the_same_tables(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, source in enumerate(sorted((ROOT / "tests" / "recorded" / "gloo-ddp2").rglob("*.json*"))):
+        target = tmp_path / str(number) / source.name
+        target.parent.mkdir()
+        shutil.copy(source, target)
+        read_both(target, monkeypatch)
+    assert (scans.accepted >= 2, scans.refused) == (True, 0)
+
+
+def test_times_beyond_float64_keep_their_nanoseconds(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = write.layout_kineto(write.kineto_document(rich_events(), base_ns=0))
+    text = re.sub(r'"ts": (\d+)[.\d]*', lambda found: f'"ts": {1712195495_000000 + int(found[1])}.772', text)
+    (table,), _ = read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=text), monkeypatch)
+    assert table.base_ns == 1712195495_001000_772
+    assert set((table.ts_ns % 1000).tolist()) == {0}
+    assert scans.accepted > 0
+
+
+def test_damaged_traces_give_the_same_tables_and_reports(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(22)
+    document = write.kineto_document(rich_events())
+    texts = [write.layout_kineto(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=1)]
+    for number in range(NUM_DAMAGED):
+        path = tmp_path / f"rank0_{number % 3}_trace.json"
+        path.write_bytes(mutate(texts[number % 3], draw))
+        read_both(path, monkeypatch)
+        path.unlink()
+    assert min(scans.accepted, scans.refused) > NUM_DAMAGED // 10
+
+
+def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_native, "library_path", lambda: built)
+    assert kineto_native.open_scanner() is not None
+    monkeypatch.setattr(kineto_native, "VERSION", kineto_native.VERSION + 1)
+    kineto_native.load_library.cache_clear()
+    assert kineto_native.open_scanner() is None
+    kineto_native.load_library.cache_clear()
+
+
+def test_the_package_reads_traces_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_native, "library_path", lambda: tmp_path / "missing.so")
+    path = write.write_kineto(tmp_path / "rank0_trace.json")
+    assert kineto_native.open_scanner() is None
+    (file,) = find_traces(path)
+    assert read_file(file)[1].status == "complete"
