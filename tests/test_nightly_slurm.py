@@ -57,7 +57,7 @@ def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job() -> None:
         (project / "nightly.yaml").write_text(yaml.safe_dump(NIGHT))
         log, runs = project / "night.log", project / "runs"
         killed = start_night(project)
-        wait_for(lambda: any(runs.glob("n-*-s/trials/0001/slurm-a1/started.json")), killed, log)
+        wait_for(lambda: any(runs.glob("n-*-s/trials/0001/attempts/1/slurm-a1/started.json")), killed, log)
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         jobs = cluster.ask("squeue", "--noheader", "--format=%i").split()

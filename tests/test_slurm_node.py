@@ -90,7 +90,9 @@ def test_the_node_program_needs_only_python_3_8_and_its_standard_library() -> No
 def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
     assert node.claim(str(tmp_path), "12")
     assert not node.claim(str(tmp_path), "13")
-    assert node.claim(str(tmp_path), "12")  # requeued by an administrator: the same job again
+    assert "another job" in node.why_refused(str(tmp_path), "13")
+    assert not node.claim(str(tmp_path), "12")  # requeued by an administrator: the search repeats the trial itself
+    assert "requeued" in node.why_refused(str(tmp_path), "12")
 
 
 def test_torchrun_starts_the_ranks_of_each_node() -> None:

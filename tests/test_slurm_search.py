@@ -33,7 +33,7 @@ def _leave_jobs_and_clean(cluster: Cluster, runs: Path) -> None:
     arguments = ["run", "-w", "tiny", "-b", "4", "-l", "sleepy", "--strategy", "random", "--parallel", "4"]
     process = start(*arguments, "--name", "left", runs=runs)
     deadline = time.monotonic() + 120
-    while len(list((runs / "left").glob("trials/*/slurm-a1/started.json"))) < 4:
+    while len(list((runs / "left").glob("trials/*/attempts/1/slurm-a1/started.json"))) < 4:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -57,18 +57,20 @@ def count_oom_kills() -> int:
 
 def find_processes_by_variable(variable: str, prefix: str) -> dict[int, dict[str, str]]:
     """Processes of this user whose environment `variable` starts with `prefix`: process id -> `CCL_*` variables."""
-    needle = f"{variable}={prefix}".encode()
-    found = {}
-    for folder in _PROC.glob("[0-9]*"):
-        try:
-            entries = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        pid = int(folder.name)
-        if any(entry.startswith(needle) for entry in entries) and start_ticks(pid) is not None:
-            pairs = (entry.decode(errors="replace").partition("=") for entry in entries if entry.startswith(b"CCL_"))
-            found[pid] = {name: value for name, _, value in pairs}
-    return found
+    pids = (int(folder.name) for folder in _PROC.glob("[0-9]*"))
+    known = ((pid, read_variables(pid)) for pid in pids)
+    return {pid: found for pid, found in known if variable in found and found[variable].startswith(prefix)}
+
+
+def read_variables(pid: int) -> dict[str, str]:
+    """The `CCL_*` variables of a process of this user; empty if it has ended, or is a zombie, or another user's."""
+    try:
+        entries = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry.startswith(b"CCL_"))
+    found = {name: value for name, _, value in pairs}
+    return found if found and start_ticks(pid) is not None else {}
 
 
 def terminate_processes(pids: Iterable[int], *, grace_s: float = 2.0, wait_s: float = 20.0) -> bool:

@@ -8,17 +8,21 @@ a job ends all of its processes, including those in sessions of their own.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from pydantic import Field
 
 from cclsearch.core import processes
+from cclsearch.core.errors import UserError
+from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import (
@@ -31,11 +35,14 @@ from cclsearch.launch.collect import (
 )
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
 from cclsearch.launch.environment import inherited_environment, render_script
+from cclsearch.launch.ownership import is_own, place_in, run_folder_of
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
 
 JOB_FILE = "job.json"
+ALIVE_FILE = "job.lock"
+"""Held by the job's processes, so that it can be seen from another PID namespace whether they run."""
 NAME_VARIABLE = "CCL_JOB_NAME"
 """Set in every process of a job, so that all of them can be found."""
 
@@ -64,6 +71,8 @@ class LocalJobRecord(Model):
     pid: int
     start_ticks: int
     boot_id: str
+    pid_ns: str = ""
+    """PID namespace that `pid` is of."""
     started_s: float
     """Unix time of its start, for people: the time limit goes by `start_ticks`, which no clock changes."""
     timeout_s: float
@@ -112,18 +121,22 @@ class LocalLauncher:
         for handle in handles:
             processes.terminate_processes(_find_processes(handle))
         self._reap()
+        unseen = next((handle for handle in handles if _is_elsewhere(handle) and _is_running(handle)), None)
+        if unseen is not None:
+            raise UserError(
+                f"job {unseen.job_name} runs in another PID namespace, such as a container, and cannot be ended from"
+                " here; run this command there, or end it there"
+            )
 
     def find(self, run_id: str) -> list[Handle]:
         """Return the running jobs of that run, and the ended ones with a record in the run's folder."""
         found = {}
         for record, folder in self._records(run_id):
-            found[record.job_name] = _make_handle(
-                record.job_name, folder, record.pid, record.start_ticks, record.boot_id
-            )
+            found[record.job_name] = _make_handle(record, folder)
         for pid, variables in processes.find_processes_by_variable(NAME_VARIABLE, f"{run_id}-t").items():
             name, folder = variables.get(NAME_VARIABLE, ""), Path(variables.get("CCL_TRIAL_DIR", ""))
             if name not in found and self._is_ours(folder):
-                found[name] = _make_handle(name, folder, pid, processes.start_ticks(pid) or 0, processes.boot_id())
+                found[name] = _make_handle(_record_process(pid, name, run_id), folder)
         return list(found.values())
 
     def render(self, job: Job) -> str:
@@ -145,43 +158,40 @@ class LocalLauncher:
 
     def _start(self, job: Job) -> Handle:
         folder = job.trial_dir
-        clear_results(folder, EXIT_FILE, JOB_FILE)
+        clear_results(folder, EXIT_FILE, JOB_FILE, ALIVE_FILE)
         try:
             child = self._spawn(job)
         except OSError as error:
             raise submit_error(f"the job could not be started: {error}") from None
         self._children[job.name] = child
-        record = LocalJobRecord(
-            job_name=job.name,
-            run_id=job.run_id,
-            pid=child.pid,
-            start_ticks=processes.start_ticks(child.pid) or 0,
-            boot_id=processes.boot_id(),
-            started_s=time.time(),
-            timeout_s=job.timeout_s,
-            oom_kills=processes.count_oom_kills(),
-        )
+        record = _record_process(child.pid, job.name, job.run_id, timeout_s=job.timeout_s)
         try:
             write_model(folder / JOB_FILE, record)
         except OSError as error:
-            processes.terminate_processes({child.pid, *processes.find_processes_by_variable(NAME_VARIABLE, job.name)})
+            processes.terminate_processes({child.pid, *_find_processes(_make_handle(record, folder))})
             raise submit_error(f"could not write to the trial's folder: {error}") from None
-        return _make_handle(record.job_name, folder, record.pid, record.start_ticks, record.boot_id)
+        return _make_handle(record, folder)
 
     def _spawn(self, job: Job) -> subprocess.Popen[bytes]:
         folder = job.trial_dir
         command = ["/bin/sh", "-c", _SHELL, str(folder / EXIT_FILE), *self._command(job)]
         environment = {**inherited_environment(), **self._added(job), NAME_VARIABLE: job.name}
-        with open(folder / STDOUT_FILE, "wb") as out, open(folder / STDERR_FILE, "wb") as err:
-            return subprocess.Popen(
-                command,
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        alive = hold_file(folder / ALIVE_FILE)
+        try:
+            with open(folder / STDOUT_FILE, "wb") as out, open(folder / STDERR_FILE, "wb") as err:
+                return subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    pass_fds=() if alive is None else (alive,),
+                )
+        finally:
+            if alive is not None:
+                os.close(alive)  # the job has it now
 
     def _command(self, job: Job) -> list[str]:
         """Return the command that runs the script: by torchrun, unless the script starts its ranks itself."""
@@ -238,7 +248,8 @@ class LocalLauncher:
     def _records(self, run_id: str) -> Iterator[tuple[LocalJobRecord, Path]]:
         if self.profile.run_dir is None:
             return
-        for path in sorted((self.profile.run_dir / "trials").glob(f"*/{JOB_FILE}")):
+        trials = self.profile.run_dir / "trials"
+        for path in sorted([*trials.glob(f"*/{JOB_FILE}"), *trials.glob(f"*/attempts/*/{JOB_FILE}")]):
             record = LocalJobRecord.read(path)
             if record is not None and record.run_id == run_id:
                 yield record, path.parent.absolute()
@@ -275,9 +286,30 @@ class LocalLauncher:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}
 
 
-def _make_handle(name: str, folder: Path, pid: int, ticks: int, boot_id: str) -> Handle:
-    details = {"start_ticks": str(ticks), "boot_id": boot_id}
-    return Handle(launcher=LocalLauncher.name, job_name=name, job_id=str(pid), trial_dir=folder, details=details)
+def _record_process(pid: int, name: str, run_id: str, *, timeout_s: float = math.inf) -> LocalJobRecord:
+    """Return the record of a job that a process of this PID namespace runs."""
+    return LocalJobRecord(
+        job_name=name,
+        run_id=run_id,
+        pid=pid,
+        start_ticks=processes.start_ticks(pid) or 0,
+        boot_id=processes.boot_id(),
+        pid_ns=processes.pid_namespace(),
+        started_s=time.time(),
+        timeout_s=timeout_s,
+        oom_kills=processes.count_oom_kills(),
+    )
+
+
+def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
+    details = {"start_ticks": str(record.start_ticks), "boot_id": record.boot_id, "pid_ns": record.pid_ns}
+    return Handle(
+        launcher=LocalLauncher.name,
+        job_name=record.job_name,
+        job_id=str(record.pid),
+        trial_dir=folder,
+        details=details,
+    )
 
 
 def _read_record(handle: Handle) -> LocalJobRecord | None:
@@ -291,16 +323,44 @@ def _age_s(record: LocalJobRecord) -> float:
     return processes.process_age_s(record.start_ticks) if record.boot_id == processes.boot_id() else 0.0
 
 
+def _is_elsewhere(handle: Handle) -> bool:
+    """Whether the job was started in another PID namespace, in which its process id means another process or none."""
+    return handle.details.get("pid_ns", "") not in ("", processes.pid_namespace())
+
+
 def _is_running(handle: Handle) -> bool:
-    """Whether the shell around the script runs: same boot and start time, so not another process with its id."""
+    """Whether the shell around the script runs, and is the job's: same boot, start time, name and folder.
+
+    In another PID namespace the job's lock says so; on a file system without locks, it counts as running until its
+    time limit.
+    """
     if handle.details.get("boot_id", "") != processes.boot_id():
         return False
-    ticks = processes.start_ticks(int(handle.job_id))
-    return ticks is not None and str(ticks) == handle.details.get("start_ticks")
+    if not _is_elsewhere(handle):
+        ticks = processes.start_ticks(int(handle.job_id))
+        is_same = ticks is not None and str(ticks) == handle.details.get("start_ticks")
+        return is_same and _is_of(handle, processes.read_variables(int(handle.job_id)))
+    if (handle.trial_dir / EXIT_FILE).is_file():
+        return False
+    held, record = is_held(handle.trial_dir / ALIVE_FILE), _read_record(handle)
+    return held if held is not None else record is not None and _age_s(record) < record.timeout_s
+
+
+def _is_of(handle: Handle, variables: Mapping[str, str]) -> bool:
+    """Whether a process with these variables is of the job: another project may have a run of the same name.
+
+    The job of a run that was moved since has the folder's earlier path.
+    """
+    if variables.get(NAME_VARIABLE) != handle.job_name:
+        return False
+    folder, run_dir = Path(variables.get("CCL_TRIAL_DIR", "")), run_folder_of(handle.trial_dir)
+    if run_dir is None or run_folder_of(folder) is None:
+        return folder == handle.trial_dir
+    return place_in(run_dir, folder) == handle.trial_dir and is_own(run_dir, folder)
 
 
 def _find_processes(handle: Handle) -> set[int]:
-    """Return the ids of all running processes of the job: the shell by its id, the others by `NAME_VARIABLE`."""
-    own = {int(handle.job_id)} if _is_running(handle) else set()
+    """Return the ids of all running processes of the job, by its name and folder in their environment."""
     marked = processes.find_processes_by_variable(NAME_VARIABLE, handle.job_name)
-    return own | {pid for pid, variables in marked.items() if variables.get(NAME_VARIABLE) == handle.job_name}
+    own = {int(handle.job_id)} if not _is_elsewhere(handle) and _is_running(handle) else set()
+    return own | {pid for pid, variables in marked.items() if _is_of(handle, variables)}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TextIO, cast
 
-from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.job_file import has_job_file
+from cclsearch.core.atomic_file import sync_folder, write_atomically
 from cclsearch.core.redact import redact
-from cclsearch.launch.base import Job
-from cclsearch.launch.collect import FAILURES_FOLDER
+from cclsearch.launch.base import Job, JobStatus
+from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 
 SCRIPT_FILE = "job.sh"
@@ -21,19 +21,54 @@ ATTEMPTS_FOLDER = "attempts"
 MAX_LINE_CHARS = 1 << 20
 """Characters of a log that are in memory at once."""
 
-_FILES_OF_AN_ATTEMPT = (
-    *(RESULT_FILE, STDOUT_FILE, STDERR_FILE, FAILURES_FOLDER, TRACE_FOLDER, METRICS_FILE, ADMISSION_FILE),
-    JUDGING_ERROR_FILE,
-)
+ENDED_FILE = "ended.json"
+"""In an attempt's folder: its status, once its files were moved to the trial's folder."""
+
+_MOVED_FIRST = (STDOUT_FILE, STDERR_FILE, EXIT_FILE, FAILURES_FOLDER, TRACE_FOLDER)
+_FILES_OF_AN_ATTEMPT = (RESULT_FILE, *_MOVED_FIRST, METRICS_FILE, ADMISSION_FILE, JUDGING_ERROR_FILE, ENDED_FILE)
+
+
+def attempt_folder(trial_folder: Path, attempt: int) -> Path:
+    """Return the folder that an attempt's job writes to: a job that Slurm starts again changes nothing that is read."""
+    return trial_folder / ATTEMPTS_FOLDER / str(attempt)
 
 
 def prepare_folder(job: Job, script: str) -> None:
-    """Prepare the trial's folder for this attempt; files of earlier attempts move to `attempts/`."""
-    folder = job.trial_dir
-    folder.mkdir(parents=True, exist_ok=True)
-    _move_earlier_attempt(folder, job.attempt)
-    write_atomically(folder / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
-    write_atomically(folder / SCRIPT_FILE, script)
+    """Prepare the attempt's folder; what an earlier attempt left where the trial's files are read moves back to it.
+
+    Some launchers run nothing, and write to the trial's folder.
+    """
+    folder, is_own = job.trial_dir, job.trial_dir.parent.name == ATTEMPTS_FOLDER
+    trial_folder = folder.parent.parent if is_own else folder
+    trial_folder.mkdir(parents=True, exist_ok=True)
+    _move_evidence(trial_folder, trial_folder / ATTEMPTS_FOLDER, max(job.attempt - 1, 1))
+    if is_own:
+        folder.mkdir(parents=True, exist_ok=True)
+        _move_evidence(folder, folder.parent, job.attempt)  # of an attempt that the ledger does not know
+    for place in dict.fromkeys((trial_folder, folder)):
+        write_atomically(place / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
+        write_atomically(place / SCRIPT_FILE, script)
+
+
+def publish_attempt(trial_folder: Path, folder: Path, status: JobStatus) -> None:
+    """Move an ended attempt's files to the trial's folder, where they are read; `result.json` last.
+
+    The status is written first: if a kill interrupts this, `read_published` has it, and a second call moves the rest.
+    A file of the same name stays: a job that is started again may write another one.
+    """
+    if folder == trial_folder or not folder.is_dir():
+        return
+    if read_published(folder) is None:
+        replace_file(folder / ENDED_FILE, status.model_dump_json(indent=1))
+    for name in (*_MOVED_FIRST, RESULT_FILE):
+        if os.path.lexists(folder / name) and not os.path.lexists(trial_folder / name):
+            os.rename(folder / name, trial_folder / name)
+    sync_folder(trial_folder)
+
+
+def read_published(folder: Path) -> JobStatus | None:
+    """Return the status of an attempt whose files were moved to the trial's folder; None if they were not."""
+    return JobStatus.read(folder / ENDED_FILE)
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -72,15 +107,15 @@ def _open_text(path: Path, mode: str) -> TextIO:
     return cast(TextIO, path.open(mode, encoding="utf-8", errors="surrogateescape", newline=""))
 
 
-def _move_earlier_attempt(folder: Path, attempt: int) -> None:
-    left = [name for name in _FILES_OF_AN_ATTEMPT if has_job_file(folder / name)]
-    # A job may have left a folder of that name, which a file cannot replace.
-    left += [name for name in (CONFIG_FILE, SCRIPT_FILE) if (folder / name).is_dir()]
+def _move_evidence(folder: Path, attempts: Path, number: int) -> None:
+    """Move an earlier attempt's files to the folder of that number, or to a new one if it has such files itself."""
+    left = [name for name in _FILES_OF_AN_ATTEMPT if os.path.lexists(folder / name)]
     if not left:
         return
-    number = max(attempt - 1, 1)
-    while (aside := folder / ATTEMPTS_FOLDER / str(number)).exists():
-        number += 1
-    aside.mkdir(parents=True)
+    aside, copies = attempts / str(number), 0
+    while any(os.path.lexists(aside / name) for name in left):
+        copies += 1
+        aside = attempts / f"{number}.{copies}"
+    aside.mkdir(parents=True, exist_ok=True)
     for name in left:
         (folder / name).rename(aside / name)

@@ -7,17 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
-from cclsearch.core.errors import TrialError
-from cclsearch.core.job_file import hash_job_file
+from cclsearch.core.errors import TrialError, UnavailableError
+from cclsearch.core.job_file import has_job_file, hash_job_file
 from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
+from cclsearch.launch.ownership import is_own_handle, move_handle, stamp_handle
 from cclsearch.record.event import EndKind, RetryKind, TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.trial_folder import prepare_folder
+from cclsearch.run.trial_folder import attempt_folder, prepare_folder, publish_attempt, read_published
 from cclsearch.score.outcome import LOAD_RULE, Outcome
 
 EvaluateTrial = Callable[[Trial, TrialInput, RunWriter, Failure | None], Outcome]
@@ -70,16 +72,32 @@ class JobRunner:
 
     def adopt(self, writer: RunWriter) -> None:
         """Find jobs that a killed search submitted but did not record; no job is submitted a second time."""
+        for trial in self._running(writer):
+            self._adopt_recorded(writer, trial)
         unrecorded = [t for t in writer.state.unfinished if t.handle is None and t.attempt > len(t.retries)]
         if not unrecorded:
             return
         found = {handle.job_name: handle for handle in self.launcher.find(self.spec.run_id)}
         for trial in unrecorded:
-            handle = found.get(self._job(writer, trial, trial.attempt).name)
+            job = self._job(writer, trial, trial.attempt)
+            handle = found.get(job.name)
             if handle is not None:
                 self._record_submitted(writer, trial, handle)
-            elif (writer.trial_folder(trial.number) / RESULT_FILE).is_file():
+            elif has_job_file(job.trial_dir / RESULT_FILE):
                 self._collect(writer, trial, JobStatus(state=JobState.DONE))
+
+    def _adopt_recorded(self, writer: RunWriter, trial: Trial) -> None:
+        """Record the end of a job whose files a killed search had moved, and the loss of one that is another run's."""
+        handle = self._handle(writer, trial)
+        ended = read_published(handle.trial_dir)
+        if ended is None and not is_own_handle(cast(Handle, trial.handle), writer.folder.absolute()):
+            if has_job_file(handle.trial_dir / RESULT_FILE):
+                ended = JobStatus(state=JobState.DONE)  # it had finished when the run was copied
+            else:
+                reason = f"its job belongs to the run that this folder is a copy of ({handle.job_name})"
+                self._record_retry(writer, trial, RetryKind.CANCELLED, reason)
+        if ended is not None:
+            self._judge(writer, trial, ended)
 
     def start_waiting(self, writer: RunWriter) -> None:
         """Submit every proposed trial that has no job, all in one call."""
@@ -99,7 +117,7 @@ class JobRunner:
     def collect_finished(self, writer: RunWriter, stop: StopSignal) -> None:
         """Poll once and record the finished jobs; waits for a poll interval if there were none."""
         running = self._running(writer)
-        statuses = self.launcher.poll([trial.handle for trial in running if trial.handle])
+        statuses = self.launcher.poll([self._handle(writer, trial) for trial in running])
         finished = [
             (trial, status) for trial, status in zip(running, statuses, strict=True) if status.state is JobState.DONE
         ]
@@ -112,7 +130,7 @@ class JobRunner:
     def shut_down(self, writer: RunWriter, stop: StopSignal) -> None:
         """Cancel the running jobs, unless they are to be left; what finished in the meantime is recorded either way."""
         running = self._running(writer)
-        handles = [trial.handle for trial in running if trial.handle]
+        handles = [self._handle(writer, trial) for trial in running]
         if handles and not stop.leave_jobs:
             statuses = self.launcher.poll(handles)
             self.launcher.cancel(handles)
@@ -130,6 +148,10 @@ class JobRunner:
     def _running(self, writer: RunWriter) -> list[Trial]:
         return [trial for trial in writer.state.unfinished if trial.handle is not None]
 
+    def _handle(self, writer: RunWriter, trial: Trial) -> Handle:
+        """Return the trial's handle, with its paths where the run is now."""
+        return move_handle(cast(Handle, trial.handle), writer.folder.absolute())
+
     def _submit(self, writer: RunWriter, trials: list[Trial], jobs: list[Job]) -> None:
         try:
             handles = self.launcher.submit(jobs)
@@ -142,20 +164,27 @@ class JobRunner:
             self._record_submitted(writer, writer.state.trials[trial.number], handle)
 
     def _collect(self, writer: RunWriter, trial: Trial, status: JobStatus) -> None:
-        """Evaluate a finished job, then record the trial's end, or that it is retried."""
-        has_result = (writer.trial_folder(trial.number) / RESULT_FILE).is_file()
-        if trial.handle is not None and (status.failure is not None or not has_result):
+        """Judge a finished job, once its end is certain."""
+        handle = self._handle(writer, trial) if trial.handle is not None else None
+        if handle is not None and (status.failure is not None or not has_job_file(handle.trial_dir / RESULT_FILE)):
             # A finished job has no result also while its file system is unavailable.
             writer.check_present()
-            status = self.launcher.poll([trial.handle])[0]
+            status = self.launcher.poll([handle])[0]
             if status.state is not JobState.DONE:
                 return
+        self._judge(writer, trial, status)
+
+    def _judge(self, writer: RunWriter, trial: Trial, status: JobStatus) -> None:
+        """Evaluate a job that has ended, then record the trial's end, or that it is retried."""
         failure = status.failure
         if failure and (
             failure.kind is FailureKind.ALLOCATION_ENDED or (failure.kind.is_infrastructure and self._may_retry(trial))
         ):
             self._retry_failed(writer, trial, failure)
             return
+        job = self._job(writer, trial, max(trial.attempt, 1))
+        folder = self._handle(writer, trial).trial_dir if trial.handle is not None else job.trial_dir
+        publish_attempt(writer.trial_folder(trial.number), folder, status)
         outcome = self.evaluate(trial, self.make_input(trial), writer, failure)
         if outcome.failure:
             writer.check_present()
@@ -189,20 +218,33 @@ class JobRunner:
     def _retry(
         self, writer: RunWriter, trial: Trial, kind: RetryKind, reason: str, failure: Failure | None = None
     ) -> None:
+        """Record that the trial is retried, once its job is gone: a scheduler may start a job again that ended."""
+        if trial.handle is not None and kind is not RetryKind.CANCELLED:
+            try:
+                self.launcher.cancel([self._handle(writer, trial)])
+            except UnavailableError:
+                return  # the job may still run: it is polled again
+        self._record_retry(writer, trial, kind, reason, failure)
+
+    def _record_retry(
+        self, writer: RunWriter, trial: Trial, kind: RetryKind, reason: str, failure: Failure | None = None
+    ) -> None:
         attempt = max(trial.attempt, 1)
         event = TrialRetried(trial=trial.number, attempt=attempt, kind=kind, reason=reason, failure=failure)
         writer.record(event.at(self.now_s()))
 
     def _record_submitted(self, writer: RunWriter, trial: Trial, handle: Handle) -> None:
-        attempt = max(trial.attempt, 1)
-        writer.record(TrialSubmitted(time_s=self.now_s(), trial=trial.number, attempt=attempt, handle=handle))
+        attempt, stamped = max(trial.attempt, 1), stamp_handle(handle, writer.folder)
+        writer.record(TrialSubmitted(time_s=self.now_s(), trial=trial.number, attempt=attempt, handle=stamped))
 
     def _job(self, writer: RunWriter, trial: Trial, attempt: int) -> Job:
+        folder = writer.trial_folder(trial.number).absolute()
+        runs_on = self.launcher.poll_interval_s > 0  # else a job has ended once it is submitted, and cannot write later
         return Job(
             run_id=self.spec.run_id,
             trial=trial.number,
             attempt=attempt,
-            trial_dir=writer.trial_folder(trial.number).absolute(),
+            trial_dir=attempt_folder(folder, attempt) if runs_on else folder,
             payload=self.make_input(trial),
             timeout_s=self.spec.limits.trial_timeout_s,
         )

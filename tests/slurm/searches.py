@@ -100,7 +100,8 @@ def count_outcomes(run: Path, kills: int, ask: Callable[..., str]) -> KillTally:
     lost = [
         trial
         for trial in finished
-        if len(list((run / "trials" / f"{trial:04d}").glob("slurm-a*"))) > 1 and not _was_retried(events, trial)
+        if len(list((run / "trials" / f"{trial:04d}").glob("attempts/*/slurm-a*"))) > 1
+        and not _was_retried(events, trial)
     ]
     twice = sorted(trial for trial, count in finished.items() if count > 1)
     return KillTally(kills, len(finished), twice, launches, lost, alive)

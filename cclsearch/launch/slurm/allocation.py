@@ -37,7 +37,6 @@ from cclsearch.launch.slurm.job_files import (
     JobList,
     JobSpec,
     make_job_spec,
-    read_result_status,
     sees_file,
 )
 from cclsearch.launch.slurm.launcher import SlurmLauncher
@@ -154,7 +153,7 @@ class AllocationLauncher(SlurmLauncher):
         """Return the attempts of the run that were started as steps."""
         found = []
         for folder in self._folders_on_disk():
-            spec = JobSpec.read(folder / SPEC_FILE)
+            spec = self._read_spec(folder)
             if spec is not None and spec.run_id == run_id and _was_started(spec):
                 self._specs[folder] = spec
                 found.append(self._handle(spec))
@@ -195,7 +194,7 @@ class AllocationLauncher(SlurmLauncher):
 
     def _running_steps(self) -> Iterator[StepRecord]:
         """Yield the steps of this run that have not ended."""
-        on_disk = (JobSpec.read(folder / SPEC_FILE) for folder in self._folders_on_disk())
+        on_disk = (self._read_spec(folder) for folder in self._folders_on_disk())
         known = {spec.folder: spec for spec in (*on_disk, *self._specs.values()) if spec is not None}
         for spec in known.values():
             launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
@@ -236,7 +235,7 @@ class AllocationLauncher(SlurmLauncher):
     def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
         if spec is None:
             return JobStatus.failed(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
-        status = read_result_status(spec)
+        status = self._watcher.read_result(spec)
         if status is RunStatus.OK:
             return JobStatus(state=JobState.DONE)
         refused = RefusalRecord.read(spec.folder / REFUSED_FILE)

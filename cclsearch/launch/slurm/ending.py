@@ -134,6 +134,8 @@ def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
         return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_list_nodes(ending.bad_nodes)}" + (
             f": {line}" if not cause else ""
         )
+    if line := _find_line("started_again", ending):
+        return FailureKind.PREEMPTED, f"Slurm requeued job {ending.job_id} and started it again: {line}"
     if line := _find_line("no_step", ending):
         return FailureKind.ALLOCATION_ENDED, f"the allocation was ending: {line}"
     return None

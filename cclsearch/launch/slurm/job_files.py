@@ -20,6 +20,7 @@ from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
+from cclsearch.launch.ownership import TRIALS_FOLDER, read_inode, run_folder_of
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.framework import RequiredVariable
@@ -63,6 +64,8 @@ class JobSpec(Model):
     srun_arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     timeout_s: float
+    run_inode: str = ""
+    """Inode of the run's folder: a copy of the run has another one."""
 
 
 class JobList(Model):
@@ -98,11 +101,13 @@ class SbatchAnswer(Model):
 
 
 class StartRecord(Model):
-    """`started.json`: the job that claimed the attempt; a second job for the same attempt does nothing."""
+    """`started.json`: the job that claimed the attempt; a second job, and the same job started again, does nothing."""
 
     job_id: str
     host: str
     at: float
+    start: str = ""
+    """How often Slurm had started the job again (0 for its first start), and a random part."""
 
 
 class EndRecord(Model):
@@ -149,7 +154,7 @@ def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> J
     """Return the job spec of one attempt: absolute paths, no secrets, nothing that depends on the search's host."""
     if run_script.path is None:
         raise UserError("trials need a run script: set `framework` in the profile or the card")
-    trial_dir = job.trial_dir.absolute()
+    trial_dir, run_dir = job.trial_dir.absolute(), run_folder_of(job.trial_dir.absolute())
     folder = trial_dir / f"slurm-a{job.attempt}"
     ranks, per_node = job.payload.num_ranks, job.payload.ranks_per_node
     environment = {
@@ -158,7 +163,7 @@ def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> J
         **trial_environment(trial_dir, job.payload),
     }
     script = run_script.path.absolute()
-    folders = mounted_folders(settings, trial_dir.parent, script)
+    folders = mounted_folders(settings, run_dir / TRIALS_FOLDER if run_dir else trial_dir.parent, script)
     shape = choose_shape(ranks, per_node, job.timeout_s, settings)
     return JobSpec(
         run_id=job.run_id,
@@ -180,6 +185,7 @@ def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> J
         srun_arguments=srun_arguments(settings, folders),
         environment=environment,
         timeout_s=min(job.timeout_s, settings.time_limit * 60.0),
+        run_inode=read_inode(run_dir),
     )
 
 

@@ -14,6 +14,7 @@ from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
+from cclsearch.launch.ownership import is_own
 from cclsearch.launch.slurm.commands import QueueRow, SlurmError, SlurmUnavailable, read_queue, require_command
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
@@ -116,7 +117,7 @@ class SlurmLauncher:
         rows = self._read_queue_with_retry() if shutil.which("squeue") is not None else []
         found: dict[Path, Handle] = {}
         for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
-            spec = JobSpec.read(folder / SPEC_FILE)
+            spec = self._read_spec(folder)
             if spec is None or spec.run_id != run_id or folder in found or not self._is_ours(folder):
                 continue
             if self._submitter.resolve(folder, rows) is not None:
@@ -189,13 +190,20 @@ class SlurmLauncher:
     def _spec(self, handle: Handle) -> JobSpec | None:
         folder = Path(handle.details.get("folder", ""))
         if folder not in self._specs:
-            spec = JobSpec.read(folder / SPEC_FILE)
+            spec = self._read_spec(folder)
             if spec is None:
                 return None
             self._specs[folder] = spec
             if handle.job_id:
                 self._submitter.ids.setdefault(folder, handle.job_id)
         return self._specs[folder]
+
+    def _read_spec(self, folder: Path) -> JobSpec | None:
+        """Return the job spec in that folder, with its paths where the run is now; None if it is another run's."""
+        spec = JobSpec.read(folder / SPEC_FILE)
+        if spec is None or not is_own(self.run_dir and self.run_dir.absolute(), spec.trial_dir, spec.run_inode):
+            return None
+        return spec.model_copy(update={"folder": folder, "trial_dir": folder.parent})
 
     def _handle(self, spec: JobSpec) -> Handle:
         return Handle(
@@ -208,7 +216,8 @@ class SlurmLauncher:
 
     def _folders_on_disk(self) -> Iterator[Path]:
         if self.run_dir is not None:
-            yield from sorted(self.run_dir.absolute().glob("trials/*/slurm-a*"))
+            trials = self.run_dir.absolute() / "trials"
+            yield from sorted([*trials.glob("*/slurm-a*"), *trials.glob("*/attempts/*/slurm-a*")])
 
     def _is_ours(self, folder: Path) -> bool:
         """Whether the folder belongs to this run: another project may have a run of the same name."""

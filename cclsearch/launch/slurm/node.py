@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def run_batch(path: str) -> int:
     spec = read_json(spec_path)
     me = job_number()
     if not claim(spec["folder"], me):
-        print("another job runs this trial already; this job has nothing to do")
+        print(why_refused(spec["folder"], me), flush=True)
         return 0
     return run_claimed(spec, spec_path, me)
 
@@ -132,23 +133,54 @@ def merge_node_logs(spec: dict[str, Any]) -> None:
 
 
 def claim(folder: str, me: str) -> bool:
-    """Claim the attempt: True for the first job that asks, and again for the same job after a requeue."""
+    """Claim the attempt: True only for the first start of the first job that asks.
+
+    A job that Slurm starts again after a requeue does nothing: the search has repeated the trial, or will.
+    """
     path = os.path.join(folder, "started.json")
     text = json.dumps(
-        {"job_id": me, "host": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "at": time.time()}
+        {
+            "job_id": me,
+            "host": os.environ.get("SLURMD_NODENAME", socket.gethostname()),
+            "at": time.time(),
+            "start": f"{os.environ.get('SLURM_RESTART_COUNT', '0')}-{uuid.uuid4().hex}",
+        }
     )
+    mine = path + "." + uuid.uuid4().hex
+    with open(mine, "w", encoding="utf-8") as file:
+        file.write(text)
+    try:
+        os.link(mine, path)
+    except FileExistsError:
+        return os.stat(mine).st_nlink == 2  # a network file system repeated a call whose answer was lost
+    except OSError:
+        return claim_without_links(path, text)
+    finally:
+        os.unlink(mine)
+    return True
+
+
+def claim_without_links(path: str, text: str) -> bool:
+    """Claim by exclusive creation, on a file system without hard links."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
-        for _ in range(20):
-            try:
-                return bool(read_json(path)["job_id"] == me)
-            except (ValueError, KeyError):
-                time.sleep(0.5)  # its writer has created it but not written it yet
         return False
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     return True
+
+
+def why_refused(folder: str, me: str) -> str:
+    """Return why the job does nothing; the search recognizes a job that Slurm started again by this line."""
+    for _ in range(20):
+        try:
+            if read_json(os.path.join(folder, "started.json"))["job_id"] == me:
+                return "this job was started before and requeued; it does nothing now"
+            break
+        except (OSError, ValueError, KeyError):
+            time.sleep(0.5)  # its writer has created it but not written it yet
+    return "another job runs this trial already; this job has nothing to do"
 
 
 def srun_command(spec: dict[str, Any], spec_path: str) -> list[str]:

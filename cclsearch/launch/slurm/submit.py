@@ -22,6 +22,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError
 from cclsearch.core.moment import BootMoment
 from cclsearch.launch.base import write_model
+from cclsearch.launch.ownership import run_folder_of
 from cclsearch.launch.slurm.commands import (
     SITE_DEFAULTS,
     QueueRow,
@@ -109,7 +110,7 @@ class Submitter:
             return None
         found = self._read_evidence(folder, submission)
         if found is None:
-            with _hold_lock(folder.parent.parent):  # waits for an sbatch that outlived its search
+            with _hold_lock(folder.parent):  # waits for an sbatch that outlived its search
                 found = self._read_evidence(folder, submission) or _find_in_queue(submission, rows)
         if found is not None:
             self.ids[folder] = found
@@ -183,7 +184,7 @@ class Submitter:
         write_model(folder / JOBS_FILE, JobList(run_id=first.run_id, jobs=paths))
         script = folder / SCRIPT_FILE
         script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")
-        with _hold_lock(first.trial_dir.parent) as descriptor:
+        with _hold_lock(first.trial_dir) as descriptor:
             for index, spec in enumerate(chunk):
                 position = index if len(chunk) > 1 else None
                 moment = BootMoment.now()
@@ -236,9 +237,9 @@ def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> s
 
 
 @contextlib.contextmanager
-def _hold_lock(folder: Path) -> Iterator[int]:
+def _hold_lock(trial_dir: Path) -> Iterator[int]:
     """Lock the submissions of one run on this machine; yield the descriptor, so that sbatch keeps the lock too."""
-    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(run_folder_of(trial_dir) or trial_dir.parent).encode()).hexdigest()[:16]
     locks = Path(tempfile.gettempdir()) / f"ccl-search-{os.getuid()}"
     locks.mkdir(mode=0o700, exist_ok=True)
     if locks.lstat().st_uid != os.getuid() or locks.is_symlink():

@@ -123,7 +123,7 @@ class Watcher:
 
     def poll(self, attempts: Sequence[tuple[JobSpec, str]]) -> list[JobStatus]:
         """Return the status of every attempt with a job id, in order."""
-        done = {spec.folder: read_result_status(spec) for spec, _ in attempts}
+        done = {spec.folder: self.read_result(spec) for spec, _ in attempts}
         open_ones = [(spec, job) for spec, job in attempts if done[spec.folder] is not RunStatus.OK]
         if open_ones:
             self.queue.refresh(urgent=any(sees_file(spec.folder / END_FILE) for spec, _ in open_ones))
@@ -137,6 +137,13 @@ class Watcher:
             else self._status(spec, jobs[spec.folder], failed_result=done[spec.folder] is RunStatus.FAILED)
             for spec, _ in attempts
         ]
+
+    def read_result(self, spec: JobSpec) -> RunStatus | None:
+        """Return the status of the result; None while the logs of several nodes are put together."""
+        status = read_result_status(spec)
+        if status is RunStatus.OK and spec.nodes > 1 and not sees_file(spec.folder / END_FILE):
+            return status if self._ended_for(str(spec.folder)) > self.settings.grace_s else None
+        return status
 
     def _identify(self, spec: JobSpec, job_id: str) -> JobIdentity:
         """Return the identity of the attempt's job; records name and submit time when it is listed first."""

@@ -12,6 +12,7 @@ from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import Check, Leftover, submit_error, write_model
+from cclsearch.launch.ownership import RunPlace
 from cclsearch.launch.tpu_vm.gcloud import (
     GONE_NODE,
     Gcloud,
@@ -63,6 +64,7 @@ class QueuedResourceRecord(CloudLocation):
     moment: BootMoment | None = None
     """The same moment, to count from whatever sets the clock."""
     deleted: bool = False
+    place: RunPlace | None = None
 
 
 class CloudSource(WorkerSource):
@@ -293,12 +295,15 @@ class QueuedResourceSource(CloudSource):
     def _read_record(self) -> QueuedResourceRecord | None:
         """Return the recorded request, read from disk; the last one seen if the folder is unavailable for a while."""
         found = QueuedResourceRecord.read(self.run_dir / REQUEST_FILE) if self.run_dir else None
+        if found is not None and found.place is not None and self.run_dir and not found.place.is_of(self.run_dir):
+            found = None  # the request of the run that this folder is a copy of
         self._request = found or self._request
         return self._request
 
     def _write(self, request: QueuedResourceRecord) -> None:
         if self.run_dir is None:
             raise ValueError("a queued resource must be recorded in a run's folder, but there is none")
+        request = request.model_copy(update={"place": RunPlace.of(self.run_dir)})
         self._request = request
         write_model(self.run_dir / REQUEST_FILE, request)
 

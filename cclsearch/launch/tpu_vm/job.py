@@ -52,6 +52,8 @@ class TpuJobRecord(Model):
     submitted_s: float
     token: str = ""
     """The run's token: two runs of the same name may use the same workers."""
+    run_inode: str = ""
+    """Inode of the run's folder: a copy of the run has another one."""
 
     @property
     def folder(self) -> Path:

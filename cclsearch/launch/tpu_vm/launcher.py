@@ -20,6 +20,7 @@ from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, write_model
 from cclsearch.launch.collect import clear_results
 from cclsearch.launch.fields import SECRET_ADVICE
+from cclsearch.launch.ownership import is_own, read_inode
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
 from cclsearch.launch.tpu_vm.job import (
@@ -119,6 +120,7 @@ class TpuVmLauncher:
                 timeout_s=job.timeout_s,
                 submitted_s=time.time(),
                 token=make_token(self.profile.run_dir),
+                run_inode=read_inode(self.profile.run_dir),
             )
             self.worker_source.request(job.run_id)
             if not (folder / RECORD_FILE).is_file():
@@ -402,9 +404,15 @@ class TpuVmLauncher:
     def _records(self, run_id: str) -> Iterator[TpuJobRecord]:
         if self.profile.run_dir is None:
             return
-        for path in sorted((self.profile.run_dir / "trials").glob(f"*/tpu-a*/{RECORD_FILE}")):
+        run_dir = self.profile.run_dir.absolute()
+        trials = run_dir / "trials"
+        for path in sorted(
+            [*trials.glob(f"*/tpu-a*/{RECORD_FILE}"), *trials.glob(f"*/attempts/*/tpu-a*/{RECORD_FILE}")]
+        ):
             record = TpuJobRecord.read(path)
-            if record is not None and record.run_id == run_id:
+            if record is None or record.run_id != run_id:
+                continue
+            if is_own(run_dir, record.trial_dir, record.run_inode):
                 yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
 
     def _open_records(self, run_id: str) -> list[TpuJobRecord]:

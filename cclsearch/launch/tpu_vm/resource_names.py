@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclsearch.core.values import Model
 from cclsearch.launch.base import write_model
+from cclsearch.launch.ownership import RunPlace
 from cclsearch.launch.tpu_vm.gcloud import Gcloud
 from cclsearch.launch.tpu_vm.settings import TpuSettings
 
@@ -23,6 +24,7 @@ class RunToken(Model):
     """
 
     token: str
+    place: RunPlace | None = None
 
 
 class CloudLocation(Model):
@@ -33,9 +35,13 @@ class CloudLocation(Model):
 
 
 def read_token(run_dir: Path | None) -> str | None:
-    """Return the run's token; None if none was made yet, so no resource of the run has one."""
+    """Return the run's token; None if none was made yet, so no resource of the run has one.
+
+    A copy of a run gets its own: the original's resources and processes are not the copy's.
+    """
     record = RunToken.read(run_dir / TOKEN_FILE) if run_dir is not None else None
-    return record.token if record is not None else None
+    is_foreign = record is not None and record.place is not None and run_dir and not record.place.is_of(run_dir)
+    return record.token if record is not None and not is_foreign else None
 
 
 def make_token(run_dir: Path | None) -> str:
@@ -45,7 +51,7 @@ def make_token(run_dir: Path | None) -> str:
     token = read_token(run_dir)
     if token is None:
         token = secrets.token_hex(_TOKEN_BYTES)
-        write_model(run_dir / TOKEN_FILE, RunToken(token=token))
+        write_model(run_dir / TOKEN_FILE, RunToken(token=token, place=RunPlace.of(run_dir)))
     return token
 
 
