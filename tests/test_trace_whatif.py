@@ -209,11 +209,52 @@ def test_a_replayed_step_that_is_not_the_median_is_noted() -> None:
     assert any("scaled to the median" in note for note in answer.notes)
 
 
-def test_without_steps_there_is_no_projection() -> None:
+def test_without_steps_the_whole_file_is_replayed_and_a_note_says_so() -> None:
     timeline = Timeline()
-    timeline.kernel(0, 10)
+    for i in range(4):
+        timeline.kernel(20 * i, 20, launched_us=0)
+    replay = prepare_replay(TraceView(make_set([timeline.table()])))
+    answer = replay.time(Scenario(compute=2.0))
+    assert not replay.is_step
+    assert (answer.step_time_s, answer.high_s) == (pytest.approx(80e-6), pytest.approx(40e-6))
+    assert any("no step markers: the whole file" in note for note in answer.notes)
+
+
+def test_without_device_events_that_take_time_there_is_no_projection() -> None:
+    timeline = Timeline()
+    timeline.kernel(0, 0)
     with pytest.raises(NotAvailable):
         ask_what_if(TraceView(make_set([timeline.table()])), Scenario())
+
+
+def test_a_gain_of_0_is_explained_by_the_hosts_launches() -> None:
+    timeline = Timeline()
+    for i in range(20):
+        timeline.kernel(20 * i, 19.9, launched_us=20 * i)
+    late = prepare_replay(TraceView(make_set([timeline.table()])))
+    doubled = late.time(Scenario(compute=2.0))
+    assert doubled.gain_high == pytest.approx(9.95 / 399.9, abs=1e-3)
+    timeline.kernel(400, 1, launched_us=399.9)
+    bound = prepare_replay(TraceView(make_set([timeline.table()]))).time(Scenario(compute=2.0))
+    assert any("the host's launches bound the window" in note for note in bound.notes)
+    queued = Timeline()
+    for i in range(20):
+        queued.kernel(20 * i, 20, launched_us=0)
+    halved = prepare_replay(TraceView(make_set([queued.table()]))).time(Scenario(compute=2.0))
+    assert not any("launches" in note for note in halved.notes)
+
+
+def test_a_replay_that_deviates_from_the_measured_step_says_by_how_much() -> None:
+    timelines = [Timeline(rank=rank, world_size=2) for rank in range(2)]
+    for i in range(6):
+        for rank, timeline in enumerate(timelines):
+            number = timeline.step(i * 100, i * 100 + 90)
+            timeline.kernel(i * 100, 40, step_id=number)
+            timeline.collective(i * 100 + 40 + 30 * rank, 60 - 30 * rank, step_id=number)
+    exact = prepare_replay(TraceView(make_set([timeline.table() for timeline in timelines])))
+    assert not any("of the measured time" in note for note in exact.time(Scenario()).notes)
+    cut = replace(exact, window_s=exact.window_s * 1.25)
+    assert any("takes 80 % of the measured time" in note for note in cut.time(Scenario()).notes)
 
 
 def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 4) -> list[EventTable]:

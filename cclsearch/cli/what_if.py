@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
@@ -85,6 +86,7 @@ def _print_answer(
     if args.json:
         shown = {
             "step_time_s": replay.step_time_s,
+            "is_step": replay.is_step,
             "scenario": _as_data(answer),
             "utility": {name: _as_data(doubled) for name, doubled in utilities.items()},
             "chakra": [str(path) for path in written],
@@ -93,10 +95,20 @@ def _print_answer(
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
         return
     lines = _text_lines(replay, answer, utilities)
-    first = answer or next(iter(utilities.values()))
-    lines += [f"note: {note}" for note in dict.fromkeys((*first.notes, *notes))]
+    asked = {"this scenario": answer} if answer is not None else utilities
+    lines += [f"note: {note}" for note in _merge_notes(asked, notes)]
     lines += [f"wrote {path}" for path in written]
     print(plain("\n".join(lines)))
+
+
+def _merge_notes(answers: Mapping[str, WhatIf], notes: list[str]) -> list[str]:
+    """Return the notes once each; a note of some answers only begins with their names."""
+    by_note: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        for note in answer.notes:
+            by_note.setdefault(note, []).append(name)
+    merged = [note if len(of) == len(answers) else f"{', '.join(of)}: {note}" for note, of in by_note.items()]
+    return list(dict.fromkeys((*merged, *notes)))
 
 
 def _as_data(answer: WhatIf | None) -> object:
@@ -111,16 +123,20 @@ def _text_lines(replay: Replay, answer: WhatIf | None, utilities: dict[str, What
         gains = (f"{100 * found.gain_low:.1f} %", f"{100 * found.gain_high:.1f} %")
         return low if low == high else f"{low} to {high}", gains[0] if low == high else f"{gains[0]} to {gains[1]}"
 
-    lines = [f"measured step: {format_value(replay.step_time_s, 's')} (trace_step_time of `ccl-search score`)"]
+    measured = format_value(replay.step_time_s, "s")
+    lines = [f"measured step: {measured} (trace_step_time of `ccl-search score`)"]
+    if not replay.is_step:
+        lines = [f"recorded window (no step markers): {measured}"]
     if answer is not None:
         step, gain = between(answer)
         lines.append(
-            f"step in this scenario: {step}, {gain} of the measured step saved (simulated by replaying the trace)"
+            f"{replay.what} in this scenario: {step}, {gain} of the measured {replay.what} saved"
+            " (simulated by replaying the trace)"
         )
     rows = [(name, *between(doubled)) for name, doubled in utilities.items()]
     lines += [
         "",
-        "step with one resource twice as fast (simulated):",
-        format_table(("resource", "step", "saved (share of the measured step)"), rows),
+        f"{replay.what} with one resource twice as fast (simulated):",
+        format_table(("resource", replay.what, f"saved (share of the measured {replay.what})"), rows),
     ]
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +22,12 @@ from cclsearch.trace.whatif.graph import RankGraph, build_graph
 
 Floats = npt.NDArray[np.float64]
 
+MAX_UNNOTED_DEVIATION = 0.01
+"""A replay of the unchanged step that differs more from the measured one gets a note."""
+NO_GAIN = 0.005
+"""A smaller change of the step counts as none."""
+MIN_CHANGED_SHARE = 0.02
+"""Smallest share of the step in events that a scenario changes for a note on why it gains nothing."""
 DOUBLED_RESOURCES: Mapping[str, Scenario] = {
     "compute": Scenario(compute=2.0),
     "scale_up_bw": Scenario(scale_up_bw=2.0),
@@ -35,7 +41,7 @@ class WhatIf(Model):
     """Bounds of the step time in a scenario; they are equal if the trace shows every dependency and latency."""
 
     step_time_s: float
-    """The measured `trace_step_time`, which the scenario changes."""
+    """The measured `trace_step_time`, which the scenario changes; without steps the length of the file."""
     low_s: float
     high_s: float
     """The step time of the scenario is between `low_s` and `high_s`."""
@@ -63,6 +69,8 @@ class Replay:
     window_s: float
     """Measured time of the replayed step."""
     notes: tuple[str, ...]
+    is_step: bool = True
+    """False: the trace has no steps, and the whole file is replayed."""
 
     @cached_property
     def _unchanged_s(self) -> tuple[float, float]:
@@ -75,8 +83,38 @@ class Replay:
         changes = [bound - unchanged for bound, unchanged in zip(bounds, self._unchanged_s, strict=True)]
         scale = self.step_time_s / self.window_s
         found = [self.step_time_s + change * scale for change in changes]
-        notes = (*self.notes, *self.model.notes, *_scenario_notes(self, scenario))
-        return WhatIf(step_time_s=self.step_time_s, low_s=min(found), high_s=max(found), notes=notes)
+        notes = [*self.notes, *self._fidelity_notes, *self.model.notes, *_scenario_notes(self, scenario)]
+        if max(abs(change) for change in changes) < NO_GAIN * self.window_s:
+            notes += self._launch_notes(scenario)
+        return WhatIf(step_time_s=self.step_time_s, low_s=min(found), high_s=max(found), notes=tuple(notes))
+
+    @cached_property
+    def _fidelity_notes(self) -> list[str]:
+        """One line if the replay of the unchanged step differs from the measured one: gains may be wrong by as much."""
+        off = max((bound / self.window_s - 1 for bound in self._unchanged_s), key=abs)
+        if abs(off) <= MAX_UNNOTED_DEVIATION:
+            return []
+        return [
+            f"the replay of the unchanged {self.what} takes {100 * (1 + off):.0f} % of the measured time: the trace"
+            " does not show all dependencies, and gains may be wrong by as much"
+        ]
+
+    def _launch_notes(self, scenario: Scenario) -> list[str]:
+        """One line if the scenario changes nothing because the host's launches bound the step."""
+        kinds = _changed_kinds(scenario)
+        changed_ns = [int((g.end_ns - g.start_ns)[np.isin(g.kind, kinds)].sum()) for g in self.graphs]
+        if not kinds or max(changed_ns, default=0) < MIN_CHANGED_SHARE * self.window_s * 1e9:
+            return []
+        free = replace(self, graphs=tuple(_without_launches(graph) for graph in self.graphs))
+        gain = 1 - _time_step(free, scenario, best=True) / _time_step(free, Scenario(), best=True)
+        if abs(gain) < NO_GAIN:
+            return []
+        return [f"nothing changes: the host's launches bound the {self.what}, not what this scenario speeds up"]
+
+    @property
+    def what(self) -> str:
+        """What is replayed: a step, or the recorded window."""
+        return "step" if self.is_step else "window"
 
     def utilities(self) -> dict[str, WhatIf]:
         """Return resource -> the step time with that resource twice as fast: its utility is the share saved."""
@@ -84,9 +122,12 @@ class Replay:
 
 
 def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Replay:
-    """Return the graphs of all ranks for the slowest rank's median step; raises NotAvailable without steps."""
-    step = measure_step_time(trace)
-    slowest = max(trace.ranks, key=lambda rank: step.per_rank.get(rank) or 0.0)
+    """Return the graphs of all ranks for the slowest rank's median step; without steps, for the whole files.
+
+    Raises NotAvailable if no rank has device events that take time.
+    """
+    lengths = _measure_lengths(trace)
+    slowest = max(lengths, key=lambda rank: lengths[rank])
     view = trace.ranks[slowest]
     at = int(median_windows(view.parts.window_ns_W)[-1])
     number = view.windows.numbers[at]
@@ -103,15 +144,43 @@ def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Rep
         trace=trace,
         graphs=tuple(graphs),
         model=fit_comm_model(trace, ranks_per_domain),
-        step_time_s=step.value,
+        step_time_s=lengths[slowest],
         window_s=window_s,
-        notes=tuple(_replay_notes(trace, number, window_s, step.value)),
+        notes=tuple(_replay_notes(trace, number, window_s, lengths[slowest])),
+        is_step=view.windows.are_steps,
     )
+
+
+def _measure_lengths(trace: TraceView) -> dict[int, float]:
+    """Return rank -> seconds of its median step; without steps in any rank, of its whole file."""
+    try:
+        return {rank: value for rank, value in measure_step_time(trace).per_rank.items() if value is not None}
+    except NotAvailable:
+        lengths = {rank: view.parts.window_ns_W for rank, view in trace.ranks.items()}
+        found = {rank: float(ns_W[0]) / 1e9 for rank, ns_W in lengths.items() if len(ns_W)}
+        if not found:
+            raise NotAvailable(Reason.NO_GPU_EVENTS, "no device event that takes time") from None
+        return found
+
+
+def _changed_kinds(scenario: Scenario) -> list[Kind]:
+    """Return the kinds of events whose durations the scenario changes."""
+    kinds = [Kind.COMPUTE] if scenario.compute != 1 else []
+    kinds += [Kind.MEMCPY, Kind.MEMSET] if scenario.copies != 1 else []
+    return kinds if replace(scenario, compute=1.0, copies=1.0) == Scenario() else [*kinds, Kind.COMM]
+
+
+def _without_launches(graph: RankGraph) -> RankGraph:
+    """Return the graph of a host that launches everything early enough."""
+    none = np.full(len(graph.rows), -1, dtype=np.int64)
+    return replace(graph, launch_ns=none, host_after=none, is_host_bound=np.zeros(len(graph.rows), dtype=bool))
 
 
 def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float) -> list[str]:
     notes = []
-    if abs(window_s / step_s - 1) > 1e-6:
+    if number < 0:
+        notes.append(f"no step markers: the whole file ({format_value(window_s, 's')}) is replayed")
+    elif abs(window_s / step_s - 1) > 1e-6:
         replayed, median = format_value(window_s, "s"), format_value(step_s, "s")
         notes.append(f"step {number} ({replayed}) is replayed and scaled to the median step ({median})")
     communicates = any(len(view.comm_rows) for view in trace.ranks.values())
