@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
-from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.intervals import Int64s, covered_ns, total_ns
 from cclsearch.trace.view import RankView, TraceView
 
 _RING = {
@@ -94,6 +95,23 @@ def _sample(call: Collective, size: int, seconds: float) -> list[CollectiveSampl
     if not message or size < 2 or seconds <= 0 or call.kind is CollectiveKind.BARRIER:
         return []
     return [CollectiveSample(call, group_label(call), size, message, seconds)]
+
+
+def explain_no_communication(trace: TraceView) -> str:
+    """Return one line if the windows have no communication (none was recorded, or only outside the steps); else ""."""
+    calls: Counter[str] = Counter()
+    inside = outside_ns = 0
+    for view in trace.ranks.values():
+        table, rows = view.table, view.comm_rows
+        calls.update(str(table.collectives[number].kind) for number in table.coll_id[rows].tolist())
+        inside += int(covered_ns(view.comm_M2, view.windows.spans_W2).sum())
+        outside_ns += total_ns(view.comm_M2)
+    if inside:
+        return ""
+    if not calls:
+        return "no communication was recorded"
+    names = ", ".join(f"{count} {name}" for name, count in calls.most_common(3))
+    return f"no communication in the steps; outside of them the traces have {names} ({outside_ns / 1e9:.3g} s)"
 
 
 def sized_share(view: RankView) -> float:

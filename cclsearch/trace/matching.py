@@ -270,9 +270,9 @@ def _find_misaligned_rank(blocking: Sequence[BlockingCalls], error_ns: float | N
 
 
 def share_clock(tables: Iterable[EventTable]) -> bool:
-    """Whether all tables name the same host, so that they share its clock."""
-    hosts = {table.host for table in tables}
-    return len(hosts) == 1 and "" not in hosts
+    """Whether all tables have one clock: they are of the same file (devices of one report), or name the same host."""
+    hosts, sources = zip(*((table.host, table.source) for table in tables), strict=True)
+    return any(len(set(names)) == 1 and names[0] for names in (hosts, sources))
 
 
 def blocking_groups(table: EventTable, rank: int, world_size: int) -> frozenset[GroupKey]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
-from cclsearch.trace.collectives import group_label
+from cclsearch.trace.collectives import explain_no_communication, group_label
 from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import covered_ns
@@ -168,7 +168,10 @@ def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
         top = "; ".join(f"{c.name} {_duration(c.seconds)}, {_calls(c.count)}" for c in diagnosis.top_collectives)
         sentences.append(f"Collectives with the most time: {top}.")
     sentences += _describe_straggler(diagnosis, trace)
-    if any(len(view.comm_rows) for view in trace.ranks.values()) and trace.matching.is_empty:
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    if communicates and (absent := explain_no_communication(trace)):
+        sentences.append(f"{absent[0].upper()}{absent[1:]}.")
+    elif communicates and trace.matching.is_empty:
         sentences.append("Exposed data transfer includes waiting: this trace does not allow separating the two.")
     return sentences
 

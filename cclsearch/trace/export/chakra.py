@@ -14,7 +14,7 @@ from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import count_unsized, group_label
 from cclsearch.trace.diagnosis.causes import median_window
-from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.events import POINT_TO_POINT, Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.export.protobuf import (
     bytes_field,
     delimited,
@@ -58,33 +58,56 @@ def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for view, graph in graphs:
             path = folder / f"chakra.{view.rank}.et"
-            path.write_bytes(b"".join(_messages(view.table, graph)))
+            path.write_bytes(b"".join(_messages(trace, view.table, graph)))
             paths.append(path)
     return paths
 
 
 def describe_unsized_collectives(trace: TraceView) -> list[str]:
-    """Return one line if collectives in the exported traces have no size, which a simulator needs; else nothing."""
+    """Return one line each if collectives in the exported traces have no size, or messages no other rank."""
     steps = [(view.table, _graph_of(trace, view).rows) for view in trace.ranks.values() if len(view.windows.spans_W2)]
     unsized, total = count_unsized(steps)
-    if not unsized:
-        return []
-    return [f"{unsized} of {total} collectives have no recorded message size: no comm_size in the Chakra traces"]
+    notes = []
+    if unsized:
+        notes.append(
+            f"{unsized} of {total} collectives have no recorded message size: no comm_size in the Chakra traces"
+        )
+    unpaired = sum(
+        _is_unpaired(trace, table, table.collectives[number])
+        for table, rows in steps
+        for number in table.coll_id[rows[table.kind[rows] == Kind.COMM]].tolist()
+    )
+    if unpaired:
+        notes.append(f"{unpaired} point-to-point messages name no other rank: computation of equal length in Chakra")
+    return notes
+
+
+def _peer_of(trace: TraceView, table: EventTable, call: Collective) -> int | None:
+    """Return the other rank of a point-to-point call: as recorded, else the only other one of its group or run."""
+    if call.peer is not None:
+        return call.peer
+    group = call.group_ranks or (tuple(trace.ranks) if trace.num_devices == len(trace.ranks) else ())
+    others = [rank for rank in group if rank != table.rank]
+    return others[0] if len(others) == 1 else None
+
+
+def _is_unpaired(trace: TraceView, table: EventTable, call: Collective) -> bool:
+    """Whether the call is point to point, and its other rank is unknown: a simulator cannot deliver it."""
+    return call.kind in POINT_TO_POINT and _peer_of(trace, table, call) is None
 
 
 def _graph_of(trace: TraceView, view: RankView) -> RankGraph:
     return build_graph(trace, view, median_window(view), (trace.matching.offset_ns or {}).get(view.rank, 0))
 
 
-def _messages(table: EventTable, graph: RankGraph) -> Iterator[bytes]:
-    yield delimited(_global_metadata(table))
+def _messages(trace: TraceView, table: EventTable, graph: RankGraph) -> Iterator[bytes]:
+    yield delimited(_global_metadata(table, trace.num_devices))
     first = int(graph.start_ns[0]) if len(graph.rows) else 0
     for i in range(len(graph.rows)):
-        yield delimited(_node(table, graph, i, first))
+        yield delimited(_node(trace, table, graph, i, first))
 
 
-def _global_metadata(table: EventTable) -> bytes:
-    world = table.world_size or 1
+def _global_metadata(table: EventTable, world: int) -> bytes:
     return (
         text_field(1, SCHEMA_VERSION)
         + bytes_field(2, _int_attr("rank", table.rank))
@@ -93,15 +116,18 @@ def _global_metadata(table: EventTable) -> bytes:
     )
 
 
-def _node(table: EventTable, graph: RankGraph, i: int, first_ns: int) -> bytes:
+def _node(trace: TraceView, table: EventTable, graph: RankGraph, i: int, first_ns: int) -> bytes:
     """Return one `Node`: ids start at 1, since a dependency on 0 would be encoded like no dependency."""
     row = int(graph.rows[i])
     kind = int(graph.kind[i])
     call = table.collectives[int(table.coll_id[row])] if kind == Kind.COMM else None
-    depends = sorted({int(j) + 1 for j in (graph.before[i], graph.waited[i]) if j >= 0})
+    peer = _peer_of(trace, table, call) if call is not None else None
+    if call is not None and _is_unpaired(trace, table, call):
+        call = None
+    depends = sorted({int(j) + 1 for j in (graph.before[i], graph.waited[i], graph.producer[i]) if j >= 0})
     issued = [int(graph.issuer[i]) + 1] if graph.issuer[i] >= 0 else []
     duration_us = -(-int(graph.end_ns[i] - graph.start_ns[i]) // 1000)
-    attributes = [_int_attr("is_cpu_op", table.accelerator == "cpu", _BOOL), *_attributes(table, graph, i, call)]
+    attributes = [_int_attr("is_cpu_op", table.accelerator == "cpu", _BOOL), *_attributes(table, graph, i, call, peer)]
     return (
         uint_field(1, i + 1)
         + text_field(2, one_line(table.names[int(table.name_id[row])], 120))
@@ -122,7 +148,9 @@ def _node_type(kind: int, call: Collective | None) -> int:
     return _SEND_NODE if call.kind in (CollectiveKind.SEND, CollectiveKind.SEND_RECV) else _COLL_NODE
 
 
-def _attributes(table: EventTable, graph: RankGraph, i: int, call: Collective | None) -> Iterator[bytes]:
+def _attributes(
+    table: EventTable, graph: RankGraph, i: int, call: Collective | None, peer: int | None
+) -> Iterator[bytes]:
     row = int(graph.rows[i])
     yield _int_attr("stream", int(table.stream[row]))
     yield _int_attr("duration_ns", int(graph.end_ns[i] - graph.start_ns[i]))
@@ -139,10 +167,10 @@ def _attributes(table: EventTable, graph: RankGraph, i: int, call: Collective | 
     yield _text_attr("pg_name", call.group or group_label(call))
     if call.group_ranks:
         yield _text_attr("involved_ranks", ",".join(map(str, call.group_ranks)))
-    if call.peer is not None:
+    if peer is not None and call.kind in POINT_TO_POINT:
         receives = call.kind is CollectiveKind.RECV
-        yield _int_attr("comm_src", call.peer if receives else table.rank)
-        yield _int_attr("comm_dst", table.rank if receives else call.peer)
+        yield _int_attr("comm_src", peer if receives else table.rank)
+        yield _int_attr("comm_dst", table.rank if receives else peer)
 
 
 def _int_attr(name: str, value: int, field: int = _INT64) -> bytes:

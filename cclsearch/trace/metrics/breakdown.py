@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.collectives import group_label, is_scale_up
+from cclsearch.trace.collectives import explain_no_communication, group_label, is_scale_up
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -58,7 +59,7 @@ def measure_exposed_comm_frac(trace: TraceView) -> Draft:
     if rank is not None:
         draft.inputs["at_least_waiting_rank"] = draft.per_rank.get(rank)
         draft.inputs["least_waiting_rank"] = rank
-    return draft
+    return replace(draft, detail=explain_no_communication(trace) or draft.detail)
 
 
 @metric("exposed_mem_frac", unit="fraction", better="lower", over="trace")
@@ -91,8 +92,7 @@ def measure_comm_time(trace: TraceView) -> Draft:
         )
     reason = trace.window_reason
     detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
-    if not any(len(view.comm_rows) for view in trace.ranks.values()):
-        detail = "no communication was recorded"
+    detail = explain_no_communication(trace) or detail
     value = float(np.mean(list(seconds.values())))
     return Draft(value, seconds, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
@@ -120,7 +120,7 @@ def measure_overlap(trace: TraceView) -> Draft:
         inside = intersect_spans(view.comm_M2, unite_spans(windows_W2))
         hidden_ns[rank] = int(covered_ns(view.compute_M2, inside).sum())
     if not sum(comm_ns.values()):
-        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
+        raise NotAvailable(Reason.NO_COMM_EVENTS, explain_no_communication(trace))
     reason = trace.window_reason
     return Draft(
         value=sum(hidden_ns.values()) / sum(comm_ns.values()),

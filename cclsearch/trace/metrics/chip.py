@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from cclsearch.trace.events import DeviceInfo, LaunchShape, Reason
 from cclsearch.trace.intervals import Int64s, covered_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.efficiency import achieved_flops, find_peak
+from cclsearch.trace.metrics.efficiency import achieved_flops, describe_coverage, find_peak
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 Floats = npt.NDArray[np.float64]
@@ -99,16 +99,19 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
     intensity = _intensity(trace)
     memory = peak.memory_bytes_per_s
     roof = min(peak.flops, intensity * memory) if intensity and memory else peak.flops
-    shares = {rank: flops / seconds / roof for rank, (flops, seconds) in found.items()}
+    shares = {rank: one.per_s / roof for rank, one in found.items()}
     value = float(np.mean(list(shares.values())))
     if value > 1:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the roofline: dtype or device differs from what ran")
+    coverage, reason, partly = describe_coverage(found)
+    without_bytes = "" if intensity else "bytes are not recorded: compared with the peak, not with the roofline"
     return Draft(
         value,
         shares,
-        detail="" if intensity else "bytes are not recorded: compared with the peak, not with the roofline",
+        reason=reason,
+        detail="; ".join(filter(None, (without_bytes, partly))),
         n_steps=trace.num_steps,
-        inputs={"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity},
+        inputs={"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity, "coverage": coverage},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.trace.collectives import explain_no_communication
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
 from cclsearch.trace.diagnosis.critical_path import PATH_PARTS, walk_critical_path
 from cclsearch.trace.diagnosis.gaps import MIN_MATCHED, launch_matched_share
@@ -28,6 +29,8 @@ def measure_what_if_link(trace: TraceView) -> Draft:
     if trace.matching.is_empty:
         reason = reason or trace.unmatched_reason
         detail = "upper bound; includes waiting, which faster links do not shorten"
+    if absent := explain_no_communication(trace):
+        detail = absent
     value = float(np.mean(list(gains.values())))
     return Draft(value, gains, n_steps=trace.num_steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,13 @@ from cclsearch.card.arch import count_parts, flops_per_token, tokens_per_step
 from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator
 from cclsearch.card.model import Card, Phase
 from cclsearch.core.text import one_line
+from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
-from cclsearch.trace.intervals import total_ns
+from cclsearch.trace.intervals import Int64s, total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
-from cclsearch.trace.view import TraceView, require_windows
+from cclsearch.trace.view import RankView, TraceView, require_windows
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,31 @@ def measure_mfu_causal(trace: TraceView) -> Draft:
     return _measure_mfu(trace, attention=6.0)
 
 
-def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
-    """Return rank -> (FLOP of its operators with known shapes in the windows, seconds that their kernels cover)."""
-    found: dict[int, tuple[float, float]] = {}
+@dataclass(frozen=True)
+class AchievedFlops:
+    """What a rank's operators with known FLOP did in its windows."""
+
+    flops: float
+    seconds: float
+    """Time that their kernels cover."""
+    coverage: float | None
+    """Share of the time of all kernels with matrix products that these cover; None if the device is the host."""
+
+    @property
+    def per_s(self) -> float:
+        """FLOP/s while they ran."""
+        return self.flops / self.seconds
+
+
+_PRODUCTS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
+"""Classes of kernels with matrix products."""
+MIN_COVERAGE = 0.95
+"""Figures over a smaller share of the matrix products' time are partial."""
+
+
+def achieved_flops(trace: TraceView) -> dict[int, AchievedFlops]:
+    """Return rank -> FLOP and time of its operators with known shapes; raises NotAvailable if no rank has any."""
+    found: dict[int, AchievedFlops] = {}
     for rank, view in trace.ranks.items():
         require_windows(view)
         counted = find_flops(view)
@@ -120,21 +144,45 @@ def achieved_flops(trace: TraceView) -> dict[int, tuple[float, float]]:
             flops, rows = counted
             seconds = total_ns(view.merge_rows(rows)) / 1e9
             if flops > 0 and seconds > 0:
-                found[rank] = (flops, seconds)
+                found[rank] = AchievedFlops(flops, seconds, _coverage(view, rows))
     if not found:
         raise NotAvailable(Reason.NO_SHAPES, "no operator records its shapes (record_shapes=True) or its FLOP")
     return found
 
 
+def _coverage(view: RankView, counted: Int64s) -> float | None:
+    """Return the share of the time of matrix products in the windows in which counted kernels run."""
+    if view.table.accelerator == "cpu":  # its operators enclose each other: one of them may be a part of another
+        return None
+    kernels = view.in_windows(view.compute_kernels)
+    products = kernels[np.isin(view.table.name_class[view.table.name_id[kernels]], _PRODUCTS)]
+    every = total_ns(view.merge_rows(np.union1d(products, counted)))
+    return total_ns(view.merge_rows(counted)) / every if every else None
+
+
+def describe_coverage(found: Mapping[int, AchievedFlops]) -> tuple[float | None, Reason | None, str]:
+    """Return the smallest coverage of a rank, and why a figure over these operators is partial."""
+    known = [one.coverage for one in found.values() if one.coverage is not None]
+    if not known or min(known) > 0.9995:
+        return (min(known) if known else None), None, ""
+    reason = Reason.NO_SHAPES if min(known) < MIN_COVERAGE else None
+    return min(known), reason, f"covers {min(known):.1%} of the time of kernels with matrix products"
+
+
 @metric("gemm_tflops", unit="TFLOP/s", better="higher", over="trace")
 def measure_gemm_tflops(trace: TraceView) -> Draft:
     """FLOP/s of matrix products with recorded shapes, over the time that their kernels cover. Of mm, addmm, bmm,
-    attention and convolutions, mean over ranks."""
+    attention and convolutions, mean over ranks; `inputs` has the share of all matrix products' time."""
     found = achieved_flops(trace)
-    rates = {rank: flops / seconds / 1e12 for rank, (flops, seconds) in found.items()}
-    total = sum(flops for flops, _ in found.values())
-    inputs: dict[str, JsonValue] = {"flops": total, "kernel_s": sum(seconds for _, seconds in found.values())}
-    return Draft(float(np.mean(list(rates.values()))), rates, n_steps=trace.num_steps, inputs=inputs)
+    rates = {rank: one.per_s / 1e12 for rank, one in found.items()}
+    coverage, reason, detail = describe_coverage(found)
+    inputs: dict[str, JsonValue] = {
+        "flops": sum(one.flops for one in found.values()),
+        "kernel_s": sum(one.seconds for one in found.values()),
+        "coverage": coverage,
+    }
+    value = float(np.mean(list(rates.values())))
+    return Draft(value, rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 
 @metric("hfu", unit="fraction", over="trace")
@@ -143,11 +191,14 @@ def measure_hfu(trace: TraceView) -> Draft:
     of the card."""
     card = require_card(trace)
     peak = find_peak(trace, card.precision)
+    found = achieved_flops(trace)
     shares = {
-        rank: flops / (float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9) / peak.flops
-        for rank, (flops, _) in achieved_flops(trace).items()
+        rank: one.flops / (float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9) / peak.flops
+        for rank, one in found.items()
     }
     value = float(np.mean(list(shares.values())))
     if value > 1:
         raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device differs from what ran")
-    return Draft(value, shares, n_steps=trace.num_steps, inputs={"device": peak.device, "peak_flops": peak.flops})
+    coverage, reason, detail = describe_coverage(found)
+    inputs: dict[str, JsonValue] = {"device": peak.device, "peak_flops": peak.flops, "coverage": coverage}
+    return Draft(value, shares, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)

@@ -26,8 +26,8 @@ def unattributed_share(view: RankView) -> float:
 
 @metric("trace_quality", unit="fraction", over="trace")
 def measure_trace_quality(trace: TraceView) -> Draft:
-    """Smallest share of: complete files, ranks found, launches matched, device time in steps, sized collectives. Other
-    metrics depend on these shares; `inputs` has each by name."""
+    """Smallest share of: complete files, ranks found, launches matched, device time in steps. Other metrics depend on
+    these shares; `inputs` has each by name, and `args_coverage`, the share of communication time of known size."""
     shares: dict[str, float] = {}
     views = list(trace.ranks.values())
     shares["complete_files"] = float(np.mean([view.table.status == FileStatus.COMPLETE for view in views]))
@@ -40,13 +40,13 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     if with_steps and any((view.table.step_id[view.device_rows] >= 0).any() for view in with_steps):
         shares["attributed"] = min(1 - unattributed_share(view) for view in with_steps)
     communicating = [view for view in views if len(view.comm_rows)]
-    if communicating:
-        shares["args_coverage"] = min(sized_share(view) for view in communicating)
+    sized = min((sized_share(view) for view in communicating), default=None)
     per_rank: dict[int, float | None] = {
         view.rank: min([float(view.table.status == FileStatus.COMPLETE), 1 - unattributed_share(view)])
         for view in views
     }
     inputs: dict[str, JsonValue] = dict(shares)
+    inputs["args_coverage"] = sized
     inputs["unattributed_frac"] = max(unattributed_share(view) for view in views)
     inputs["profiler_overhead_frac"] = max(_overhead_share(view) for view in views)
     error_ns = trace.matching.clock_error_ns
@@ -55,7 +55,12 @@ def measure_trace_quality(trace: TraceView) -> Draft:
     inputs["whole_file_s"] = {str(view.rank): _describe_file(view) for view in views}
     weakest = min(shares, key=lambda name: shares[name])
     inputs["weakest"] = weakest
-    return Draft(shares[weakest], per_rank, inputs=inputs, needs_steps=False)
+    detail = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items())
+    if sized is not None and sized < 1:
+        detail += (
+            f"; {sized:.1%} of communication time is of known size (metrics of sizes and bandwidths cover only that)"
+        )
+    return Draft(shares[weakest], per_rank, detail=detail, inputs=inputs, needs_steps=False)
 
 
 def _describe_file(view: RankView) -> dict[str, JsonValue]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.plugins import READERS
-from cclsearch.trace.events import EventTable, Reason
+from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason, rows_of_kinds
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
 from cclsearch.trace.readers.kineto import KinetoBuilder
@@ -62,7 +62,10 @@ class ChromeJson:
                 raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
             reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
             raise TraceError(reason, "contains no event of a known kind")
-        return build_table(builder, source=path.name, is_complete=builder.reader.complete)
+        table = build_table(builder, source=path.name, is_complete=builder.reader.complete)
+        if builder.is_unsupported and (table.accelerator == "cpu" or not len(rows_of_kinds(table.kind, DEVICE_WORK))):
+            raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
+        return table
 
 
 def is_xla(reader: EventReader, batch: Iterable[Any]) -> bool:

@@ -1,0 +1,126 @@
+"""Figures that cover a part of a trace say which part, and missing details do not read as broken traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trace_writer as write
+from test_trace_chakra import read_trace
+from trace_measures import measure, step_timeline
+from trace_tables import Timeline, make_set
+
+from cclsearch.trace.compute_class import ComputeClass
+from cclsearch.trace.diagnosis.diagnose import diagnose_trace
+from cclsearch.trace.events import CollectiveKind, Kind, OpShape, Reason
+from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
+from cclsearch.trace.matching import share_clock
+from cclsearch.trace.metric import Status
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.view import TraceView
+
+
+def test_missing_sizes_of_collectives_do_not_lower_the_quality() -> None:
+    timeline = step_timeline()
+    timeline.collectives = [type(call)(kind=call.kind) for call in timeline.collectives]
+    for row in timeline.rows:
+        if row["kind"] in (Kind.COMM, Kind.MEMCPY):
+            row["launch"] = 0
+    quality = measure([timeline.table()], "trace_quality")
+    assert quality.value == 1.0
+    assert quality.inputs["args_coverage"] == 0.0
+    assert "0.0% of communication time is of known size" in quality.detail
+    assert "launch matched 100.0%" in quality.detail
+
+
+def test_a_rate_of_matrix_products_says_how_many_of_them_it_covers() -> None:
+    timeline = Timeline()
+    operator = timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
+    timeline.kernel(0, 10, "sgemm", name_class=ComputeClass.GEMM, op=operator)
+    timeline.kernel(10, 30, "hgemm", name_class=ComputeClass.GEMM)
+    timeline.kernel(40, 60, "relu", name_class=ComputeClass.ELEMENTWISE)
+    table = timeline.table(shapes=(OpShape(((100, 100), (100, 100))),))
+    rate = measure([table], "gemm_tflops")
+    assert rate.value == pytest.approx(2e6 / 10e-6 / 1e12)
+    assert (rate.inputs["coverage"], rate.status, rate.reason) == (0.25, Status.PARTIAL, Reason.NO_SHAPES)
+    assert "covers 25.0% of the time of kernels with matrix products" in rate.detail
+
+
+def test_communication_outside_of_the_steps_is_told_apart_from_none() -> None:
+    timeline = Timeline()
+    for i in range(6):
+        number = timeline.step(i * 100, i * 100 + 90)
+        timeline.kernel(i * 100, 90, step_id=number)
+    silent = timeline.table()
+    timeline.collective(700, 50)
+    table = timeline.table()
+    assert "outside of them the traces have 1 all_reduce (5e-05 s)" in measure([table], "exposed_comm_frac").detail
+    assert "outside of them" in measure([table], "overlap").detail
+    assert measure([silent], "overlap").detail == "no communication was recorded"
+    sentences = diagnose_trace(TraceView(make_set([table]))).sentences
+    assert sentences[-1].startswith("No communication in the steps; outside of them")
+    assert "includes waiting" not in " ".join(sentences)
+
+
+def mtia_events() -> list[dict[str, Any]]:
+    return [
+        write.span("cpu_op", "aten::mm", 1000, 20),
+        write.span("mtia_runtime", "launch", 1005, 5),
+        write.span("mtia_ccp_events", "FC", 1020, 300),
+    ]
+
+
+def test_a_trace_of_an_unsupported_accelerator_with_host_operators_is_refused(tmp_path: Path) -> None:
+    write.write_kineto(tmp_path / "rank0.json", write.kineto_document(mtia_events(), gpu=False))
+    found = read_traces(tmp_path, use_cache=False)
+    assert (found.status, found.reason) == (Status.NOT_AVAILABLE, Reason.FORMAT_UNSUPPORTED)
+
+
+def test_gpu_events_beside_those_of_another_accelerator_are_read(tmp_path: Path) -> None:
+    write.write_kineto(tmp_path / "rank0.json", write.kineto_document([*mtia_events(), *write.gpu_events()]))
+    assert read_traces(tmp_path, use_cache=False).status is Status.OK
+
+
+def test_devices_of_one_report_share_its_clock(tmp_path: Path) -> None:
+    found = read_traces(write.write_nsys(tmp_path / "report.sqlite"), use_cache=False)
+    assert share_clock(found.tables.values())
+    assert TraceView(found).matching.offset_ns == {0: 0, 1: 0}
+
+
+def test_chakra_counts_the_devices_and_names_the_only_other_rank(tmp_path: Path) -> None:
+    report = write.write_nsys(tmp_path / "report.sqlite")
+    trace = TraceView(read_traces(report, use_cache=False))
+    for rank, path in enumerate(export_chakra(trace, tmp_path / "out")):
+        metadata, _ = read_trace(path)
+        assert metadata.attributes(2)["world_size"] == 2
+        assert metadata.attributes(2)["rank"] == rank
+
+
+@pytest.mark.parametrize(("num_ranks", "node_type", "peer"), [(2, 5, 1), (3, 4, None)])
+def test_a_message_without_a_recorded_peer_has_one_only_if_there_is_one(
+    tmp_path: Path, num_ranks: int, node_type: int, peer: int | None
+) -> None:
+    tables = []
+    for rank in range(num_ranks):
+        timeline = Timeline(rank=rank)
+        timeline.kernel(0, 10, launched_us=0)
+        timeline.collective(10, 5, CollectiveKind.SEND_RECV, 512, group=None, group_size=None)
+        tables.append(timeline.table())
+    trace = TraceView(make_set(tables))
+    _, (_, message) = read_trace(export_chakra(trace, tmp_path)[0])
+    assert message.integer(3) == node_type
+    assert message.attributes(10).get("comm_dst") == peer
+    notes = describe_unsized_collectives(trace)
+    assert notes == (
+        [] if peer else ["3 point-to-point messages name no other rank: computation of equal length in Chakra"]
+    )
+
+
+def test_a_collective_depends_on_the_work_whose_result_it_sends(tmp_path: Path) -> None:
+    timeline = Timeline(world_size=1)
+    timeline.kernel(0, 10, launched_us=0)
+    launch = timeline.add(Kind.RUNTIME, 1, 1, "cudaLaunchKernel", device=-1)
+    timeline.collective(60, 5, launch=launch)  # 50 us later, so nothing else shows the dependency
+    _, (_, reduce) = read_trace(export_chakra(TraceView(make_set([timeline.table()])), tmp_path)[0])
+    assert reduce.packed(5) == [1]
