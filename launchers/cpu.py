@@ -43,8 +43,6 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
 
 CPU = torch.device("cpu")
-NUM_LOSSES = 4
-"""Number of first steps whose loss is reported."""
 
 
 class FlatParameters:
@@ -121,6 +119,7 @@ class Trainer:
         self.buffers = self._flatten(int(config.get("zero_stage", 0)))
         self.step = 0
         self.losses: list[Tensor | float] = []
+        """Of every step so far, this rank's part of the global batch."""
         self._sent: list[tuple[Any, Tensor]] = []
 
     def _flatten(self, zero_stage: int) -> list[FlatParameters]:
@@ -228,6 +227,8 @@ def train(trial: Trial) -> None:
         report["peak_memory_bytes"] = memory.peak_bytes()
         if trial.data["profiled_steps"]:
             _profile(trial, trainer, rank)
+        report["losses"] = [float(loss) for loss in trainer.losses] if layout.is_last and layout.tp.index == 0 else None
+        report["precision"] = "bf16" if trainer.is_bf16 else "fp32"
         reports: list[Any] = [None] * world
         dist.all_gather_object(reports, report)
         if rank == 0:
@@ -256,11 +257,9 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
         step_times_s.append(time.perf_counter() - start_s)
     dist.barrier()
     end, layout = CpuClock.read(), trainer.layout
-    counts_loss = layout.is_last and layout.tp.index == 0
     return {
         "step_times_s": step_times_s,
         "clock": (start, end),
-        "losses": [float(loss) for loss in trainer.losses[:NUM_LOSSES]] if counts_loss else None,
         "num_params": trainer.stage.num_params,
         "sequences": layout.dp.size * trainer.accumulation * trainer.micro_batch,
         "device": device_name(),
@@ -297,6 +296,7 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
         warmup_steps=trial.data["warmup_steps"],
         peak_memory_bytes=[report["peak_memory_bytes"] for report in reports],
         memory_kind="rss",
+        precision=reports[0]["precision"],
         losses=[sum(step) for step in zip(*losses, strict=True)],
         versions=package_versions("torch", "numpy"),
         devices=[report["device"] for report in reports],

@@ -32,8 +32,6 @@ from common import (
     write_result,
 )
 
-NUM_LOSSES = 4
-
 
 def set_devices(trial: Trial, num_processes: int) -> None:
     """Set XLA's number of CPU devices for this process; must run before jax is imported."""
@@ -156,7 +154,7 @@ class Model:
 
         size = self.arch["head_dim"]
         q, k, v = (jnp.reshape(x @ w[name], (*x.shape[:2], -1, size)) for name in ("q", "k", "v"))
-        mixed = jax.nn.dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True)
+        mixed = jax.nn.dot_product_attention(_rotate(q).astype(v.dtype), _rotate(k).astype(v.dtype), v, is_causal=True)
         return mixed.reshape(*x.shape[:2], -1) @ w["out"]
 
     def _dense(self, x: Any, w: Mapping[str, Any], prefix: str) -> Any:
@@ -262,7 +260,7 @@ class Trainer:
         count = jnp.float32(self.step + 1)
         self.weights, self.moments, loss = self._run(self.weights, self.moments, self._draw_tokens(), count)
         jax.block_until_ready((self.weights, loss))
-        self.losses.append(float(loss))
+        self.losses.append(loss)
         self.step += 1
 
     def _draw_tokens(self) -> Any:
@@ -377,7 +375,8 @@ def _write_report(trial: Trial, trainer: Trainer, reports: list[dict[str, Any]])
         warmup_steps=trial.data["warmup_steps"],
         peak_memory_bytes=[report["peak_bytes"] // share for report in reports for _ in range(share)],
         memory_kind="rss",
-        losses=trainer.losses[:NUM_LOSSES],
+        precision="bf16" if trial.data["precision"] == "bf16" else "fp32",
+        losses=[float(loss) for loss in trainer.losses],
         versions=package_versions("jax", "jaxlib", "numpy"),
         devices=[report["device"] for report in reports for _ in range(share)],
         hosts=[report["host"] for report in reports for _ in range(share)],

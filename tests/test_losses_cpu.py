@@ -27,7 +27,8 @@ MOE_LAYOUTS: list[dict[str, Value]] = [
 
 def check_same_losses(folder: Path, arch: ModelArch, layouts: list[dict[str, Value]]) -> None:
     alone = run_script(folder / "alone", make_input({"micro_batch_size": 8}, arch=arch))
-    assert len(alone.losses) == 4
+    assert len(alone.losses) == 4, "one warm-up and three timed steps"
+    assert alone.precision == "fp32"
     assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would prove little"
     for index, layout in enumerate(layouts):
         result = run_script(folder / str(index), make_input(layout, arch=arch))

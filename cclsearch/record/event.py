@@ -25,6 +25,8 @@ class Purpose(StrEnum):
     SEARCH = "search"
     CONFIRMATION = "confirmation"
     """A new run of a finalist; does not cost budget."""
+    REFERENCE = "reference"
+    """Decides which of two groups of trials did the card's work; does not cost budget."""
 
 
 class RetryKind(StrEnum):

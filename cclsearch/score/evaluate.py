@@ -19,7 +19,12 @@ from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
 
+<<<<<<< HEAD
 _MAX_FLOAT = sys.float_info.max
+=======
+CONSTRAINTS_RULE = "constraints"
+"""The last verdict of a trial whose objective has constraints."""
+>>>>>>> b77fcfd (wip)
 
 
 def evaluate_trial(
@@ -64,6 +69,7 @@ def evaluate_evidence(
         metrics=metrics,
         violation=min(objective.violation(metrics), _MAX_FLOAT) if is_valid and failure is None else 0.0,
         spread=spread,
+        fingerprint=task.agreement.read(evidence.payload, evidence.result) if task.agreement else (),
         notes=(*_collect_notes(evidence.result, trace), *left_out),
         diagnosis=trace.diagnosis if trace else (),
         seconds_by_cause=_drop_not_finite(trace.seconds_by_cause)[0] if trace else {},
@@ -76,6 +82,26 @@ def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResu
     if result and result.peak_memory_bytes:
         metrics[PEAK_MEMORY] = max(result.peak_memory_bytes) / 2**30
     return Outcome(provenance=provenance, failure=failure, metrics=metrics)
+
+
+def replace_verdict(
+    outcome: Outcome, verdict: Verdict, objective: Objective, baseline: Mapping[str, float] | None
+) -> Outcome:
+    """The outcome of an evaluated trial with this verdict instead of its former one of the same rule, if any."""
+    assert outcome.admission is not None, "an evaluated trial has verdicts"
+    rules = (verdict.rule, CONSTRAINTS_RULE)
+    verdicts = (*(each for each in outcome.admission.verdicts if each.rule not in rules), verdict)
+    admission = Admission(admitted=all(each.ok is not False for each in verdicts), verdicts=verdicts)
+    is_valid = admission.admitted
+    loss, failure, admission = _score(objective, outcome.metrics, baseline, admission)
+    failure = outcome.failure or failure
+    changes = {
+        "admission": admission,
+        "failure": failure,
+        "loss": loss if admission.admitted and failure is None else None,
+        "violation": min(objective.violation(outcome.metrics), _MAX_FLOAT) if is_valid and failure is None else 0.0,
+    }
+    return outcome.model_copy(update=changes)
 
 
 def _find_reported_failure(result: TrialResult) -> Failure | None:
@@ -125,7 +151,7 @@ def _score(
         return None, Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message), admission
     if not objective.constraints:
         return loss, None, admission
-    kept = Verdict(rule="constraints", ok=not broken, detail="; ".join(broken) or "all satisfied")
+    kept = Verdict(rule=CONSTRAINTS_RULE, ok=not broken, detail="; ".join(broken) or "all satisfied")
     verdicts = (*admission.verdicts, kept)
     return loss, None, Admission(admitted=admission.admitted and not broken, verdicts=verdicts)
 

@@ -48,6 +48,8 @@ class Outcome(Model):
     """By how much it violates the objective's constraints, if nothing else keeps it from being ranked; else 0."""
     spread: float | None = None
     """Relative spread (median absolute deviation x 1.4826 / median) of the primary metric in the run."""
+    fingerprint: tuple[float, ...] = ()
+    """Values that trials of equal work have in common, in order (training: the loss of each step)."""
     notes: tuple[str, ...] = ()
     """One line each: partial traces, skipped checks."""
     diagnosis: tuple[str, ...] = ()
@@ -60,6 +62,15 @@ class Outcome(Model):
     def _drop_null(cls, values: object) -> object:
         """Leave out figures that are null: earlier versions wrote a metric that was not finite as null."""
         return {name: v for name, v in values.items() if v is not None} if isinstance(values, dict) else values
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts of the admission gate; none if it failed before."""
+        return self.admission.verdicts if self.admission else ()
+
+    def find_verdict(self, rule: str) -> Verdict | None:
+        """The verdict of that rule, if there is one."""
+        return next((verdict for verdict in self.verdicts if verdict.rule == rule), None)
 
     @property
     def is_ranked(self) -> bool:

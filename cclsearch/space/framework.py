@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from cclsearch.card.model import Card
 from cclsearch.core.content import find_content, list_content
@@ -106,6 +106,38 @@ class RequiredVariable(Model):
         return f"set {self.env} in the profile's `environment` to {self.what} that every node sees"
 
 
+class SameLosses(Model):
+    """What a framework promises about the losses of one model, seed and data in different configurations."""
+
+    bounds: dict[str, float] = {}
+    """Precision -> largest relative deviation between two configurations at one step."""
+    none: str = ""
+    """Why nothing can be promised."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, declared: Any) -> Any:
+        """Take `{fp32: 1e-6, bf16: 1e-3}` or `{none: REASON}`, as a framework file has it."""
+        if not isinstance(declared, dict) or "bounds" in declared:
+            return declared
+        reason = declared.get("none", "")
+        if "none" in declared and not (isinstance(reason, str) and reason.strip() and len(declared) == 1):
+            raise ValueError("`none` needs a reason, and no bounds beside it")
+        return {"none": reason, "bounds": {name: value for name, value in declared.items() if name != "none"}}
+
+    @field_validator("bounds")
+    @classmethod
+    def _check_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
+        for precision, bound in bounds.items():
+            if not 0 < bound < 1:
+                raise ValueError(f"the bound of {precision} must be a relative deviation between 0 and 1")
+        return bounds
+
+    def bound(self, precision: str) -> float | None:
+        """The bound at that precision; None if there is none."""
+        return self.bounds.get(precision)
+
+
 class Framework(Model):
     """A framework as declared in its file."""
 
@@ -132,6 +164,8 @@ class Framework(Model):
     """Precisions that its run script supports; empty means any."""
     records: tuple[str, ...] = ()
     """Optional fields of `result.json` that its run script writes."""
+    same_losses: SameLosses = SameLosses()
+    """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, ...parameters}`, in addition to those of the card's task."""

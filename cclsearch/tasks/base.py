@@ -25,6 +25,7 @@ from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.plugins import TASKS
 from cclsearch.score.admission import GENERAL_RULES
+from cclsearch.score.agreement import Agreement
 from cclsearch.score.catalog import GENERAL_METRICS
 from cclsearch.score.derive import GIB, derive_general
 from cclsearch.score.evidence import Evidence
@@ -70,6 +71,8 @@ class Task:
     """The model of `result.json`."""
     admission_rules: tuple[Callable[[Any], Verdict], ...] = GENERAL_RULES
     """The admission gate: functions from `Evidence` to a verdict, in display order."""
+    agreement: Agreement | None = None
+    """What the trials of one search must agree on, whatever their configuration; None if nothing is compared."""
     work_rules: Collection[str] = frozenset({"world_size"})
     """The rules of the gate whose violation means that the job did not do the requested work."""
 

@@ -18,6 +18,7 @@ from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingInput, TrainingResult
+from cclsearch.tasks.training.losses import SameLosses
 from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class TrainingTask(Task):
     input = TrainingInput
     result = TrainingResult
     admission_rules = ADMISSION_RULES
+    agreement = SameLosses()
     work_rules = WORK_RULES
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
