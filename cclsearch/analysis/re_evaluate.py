@@ -15,10 +15,12 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import SPEC_FILE, hash_file
+from cclsearch.run.trial_folder import write_outcome_files
 from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome, Verdict
-from cclsearch.search.evaluate import find_baseline, redact_failure, write_outcome_files
+from cclsearch.search.comparison import TrialComparison, make_comparison
+from cclsearch.search.evaluate import find_baseline, redact_failure
 from cclsearch.search.judge import is_judging_error, judge
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.search.trial_input import make_input
@@ -71,18 +73,24 @@ class ReEvaluation:
 def re_evaluate_run(run: Run) -> list[ReEvaluation]:
     """Re-evaluate every finished trial, ordered by number. Changes nothing on disk."""
     finished = [trial for trial in run.state.trials.values() if trial.outcome is not None]
-    return [re_evaluate_trial(run, trial) for trial in finished]
+    comparison = make_comparison(run.spec)
+    return [re_evaluate_trial(run, trial, comparison) for trial in finished]
 
 
-def re_evaluate_trial(run: Run, trial: Trial) -> ReEvaluation:
-    """Re-evaluate one finished trial from `result.json` and its traces, with hashes checked against the ledger."""
+def re_evaluate_trial(run: Run, trial: Trial, comparison: TrialComparison | None = None) -> ReEvaluation:
+    """Re-evaluate one finished trial from `result.json` and its traces, with hashes checked against the ledger.
+
+    It is compared with the other trials of the run as the ledger has them; `comparison` saves reading them again.
+    """
     assert trial.outcome is not None
     then = trial.outcome
-    now, _ = judge(lambda: _evaluate_again(run, trial, then), run.spec.provenance)
+    now, _ = judge(
+        lambda: _evaluate_again(run, trial, then, comparison or make_comparison(run.spec)), run.spec.provenance
+    )
     return ReEvaluation(trial, then, now)
 
 
-def _evaluate_again(run: Run, trial: Trial, then: Outcome) -> Outcome:
+def _evaluate_again(run: Run, trial: Trial, then: Outcome, comparison: TrialComparison | None) -> Outcome:
     folder, spec, was_judged = run.trial_folder(trial.number), run.spec, not is_judging_error(then)
     result_path = folder / RESULT_FILE
     found = hash_job_file(result_path)
@@ -99,6 +107,8 @@ def _evaluate_again(run: Run, trial: Trial, then: Outcome) -> Outcome:
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
+    if comparison is not None and now.failure is None:
+        now = comparison.judge(trial, now, run.state)
     has_failed = then.failure is not None and not trial.revisions and was_judged
     if has_failed and now.failure is None and found == trial.result_sha256:
         return then  # the launcher's reason (a timeout, a lost node) overrides the files that the script left

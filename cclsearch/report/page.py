@@ -21,6 +21,7 @@ from cclsearch.core.values import format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.draw.scene import Scene
 from cclsearch.draw.svg import palette_css, render_svg
+from cclsearch.record.event import Purpose
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import (
     RankingEntry,
@@ -30,7 +31,7 @@ from cclsearch.report.compare import (
     rank_runs,
     split_by_task,
 )
-from cclsearch.report.data import CONFIRMATION, RunPage, TrialRow
+from cclsearch.report.data import RunPage, TrialRow
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 
 HERE = Path(__file__).parent
@@ -197,7 +198,7 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
 
 def _state_cell(trial: TrialRow) -> Cell:
     state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
-    return Cell(f"{state} (confirmation)" if trial.purpose == CONFIRMATION else state)
+    return Cell(state if trial.purpose is Purpose.SEARCH else f"{state} ({trial.purpose.value})")
 
 
 def _compare_two(page: RunPage) -> list[tuple[str, str, str, str]]:

@@ -1,4 +1,4 @@
-"""A trial's folder: its files before it runs, the files of earlier attempts, and the masking of secrets in its logs."""
+"""A trial's folder: its files before and after it runs, those of earlier attempts, and secrets masked in its logs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cclsearch.core.redact import redact
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
+from cclsearch.score.outcome import Outcome
 
 SCRIPT_FILE = "job.sh"
 METRICS_FILE = "metrics.json"
@@ -87,6 +88,19 @@ def scrub_logs(folder: Path) -> None:
         path = folder / name
         if path.is_file() and not path.is_symlink():
             _scrub(path)
+
+
+def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> None:
+    """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts.
+
+    `traceback` is that of an error in judging; `judging_error.txt` has it until the trial is judged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
+    if outcome.admission:
+        replace_file(folder / ADMISSION_FILE, outcome.admission.model_dump_json(indent=1) + "\n")
+    if traceback:
+        replace_file(folder / JUDGING_ERROR_FILE, traceback)
 
 
 def _scrub(path: Path) -> None:

@@ -19,12 +19,9 @@ from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Admission, Outcome, Verdict
 
-<<<<<<< HEAD
 _MAX_FLOAT = sys.float_info.max
-=======
 CONSTRAINTS_RULE = "constraints"
 """The last verdict of a trial whose objective has constraints."""
->>>>>>> b77fcfd (wip)
 
 
 def evaluate_trial(

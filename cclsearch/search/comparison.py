@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Provenance
 from cclsearch.propose.base import Proposal, SearchView
@@ -34,7 +35,7 @@ UNDECIDED = "undecided: "
 """Start of the detail of a verdict that a reference trial may still change."""
 
 
-class Comparison:
+class TrialComparison:
     """The groups of trials of one search that agree, by kind; computed from the ledger, in order of finishing."""
 
     def __init__(self, spec: RunSpec, agreement: Agreement, framework: Any) -> None:
@@ -50,6 +51,8 @@ class Comparison:
         self._read(state)
         if outcome.admission is None or outcome.provenance is not Provenance.MEASURED:
             return outcome
+        if trial.outcome is not None and trial.outcome.find_verdict(self._agreement.rule) is None:
+            return outcome  # it ran under a version that compared nothing
         ballot, vote = self._ballot(self._kind(trial)), self._vote(trial, outcome)
         if vote is not None and trial.number not in ballot:
             ballot = ballot.with_vote(vote)
@@ -70,13 +73,15 @@ class Comparison:
                     _record(writer, number, outcome, f"trial {number} is {change} now: {verdict.detail}", now_s)
         self._rescore(writer, now_s)
 
-    def propose_reference(self, state: RunState, view: SearchView) -> Proposal | None:
-        """Return the next reference trial; None if none is needed, one is running, or no configuration is left."""
+    def is_undecided(self, state: RunState) -> bool:
+        """Return whether trials disagree, and a reference trial that is not running yet may decide."""
         self._read(state)
-        open_kinds = [kind for kind, ballot in self._ballots.items() if self._may_decide(kind, ballot)]
-        if not open_kinds or any(trial.purpose is Purpose.REFERENCE for trial in state.unfinished):
-            return None
-        for kind in open_kinds:
+        is_open = any(self._may_decide(kind, ballot) for kind, ballot in self._ballots.items())
+        return is_open and not any(trial.purpose is Purpose.REFERENCE for trial in state.unfinished)
+
+    def propose_reference(self, state: RunState, view: SearchView) -> Proposal | None:
+        """Return the next reference trial; None if no configuration is left."""
+        for kind in [kind for kind, ballot in self._ballots.items() if self._may_decide(kind, ballot)]:
             ballot = self._ballots[kind]
             voters = [state.trials[number].config for number in ballot.trials]
             for config in rank_references(view, voters, is_first=not ballot.num_references):
@@ -148,7 +153,9 @@ class Comparison:
         found, names = vote.deviate(other), _name_trials([n for n in group.trials if n != vote.trial])
         if found.size <= 0:
             return f"its {self._agreement.values} equal those of {names}"
-        mine, theirs = (self._agreement.describe_value(payload, found.index, v.values[found.index]) for v in (vote, other))
+        mine, theirs = (
+            self._agreement.describe_value(payload, found.index, v.values[found.index]) for v in (vote, other)
+        )
         bound = self._ballot(self._agreement.kind(payload)).bound
         most = "" if math.isinf(bound) else f", at most {bound:.1g} is allowed"
         verb = "agree with" if found.size <= bound and not math.isinf(bound) else "differ from"
@@ -161,25 +168,31 @@ class Comparison:
         return replace_verdict(outcome, verdict, self._spec.objective, metrics)
 
     def _rescore(self, writer: RunWriter, now_s: Callable[[], float]) -> None:
-        """Score every ranked trial anew if the objective compares with the baseline and that trial is not ranked now."""
+        """Score every ranked trial anew if the objective compares with the baseline, which is another trial now."""
         state, before = writer.state, self._baseline
         self._baseline = state.baseline.number if state.baseline else None
-        if not self._spec.objective.needs_baseline or before in (None, self._baseline):
+        if not self._spec.objective.needs_baseline or self._baseline in (None, before):
             return
         for number in [number for ballot in self._ballots.values() for number in ballot.trials]:
-            outcome = state.trials[number].outcome
-            verdict = outcome.find_verdict(self._agreement.rule) if outcome else None
-            if outcome is not None and verdict is not None and outcome.is_ranked:
+            old = state.trials[number].outcome
+            verdict = old.find_verdict(self._agreement.rule) if old else None
+            if old is None or verdict is None or not old.is_ranked:
+                continue
+            new = self._replace(old, verdict, state)
+            if new.loss != old.loss:
                 text = f"trial {number} is compared with trial {self._baseline} now, the first that is ranked"
-                _record(writer, number, self._replace(outcome, verdict, state), text, now_s)
+                _record(writer, number, new, text, now_s)
 
 
-def make_comparison(spec: RunSpec) -> Comparison | None:
+def make_comparison(spec: RunSpec) -> TrialComparison | None:
     """Return the comparison of a search's trials; None if nothing is measured, or its task compares nothing."""
     agreement = task_of(spec.card).agreement
     if spec.provenance is not Provenance.MEASURED or agreement is None:
         return None
-    return Comparison(spec, agreement, load_framework(spec.framework))
+    try:
+        return TrialComparison(spec, agreement, load_framework(spec.framework))
+    except UserError:  # finished runs are also evaluated where their framework has no file
+        return None
 
 
 def _is_change(old: Verdict | None, new: Verdict) -> bool:
@@ -188,8 +201,9 @@ def _is_change(old: Verdict | None, new: Verdict) -> bool:
 
 
 def _status(verdict: Verdict) -> tuple[bool, bool]:
-    """Return whether a verdict keeps a trial from being ranked, and whether for good."""
-    return verdict.ok is False, verdict.detail.startswith(UNDECIDED)
+    """Return whether a verdict keeps a trial from being ranked, and whether a reference trial may change that."""
+    is_out = verdict.ok is False
+    return is_out, is_out and verdict.detail.startswith(UNDECIDED)
 
 
 def _record(writer: RunWriter, number: int, outcome: Outcome, text: str, now_s: Callable[[], float]) -> None:

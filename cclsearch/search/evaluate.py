@@ -13,9 +13,10 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.trial_folder import ADMISSION_FILE, JUDGING_ERROR_FILE, METRICS_FILE, replace_file, scrub_logs
+from cclsearch.run.trial_folder import scrub_logs, write_outcome_files
 from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
 from cclsearch.score.outcome import Outcome
+from cclsearch.search.comparison import TrialComparison
 from cclsearch.search.judge import judge
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.tasks.base import task_of
@@ -24,15 +25,16 @@ from cclsearch.tasks.base import task_of
 class TrialEvaluator:
     """Evaluates the finished trials of one search; `cclsearch.search.jobs` calls it."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: RunSpec, comparison: TrialComparison | None = None) -> None:
+        self._spec, self._comparison = spec, comparison
 
     def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
         folder = writer.trial_folder(trial.number)
 
         def evaluate() -> Outcome:
             scrub_logs(folder)
-            return self._evaluate(folder, payload, failure, find_baseline(writer.state))
+            outcome = self._evaluate(folder, payload, failure, find_baseline(writer.state))
+            return outcome if self._comparison is None else self._comparison.judge(trial, outcome, writer.state)
 
         outcome, traceback = judge(evaluate, self._spec.provenance)
         write_outcome_files(folder, outcome, traceback)
@@ -58,19 +60,6 @@ def find_baseline(state: RunState) -> Mapping[str, float] | None:
     """Return the metrics of the baseline, which is the first ranked trial; None before there is one."""
     trial = state.baseline
     return trial.outcome.metrics if trial and trial.outcome else None
-
-
-def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> None:
-    """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts.
-
-    `traceback` is that of an error in judging; `judging_error.txt` has it until the trial is judged.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
-    if outcome.admission:
-        replace_file(folder / ADMISSION_FILE, outcome.admission.model_dump_json(indent=1) + "\n")
-    if traceback:
-        replace_file(folder / JUDGING_ERROR_FILE, traceback)
 
 
 def redact_failure(failure: Failure) -> Failure:

@@ -31,11 +31,13 @@ def run_search(writer: RunWriter, session: Session) -> None:
     jobs = session.jobs
     try:
         jobs.adopt(writer)
+        _compare(writer, session)
         hours = session.spec.limits.max_hours
         deadline_s = math.inf if hours is None else time.monotonic() + hours * 3600
         ending = _search(writer, session, deadline_s)
         if ending is not None:
             _confirm(writer, session, deadline_s)
+            _decide(writer, session, deadline_s)
     except UserError as error:
         jobs.detach()
         _record_refusal(writer, session, error)
@@ -48,6 +50,7 @@ def run_search(writer: RunWriter, session: Session) -> None:
         record_proposer_events(writer, session)
     if ending is None or session.stop.is_set():
         jobs.shut_down(writer, session.stop)
+        _compare(writer, session)
         stopped = SearchStopped(kind=session.stop.kind, reason=session.stop.describe())
         writer.record(stopped.at(session.now_s()))
         return
@@ -130,8 +133,40 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> SearchEnd
         ended = _fill_slots(writer, session)
         if not writer.state.unfinished:
             return ended
-        session.jobs.collect_finished(writer, session.stop)
+        _collect(writer, session)
     return None
+
+
+def _collect(writer: RunWriter, session: Session) -> None:
+    """Record what has finished, and what that changes about other trials."""
+    session.jobs.collect_finished(writer, session.stop)
+    _compare(writer, session)
+
+
+def _compare(writer: RunWriter, session: Session) -> None:
+    if session.comparison is not None:
+        session.comparison.revise(writer, session.now_s)
+
+
+def _start_reference(writer: RunWriter, session: Session) -> bool:
+    """Propose a reference trial if trials disagree and nothing has decided yet; returns whether one was proposed."""
+    if session.comparison is None or not session.comparison.is_undecided(writer.state):
+        return False
+    proposal = session.comparison.propose_reference(writer.state, view_search(writer, session, budget_left=0))
+    if proposal is not None:
+        _record_proposal(writer, session, proposal, Purpose.REFERENCE)
+    return proposal is not None
+
+
+def _decide(writer: RunWriter, session: Session, deadline_s: float) -> None:
+    """Run reference trials until it is decided which trials did the card's work, or none is left that could tell."""
+    while not _must_stop(writer, session, deadline_s):
+        session.jobs.start_waiting(writer)
+        if not writer.state.unfinished and not _start_reference(writer, session):
+            _compare(writer, session)
+            return
+        session.jobs.start_waiting(writer)
+        _collect(writer, session)
 
 
 def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
@@ -142,6 +177,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
         slots = session.jobs.free_slots(writer)
         if slots <= 0:
             return None
+        if _start_reference(writer, session):
+            continue
         if left <= 0:
             return SearchEnded(kind=EndKind.BUDGET_USED, reason="the budget is used up")
         view = view_search(writer, session, budget_left=left)
@@ -206,4 +243,4 @@ def _confirm(writer: RunWriter, session: Session, deadline_s: float) -> None:
             _record_proposal(writer, session, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
     while writer.state.unfinished and not _must_stop(writer, session, deadline_s):
         session.jobs.start_waiting(writer)
-        session.jobs.collect_finished(writer, session.stop)
+        _collect(writer, session)

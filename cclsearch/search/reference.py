@@ -49,6 +49,8 @@ def count_neutral(space: Space, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     neutral_N = np.zeros(len(rows), dtype=np.int64)
     for k, knob in enumerate(space.knobs):
         neutral = meaning_of(canonical_name(knob.name)).neutral
-        codes = [code for code, choice in enumerate(knob.choices) if choice == neutral and type(choice) is type(neutral)]
+        codes = [
+            code for code, choice in enumerate(knob.choices) if choice == neutral and type(choice) is type(neutral)
+        ]
         neutral_N += np.isin(space.codes_NK[rows, k], codes)
     return neutral_N

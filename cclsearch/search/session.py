@@ -21,6 +21,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import grow_spec, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file
+from cclsearch.search.comparison import TrialComparison, make_comparison
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.memory_filter import HeldBack, hold_back
@@ -40,6 +41,8 @@ class Session:
     space: Space
     proposer: Proposer
     jobs: JobRunner
+    comparison: TrialComparison | None = None
+    """Compares the trials with each other; None if nothing is measured or compared."""
     prior: tuple[Observation, ...] = ()
     held_back: HeldBack = field(default_factory=HeldBack)
     stop: StopSignal = field(default_factory=StopSignal)
@@ -52,12 +55,19 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     """Return the parts of the search in a run folder; raises UserError if its inputs have changed since it began."""
     spec = locate_recording(load_run(folder).spec)
     space = rebuild_space(spec)
+    comparison = make_comparison(spec)
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
     return Session(
         spec=spec,
         space=space,
         proposer=make_proposer(spec, folder),
-        jobs=JobRunner(spec, launcher, evaluate=TrialEvaluator(spec), make_input=lambda trial: make_input(spec, trial)),
+        jobs=JobRunner(
+            spec,
+            launcher,
+            evaluate=TrialEvaluator(spec, comparison),
+            make_input=lambda trial: make_input(spec, trial),
+        ),
+        comparison=comparison,
         prior=load_warm_start(spec),
         held_back=hold_back(spec, space),
         stop=stop or StopSignal(),

@@ -106,7 +106,7 @@ class RequiredVariable(Model):
         return f"set {self.env} in the profile's `environment` to {self.what} that every node sees"
 
 
-class SameLosses(Model):
+class LossBounds(Model):
     """What a framework promises about the losses of one model, seed and data in different configurations."""
 
     bounds: dict[str, float] = {}
@@ -164,7 +164,7 @@ class Framework(Model):
     """Precisions that its run script supports; empty means any."""
     records: tuple[str, ...] = ()
     """Optional fields of `result.json` that its run script writes."""
-    same_losses: SameLosses = SameLosses()
+    same_losses: LossBounds = LossBounds()
     """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()

@@ -29,9 +29,8 @@ class SameLosses:
         want = count_steps(payload)
         if self.bound(framework, payload.precision) is None or num_values >= want:
             return ""
-        return (
-            f"the run script reported the losses of {num_values} of {want} steps, but {framework.name} declares a bound"
-        )
+        found = f"the run script reported the losses of {num_values} of {want} steps"
+        return f"{found}, but {framework.name} declares a bound for them"
 
     def explain(self, framework: Framework, payload: TrainingInput) -> str:
         why = framework.same_losses.none
