@@ -175,7 +175,7 @@ class Trainer:
         else:
             self._send(out.detach(), layout.pp.index + 1)
         pending.append((received, out))
-        return out.detach() if layout.is_last else 0.0
+        return out.detach().double() if layout.is_last else 0.0
 
     def _backward(self, pending: deque[tuple[Tensor | None, Tensor]]) -> None:
         layout, (received, out) = self.layout, pending.popleft()

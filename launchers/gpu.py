@@ -93,7 +93,8 @@ def _train(trial: Trial, rank: int, world: int) -> None:
         trial,
         packages=("triton",),
         read_work=lambda: _read_work(trial, made[0]),
-        read_loss=lambda _: _read_loss(made[0]),
+        read_losses=lambda _: _read_losses(made[0]),
+        count_parameters=lambda: made[0].stage.num_params,
     )
     made.append(make_trainer(trial, layout, device))
     run_step = window.wrap(made[0].run_step)
@@ -111,9 +112,10 @@ def _run(run_step: Any) -> None:
         raise
 
 
-def _read_loss(trainer: Trainer) -> float:
-    """Return the loss of the last step over the global batch; every rank calls it."""
-    return float(all_reduce(trainer.layout.dp, torch.as_tensor(trainer.losses[-1]).clone()))
+def _read_losses(trainer: Trainer) -> list[float]:
+    """Return the loss of each step over the global batch; every rank calls it."""
+    mine = torch.stack([torch.as_tensor(loss) for loss in trainer.losses])
+    return list(map(float, all_reduce(trainer.layout.dp, mine)))
 
 
 def _read_work(trial: Trial, trainer: Trainer) -> dict[str, Any]:
@@ -121,6 +123,7 @@ def _read_work(trial: Trial, trainer: Trainer) -> dict[str, Any]:
         "global_batch_size": trainer.layout.dp.size * trainer.accumulation * trainer.micro_batch,
         "seq_len": trial.data["seq_len"],
         "num_layers": len(trainer.stage.layers),
+        "precision": "bf16" if trainer.is_bf16 else "fp32",
     }
 
 

@@ -104,13 +104,16 @@ def _logging() -> list[str]:
     return ["--log-interval", "1", "--eval-iters", "0", "--eval-interval", "1000000"]
 
 
-def read_loss(returned: Any) -> float | None:
-    """Return the loss from what Megatron-LM's `train_step` returned: its first item maps names to reduced losses."""
-    losses = returned[0] if isinstance(returned, tuple) else returned
-    if not isinstance(losses, Mapping) or not losses:
-        return None
-    value = next(iter(losses.values()))
-    return float(value[0] if isinstance(value, tuple | list) else value)
+def read_losses(steps: list[Any]) -> list[float]:
+    """Return the loss of each step from what Megatron-LM's `train_step` returned; empty on ranks without losses.
+
+    Its first item maps names to losses, reduced over the data-parallel ranks, on the ranks of the last pipeline stage.
+    """
+    reduced = [returned[0] if isinstance(returned, tuple) else returned for returned in steps]
+    if not all(isinstance(losses, Mapping) and losses for losses in reduced):
+        return []
+    values = [next(iter(losses.values())) for losses in reduced]
+    return [float(value[0] if isinstance(value, tuple | list) else value) for value in values]
 
 
 def read_work() -> dict[str, Any]:
@@ -123,6 +126,7 @@ def read_work() -> dict[str, Any]:
         "global_batch_size": get_num_microbatches() * args.micro_batch_size * args.data_parallel_size,
         "seq_len": args.seq_length,
         "num_layers": args.num_layers,
+        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
     }
 
 
@@ -139,7 +143,7 @@ def train(trial: Trial) -> None:
     from megatron.training import training
 
     window = StepWindow(
-        trial, packages=("megatron-core", "transformer-engine"), read_work=read_work, read_loss=read_loss
+        trial, packages=("megatron-core", "transformer-engine"), read_work=read_work, read_losses=read_losses
     )
     training.train_step = window.wrap(training.train_step)
     sys.argv = [str(Path(root) / "pretrain_gpt.py"), *render_options(trial.data)]

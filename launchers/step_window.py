@@ -14,14 +14,14 @@ from typing import Any
 from common import CpuClock, PeakMemory, Trial, device_name, foreign_cores, host_name, package_versions, write_result
 from energy import EnergyCounter, energy_per_step, open_counter, read_energy
 
-NUM_LOSSES = 4
-
 
 class StepWindow:
     """Counts, times and profiles the steps of this rank; after the last one rank 0 writes `result.json`.
 
-    `read_loss` takes what a step returned and returns its loss, or None on ranks that have none. `read_work` returns
-    what was trained: `global_batch_size`, `seq_len` and, if known, `num_layers` and `num_params`.
+    `read_losses` takes what each step returned and returns the loss of each, or nothing on ranks that have none. Every
+    rank calls it once, after the last step, so that no loss is read while steps are timed. `read_work` returns what was
+    trained: `global_batch_size`, `seq_len`, `precision`, `num_layers` if known. `count_parameters` returns how many
+    parameters this rank counts: each parameter of the whole model is counted by one rank.
     """
 
     def __init__(
@@ -30,16 +30,19 @@ class StepWindow:
         *,
         packages: tuple[str, ...],
         read_work: Callable[[], Mapping[str, Any]],
-        read_loss: Callable[[Any], float | None],
+        read_losses: Callable[[list[Any]], list[float]],
+        count_parameters: Callable[[], int],
     ) -> None:
         import torch
 
-        self.trial, self.packages, self.read_work, self.read_loss = trial, packages, read_work, read_loss
+        self.trial, self.packages, self.read_work, self.read_losses = trial, packages, read_work, read_losses
+        self.count_parameters = count_parameters
         data = trial.data
         self.first_timed = int(data["warmup_steps"])
         self.first_profiled = self.first_timed + int(data["timed_steps"])
         self.num_steps = count_steps(trial)
-        self.step, self.step_times_s, self.losses = 0, [], []
+        self.step, self.step_times_s = 0, []
+        self.returned: list[Any] = []
         self.on_gpu = torch.cuda.is_available()
         self.memory = None if self.on_gpu else PeakMemory()
         self.peak_bytes = 0
@@ -79,9 +82,7 @@ class StepWindow:
     def _close(self, time_s: float, returned: Any) -> None:
         if self.first_timed <= self.step < self.first_profiled:
             self.step_times_s.append(time_s)
-        loss = self.read_loss(returned) if self.step < NUM_LOSSES else None
-        if loss is not None:
-            self.losses.append(loss)
+        self.returned.append(returned)
         if self.profiler is not None:
             self.profiler.step()
         self.step += 1
@@ -124,7 +125,8 @@ class StepWindow:
             self.profiler.export_chrome_trace(str(self.trial.trace_folder / f"rank{rank}.json.gz"))
         report = {
             "step_times_s": self.step_times_s,
-            "losses": self.losses,
+            "losses": self.read_losses(self.returned),
+            "num_params": self.count_parameters(),
             "peak_bytes": self.peak_bytes,
             "device": torch.cuda.get_device_name() if self.on_gpu else device_name(),
             "host": host_name(),
@@ -157,6 +159,7 @@ class StepWindow:
             world_size=len(reports),
             step_times_s=[max(times) for times in zip(*(r["step_times_s"] for r in reports), strict=True)],
             warmup_steps=self.first_timed,
+            num_params=sum(report["num_params"] for report in reports),
             peak_memory_bytes=[report["peak_bytes"] for report in reports],
             memory_kind="device" if self.on_gpu else "rss",
             losses=next((report["losses"] for report in reversed(reports) if report["losses"]), []),

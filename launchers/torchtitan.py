@@ -18,6 +18,8 @@ from options import check_options
 from step_window import StepWindow, count_steps
 
 HERE = Path(__file__).resolve().parent
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""Precision -> torchtitan's name of it."""
 
 
 def render_options(data: Mapping[str, Any]) -> list[str]:
@@ -38,14 +40,13 @@ def _training(data: Mapping[str, Any]) -> list[str]:
         micro_batch = data["global_batch_size"] // (config.get("dp", 1) * data["gradient_accumulation"])
     # a pipeline splits the local batch into micro-batches itself; without one they are accumulated
     local = micro_batch * (data["gradient_accumulation"] if config.get("pp", 1) > 1 else 1)
-    dtype = {"bf16": "bfloat16", "fp32": "float32"}
-    if data["precision"] not in dtype:
-        raise IllegalConfig(f"precision must be one of {', '.join(dtype)}, not {data['precision']!r}")
+    if data["precision"] not in DTYPES:
+        raise IllegalConfig(f"precision must be one of {', '.join(DTYPES)}, not {data['precision']!r}")
     return [
         *("--training.local_batch_size", str(local)),
         *("--training.global_batch_size", str(data["global_batch_size"])),
         *("--training.seq_len", str(data["seq_len"]), "--training.steps", str(steps)),
-        *("--training.mixed_precision_param", dtype[data["precision"]], "--training.disable_cuda_graphs"),
+        *("--training.mixed_precision_param", DTYPES[data["precision"]], "--training.disable_cuda_graphs"),
         *("--parallelism.pipeline_parallel_microbatch_size", str(micro_batch)),
         *("--debug.seed", str(data["seed"]), "--metrics.log_freq", "1"),
     ]
@@ -95,6 +96,9 @@ def train(trial: Trial) -> None:
     config = ConfigManager().parse_args(words)
     config.dump_folder = str(trial.folder / "torchtitan")
     trainer = Trainer(config)
+    from torchtitan_model import count_parameters, draw_weights
+
+    draw_weights(trainer.model_parts, trial.data["seed"])
 
     def read_work() -> dict[str, Any]:
         batch = trainer.parallel_dims.dp_replicate * trainer.parallel_dims.dp_shard
@@ -102,6 +106,7 @@ def train(trial: Trial) -> None:
             "global_batch_size": trainer.gradient_accumulation_steps * config.training.local_batch_size * batch,
             "seq_len": config.training.seq_len,
             "num_layers": len(config.model_spec.model.layers),
+            "precision": next(p for p, dtype in DTYPES.items() if dtype == config.training.mixed_precision_param),
         }
 
     def record_loss(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +120,8 @@ def train(trial: Trial) -> None:
         trial,
         packages=("torchtitan",),
         read_work=read_work,
-        read_loss=lambda _: losses[-1] if losses else None,
+        read_losses=lambda _: losses,
+        count_parameters=lambda: count_parameters(trainer),
     )
     trainer.train_step = window.wrap(trainer.train_step)
     try:

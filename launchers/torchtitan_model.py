@@ -6,12 +6,16 @@ its Qwen3 for other dense models and for mixtures of experts, with torchtitan's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from common import IllegalConfig, read_trial
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import IterableDataset
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
@@ -22,24 +26,35 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models import llama3, qwen3
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.config_utils import decoder_vocab_size, make_ffn_config
+from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
 
 
 class TokenRule(IterableDataset):
-    """Endless sequences of a noisy pattern that a model can learn; each data-parallel rank has its own."""
+    """Endless sequences of a noisy pattern that a model can learn: those of one data-parallel rank.
 
-    def __init__(self, vocab_size: int, seq_len: int, seed: int, rank: int) -> None:
-        self.vocab_size, self.seq_len = vocab_size, seq_len
-        self.generator = torch.Generator().manual_seed(seed * 7919 + rank)
+    Each sequence is drawn from its number in the whole data, so that a global batch is the same for every layout.
+    """
+
+    def __init__(self, vocab_size: int, seq_len: int, seed: int, *, global_batch: int, rank: int, ranks: int) -> None:
+        self.vocab_size, self.seq_len, self.seed = vocab_size, seq_len, seed
+        self.global_batch, self.rank, self.share = global_batch, rank, global_batch // ranks
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         positions = torch.arange(self.seq_len)
-        while True:
-            noise = torch.randint(0, 3, (self.seq_len + 1,), generator=self.generator)
-            noise[0] = torch.randint(0, self.vocab_size, (), generator=self.generator)
-            tokens = noise.cumsum(0) % self.vocab_size
-            yield {"input": tokens[:-1], "positions": positions}, tokens[1:]
+        for step in itertools.count():
+            first = step * self.global_batch + self.rank * self.share
+            for number in range(first, first + self.share):
+                tokens = self.draw(number)
+                yield {"input": tokens[:-1], "positions": positions}, tokens[1:]
+
+    def draw(self, number: int) -> torch.Tensor:
+        """Return the (S + 1,) tokens of the sequence with that number."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        noise = torch.randint(0, 3, (self.seq_len + 1,), generator=generator)
+        noise[0] = torch.randint(0, self.vocab_size, (), generator=generator)
+        return noise.cumsum(0) % self.vocab_size
 
 
 class SyntheticLoader(ParallelAwareDataloader):
@@ -49,11 +64,13 @@ class SyntheticLoader(ParallelAwareDataloader):
     class Config(ParallelAwareDataloader.Config):
         vocab_size: int = 0
         seed: int = 0
+        global_batch: int = 0
 
     def __init__(
         self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **kwargs: Any
     ) -> None:
-        data = TokenRule(config.vocab_size, seq_len, config.seed, dp_rank)
+        batch = {"global_batch": config.global_batch, "rank": dp_rank, "ranks": dp_world_size}
+        data = TokenRule(config.vocab_size, seq_len, config.seed, **batch)
         super().__init__(data, dp_rank=dp_rank, dp_world_size=dp_world_size, batch_size=local_batch_size)
 
 
@@ -77,6 +94,47 @@ class NoTokenizer(BaseTokenizer):
         return 0
 
 
+def draw_weights(parts: Iterable[nn.Module], seed: int) -> None:
+    """Initialize every weight again, each drawn whole from a seed of its own and then sharded.
+
+    torchtitan seeds each pipeline stage differently and draws weights in order, so that its own depend on the layout.
+    """
+    for part in parts:
+        for path, module in part.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                initialize = (getattr(module, "_param_init", None) or {}).get(name, skip_param_init)
+                if initialize is not skip_param_init:
+                    _draw(parameter, initialize, seed * 1_000_003 + zlib.crc32(f"{_plain(path)}.{name}".encode()))
+
+
+def _draw(parameter: nn.Parameter, initialize: Callable[[torch.Tensor], Any], seed: int) -> None:
+    devices = [parameter.device] if parameter.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        initialize(whole)
+        if not isinstance(parameter, DTensor):
+            parameter.copy_(whole)
+            return
+        # the shards as DTensor cuts them, also of a dimension that both FSDP and tensor parallelism shard
+        shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(shard.to_local())
+
+
+def _plain(path: str) -> str:
+    """Return a module's path without the wrappers of activation checkpointing and torch.compile."""
+    return ".".join(part for part in path.split(".") if part not in ("_checkpoint_wrapped_module", "_orig_mod"))
+
+
+def count_parameters(trainer: Trainer) -> int:
+    """Return the parameters of this rank's pipeline stage; 0 on all but one of the ranks that hold it."""
+    stages = trainer.parallel_dims.pp
+    ranks_of_a_stage = torch.distributed.get_world_size() // stages
+    if torch.distributed.get_rank() % ranks_of_a_stage:  # the pipeline is the outermost axis of torchtitan's mesh
+        return 0
+    return sum({id(p): p.numel() for part in trainer.model_parts for p in part.parameters()}.values())
+
+
 def make_config() -> Trainer.Config:
     """Return the trainer's configuration for the trial that the environment names; options add the rest."""
     data = read_trial().data
@@ -85,7 +143,9 @@ def make_config() -> Trainer.Config:
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),
         tokenizer=NoTokenizer.Config(),
-        dataloader=SyntheticLoader.Config(vocab_size=data["arch"]["vocab_size"], seed=data["seed"]),
+        dataloader=SyntheticLoader.Config(
+            vocab_size=data["arch"]["vocab_size"], seed=data["seed"], global_batch=data["global_batch_size"]
+        ),
         optimizer=default_adamw(lr=1e-4),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=1),
         metrics=MetricsProcessor.Config(log_freq=1),
