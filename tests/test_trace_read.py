@@ -390,7 +390,7 @@ def test_a_read_only_folder_is_read_without_a_cache(tmp_path: Path) -> None:
 
 
 def test_several_processes_read_the_same_tables_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cclsearch.trace.read.MIN_BYTES_FOR_PROCESS", 0)
+    monkeypatch.setattr("cclsearch.trace.read.BYTES_PER_PROCESS", 1)
     write_ranks(tmp_path, ["rank0.json", "rank1.json.gz"], world=2)
     alone = read_traces(tmp_path, use_cache=False)
     together = read_traces(tmp_path, workers=2, use_cache=False)
