@@ -45,7 +45,9 @@ def measure_one(trace: TraceView, name: str) -> MetricResult:
 def test_every_name_has_a_metric_and_states_the_difference(trace: TraceView, name: str) -> None:
     result = measure_one(trace, name)
     assert result.name == name
-    assert result.inputs["answered_by"] in METRICS.names()
+    assert ALIASES[name].missing or result.inputs["answered_by"] in METRICS.names()
+    assert (result.value is None) == (result.status is Status.NOT_AVAILABLE)
+    assert result.value is not None or result.reason
     assert str(result.inputs["differs"]).startswith("CCL-Bench: ")
 
 
@@ -75,7 +77,7 @@ def test_values_of_names(trace: TraceView, name: str, value: float, unit: str) -
 
 
 @pytest.mark.parametrize(
-    "prefix", ["collective_vol", "collective_vol_*", "bandwidth_utilization", "bandwidth_utilization_"]
+    "prefix", ["collective_vol", "collective_vol_*", "bandwidth_utilization_*", "bandwidth_utilization_"]
 )
 def test_a_bare_prefix_gives_the_recorded_collectives(trace: TraceView, prefix: str) -> None:
     names = measure_by_name(trace, prefix)
@@ -105,3 +107,63 @@ def test_an_unknown_name_lists_the_known_names(name: str) -> None:
 def test_every_listed_name_is_accepted(trace: TraceView) -> None:
     for name in list_metric_names():
         assert measure_by_name(trace, name)
+
+
+COMMAND_NAMES = (
+    *("achieved_flops_from_trace_json", "aggregate_gpu_utilization", "allreduce_comm_time_s"),
+    *("average_memory_bandwidth", "avg_comm_bandwidth_GBps", "avg_comm_kernel_time_s", "avg_step_time"),
+    *("bandwidth_utilization", "bandwidth_utilization_allgather_group_6"),
+    *("bandwidth_utilization_allreduce_group_6", "bandwidth_utilization_alltoall_group_6"),
+    *("bandwidth_utilization_peertopeer_group_6", "bandwidth_utilization_reducescatter_group_6"),
+    *("break_down_steps", "coll_call_num", "collective_vol_allgather_gb", "collective_vol_allreduce_gb"),
+    *("collective_vol_alltoall_gb", "collective_vol_reducescatter_gb", "collective_vol_total_gb"),
+    *("comm_kernel_breakdown_tpu", "communication_fraction", "communication_overhead"),
+    *("communication_overlap_ratio", "communication_ratio", "compute_comm_overlap"),
+    *("compute_utilization_proxy", "dominant_kernel_concentration", "estimated_bandwidth"),
+    *("estimated_throughput_tokens_per_s", "estimated_total_tokens", "flops_per_token_used"),
+    *("gpu_step_score", "hockney_alpha_s", "hockney_beta_s_per_byte", "hockney_inverse_beta_Bps"),
+    *("kernel_compute_time_group_6", "load_imbalance_ratio", "mean_sm_coverage", "memory_bound_fraction"),
+    *("memory_transfer_overhead", "mfu", "moe_fraction", "num_comm_kernels", "scale_up_bw_utility"),
+    *("straggler", "straggler_metrics", "throughput", "throughput_group_6", "total_comm_time_s"),
+    *("total_communication_time", "total_compute_time_s", "total_kernel_time"),
+    *("total_model_flops_from_args", "total_trace_time", "tpot", "tpot_group_6", "traffic_window", "ttft"),
+    *("ttft_group_6", "wall_time_s"),
+)
+"""What `python tools/main.py --metric` of CCL-Bench 1.0 accepts."""
+
+
+def test_every_name_of_their_command_is_answered_or_has_a_reason(trace: TraceView) -> None:
+    assert len(COMMAND_NAMES) == 61
+    for name in COMMAND_NAMES:
+        result = measure_one(trace, name)
+        assert result.name == name
+        assert str(result.inputs["differs"] if result.value is not None else result.detail or result.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unit"),
+    [
+        ("aggregate_gpu_utilization", (0.45 + 0.3) / 1, "fraction"),
+        ("allreduce_comm_time_s", 20e-6, "s"),
+        ("coll_call_num", 24, "calls"),
+        ("avg_comm_kernel_time_s", 15e-6, "s"),
+        ("total_kernel_time", 6 * 75e-6, "s"),
+        ("communication_ratio", (30 / 70 + 30 / 80) / 2, "fraction"),
+        ("total_trace_time", 590e-6, "s"),
+    ],
+)
+def test_values_of_names_of_their_command(trace: TraceView, name: str, value: float, unit: str) -> None:
+    result = measure_one(trace, name)
+    assert (result.value, result.unit) == (pytest.approx(value), unit)
+
+
+def test_utilization_of_all_reduces_is_another_quantity_than_bus_bandwidth(trace: TraceView) -> None:
+    for name in ("bandwidth_utilization", "bandwidth_utilization_group_1"):
+        assert measure_one(trace, name).inputs["answered_by"] == "bw_util"
+    assert measure_one(trace, "bandwidth_utilization_allreduce_group_6").unit == "GB/s"
+
+
+def test_a_what_if_is_not_a_property_of_a_trace(trace: TraceView) -> None:
+    result = measure_one(trace, "scale_up_bw_utility")
+    assert result.value is None
+    assert "--scale-up-bw 2x" in result.detail

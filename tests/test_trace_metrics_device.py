@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trace_measures import make_card, measure, step_timeline
+from trace_measures import make_card, measure, roofline_table, step_timeline
 from trace_tables import Timeline, make_set
 
 from cclsearch.card.model import MoEArch, Phase
@@ -19,7 +19,6 @@ from cclsearch.trace.events import (
     Kind,
     LaunchShape,
     MemoryPoints,
-    OpCost,
     OpShape,
     Reason,
 )
@@ -206,18 +205,6 @@ def test_small_kernel_share_launch_rate_and_queue_depth() -> None:
     rate = measure([table], "launch_rate")
     assert rate.value == pytest.approx(10 / 94e-6)
     assert rate.inputs["queue_depth_p50"] == pytest.approx(4.5)
-
-
-def roofline_table(runs_of_dense: int) -> EventTable:
-    """An XLA device with a dense operation (900 FLOP/byte) that runs this often and a thin one (1 FLOP/byte)."""
-    timeline = Timeline()
-    for i in range(6):
-        timeline.step(i * 100, i * 100 + 100)
-        timeline.kernel(i * 100 + 90, 10, "thin")
-        for k in range(runs_of_dense):
-            timeline.kernel(i * 100 + 20 * k, 10, "dense")
-    costs = {0: OpCost(flops=1e6, bytes_accessed=1e6), 1: OpCost(flops=9e8, bytes_accessed=1e6)}
-    return timeline.table(op_costs=costs, format="xla")
 
 
 @pytest.mark.parametrize("runs", [1, 4])

@@ -8,7 +8,7 @@ from trace_tables import Timeline, make_set
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.plugins import METRICS
-from cclsearch.trace.events import EventTable
+from cclsearch.trace.events import EventTable, OpCost
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.view import TraceView
 
@@ -82,3 +82,15 @@ def two_ranks(late_us: float = 15, sizes: tuple[int, ...] = (1 << 20, 2 << 20, 4
                 now += 20 + late_us + moving
         tables.append(timeline.table())
     return tables
+
+
+def roofline_table(runs_of_dense: int) -> EventTable:
+    """An XLA device with a dense operation (900 FLOP/byte) that runs this often and a thin one (1 FLOP/byte)."""
+    timeline = Timeline()
+    for i in range(6):
+        timeline.step(i * 100, i * 100 + 100)
+        timeline.kernel(i * 100 + 90, 10, "thin")
+        for k in range(runs_of_dense):
+            timeline.kernel(i * 100 + 20 * k, 10, "dense")
+    costs = {0: OpCost(flops=1e6, bytes_accessed=1e6), 1: OpCost(flops=9e8, bytes_accessed=1e6)}
+    return timeline.table(op_costs=costs, format="xla")

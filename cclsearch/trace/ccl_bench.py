@@ -34,18 +34,27 @@ class Alias:
     """One metric name of the dashboard, from `ccl_bench.yaml`."""
 
     metric: str
-    """The metric that the name maps to."""
+    """The metric that the name maps to; empty if no metric of a trace can answer."""
     differs: str
     """How CCL-Bench's definition differs, and why it is not used here."""
     unit: str = ""
     """Unit of the picked figure; unused without `pick`."""
     pick: str = ""
-    """Name in the metric's `inputs` of the figure to use instead of the value; empty for the value itself."""
+    """Path in the metric's `inputs` of the figure to use instead of the value; empty for the value itself."""
+    missing: str = ""
+    """Why there is no value, for a name without a metric."""
 
     @property
     def notes(self) -> dict[str, JsonValue]:
         """What a result says about the two definitions."""
-        return {"answered_by": self.metric, "differs": self.differs}
+        return {**({"answered_by": self.metric} if self.metric else {}), "differs": self.differs}
+
+    def find(self, inputs: Mapping[str, JsonValue]) -> float | None:
+        """Return the picked figure; None if the metric did not measure it."""
+        found: JsonValue = dict(inputs)
+        for part in self.pick.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return float(found) if isinstance(found, int | float) else None
 
 
 _COLLECTIVES: Mapping[str, Iterable[CollectiveKind]] = {
@@ -62,9 +71,11 @@ _COLLECTIVES: Mapping[str, Iterable[CollectiveKind]] = {
 }
 
 VOLUME_PREFIX, BANDWIDTH_PREFIX, STEP_SCORE = "collective_vol", "bandwidth_utilization", "gpu_step_score"
+_BANDWIDTH_FAMILY = "bus_bandwidth"
+"""The entry of the names that begin with BANDWIDTH_PREFIX: that name alone is another metric, of another group."""
 _NAMES = {name: Alias(**fields) for name, fields in read_yaml(Path(__file__).with_name("ccl_bench.yaml")).items()}
 ALIASES: Mapping[str, Alias] = {
-    name: alias for name, alias in _NAMES.items() if name not in (VOLUME_PREFIX, BANDWIDTH_PREFIX, STEP_SCORE)
+    name: alias for name, alias in _NAMES.items() if name not in (VOLUME_PREFIX, _BANDWIDTH_FAMILY, STEP_SCORE)
 }
 """Name on the dashboard -> alias, except `collective_vol_*`, `bandwidth_utilization_*` and `gpu_step_score`."""
 
@@ -77,6 +88,8 @@ def list_metric_names() -> list[str]:
 
 def check_metric_name(name: str) -> None:
     """Raise UserError with the list of known names if `name` is not one of them."""
+    if name in ALIASES:
+        return
     for prefix in (VOLUME_PREFIX, BANDWIDTH_PREFIX):
         if name.rstrip("_*") == prefix:
             return
@@ -95,6 +108,8 @@ def measure_by_name(
     Raises UserError with the list of known names if `name` is unknown.
     """
     check_metric_name(name)
+    if name in ALIASES:
+        return {name: _answer(trace, name, ALIASES[name])}
     for prefix, make in ((VOLUME_PREFIX, _volume), (BANDWIDTH_PREFIX, _bandwidth)):
         if name.rstrip("_*") == prefix:
             return {f"{prefix}_{kind}": make(trace, f"{prefix}_{kind}", kind) for kind in _recorded_collectives(trace)}
@@ -102,17 +117,25 @@ def measure_by_name(
             return {name: make(trace, name, _collective_suffix(name, prefix))}
     if name == STEP_SCORE:
         return {name: _step_score(trace, reference or StepScoreReference())}
-    alias = ALIASES.get(name)
-    if alias is None:
-        return {name: METRICS.get(name)(trace)}
-    return {name: _rename_result(METRICS.get(alias.metric)(trace), name, alias)}
+    return {name: METRICS.get(name)(trace)}
 
 
-def _rename_result(result: MetricResult, name: str, alias: Alias) -> MetricResult:
+def _answer(trace: TraceView, name: str, alias: Alias) -> MetricResult:
+    if not alias.metric:
+        return MetricResult(
+            name=name,
+            value=None,
+            unit=alias.unit,
+            world_size=trace.world_size,
+            status=Status.NOT_AVAILABLE,
+            reason=Reason.FORMAT_UNSUPPORTED,
+            detail=alias.missing,
+            inputs=alias.notes,
+        )
+    result: MetricResult = METRICS.get(alias.metric)(trace)
     if not alias.pick:
         return result.model_copy(update={"name": name, "inputs": {**result.inputs, **alias.notes}})
-    value = result.inputs.get(alias.pick)
-    return _with_value(result, name, alias.unit, value if isinstance(value, int | float) else None, alias.notes)
+    return _with_value(result, name, alias.unit, alias.find(result.inputs), alias.notes)
 
 
 def _with_value(
@@ -166,7 +189,7 @@ def _volume(trace: TraceView, name: str, suffix: str) -> MetricResult:
 def _bandwidth(trace: TraceView, name: str, suffix: str) -> MetricResult:
     result: MetricResult = METRICS.get("bus_bw")(trace)
     value = _sum_of_kinds(result.inputs.get("by_collective_gbps"), suffix, max)
-    return _with_value(result, name, "GB/s", value, _NAMES[BANDWIDTH_PREFIX].notes)
+    return _with_value(result, name, "GB/s", value, _NAMES[_BANDWIDTH_FAMILY].notes)
 
 
 def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult:

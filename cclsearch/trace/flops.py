@@ -8,12 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import Kind, OpShape
 from cclsearch.trace.intervals import Int64s, outermost
 from cclsearch.trace.view import RankView
 
 Dims = Sequence[Sequence[int]]
 
+
+_PRECISIONS = {
+    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
+    **dict.fromkeys(("half", "float16", "f16"), "fp16"),
+    **dict.fromkeys(("float", "float32", "f32"), "fp32"),
+    **dict.fromkeys(("double", "float64", "f64"), "fp64"),
+    **dict.fromkeys(("signed char", "int8", "char"), "int8"),
+}
 
 _CONVOLUTIONS = {
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), (3, 4, 5)),
@@ -43,6 +52,41 @@ def count_op_flops(name: str, shape: OpShape) -> float | None:
     except (IndexError, ValueError, TypeError, ZeroDivisionError):
         return None
     return None
+
+
+def count_op_bytes(name: str, shape: OpShape) -> float | None:
+    """Return the bytes of device memory that one call of an operator must move: its operands once, its result once.
+
+    None if shapes or data types do not determine them. The same count as TraceLens' `bytes`.
+    """
+    size = next((size for dtype in shape.dtypes if (size := bytes_per_element(dtype))), None)
+    flops = count_op_flops(name, shape)
+    if size is None or not flops:
+        return None
+    base = name.split("::")[-1]
+    dims = [d for d in shape.dims if d]
+    try:
+        if "attention" in base:
+            query, key, value = [d for d in dims if len(d) == 4][:3]
+            results = float(math.prod(query[:-1]) * value[-1])
+            if "backward" in base:
+                results = math.prod(query) + math.prod(key) + math.prod(value)
+        elif "convolution" in base or base.startswith("conv"):
+            weight = next(d for d in shape.dims[1:] if len(d) >= 3)
+            results = flops / 2.0 / math.prod(weight[1:])
+        else:
+            inner = (shape.dims[1] if base in {"addmm", "baddbmm"} else shape.dims[0])[-1]
+            results = flops / 2.0 / inner
+    except (IndexError, ValueError, StopIteration, ZeroDivisionError):
+        return None
+    return float(size) * (sum(math.prod(d) for d in dims) + results)
+
+
+def precision_of(shape: OpShape) -> str | None:
+    """Return the key of `peak_flops` for an operator's data type (`bf16`, `fp32`, ...); None if it is unknown."""
+    dtype = next((dtype for dtype in shape.dtypes if bytes_per_element(dtype)), "")
+    name = dtype.rsplit("::", 1)[-1].replace("_", "").lower()
+    return "fp8" if name.startswith("float8") else _PRECISIONS.get(name)
 
 
 def _product_flops(base: str, dims: Dims) -> float | None:

@@ -1,20 +1,50 @@
-"""Figures that are not in any trace, from files next to it: the run's peak memory and a server's request log."""
+"""Figures that are not in any trace, from files next to it: the run's peak memory, a server's request log, and the
+result of a load generator."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cclsearch.core.job_file import RESULT_BYTES, JobFileError, parse_json, read_job_bytes
-
 RESULT_FILE, TRACE_FOLDER = "result.json", "trace"
 """Names from the trial contract."""
+MAX_BYTES = 64 << 20
+MAX_FILES = 200
+"""Files of a folder that are looked at for the result of a load generator."""
 REQUEST_LOGS = ("requests.jsonl", "requests.json")
 """One object per line with `ttft_s` and `tpot_s` (seconds), or one object with the lists `ttfts` and `itls` (seconds
 between a request's tokens), as `vllm bench serve --save-result --save-detailed` writes it."""
+_SNIFFED_BYTES = 1 << 16
+_MARKS = (b'"completed"', b'"duration"')
+"""Both fields are in every result of `vllm bench serve` and of `sglang.bench_serving`."""
+
+
+@dataclass(frozen=True)
+class ServingLog:
+    """Throughput of a server under the load of one run of a load generator."""
+
+    source: str
+    """The file."""
+    duration_s: float | None = None
+    """From the first request to the last token."""
+    num_requests: int | None = None
+    """Completed requests."""
+    output_tokens: int | None = None
+    input_tokens: int | None = None
+
+    @property
+    def output_tokens_per_s(self) -> float | None:
+        """Generated tokens per second; None if the file does not say."""
+        return self.output_tokens / self.duration_s if self.output_tokens is not None and self.duration_s else None
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Completed requests per second; None if the file does not say."""
+        return self.num_requests / self.duration_s if self.num_requests is not None and self.duration_s else None
 
 
 @dataclass(frozen=True)
@@ -29,6 +59,7 @@ class RunLog:
     """Time to the first token of each request."""
     tpot_s: tuple[float, ...] = ()
     """Mean time between tokens, for each request with several tokens."""
+    serving: ServingLog | None = None
 
 
 def read_run_log(path: Path) -> RunLog | None:
@@ -41,47 +72,130 @@ def read_run_log(path: Path) -> RunLog | None:
     result = next((found for place in folders if (found := _read_json(place / RESULT_FILE)) is not None), None)
     peaks = tuple(_positive(result.get("peak_memory_bytes"))) if isinstance(result, dict) else ()
     logs = (_read_requests(place / name) for place in folders for name in REQUEST_LOGS)
-    ttft, tpot = next((log for log in logs if any(log)), ((), ()))
-    if not (peaks or ttft or tpot):
+    ttft, tpot, serving = next((log for log in logs if any(log)), ((), (), None))
+    for data, name in _load_results(folders):
+        first, token, load = _read_result(data, name)
+        ttft, tpot = ttft or first, tpot or token
+        serving = serving if serving is not None and serving.duration_s else load
+        if serving is not None:
+            break
+    if not (peaks or ttft or tpot or serving):
         return None
     is_device = not (isinstance(result, dict) and result.get("memory_kind") == "rss")
-    return RunLog(tuple(int(peak) for peak in peaks), is_device, ttft, tpot)
+    return RunLog(tuple(int(peak) for peak in peaks), is_device, ttft, tpot, serving)
 
 
-def _read_requests(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+Requests = tuple[tuple[float, ...], tuple[float, ...], ServingLog | None]
+
+
+def _load_results(folders: Iterable[Path]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the results of load generators in these folders, the last line of each file first found by name."""
+    for folder in folders:
+        try:
+            files = sorted(p for p in folder.iterdir() if p.suffix in (".json", ".jsonl"))[:MAX_FILES]
+        except OSError:
+            continue
+        for path in files:
+            if path.name in (RESULT_FILE, *REQUEST_LOGS) or path.name.startswith(".") or not _is_load_result(path):
+                continue
+            text = _read_text(path)
+            whole = _parse(text) if path.suffix == ".json" else None
+            rows = [whole] if whole is not None else [_parse(line) for line in reversed(text.splitlines()[-100:])]
+            yield from ((row, path.name) for row in rows if isinstance(row, dict) and "completed" in row)
+
+
+def _is_load_result(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(_SNIFFED_BYTES)
+    except OSError:
+        return False
+    return all(mark in head for mark in _MARKS)
+
+
+def _read_result(data: Mapping[str, Any], name: str) -> Requests:
+    """Return latencies and throughput of one result of `vllm bench serve` or `sglang.bench_serving`."""
+    listed = data.get("itls")
+    gaps = (
+        [list(_positive(request)) for request in listed if isinstance(request, list)]
+        if isinstance(listed, list)
+        else []
+    )
+    tokens = tuple(sum(many) / len(many) for many in gaps if many)
+    load = ServingLog(
+        name,
+        _number(data.get("duration")),
+        _whole(data.get("completed")),
+        _whole(data.get("total_output_tokens", data.get("total_output"))),
+        _whole(data.get("total_input_tokens", data.get("total_input"))),
+    )
+    return tuple(_positive(data.get("ttfts"))), tokens, load
+
+
+def _read_requests(path: Path) -> Requests:
     if path.suffix == ".jsonl":
-        lines = [_parse(line) for line in _read(path).splitlines()]
+        lines = [_parse(line) for line in _read_text(path).splitlines()]
         rows = [line for line in lines if isinstance(line, dict)]
-        return tuple(_positive(r.get("ttft_s") for r in rows)), tuple(_positive(r.get("tpot_s") for r in rows))
+        ttft, tpot = (tuple(_positive(row.get(key) for row in rows)) for key in ("ttft_s", "tpot_s"))
+        return ttft, tpot, _sum_requests(rows, path.name)
     data = _read_json(path)
     if not isinstance(data, dict):
-        return (), ()
-    gaps = [list(_positive(request)) for request in data.get("itls") or () if isinstance(request, list)]
-    return tuple(_positive(data.get("ttfts"))), tuple(sum(many) / len(many) for many in gaps if many)
+        return (), (), None
+    ttft, tpot, load = _read_result(data, path.name)
+    return ttft, tpot, load if load is not None and (load.duration_s or load.num_requests) else None
+
+
+def _sum_requests(rows: list[dict[str, Any]], name: str) -> ServingLog | None:
+    """Return the throughput of a log with `start_s` and `end_s` (or `latency_s`) and `output_tokens` per request."""
+    spans = []
+    tokens: list[int] = []
+    for row in rows:
+        start, end, latency = (_number(row.get(key), low=-math.inf) for key in ("start_s", "end_s", "latency_s"))
+        if start is not None and (end is not None or latency is not None):
+            spans.append((start, end if end is not None else start + (latency or 0.0)))
+        count = _whole(row.get("output_tokens"))
+        tokens += [count] if count is not None else []
+    if not spans and not tokens:
+        return None
+    duration = max(end for _, end in spans) - min(start for start, _ in spans) if spans else 0.0
+    complete = len(tokens) == len(rows)
+    return ServingLog(name, duration if duration > 0 else None, len(spans) or None, sum(tokens) if complete else None)
+
+
+def _number(value: object, low: float = 0.0) -> float | None:
+    """Return a finite number above `low`; None for anything else."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > low
+    return float(value) if good and isinstance(value, int | float) else None
+
+
+def _whole(value: object) -> int | None:
+    """Return a count of 0 or more; None for anything else."""
+    number = _number(value, low=-1.0)
+    return int(number) if number is not None and number >= 0 and number == int(number) else None
 
 
 def _positive(values: object) -> Iterable[float]:
     """Yield the values that are finite numbers above 0."""
     if not isinstance(values, Iterable) or isinstance(values, str | bytes | dict):
         return
-    for value in values:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
-            yield value
+    yield from (number for value in values if (number := _number(value)) is not None)
 
 
 def _read_json(path: Path) -> Any:
-    return _parse(_read(path))
+    return _parse(_read_text(path))
 
 
-def _read(path: Path) -> bytes:
+def _read_text(path: Path) -> str:
     try:
-        return read_job_bytes(path, RESULT_BYTES)
-    except (OSError, JobFileError):
-        return b""
+        return path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size <= MAX_BYTES else ""
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
-def _parse(text: bytes) -> Any:
+def _parse(text: str) -> Any:
     try:
-        return parse_json(text)
-    except JobFileError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None

@@ -4,7 +4,7 @@ from importlib import import_module
 
 MODULES = (
     *("balance", "bandwidth", "breakdown", "chip", "communication", "critical_path", "efficiency", "idle"),
-    *("inference", "kernels", "memory", "quality", "scaling", "steps"),
+    *("inference", "kernels", "launches", "memory", "quality", "roofline", "scaling", "serving", "steps", "totals"),
 )
 
 for _module in MODULES:

@@ -107,20 +107,30 @@ def measure_bus_bw(trace: TraceView) -> Draft:
 @metric("bw_util", unit="fraction", better="higher", over="trace")
 def measure_bw_util(trace: TraceView) -> Draft:
     """bus_bw over the bandwidth (from the card) of the links that the group uses. Duration-weighted median; links count
-    in one direction."""
+    in one direction; `inputs` has it by collective and by link."""
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card) with link bandwidths")
     samples, reason, detail = require_samples(trace)
-    shares: list[float] = []
-    weights: list[float] = []
+    shares: list[tuple[CollectiveSample, str, float]] = []
     for sample in [s for s in samples if s.message_bytes >= MIN_BANDWIDTH_BYTES] or samples:
         link = link_gbytes_per_s(trace.card, sample)
         if link:
-            shares.append(sample.bus_gbps / link)
-            weights.append(sample.seconds)
+            inside = is_scale_up(sample.call, sample.size, trace.card.hardware.accelerators_per_node)
+            shares.append((sample, "scale_up" if inside else "scale_out", sample.bus_gbps / link))
     if not shares:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "the card has no bandwidth for the links in use")
-    return Draft(weighted_median(shares, weights), reason=reason, detail=detail, inputs={"num_samples": len(shares)})
+    kinds = dict.fromkeys(str(sample.call.kind) for sample, _, _ in shares)
+    links = dict.fromkeys(link for _, link, _ in shares)
+    inputs: dict[str, JsonValue] = {
+        "num_samples": len(shares),
+        "by_collective": {kind: _median_share([s for s in shares if str(s[0].call.kind) == kind]) for kind in kinds},
+        "by_link": {link: _median_share([s for s in shares if s[1] == link]) for link in links},
+    }
+    return Draft(_median_share(shares), reason=reason, detail=detail, inputs=inputs)
+
+
+def _median_share(shares: Sequence[tuple[CollectiveSample, str, float]]) -> float:
+    return weighted_median([share for _, _, share in shares], [sample.seconds for sample, _, _ in shares])
 
 
 def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
@@ -246,4 +256,5 @@ def measure_hockney_fit(trace: TraceView) -> Draft:
         for key, fit in fits.items()
     }
     inputs: dict[str, JsonValue] = {"main": " ".join(main), "alpha_s": fits[main].alpha_s, "fits": described}
+    inputs["seconds_per_byte"] = 1.0 / fits[main].beta_bytes_per_s
     return Draft(fits[main].beta_bytes_per_s, reason=reason, detail=detail, inputs=inputs)

@@ -182,6 +182,7 @@ def measure_gemm_tflops(trace: TraceView) -> Draft:
         "coverage": coverage,
     }
     value = float(np.mean(list(rates.values())))
+    inputs["flops_per_s"] = 1e12 * value
     return Draft(value, rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
 

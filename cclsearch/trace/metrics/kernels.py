@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.metrics.totals import seconds_by_class
 from cclsearch.trace.view import RankView, TraceView
 
 SMALL_KERNEL_NS = 5_000
@@ -66,16 +66,9 @@ def measure_top_kernels(trace: TraceView) -> Draft:
 
 
 def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
-    totals = np.zeros(len(ComputeClass))
-    for view in trace.ranks.values():
-        rows = view.in_windows(view.compute_kernels)
-        classes = view.table.name_class[view.table.name_id[rows]]
-        totals += np.bincount(classes, weights=view.table.dur_ns[rows].astype(float), minlength=len(totals))
-    whole = totals.sum()
-    order = np.argsort(-totals)
-    return (
-        {ComputeClass(i).name.lower(): float(totals[i] / whole) for i in order.tolist() if totals[i]} if whole else {}
-    )
+    seconds = seconds_by_class(trace)
+    whole = sum(seconds.values())
+    return {name: value / whole for name, value in seconds.items()} if whole else {}
 
 
 @metric("concentration", unit="fraction", over="trace")
@@ -100,14 +93,42 @@ def _require_kernels(view: RankView) -> Int64s:
     "small_kernel_frac",
     unit="fraction",
     better="lower",
+    over="trace",
     summary=f"share of kernel time in compute kernels shorter than {SMALL_KERNEL_NS // 1000} us",
 )
-def measure_small_kernel_frac(rank: RankView) -> float:
-    """Summed duration of small kernels over that of all compute kernels."""
-    dur_ns = rank.table.dur_ns[_require_kernels(rank)]
-    if not dur_ns.sum():
+def measure_small_kernel_frac(trace: TraceView) -> Draft:
+    """Summed duration of small kernels over that of all compute kernels, mean over ranks. `inputs` has their number and
+    a histogram of the durations of all compute kernels."""
+    shares: dict[int, float | None] = {}
+    every = []
+    for rank, view in trace.ranks.items():
+        dur_ns = view.table.dur_ns[_require_kernels(view)]
+        every.append(dur_ns)
+        shares[rank] = float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum()) if dur_ns.sum() else None
+    found = [share for share in shares.values() if share is not None]
+    if not found:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
-    return float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum())
+    inputs = _describe_durations(np.concatenate(every))
+    return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+
+
+def _describe_durations(dur_ns: Int64s) -> dict[str, JsonValue]:
+    """Return number and share of small kernels, and number and seconds of kernels by duration."""
+    edges_us = (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
+    bins = np.searchsorted(np.array(edges_us) * 1000, dur_ns, side="right") - 1
+    histogram: dict[str, JsonValue] = {}
+    for i, low in enumerate(edges_us):
+        label = f"{low} to {edges_us[i + 1]} us" if i + 1 < len(edges_us) else f"{low} us and more"
+        inside = dur_ns[bins == i]
+        if len(inside):
+            histogram[label] = {"num_kernels": len(inside), "seconds": float(inside.sum()) / 1e9}
+    small = int((dur_ns < SMALL_KERNEL_NS).sum())
+    return {
+        "num_small": small,
+        "num_kernels": len(dur_ns),
+        "small_count_frac": small / len(dur_ns),
+        "histogram": histogram,
+    }
 
 
 @metric("launch_rate", unit="kernels/s", over="trace")

@@ -1,0 +1,112 @@
+"""Launches: delay from the host's call to the start on the device, queue length, and short kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from cclsearch.trace.events import Reason
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.view import RankView, TraceView
+
+LONG_DELAY_NS = 100_000
+LONG_CALL_NS = 50_000
+"""Limits of HolisticTraceAnalysis' launch statistics: `launch_delay_cutoff` and `runtime_cutoff`."""
+
+
+def _launched(view: RankView) -> Int64s:
+    """Return the device rows in the windows with a launch record; raises NotAvailable if there are none."""
+    rows = view.in_windows(view.device_rows)
+    rows = rows[view.table.launch[rows] >= 0]
+    if not len(rows):
+        raise NotAvailable(Reason.NO_LAUNCH_RECORDS, "no event of the device has a launch record")
+    return rows
+
+
+@metric("launch_delay", unit="s", over="trace")
+def measure_launch_delay(trace: TraceView) -> Draft:
+    """Time from the end of the host's call to the start on the device: median, mean over ranks. As
+    HolisticTraceAnalysis defines it; 0 if the device starts first. `inputs` has percentiles and counts: delays above
+    100 us, calls above 50 us, and events shorter than their own launch call."""
+    delays_of: dict[int, npt.NDArray[np.int64]] = {}
+    long_calls = short_events = total = 0
+    for rank, view in trace.ranks.items():
+        table, rows = view.table, _launched(view)
+        launch = table.launch[rows]
+        delays_of[rank] = np.maximum(table.ts_ns[rows] - table.ts_ns[launch] - table.dur_ns[launch], 0)
+        calls = np.unique(launch)
+        long_calls += int((table.dur_ns[calls] > LONG_CALL_NS).sum())
+        short_events += int((table.dur_ns[rows] < table.dur_ns[launch]).sum())
+        total += len(view.in_windows(view.device_rows))
+    medians: dict[int, float | None] = {rank: float(np.median(ns)) / 1e9 for rank, ns in delays_of.items()}
+    delays = np.concatenate(list(delays_of.values()))
+    inputs: dict[str, JsonValue] = {
+        **{f"p{p}_s": float(np.percentile(delays, p)) / 1e9 for p in (5, 95, 99)},
+        "max_s": float(delays.max()) / 1e9,
+        "num_launches": len(delays),
+        "num_delays_above_100_us": int((delays > LONG_DELAY_NS).sum()),
+        "num_calls_above_50_us": long_calls,
+        "num_events_shorter_than_their_call": short_events,
+        "coverage": len(delays) / max(total, 1),
+    }
+    value = float(np.mean([median for median in medians.values() if median is not None]))
+    return Draft(value, medians, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+
+
+@dataclass(frozen=True)
+class QueueLength:
+    """Number of events launched and not yet started, over time."""
+
+    at_ns: Int64s
+    length: Int64s
+    """The length from this time on, until the next."""
+
+    def quantile(self, share: float) -> float:
+        """Return the length that is not exceeded during this share of the time."""
+        held_ns = np.diff(self.at_ns)
+        order = np.argsort(self.length[:-1], kind="stable")
+        reached = np.cumsum(held_ns[order])
+        at = int(np.searchsorted(reached, share * reached[-1]))
+        return float(self.length[:-1][order][min(at, len(order) - 1)])
+
+    @property
+    def mean(self) -> float:
+        """The length, weighted by time."""
+        return float(np.average(self.length[:-1], weights=np.diff(self.at_ns)))
+
+
+def find_queue_length(view: RankView) -> QueueLength:
+    """Return the queue of a device over the whole file, from its first launch to its last start."""
+    table = view.table
+    rows = view.device_rows
+    rows = rows[table.launch[rows] >= 0]
+    if not len(rows):
+        raise NotAvailable(Reason.NO_LAUNCH_RECORDS, "no event of the device has a launch record")
+    started = table.ts_ns[rows]
+    launched = np.minimum(table.ts_ns[table.launch[rows]], started)
+    at_ns = np.concatenate([launched, started])
+    change = np.concatenate([np.ones(len(rows), np.int64), -np.ones(len(rows), np.int64)])
+    order = np.argsort(at_ns, kind="stable")
+    return QueueLength(at_ns[order], np.cumsum(change[order]))
+
+
+@metric("queue_length", unit="events", over="trace")
+def measure_queue_length(trace: TraceView) -> Draft:
+    """Events launched and not yet started on the device: mean over time, then over ranks. Over the whole file;
+    `inputs` has percentiles over time and the largest."""
+    queues = {rank: find_queue_length(view) for rank, view in trace.ranks.items()}
+    lasting = {rank: queue for rank, queue in queues.items() if queue.at_ns[-1] > queue.at_ns[0]}
+    if not lasting:
+        raise NotAvailable(Reason.NO_LAUNCH_RECORDS, "all launches and starts are at the same time")
+    means: dict[int, float | None] = {rank: queue.mean for rank, queue in lasting.items()}
+    inputs: dict[str, JsonValue] = {
+        f"p{percent}": float(np.mean([queue.quantile(percent / 100) for queue in lasting.values()]))
+        for percent in (5, 50, 95)
+    }
+    inputs["max"] = max(int(queue.length.max()) for queue in lasting.values())
+    value = float(np.mean([mean for mean in means.values() if mean is not None]))
+    return Draft(value, means, inputs=inputs, needs_steps=False)
