@@ -16,6 +16,7 @@ from cclsearch.score.evaluate import evaluate_trial
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import load_objective
 from cclsearch.score.outcome import Verdict
+from cclsearch.score.traced import TracedCollective, TracedProducts, TracedRank
 from cclsearch.tasks.training.admission import ADMISSION_RULES
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 from cclsearch.tasks.training.task import TrainingTask
@@ -52,6 +53,7 @@ PAYLOAD = TrainingInput(
     gradient_accumulation=8,
     num_ranks=16,
     ranks_per_node=4,
+    nonce="n1",
 )
 RESULT = TrainingResult(
     status=RunStatus.OK,
@@ -68,14 +70,36 @@ RESULT = TrainingResult(
     foreign_cpu_cores=3.0,
     logical_cores=64,
     losses=(11.9, 11.2),
+    precision="bf16",
 )
+PARAMETERS = count_parameters(ARCH)
 STEP_FLOPS = flops_per_token(ARCH, 1024) * 32 * 1024
 TRACE = TraceEvidence(
     ranks=tuple(range(16)),
     step_time_s=1.15,
-    flops_per_step=1.2 * STEP_FLOPS,
-    flops_coverage=0.8,
+    products=TracedProducts(
+        flops=1.2 * STEP_FLOPS, seen_s=12.0, hidden_s=0.0, compute_s=16.0, seconds_by_precision={"bf16": 12.0}
+    ),
+    collectives=(
+        TracedCollective(kind="all_reduce", axis="mesh_dp", group_size=4, calls=16, elements=4 * PARAMETERS),
+        TracedCollective(kind="all_reduce", axis="mesh_tp", group_size=2, calls=16 * 8 * 64, elements=1e9),
+        TracedCollective(kind="send_recv", group_size=2, calls=256),
+    ),
+    origins={rank: TracedRank(nonces=("n1",), digest=f"d{rank}") for rank in range(16)},
+    backend="nccl",
+    format="kineto on gpu",
 )
+
+
+def products(share: float, hidden: float | None = 0.0) -> TracedProducts:
+    """That share of the model's FLOPs seen, and at most `hidden` of it in kernels without shapes (None: unknown)."""
+    return TracedProducts(
+        flops=share * STEP_FLOPS,
+        seen_s=4.0,
+        hidden_s=0.0 if hidden == 0.0 else 8.0,
+        compute_s=16.0,
+        hidden_flops=None if hidden is None else hidden * STEP_FLOPS,
+    )
 
 
 def make_evidence(result: dict[str, Any] | None = None, trace: dict[str, Any] | None = None, **fields: Any) -> Evidence:
@@ -107,18 +131,18 @@ def test_an_honest_run_is_admitted_by_every_checkable_rule() -> None:
 
 TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
     "the published trick: the global batch shrinks to dp x micro-batch": (
-        {"global_batch_size": 4, "step_times_s": (0.125,) * 5},
+        {"global_batch_size": 4, "step_times_s": (0.125, 0.126, 0.124, 0.125, 0.127)},
         {"step_time_s": 0.13},
         {"work"},
     ),
     "the same, declared as if nothing had happened": (
-        {"step_times_s": (0.35,) * 5},
-        {"step_time_s": 0.36, "flops_per_step": 0.15 * STEP_FLOPS},
+        {"step_times_s": (0.35, 0.36, 0.34, 0.353, 0.35)},
+        {"step_time_s": 0.36, "products": products(0.15)},
         {"traced_work"},
     ),
     "the same, on traces without FLOPs": (
-        {"step_times_s": (0.125,) * 5},
-        {"step_time_s": 0.13, "flops_per_step": None},
+        {"step_times_s": (0.125, 0.126, 0.124, 0.125, 0.127)},
+        {"step_time_s": 0.13, "products": None},
         {"possible"},
     ),
     "the batch is not declared": ({"global_batch_size": None}, {}, {"work"}),
@@ -128,8 +152,8 @@ TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
     "fewer ranks ran": ({"world_size": 8}, {}, {"world_size"}),
     "fewer steps were timed": ({"step_times_s": (1.0, 1.0)}, {}, {"steps"}),
     "warm-up was left out": ({"warmup_steps": 0}, {}, {"warmup"}),
-    "warm-up was counted": ({"step_times_s": (9.0, 1.0, 1.0, 1.0, 1.0)}, {}, {"warmup"}),
-    "the steps disagree": ({"step_times_s": (1.0, 1.9, 0.6, 1.4, 0.8)}, {}, {"spread"}),
+    "warm-up was counted": ({"step_times_s": (9.0, 1.01, 0.98, 1.0, 1.02)}, {}, {"warmup"}),
+    "the steps disagree": ({"step_times_s": (1.01, 1.9, 0.6, 1.4, 0.8)}, {}, {"spread"}),
     "a rank left no trace": ({}, {"ranks": tuple(range(15))}, {"ranks_traced"}),
     "the declared time is not the traced one": ({}, {"step_time_s": 4.0}, {"trace_time"}),
     "the traced steps are quicker than the timed": ({}, {"step_time_s": 0.2}, {"trace_time"}),
@@ -168,9 +192,9 @@ def test_an_edited_result_is_detected_by_its_hash() -> None:
 
 
 def test_kernels_without_shapes_do_not_exclude_a_run() -> None:
-    hidden = {"flops_per_step": 0.1 * STEP_FLOPS, "flops_coverage": 0.15}
+    hidden = {"products": products(0.1, hidden=0.9)}
     assert violated_rules(make_evidence(trace=hidden)) == {}
-    assert violated_rules(make_evidence(trace=hidden | {"flops_per_step": 3 * STEP_FLOPS})).keys() == {"traced_work"}
+    assert violated_rules(make_evidence(trace={"products": products(3.0, hidden=0.9)})).keys() == {"traced_work"}
 
 
 def test_padding_of_the_vocabulary_is_not_another_model() -> None:
@@ -207,7 +231,7 @@ def test_a_recording_is_admitted_without_traces() -> None:
 
 
 def test_different_work_is_a_work_mismatch_and_keeps_its_metrics() -> None:
-    shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2,) * 5})
+    shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2, 0.21, 0.19, 0.201, 0.2)})
     outcome = evaluate_trial(
         PAYLOAD, shrunk, CARD, load_objective("step_time"), provenance=Provenance.MEASURED, trace=TRACE
     )
@@ -313,10 +337,10 @@ def test_only_a_reported_training_loss_can_be_invalid() -> None:
 
 
 def test_traces_without_a_step_time_or_flops_give_no_verdict() -> None:
-    silent = {"step_time_s": None, "flops_per_step": None}
+    silent = {"step_time_s": None, "products": None}
     assert {verdict_of(make_evidence(trace=silent), rule).ok for rule in ("trace_time", "traced_work")} == {None}
-    uncovered = {"flops_per_step": 0.5 * STEP_FLOPS, "flops_coverage": None}
-    assert "too few kernels have shapes" in verdict_of(make_evidence(trace=uncovered), "traced_work").detail
+    uncovered = {"products": products(0.5, hidden=None)}
+    assert "their rate is unknown" in verdict_of(make_evidence(trace=uncovered), "traced_work").detail
 
 
 def test_undeclared_work_excludes_a_run_and_is_noted_for_a_recording() -> None:

@@ -37,6 +37,7 @@ LEVELS = [
 """The order of the packages: each imports only from levels before its own."""
 SHARED_VALUES = {
     ("score", "launch"): {"contract"},
+    ("trace", "launch"): {"contract"},
     ("propose", "score"): {"objective"},
     ("record", "launch"): {"base"},
     ("record", "propose"): {"base", "events", "observations", "version_1"},

@@ -117,7 +117,7 @@ def test_a_missing_metric_fails_the_trial_with_its_reason() -> None:
 def test_the_trial_without_a_baseline_is_the_baseline() -> None:
     first = judge(objective="composite")
     assert first.loss == pytest.approx(1.0)
-    faster = RESULT.model_copy(update={"step_times_s": (0.5,) * 5})
+    faster = RESULT.model_copy(update={"step_times_s": (0.5, 0.51, 0.49, 0.5, 0.52)})
     second = judge(faster, "composite", baseline=first.metrics, trace=TRACE.model_copy(update={"step_time_s": 0.6}))
     assert second.loss == pytest.approx(1 / (0.5 * 2 + 0.5))
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from test_admission import ARCH, CARD, PAYLOAD, STEP_FLOPS, make_evidence, verdict_of
+from test_admission import ARCH, CARD, PAYLOAD, make_evidence, products, verdict_of
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
-from cclsearch.tasks.training import admission
+from cclsearch.tasks.training import admission, trace_rules
 from cclsearch.tasks.training.thresholds import TrainingThresholds
 
 ON_CPU = {"memory_kind": "rss"}
@@ -41,8 +41,9 @@ def parameters(fraction: float) -> Evidence:
     return make_evidence({"num_params": round(count_parameters(ARCH) * fraction)})
 
 
-def traced_flops(fraction: float, coverage: float = 0.8) -> Evidence:
-    return make_evidence(trace={"flops_per_step": fraction * STEP_FLOPS, "flops_coverage": coverage})
+def traced_flops(fraction: float, hidden: float = 0.0, **products_: Any) -> Evidence:
+    seen = products(fraction, hidden).model_copy(update=products_)
+    return make_evidence(trace={"products": seen})
 
 
 def traced_time(seconds: float, **result: Any) -> Evidence:
@@ -70,9 +71,10 @@ def foreign_cores(cores: float, **result: Any) -> Evidence:
         ("spread", spread(0.5, **ON_CPU), spread(0.501, **ON_CPU)),
         ("work", parameters(0.981), parameters(0.979)),
         ("work", parameters(1.149), parameters(1.151)),
-        ("traced_work", traced_flops(0.75), traced_flops(0.749)),
+        ("traced_work", traced_flops(0.95), traced_flops(0.949)),
+        ("traced_work", traced_flops(0.75, by_shapes=False), traced_flops(0.749, by_shapes=False)),
         ("traced_work", traced_flops(2.0), traced_flops(2.01)),
-        ("traced_work", traced_flops(0.7, coverage=0.499), traced_flops(0.7, coverage=0.5)),
+        ("traced_work", traced_flops(0.7, hidden=0.25), traced_flops(0.7, hidden=0.249)),
         ("trace_time", traced_time(0.6), traced_time(0.599)),
         ("trace_time", traced_time(2.5), traced_time(2.51)),
         ("trace_time", traced_time(6.0, **ON_CPU), traced_time(6.01, **ON_CPU)),
@@ -88,15 +90,16 @@ def test_a_run_at_the_threshold_is_admitted_and_one_beyond_it_is_not(
     assert verdict_of(broken, rule).ok is False
 
 
-def test_flops_at_the_threshold_are_enough_at_any_coverage() -> None:
-    assert verdict_of(traced_flops(0.75, coverage=0.1), "traced_work").ok is True
+def test_flops_at_the_threshold_are_enough_whatever_is_hidden() -> None:
+    assert verdict_of(traced_flops(0.95, hidden=5.0), "traced_work").ok is True
 
 
 def test_thresholds_without_tolerance_admit_exact_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = make_evidence(trace={"flops_per_step": STEP_FLOPS})
+    exact = make_evidence(trace={"products": products(1.0)})
     assert verdict_of(exact, "work").ok is True
     strict = TrainingThresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
     monkeypatch.setattr(admission, "DEFAULT", strict)
+    monkeypatch.setattr(trace_rules, "DEFAULT", strict)
     assert verdict_of(exact, "work").ok is True
     assert verdict_of(exact, "traced_work").ok is True
 
@@ -114,8 +117,18 @@ def test_thresholds_without_tolerance_admit_exact_values(monkeypatch: pytest.Mon
         ("params_above", 0, -0.001),
         ("traced_flops_below", 0, -0.001),
         ("traced_flops_above", 0, -0.001),
-        ("min_flops_coverage", 0, -0.001),
-        ("min_flops_coverage", 1, 1.001),
+        ("traced_costs_below", 0, -0.001),
+        ("attended_below", 0, -0.001),
+        ("max_hidden_share", 0, -0.001),
+        ("min_recomputed", 0, -0.001),
+        ("min_recomputed", 1, 1.001),
+        ("max_narrower_share", 0, -0.001),
+        ("min_reduced_share", 0, -0.001),
+        ("max_ratio_of_others", 1.001, 1),
+        ("max_ratio_of_others_cpu", 1.001, 1),
+        ("max_sigmas", 0.001, 0),
+        ("max_quantum", 0.001, 0),
+        ("max_clock_difference_s", 0, -0.001),
         ("min_traced_time", 0.001, 0),
         ("max_traced_time", 1.001, 1),
         ("max_traced_time_cpu", 1.001, 1),

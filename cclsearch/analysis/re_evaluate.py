@@ -22,6 +22,7 @@ from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.search.comparison import TrialComparison, make_comparison
 from cclsearch.search.evaluate import find_baseline, redact_failure
 from cclsearch.search.judge import is_judging_error, judge
+from cclsearch.search.other_trials import list_others
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.search.trial_input import make_input
 from cclsearch.tasks.base import task_of
@@ -105,6 +106,8 @@ def _evaluate_again(run: Run, trial: Trial, then: Outcome, comparison: TrialComp
     card = spec.card.for_trial(trial.config)
     trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
     evidence = Evidence(payload, result, card, spec.provenance, trace)
+    others = list_others(run.state, trial)
+    evidence = replace(evidence, attempt=then.attempt, others=others)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
     if comparison is not None and now.failure is None:

@@ -75,6 +75,8 @@ PRECISIONS = {
     "fp8_e4m3": "fp8",
 }
 """Alternative names of a dtype -> the name used here."""
+PRECISION_BITS = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
+"""Precision -> bits of an operand that the matrix units use."""
 
 
 def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:

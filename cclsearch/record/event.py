@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from cclsearch.core.moment import BootMoment
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
@@ -124,6 +125,8 @@ class TrialSubmitting(AttemptEvent):
     event: Literal["trial_submitting"] = "trial_submitting"
     nonce: str = ""
     """The attempt's random text, which must be in its traces; empty if nothing is measured."""
+    moment: BootMoment | None = None
+    """The same moment, to count seconds from whatever sets the clock."""
 
 
 class TrialSubmitted(AttemptEvent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from cclsearch.core.moment import BootMoment
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
@@ -37,6 +38,8 @@ class Trial:
     """Number of started attempts."""
     nonce: str = ""
     """Random text of the last attempt that was started; empty if nothing is measured."""
+    submitting: BootMoment | None = None
+    """When the last attempt was submitted; None before the first, and in runs of earlier versions."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
     retries: tuple[TrialRetried, ...] = ()
@@ -103,7 +106,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
         return None
     match event:
         case TrialSubmitting():
-            return replace(trial, attempt=event.attempt, nonce=event.nonce, handle=None)
+            return replace(trial, attempt=event.attempt, nonce=event.nonce, submitting=event.moment, handle=None)
         case TrialSubmitted():
             return replace(trial, attempt=event.attempt, handle=event.handle)
         case TrialRetried():

@@ -14,6 +14,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import LOAD_RULE, Admission, Verdict
 from cclsearch.score.thresholds import DEFAULT
+from cclsearch.score.trace_rules import check_trace_origin
 
 
 def admit(evidence: Evidence, rules: Sequence[Callable[[Evidence], Verdict]]) -> Admission:
@@ -134,6 +135,7 @@ GENERAL_RULES: tuple[Callable[[Evidence], Verdict], ...] = (
     check_provenance,
     check_world_size,
     check_ranks_traced,
+    check_trace_origin,
     check_devices,
     check_load,
     check_unedited,

@@ -70,6 +70,8 @@ def evaluate_evidence(
         notes=(*_collect_notes(evidence.result, trace), *left_out),
         diagnosis=trace.diagnosis if trace else (),
         seconds_by_cause=_drop_not_finite(trace.seconds_by_cause)[0] if trace else {},
+        attempt=evidence.attempt,
+        trace_digests=trace.digests if trace else (),
     )
 
 

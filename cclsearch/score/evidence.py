@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 from cclsearch.card.model import Card
 from cclsearch.core.values import Model, Provenance
 from cclsearch.launch.contract import MemoryKind, TrialInput, TrialResult
+from cclsearch.score.outcome import AttemptWindow
+from cclsearch.score.traced import TracedCollective, TracedProducts, TracedRank
 
 Input = TypeVar("Input", bound=TrialInput, covariant=True)
 Result = TypeVar("Result", bound=TrialResult, covariant=True)
@@ -23,10 +25,16 @@ class TraceEvidence(Model):
     """Ranks whose trace was read."""
     step_time_s: float | None = None
     """Step time in the traces, profiler on."""
-    flops_per_step: float | None = None
-    """FLOPs of the matrix multiplications of one step over all ranks, recomputation included, from shapes."""
-    flops_coverage: float | None = None
-    """Share of the compute time with known FLOPs: small if custom kernels hide their shapes."""
+    products: TracedProducts | None = None
+    """Matrix products of a step over all ranks; None if the traces have no whole steps."""
+    collectives: tuple[TracedCollective, ...] | None = None
+    """Collectives of a step over all ranks; None if the traces have no whole steps."""
+    origins: dict[int, TracedRank] = {}
+    """Rank -> what shows whose trace it is."""
+    backend: str = ""
+    """Communication backend that the traces name (`nccl`); empty if they name none."""
+    format: str = ""
+    """Format and device of the traces: `kineto on cpu`."""
     devices: tuple[str, ...] = ()
     """Device names in the traces."""
     diagnosis: tuple[str, ...] = ()
@@ -35,6 +43,33 @@ class TraceEvidence(Model):
     """Seconds of a traced step by cause."""
     notes: tuple[str, ...] = ()
     """One line each: partial files, files that were not read."""
+
+    @property
+    def shows_collectives(self) -> bool:
+        """Whether traces of this kind always show collectives.
+
+        PyTorch's show those of the backend that they name; a TPU's compiler may fuse them into other rows.
+        """
+        if self.format.startswith("xla"):
+            return self.format != "xla on tpu"
+        return bool(self.collectives) or self.backend not in ("", "fake")
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The hashes of the ranks' traces that have one."""
+        return tuple(origin.digest for origin in self.origins.values() if origin.digest)
+
+
+@dataclass(frozen=True)
+class OtherTrial:
+    """What the rules compare with of another measured trial of the same search."""
+
+    number: int
+    is_earlier: bool
+    """Whether it finished before the trial that is judged."""
+    is_ranked: bool
+    metrics: Mapping[str, float]
+    trace_digests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +88,10 @@ class EvidenceOf(Generic[Input, Result]):
     """SHA-256 of `result.json` in the ledger."""
     found_sha256: str | None = None
     """SHA-256 of the file now."""
+    attempt: AttemptWindow | None = None
+    """When the attempt ran; None if unknown."""
+    others: tuple[OtherTrial, ...] = ()
+    """The other finished trials of the search."""
 
     @property
     def is_measured(self) -> bool:

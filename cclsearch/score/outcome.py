@@ -6,6 +6,8 @@ from pydantic import ConfigDict, field_validator
 
 from cclsearch.core.values import Failure, Model, Provenance
 
+MAX_DRIFT_S = 5.0
+"""Seconds by which wall clock and boot clock may differ over an attempt."""
 LOAD_RULE = "load"
 """The admission rule that a retry may satisfy: the run was valid, but other processes used its CPUs."""
 
@@ -29,6 +31,22 @@ class Admission(Model):
     def reasons(self) -> tuple[str, ...]:
         """Violated rules, one line each; empty if admitted."""
         return tuple(f"{v.rule}: {v.detail}" for v in self.verdicts if v.ok is False)
+
+
+class AttemptWindow(Model):
+    """When an attempt ran, by the clocks of the machine that runs the search."""
+
+    started_s: float
+    """Unix time of its submission."""
+    ended_s: float
+    """Unix time when its end was seen."""
+    elapsed_s: float
+    """Seconds between the two, by a clock that nothing sets."""
+
+    @property
+    def is_clock_steady(self) -> bool:
+        """Whether the wall clock was not set meanwhile: only then its times can be compared with others."""
+        return abs(self.ended_s - self.started_s - self.elapsed_s) < MAX_DRIFT_S
 
 
 class Outcome(Model):
@@ -56,6 +74,10 @@ class Outcome(Model):
     """Diagnosis of the step time from the traces, in sentences."""
     seconds_by_cause: dict[str, float] = {}
     """Seconds of a traced step by cause; adds up to `trace_step_time`."""
+    attempt: AttemptWindow | None = None
+    """When the last attempt ran; None for a trial that nothing ran for, and in runs of earlier versions."""
+    trace_digests: tuple[str, ...] = ()
+    """Hash of the content of each rank's trace: no other trial may have the same."""
 
     @field_validator("metrics", "seconds_by_cause", mode="before")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.redact import redact
@@ -14,10 +15,12 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import scrub_logs, write_outcome_files
-from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
+from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
+from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome
 from cclsearch.search.comparison import TrialComparison
 from cclsearch.search.judge import judge
+from cclsearch.search.other_trials import close_window, list_others
 from cclsearch.search.trace_evidence import read_trace_evidence
 from cclsearch.tasks.base import task_of
 
@@ -33,7 +36,7 @@ class TrialEvaluator:
 
         def evaluate() -> Outcome:
             scrub_logs(folder)
-            outcome = self._evaluate(folder, payload, failure, find_baseline(writer.state))
+            outcome = self._evaluate(folder, trial, payload, failure, writer.state)
             return outcome if self._comparison is None else self._comparison.judge(trial, outcome, writer.state)
 
         outcome, traceback = judge(evaluate, self._spec.provenance)
@@ -41,7 +44,7 @@ class TrialEvaluator:
         return outcome
 
     def _evaluate(
-        self, folder: Path, payload: TrialInput, failure: Failure | None, baseline: Mapping[str, float] | None
+        self, folder: Path, trial: Trial, payload: TrialInput, failure: Failure | None, state: RunState
     ) -> Outcome:
         model = task_of(self._spec.card).result
         collected = collect_result(folder, model) if failure is None or (folder / RESULT_FILE).is_file() else failure
@@ -51,9 +54,9 @@ class TrialEvaluator:
             collected = collected.model_copy(update={"failure": redact_failure(collected.failure)})
         spec, card = self._spec, self._spec.card.for_trial(payload.config)
         trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
-        return evaluate_trial(
-            payload, collected, card, spec.objective, provenance=spec.provenance, trace=trace, baseline=baseline
-        )
+        evidence = Evidence(payload, collected, card, spec.provenance, trace)
+        evidence = replace(evidence, attempt=close_window(trial), others=list_others(state, trial))
+        return evaluate_evidence(evidence, spec.objective, baseline=find_baseline(state))
 
 
 def find_baseline(state: RunState) -> Mapping[str, float] | None:

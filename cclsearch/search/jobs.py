@@ -11,6 +11,7 @@ from typing import cast
 
 from cclsearch.core.errors import TrialError, UnavailableError
 from cclsearch.core.job_file import has_job_file, hash_job_file
+from cclsearch.core.moment import BootMoment
 from cclsearch.core.values import Failure, FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
@@ -107,10 +108,12 @@ class JobRunner:
         jobs = []
         for trial in waiting:
             attempt = len(trial.retries) + 1
-            nonce = secrets.token_hex(8) if self.spec.provenance is Provenance.MEASURED else ""
+            is_measured = self.spec.provenance is Provenance.MEASURED
+            nonce, moment = (secrets.token_hex(8), BootMoment.now()) if is_measured else ("", None)
             job = self._job(writer, replace(trial, nonce=nonce), attempt)
             prepare_folder(job, self.launcher.render(job))
-            writer.record(TrialSubmitting(time_s=self.now_s(), trial=trial.number, attempt=attempt, nonce=nonce))
+            event = TrialSubmitting(trial=trial.number, attempt=attempt, nonce=nonce, moment=moment)
+            writer.record(event.at(self.now_s()))
             jobs.append(job)
         self._submit(writer, waiting, jobs)
 

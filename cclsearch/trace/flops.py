@@ -137,23 +137,30 @@ def find_flops(view: RankView) -> tuple[float, Int64s] | None:
 
     On GPUs an operator counts once, however many kernels it launched; on CPU the operator is the row itself.
     """
-    table = view.table
-    if table.op_costs:
+    if view.table.op_costs:
         return _cost_flops(view)
-    if not table.shapes:
-        return None
+    ops, flops = count_ops(view)
+    if view.table.accelerator == "cpu":
+        return (float(flops.sum()), ops) if len(ops) else None
+    kernels = view.in_windows(view.compute_kernels)
+    rows = kernels[np.isin(view.table.op[kernels], ops)]
+    return (float(flops.sum()), rows) if len(rows) else None
+
+
+def count_ops(view: RankView) -> tuple[Int64s, npt.NDArray[np.float64]]:
+    """Return the operators in the rank's windows whose shapes determine their FLOP, and the FLOP of each."""
+    table = view.table
     if table.accelerator == "cpu":
         ops = view.in_windows(np.flatnonzero((table.shape_id >= 0) & (table.kind == Kind.CPU_OP)))
-        flops = _flops_of_rows(view, ops)
-        ops, flops = ops[flops > 0], flops[flops > 0]
-        top = _outermost_of_threads(view, ops)
-        return (float(flops[top].sum()), ops[top]) if len(ops) else None
-    kernels = view.in_windows(view.compute_kernels)
-    kernels = kernels[table.op[kernels] >= 0]
-    ops = np.unique(table.op[kernels])
+    else:
+        launched_by = table.op[view.in_windows(view.compute_kernels)]
+        ops = np.unique(launched_by[launched_by >= 0])
     flops = _flops_of_rows(view, ops)
-    rows = kernels[np.isin(table.op[kernels], ops[flops > 0])]
-    return (float(flops.sum()), rows) if len(rows) else None
+    ops, flops = ops[flops > 0], flops[flops > 0]
+    if table.accelerator == "cpu":
+        top = _outermost_of_threads(view, ops)
+        ops, flops = ops[top], flops[top]
+    return ops, flops
 
 
 def _flops_of_rows(view: RankView, ops: Int64s) -> npt.NDArray[np.float64]:

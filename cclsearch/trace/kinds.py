@@ -74,6 +74,20 @@ def classify_operator(name: str) -> ComputeClass:
     return ComputeClass.__members__.get(found.upper(), ComputeClass.OTHER)
 
 
+@cache
+def load_precisions() -> tuple[Rule, ...]:
+    """Load the rules of `rules/precisions.yaml`."""
+    import yaml
+
+    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("precisions.yaml").read_text("utf-8"))
+    return tuple(_rule(name, pattern) for name, pattern in data["precisions"])
+
+
+def classify_precision(kernel: str) -> str:
+    """Return the precision of the matrix units that a kernel uses (`bf16`); "" if its name does not say."""
+    return _first(load_precisions(), kernel) or ""
+
+
 def classify_collective(name: str) -> CollectiveKind:
     """Return the collective that the name of a kernel, operator or argument means."""
     return CollectiveKind(_first(load_rules().collectives, name) or "unknown")

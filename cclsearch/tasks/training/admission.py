@@ -10,11 +10,14 @@ from typing import Any
 from cclsearch.card.arch import count_parameters
 from cclsearch.score import admission as general
 from cclsearch.score.outcome import Verdict
+from cclsearch.score.trace_rules import check_trace_origin
 from cclsearch.tasks.training.contract import TrainingEvidence
-from cclsearch.tasks.training.measurements import find_step_flops
+from cclsearch.tasks.training.layout_rule import check_traced_layout
 from cclsearch.tasks.training.thresholds import DEFAULT
+from cclsearch.tasks.training.time_rules import check_step_times, check_trace_time
+from cclsearch.tasks.training.trace_rules import check_precision, check_traced_work
 
-WORK_RULES = frozenset({"work", "world_size", "traced_work"})
+WORK_RULES = frozenset({"work", "world_size", "traced_work", "precision", "traced_layout"})
 """Rules whose violation means that the job did not do the requested work."""
 
 
@@ -43,7 +46,11 @@ def check_declared_work(evidence: TrainingEvidence) -> Verdict:
     if needed:
         return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
     rest = f"; not declared: {', '.join(undeclared)}" if undeclared else ""
-    return Verdict(rule="work", ok=True, detail=f"{batch} sequences of {seq_len} tokens per step{rest}")
+    detail = f"{batch} sequences of {seq_len} tokens per step{rest}"
+    if evidence.is_measured and result.num_params is None:
+        detail += "; the run script does not declare num_params: version 0.4 will require it"
+        return Verdict(rule="work", ok=None, detail=detail)
+    return Verdict(rule="work", ok=True, detail=detail)
 
 
 def check_steps(evidence: TrainingEvidence) -> Verdict:
@@ -82,35 +89,6 @@ def check_spread(evidence: TrainingEvidence) -> Verdict:
     if evidence.spread > bound:
         return Verdict(rule="spread", ok=False, detail=f"{detail}; at most {bound:.0%} is allowed")
     return Verdict(rule="spread", ok=True, detail=detail)
-
-
-def check_trace_time(evidence: TrainingEvidence) -> Verdict:
-    """Whether traced and declared step time are of the same order (a profiler slows a step down)."""
-    declared, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
-    if declared is None or traced is None:
-        return Verdict(rule="trace_time", ok=None, detail="the traces have no step time")
-    ratio = traced / declared
-    low, high = DEFAULT.min_traced_time, DEFAULT.max_traced_time_cpu if evidence.is_on_cpu else DEFAULT.max_traced_time
-    detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
-    if not low <= ratio <= high:
-        return Verdict(rule="trace_time", ok=False, detail=f"{detail}; between {low:g} and {high:g}x is allowed")
-    return Verdict(rule="trace_time", ok=True, detail=detail)
-
-
-def check_traced_work(evidence: TrainingEvidence) -> Verdict:
-    """Whether the FLOPs of a step in the traces, if known, match the card's work."""
-    rule, trace, card, bound = "traced_work", evidence.trace, evidence.card, DEFAULT
-    expected = find_step_flops(card)
-    if trace is None or trace.flops_per_step is None:
-        return Verdict(rule=rule, ok=None, detail="the FLOPs of a step are not in the traces")
-    ratio = trace.flops_per_step / expected
-    detail = f"{trace.flops_per_step:.3g} matrix FLOPs per traced step, {ratio:.2f}x the model's {expected:.3g}"
-    low, high = 1 - bound.traced_flops_below, 1 + bound.traced_flops_above
-    if ratio < low and (trace.flops_coverage or 0.0) < bound.min_flops_coverage:
-        return Verdict(rule=rule, ok=None, detail=f"{detail}; too few kernels have shapes for a verdict")
-    if low <= ratio <= high:
-        return Verdict(rule=rule, ok=True, detail=detail)
-    return Verdict(rule=rule, ok=False, detail=f"{detail}: must be between {low:.2f} and {high:.2f}")
 
 
 def check_possible(evidence: TrainingEvidence) -> Verdict:
@@ -158,10 +136,14 @@ ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (
     general.check_world_size,
     check_steps,
     check_warmup,
+    check_step_times,
     check_spread,
     general.check_ranks_traced,
+    check_trace_origin,
     check_trace_time,
     check_traced_work,
+    check_precision,
+    check_traced_layout,
     check_possible,
     check_training_loss,
     general.check_devices,

@@ -146,6 +146,11 @@ def _as_recomputed(choice: Value, default: float) -> float:
     return 0.3 if str(choice).lower() in _PARTIAL else _as_switch(choice, default)
 
 
+def recomputes_layers(choice: Value | None) -> bool:
+    """Return whether a choice of activation checkpointing recomputes whole layers."""
+    return choice is not None and _as_recomputed(choice, 0.0) >= 1.0
+
+
 def _zero(space: Space) -> Array:
     if space.find("zero_stage") is None:
         return 3.0 * _by_choice(space, "fsdp", _as_switch)

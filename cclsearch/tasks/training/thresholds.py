@@ -26,18 +26,39 @@ class TrainingThresholds(Model):
     """Fraction of parameters below the card's that counts as rounding."""
     params_above: float = Field(default=0.15, ge=0)
     """Fraction above the card's that counts as padding (a vocabulary padded to a multiple, biases)."""
-    traced_flops_below: float = Field(default=0.25, ge=0)
-    """Fraction by which the traced matrix FLOPs of a step may be below the model's."""
+    traced_flops_below: float = Field(default=0.05, ge=0)
+    """Fraction by which the matrix FLOPs of a traced step, kernels without shapes at their most included, may be below
+    the model's."""
+    traced_costs_below: float = Field(default=0.25, ge=0)
+    """The same if the FLOPs are a compiler's costs, not from shapes."""
     traced_flops_above: float = Field(default=1.0, ge=0)
     """Fraction by which they may exceed it: recomputation adds a third; padding and full causal attention add more."""
-    min_flops_coverage: float = Field(default=0.5, ge=0, le=1)
-    """Share of the compute time with shapes that is needed to conclude too little work from too few FLOPs."""
+    attended_below: float = Field(default=0.01, ge=0)
+    """Fraction of the queries of backward attention that may be missing, if every kernel has shapes."""
+    max_hidden_share: float = Field(default=0.02, ge=0)
+    """Share of the compute time without shapes up to which counts of calls are taken to be complete."""
+    min_recomputed: float = Field(default=0.5, ge=0, le=1)
+    """Share of the layers' forward FLOPs that must be repeated if the configuration recomputes whole layers; PyTorch
+    stops as soon as the last saved tensor is there."""
+    max_narrower_share: float = Field(default=0.05, ge=0)
+    """Share of the time of matrix products in a narrower precision than the card's."""
+    min_reduced_share: float = Field(default=0.9, ge=0)
+    """Gradients that are reduced over data-parallel ranks, as a share of the parameters."""
     min_traced_time: float = Field(default=0.6, gt=0)
     """Minimum of traced step time (profiler on) divided by the unprofiled one."""
     max_traced_time: float = Field(default=2.5, gt=1)
     """Maximum of the same, on accelerators."""
     max_traced_time_cpu: float = Field(default=6.0, gt=1)
     """Maximum of the same on a CPU, where the profiler uses time of the ranks' cores."""
+    max_ratio_of_others: float = Field(default=1.8, gt=1)
+    """Traced / timed step time against the median of the search's other trials, on accelerators: at most this factor
+    apart, and within their spread."""
+    max_ratio_of_others_cpu: float = Field(default=1.8, gt=1)
+    """The same if ranks share the cores of a CPU."""
+    max_sigmas: float = Field(default=4.0, gt=0)
+    """Spreads (median absolute deviation x 1.4826) of the others' ratios within which a ratio is not questioned."""
+    max_quantum: float = Field(default=0.05, gt=0)
+    """Step times that are all multiples of this share of their median were rounded or made up."""
     max_mfu: float = Field(default=1.0, gt=0)
     """Model FLOPs divided by the accelerators' peak: above it, the step time is impossible."""
 

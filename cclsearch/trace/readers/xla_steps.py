@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.trace.events import Kind
 from cclsearch.trace.readers.xla_planes import Plane, Stats, XEvent, XlaRow, int_or_none
 from cclsearch.trace.step_markers import XLA_PROGRAM, read_marker
 
 MAX_HOST_ROWS = 2_000_000
+MAX_MARKS = 1000
 MAIN_PROGRAM_SHARE = 0.9
 """A program with at least this share of the device's time is the step, whatever else runs between its calls."""
 Mark = tuple[int, str, int, int]
@@ -31,10 +33,13 @@ class HostEvents:
     launches: list[tuple[int, XEvent]] = field(default_factory=list)
     programs: list[tuple[str, XEvent]] = field(default_factory=list)
     """Name of a program, and the host's call that runs it."""
+    marks: list[XEvent] = field(default_factory=list)
+    """Annotations of ccl-search, which name the attempt."""
 
     def rows(self, line: int) -> list[XlaRow]:
-        """Return the host rows, on that line: markers, then launches."""
-        markers = [XlaRow(None, *event[1:4], Kind.ANNOTATION, line) for _, event in self.markers]
+        """Return the host rows, on that line: markers, marks, then launches."""
+        events = [*(event for _, event in self.markers), *self.marks]
+        markers = [XlaRow(None, *event[1:4], Kind.ANNOTATION, line) for event in events]
         return markers + [XlaRow(None, *event[1:4], Kind.RUNTIME, line, run) for run, event in self.launches]
 
 
@@ -52,6 +57,9 @@ def read_host(planes: Sequence[Plane]) -> HostEvents:
                 call = read_marker(event.name)
                 if call is not None and call.family == XLA_PROGRAM and len(found.programs) < MAX_HOST_ROWS:
                     found.programs.append((call.program, event))
+                if event.name.startswith(NONCE_MARK) and len(found.marks) < MAX_MARKS:
+                    found.marks.append(event)
+                    continue
                 stats = event.read_stats()
                 step = int_or_none(stats.get("step_num"))
                 run = int_or_none(stats.get("run_id", stats.get("correlation_id")))

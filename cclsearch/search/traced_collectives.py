@@ -1,0 +1,45 @@
+"""The collectives of a step in a trial's traces, by operation and group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.score.traced import TracedCollective
+from cclsearch.trace.events import Collective
+from cclsearch.trace.view import RankView, TraceView
+
+
+def read_collectives(trace: TraceView) -> tuple[TracedCollective, ...] | None:
+    """Return the collectives of one step over all ranks; None if the trace has no whole steps."""
+    views = list(trace.ranks.values())
+    if not views or not all(view.windows.are_steps for view in views):
+        return None
+    calls: dict[tuple[str, str, int | None], list[tuple[float, int | None]]] = defaultdict(list)
+    for view in views:
+        for call in _calls_of(view):
+            calls[_key(call)].append((1 / view.windows.num_steps, call.in_nelems or None))
+    return tuple(_describe(*key, made) for key, made in sorted(calls.items(), key=str))
+
+
+def _calls_of(view: RankView) -> Iterable[Collective]:
+    rows = view.in_windows(view.comm_rows)
+    return (view.table.collectives[number] for number in view.table.coll_id[rows].tolist() if number >= 0)
+
+
+def _key(call: Collective) -> tuple[str, str, int | None]:
+    size = call.group_size or (len(call.group_ranks) if call.group_ranks else None)
+    return call.kind.value, redact(one_line(call.group_desc or "", 60)), size
+
+
+def _describe(kind: str, axis: str, size: int | None, made: list[tuple[float, int | None]]) -> TracedCollective:
+    known = [share * elements for share, elements in made if elements is not None]
+    return TracedCollective(
+        kind=kind,
+        axis=axis,
+        group_size=size,
+        calls=sum(share for share, _ in made),
+        elements=sum(known) if len(known) == len(made) else None,
+    )

@@ -1,0 +1,109 @@
+"""The admission rules on the step times of training: measured ones differ, and agree with the traces and the clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from cclsearch.score.derive import MAD_TO_SIGMA
+from cclsearch.score.evidence import OtherTrial
+from cclsearch.score.outcome import Verdict
+from cclsearch.tasks.training.contract import TrainingEvidence
+from cclsearch.tasks.training.thresholds import DEFAULT
+
+MIN_OTHERS = 3
+"""Trials that the ratio of traced and timed step time is compared with, at least."""
+
+
+def check_step_times(evidence: TrainingEvidence) -> Verdict:
+    """Whether the step times look measured, and fit into the time that the attempt took."""
+    rule, times = "step_times", evidence.result.step_times_s
+    if not evidence.is_measured:
+        return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
+    total_s, elapsed_s = sum(times), evidence.attempt.elapsed_s if evidence.attempt else None
+    if elapsed_s is not None and total_s > elapsed_s:
+        detail = f"the timed steps take {total_s:.4g} s, but the attempt took {elapsed_s:.4g} s"
+        return Verdict(rule=rule, ok=False, detail=detail)
+    if len(times) < 3:
+        return Verdict(rule=rule, ok=None, detail="too few step times to tell measured from invented ones")
+    pattern = _find_pattern(times)
+    if pattern:
+        return Verdict(rule=rule, ok=False, detail=f"{pattern}: report the time of each step as measured")
+    return Verdict(rule=rule, ok=True, detail=f"{len(set(times))} different step times")
+
+
+def _find_pattern(times: Sequence[float]) -> str:
+    """What the times have in common that measured ones do not: equal digits, a coarse grid, equal differences."""
+    if len(set(times)) == 1:
+        return f"all {len(times)} step times are equal to the last digit"
+    middle = median(times)
+    differences = [b - a for a, b in pairwise(times)]
+    if max(differences) - min(differences) <= 1e-12 * middle:
+        return f"each step takes {differences[0]:.3g} s longer than the one before"
+    quantum = _find_quantum(times, middle)
+    return f"all step times are multiples of {quantum:g} s" if quantum else ""
+
+
+def _find_quantum(times: Sequence[float], middle: float) -> float | None:
+    """Return a decimal unit of at least `max_quantum` of the median that divides every time; None without one."""
+    for digits in range(-3, 9):
+        unit = 10.0**-digits
+        if unit < DEFAULT.max_quantum * middle:
+            return None
+        if all(abs(time / unit - round(time / unit)) < 1e-6 for time in times):
+            return unit
+    return None
+
+
+def check_trace_time(evidence: TrainingEvidence) -> Verdict:
+    """Whether traced and declared step time agree: of the same order, and as in the search's other trials."""
+    declared, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
+    if declared is None or traced is None:
+        return Verdict(rule="trace_time", ok=None, detail="the traces have no step time")
+    ratio = traced / declared
+    low, high = DEFAULT.min_traced_time, DEFAULT.max_traced_time_cpu if evidence.is_on_cpu else DEFAULT.max_traced_time
+    detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
+    if not low <= ratio <= high:
+        return Verdict(rule="trace_time", ok=False, detail=f"{detail}; between {low:g} and {high:g}x is allowed")
+    bound = DEFAULT.max_ratio_of_others_cpu if evidence.is_on_cpu else DEFAULT.max_ratio_of_others
+    unlike = _compare_with_others(evidence, ratio, bound)
+    return Verdict(rule="trace_time", ok=not unlike, detail=f"{detail}{unlike}")
+
+
+def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float) -> str:
+    """How the ratio differs from those of the other trials; "" if it is like theirs, or there are too few.
+
+    Load during the profiled window slows matrix products down as much as the step: only a ratio that stays unlike the
+    others after that correction counts.
+    """
+    others = [found for other in evidence.others if other.is_ranked and (found := _read_other(other))]
+    if len(others) < MIN_OTHERS:
+        return ""
+    rate = evidence.metrics.get("gemm_tflops")
+    typical = median(ratio for ratio, _ in others)
+    off = _distance(ratio, [ratio for ratio, _ in others], bound)
+    with_rate = [(ratio * rate_of, rate_of) for ratio, rate_of in others if rate_of]
+    if off and rate and len(with_rate) >= MIN_OTHERS:
+        off = min(off, _distance(ratio * rate, [ratio for ratio, _ in with_rate], bound), key=abs)
+    if not off:
+        return ""
+    more = "more" if off > 0 else "less"
+    return (
+        f"; {typical:.2f}x in the median of {len(others)} other trials, {math.exp(abs(off)):.1f}x {more} is too far off"
+    )
+
+
+def _read_other(other: OtherTrial) -> tuple[float, float | None] | None:
+    timed, traced = other.metrics.get("step_time_s"), other.metrics.get("trace_step_time")
+    return (traced / timed, other.metrics.get("gemm_tflops")) if timed and traced else None
+
+
+def _distance(value: float, others: Sequence[float], bound: float) -> float:
+    """Return the distance from the median of the others on a log scale; 0 within the bound or within their spread."""
+    logs = [math.log(other) for other in others]
+    middle = median(logs)
+    spread = MAD_TO_SIGMA * median(abs(log - middle) for log in logs)
+    distance = math.log(value) - middle
+    return 0.0 if abs(distance) <= max(math.log(bound), DEFAULT.max_sigmas * spread) else distance
