@@ -31,6 +31,10 @@ def check_traced_layout(evidence: TrainingEvidence) -> Verdict:
     calls = evidence.trace.collectives
     if calls is None:
         return Verdict(rule=RULE, ok=None, detail="the traces have no whole steps")
+    is_marked = any(origin.nonces for origin in evidence.trace.origins.values())
+    if not calls and not is_marked:
+        detail = "the traces have no collectives; version 0.4 will exclude such a trial"
+        return Verdict(rule=RULE, ok=None, detail=detail)
     if not evidence.trace.shows_collectives:
         return Verdict(rule=RULE, ok=None, detail="the traces do not show every collective")
     if any(call.kind == "unknown" for call in calls):
