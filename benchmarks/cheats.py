@@ -151,9 +151,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the run, which is kept")
     parser.add_argument("--only", nargs="+", help="names of tricks (default: all)")
+    parser.add_argument("--honest", type=int, default=len(HONEST), help="number of honest trials")
     args = parser.parse_args()
     words = read_tricks()
-    folder = run_cheats(args.only or list(words), HONEST, args.runs.absolute())
+    folder = run_cheats(args.only or list(words), HONEST[: args.honest], args.runs.absolute())
     rows = read_rows(folder)
     first = next((row.number for row in rows if row.trick == "honest" and row.is_ranked), None)
     if first is not None:
