@@ -7,6 +7,7 @@ Standard library only: a run script works wherever its framework does, with or w
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -156,6 +157,17 @@ def reporting_failures(trial: Trial, rank: int) -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def number_sequences(global_batch: int, *, rank: int, ranks: int) -> Iterator[int]:
+    """Yield the numbers of the sequences that one data-parallel rank trains, in order, without end.
+
+    Step k trains the sequences k x `global_batch` to (k + 1) x `global_batch` - 1, with any number of ranks.
+    """
+    share = global_batch // ranks
+    for step in itertools.count():
+        first = step * global_batch + rank * share
+        yield from range(first, first + share)
 
 
 def host_name() -> str:

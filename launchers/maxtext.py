@@ -7,6 +7,7 @@ against `maxtext.options.txt`. Step times come from its log, without the profile
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -33,6 +34,10 @@ from options import check_options
 from step_window import count_steps
 
 DEFAULT_COMMAND = "python -m maxtext.trainers.pre_train.train"
+METRICS_FILE = "maxtext-metrics.jsonl"
+"""What MaxText writes at each step; its log rounds losses and hides those of the first and last profiled steps."""
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""Precision -> MaxText's name of it."""
 
 _STEP = re.compile(
     r"completed step: (?P<step>\d+), seconds: (?P<seconds>[0-9.eE+-]+)"
@@ -83,14 +88,13 @@ def _model(arch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _training(data: Mapping[str, Any]) -> dict[str, Any]:
-    dtype = {"bf16": "bfloat16", "fp32": "float32"}
-    if data["precision"] not in dtype:
-        raise IllegalConfig(f"precision must be one of {', '.join(dtype)}, not {data['precision']!r}")
+    if data["precision"] not in DTYPES:
+        raise IllegalConfig(f"precision must be one of {', '.join(DTYPES)}, not {data['precision']!r}")
     return {
         "per_device_batch_size": per_device_batch(data),
         "gradient_accumulation_steps": data["gradient_accumulation"],
         "max_target_length": data["seq_len"],
-        "dtype": dtype[data["precision"]],
+        "dtype": DTYPES[data["precision"]],
         "steps": count_steps(Trial(Path(), data, data["config"])),
         "dataset_type": "synthetic",
         "init_weights_seed": data["seed"],
@@ -127,6 +131,7 @@ def _running(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "enable_goodput_recording": False,
         "monitor_goodput": False,
         "log_period": 1,
+        "metrics_file": str(folder / METRICS_FILE),
     }
     if data["profiled_steps"]:
         settings |= {
@@ -164,7 +169,7 @@ def parse_log(text: str) -> Log:
 
 def run_trainer(trial: Trial) -> tuple[int, str]:
     """Run MaxText's trainer, passing its output through; return its exit code and log."""
-    command = shlex.split(os.environ.get("MAXTEXT_COMMAND", DEFAULT_COMMAND))
+    command = mark_command(shlex.split(os.environ.get("MAXTEXT_COMMAND", DEFAULT_COMMAND)))
     if config := os.environ.get("MAXTEXT_CONFIG"):
         command.append(config)
     lines = []
@@ -184,6 +189,24 @@ def run_trainer(trial: Trial) -> tuple[int, str]:
     return process.returncode, "".join(lines)
 
 
+def mark_command(command: list[str]) -> list[str]:
+    """Return the command that also marks its traces if it runs a module with `python -m`; any other is unchanged."""
+    if "-m" not in command[:-1]:
+        return command
+    at = command.index("-m")
+    return [*command[:at], str(Path(__file__).resolve().with_name("maxtext_trainer.py")), *command[at + 1 :]]
+
+
+def read_losses(folder: Path, log: Log) -> list[float]:
+    """Return the loss of each step: from MaxText's metrics file if it wrote one, else from its log."""
+    losses = dict(log.losses)
+    if (folder / METRICS_FILE).is_file():
+        for line in (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines():
+            metrics = json.loads(line)
+            losses[int(metrics["step"])] = float(metrics["learning/loss"])
+    return [losses[step] for step in sorted(losses)]
+
+
 def collect_traces(trial: Trial) -> None:
     """Copy MaxText's profiles from its run's `tensorboard/plugins/profile` to `trace/`."""
     for plugins in sorted((trial.folder / "maxtext").glob("**/plugins")):
@@ -201,6 +224,7 @@ def write_report(trial: Trial, log: Log) -> None:
     if first in log.tokens:  # older versions do not log how many tokens a step trained
         fields["global_batch_size"] = log.tokens[first] // data["seq_len"]
     if log.billions is not None:
+        fields["num_params"] = round(log.billions * 1e9)
         fields["metrics"] = {"num_params_billion": log.billions}
     if log.used_gb is not None:
         fields["peak_memory_bytes"] = [int(log.used_gb * 1e9)] * data["num_ranks"]
@@ -211,7 +235,8 @@ def write_report(trial: Trial, log: Log) -> None:
         num_layers=data["arch"]["num_layers"],
         step_times_s=[log.seconds[step] for step in window],
         warmup_steps=first,
-        losses=[log.losses[step] for step in sorted(log.losses)[:4]],
+        precision=data["precision"],
+        losses=read_losses(trial.folder, log),
         versions=package_versions("jax", "jaxlib", "libtpu", "maxtext"),
         devices=[os.environ.get("TPU_ACCELERATOR_TYPE", "tpu")] * data["num_ranks"],
         hosts=[host_name()],

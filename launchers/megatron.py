@@ -6,10 +6,11 @@ checked against `megatron.options.txt`; its function for one step is timed and p
 
 from __future__ import annotations
 
+import inspect
 import os
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,40 @@ def read_work() -> dict[str, Any]:
     }
 
 
+def keep_model(train_step: Callable[..., Any], models: list[Any]) -> Callable[..., Any]:
+    """Return Megatron-LM's `train_step` that also keeps its model: the chunks of this rank."""
+    parameters = inspect.signature(train_step)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not models:
+            models.append(parameters.bind(*args, **kwargs).arguments["model"])
+        return train_step(*args, **kwargs)
+
+    return run
+
+
+def count_parameters(chunks: Iterable[Any]) -> int:
+    """Return the parameters of the model that this rank counts: each is counted by the first rank that has it.
+
+    Megatron-LM marks parameters that tensor-parallel ranks shard (`tensor_model_parallel`), those of experts
+    (`allreduce` is false) and copies of the embedding on the last pipeline stage (`shared_embedding`).
+    """
+    from megatron.core import parallel_state
+
+    is_first_copy = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    is_first_slice = parallel_state.get_tensor_model_parallel_rank() == 0
+    is_first_stage = parallel_state.is_pipeline_first_stage(ignore_virtual=True)
+    own = 0
+    for parameter in (parameter for chunk in chunks for parameter in chunk.parameters()):
+        if not getattr(parameter, "allreduce", True):  # whole experts, one copy for each expert-data-parallel rank
+            is_counted = parallel_state.get_expert_data_parallel_rank() == 0
+        else:
+            is_counted = is_first_copy and (is_first_slice or getattr(parameter, "tensor_model_parallel", False))
+            is_counted &= is_first_stage or not getattr(parameter, "shared_embedding", False)
+        own += parameter.numel() * is_counted
+    return own
+
+
 def train(trial: Trial) -> None:
     """Run `pretrain_gpt.py` with its step function measured."""
     root = os.environ.get("MEGATRON_PATH")
@@ -142,10 +177,15 @@ def train(trial: Trial) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from megatron.training import training
 
+    models: list[Any] = []
     window = StepWindow(
-        trial, packages=("megatron-core", "transformer-engine"), read_work=read_work, read_losses=read_losses
+        trial,
+        packages=("megatron-core", "transformer-engine"),
+        read_work=read_work,
+        read_losses=read_losses,
+        count_parameters=lambda: count_parameters(models[0]),
     )
-    training.train_step = window.wrap(training.train_step)
+    training.train_step = window.wrap(keep_model(training.train_step, models))
     sys.argv = [str(Path(root) / "pretrain_gpt.py"), *render_options(trial.data)]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

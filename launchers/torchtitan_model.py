@@ -6,14 +6,13 @@ its Qwen3 for other dense models and for mixtures of experts, with torchtitan's 
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import IllegalConfig, read_trial
+from common import IllegalConfig, number_sequences, read_trial
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import IterableDataset
@@ -39,15 +38,13 @@ class TokenRule(IterableDataset):
 
     def __init__(self, vocab_size: int, seq_len: int, seed: int, *, global_batch: int, rank: int, ranks: int) -> None:
         self.vocab_size, self.seq_len, self.seed = vocab_size, seq_len, seed
-        self.global_batch, self.rank, self.share = global_batch, rank, global_batch // ranks
+        self.global_batch, self.rank, self.ranks = global_batch, rank, ranks
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         positions = torch.arange(self.seq_len)
-        for step in itertools.count():
-            first = step * self.global_batch + self.rank * self.share
-            for number in range(first, first + self.share):
-                tokens = self.draw(number)
-                yield {"input": tokens[:-1], "positions": positions}, tokens[1:]
+        for number in number_sequences(self.global_batch, rank=self.rank, ranks=self.ranks):
+            tokens = self.draw(number)
+            yield {"input": tokens[:-1], "positions": positions}, tokens[1:]
 
     def draw(self, number: int) -> torch.Tensor:
         """Return the (S + 1,) tokens of the sequence with that number."""

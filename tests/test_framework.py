@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import Settings, load_settings
 from cclsearch.core.values import Config
+from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.check import check_needs
 from cclsearch.launch.slurm.job_files import RunScript
@@ -23,7 +25,7 @@ from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.probe import read_needs
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config
-from cclsearch.space.framework import RequiredVariable, list_frameworks, load_framework
+from cclsearch.space.framework import Framework, RequiredVariable, list_frameworks, load_framework
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.rule import PARAMETERS, RULES, Clause, register_rule
 from cclsearch.tasks.base import Task
@@ -386,3 +388,33 @@ def test_invalid_settings_are_named_by_field(project: Path, text: str, message: 
     (project / "ccl-search.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"fp32": 1e-6, "bf16": "1e-3"}, ""),
+        ({"none": "each rank draws its own data"}, ""),
+        ({"none": ""}, "`none` needs a reason"),
+        ({"none": "why", "fp32": 1e-6}, "`none` needs a reason, and no bounds beside it"),
+        ({"fp32": 0}, "the bound of fp32 must be a relative deviation between 0 and 1"),
+        ({"fp32": 2}, "the bound of fp32 must be a relative deviation between 0 and 1"),
+        ({"bf16": "small"}, "same_losses.bounds.bf16"),
+    ],
+)
+def test_a_framework_declares_how_closely_losses_agree(tmp_path: Path, declared: dict[str, Any], message: str) -> None:
+    fields = {"name": "mine", "knobs": [{"name": "tp", "choices": [1]}], "same_losses": declared}
+    if message:
+        with pytest.raises(UserError, match=re.escape(message)):
+            validate_mapping(Framework, fields, "mine.framework.yaml")
+        return
+    bounds = validate_mapping(Framework, fields, "mine.framework.yaml").same_losses
+    assert (bounds.bound("fp32"), bounds.bound("bf16")) == ((None, None) if "none" in declared else (1e-6, 1e-3))
+    assert bounds.bound("fp8") is None
+    assert bounds.none == declared.get("none", "")
+
+
+@pytest.mark.parametrize("name", [name for name in list_frameworks() if load_framework(name).script])
+def test_every_shipped_framework_says_whether_its_losses_agree(name: str) -> None:
+    declared = load_framework(name).same_losses
+    assert bool(declared.bounds) != bool(declared.none)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -207,6 +210,9 @@ def test_maxtext_log_is_parsed_and_traces_are_collected(tmp_path: Path) -> None:
         "folder = pathlib.Path(settings['base_output_directory'], settings['run_name'])\n"
         "folder = folder / 'tensorboard/plugins/profile/1'\n"
         "folder.mkdir(parents=True); (folder / 'host.xplane.pb').write_bytes(b'x')\n"
+        "losses = {0: 11.9001, 1: 11.8002, 2: 11.7003, 3: 11.6004, 4: 11.5005}\n"
+        'lines = [\'{"step": %d.0, "learning/loss": %s}\' % item for item in losses.items()]\n'
+        "pathlib.Path(settings['metrics_file']).write_text('\\n'.join(lines))\n"
         f"print({MAXTEXT_LOG!r})\n"
     )
     payload = make_input({"tp": 2, "dp": 2, "micro_batch_size": 4, "zero_stage": 3}, profiled_steps=1)
@@ -215,7 +221,50 @@ def test_maxtext_log_is_parsed_and_traces_are_collected(tmp_path: Path) -> None:
     assert result.step_times_s == (0.410, 0.402, 0.405)
     assert result.global_batch_size == 8, "256 tokens in sequences of 32, by the log"
     assert result.peak_memory_bytes == (5_100_000_000,) * 4
+    assert result.losses == (11.9001, 11.8002, 11.7003, 11.6004, 11.5005), "not the rounded ones of the log"
+    assert result.precision == "fp32"
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
+
+
+def test_maxtext_marks_its_traces_with_the_nonce_of_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer runs under a program that adds an annotation to every trace; other commands are unchanged."""
+    script, trainer = load_script("maxtext", monkeypatch), load_script("maxtext_trainer", monkeypatch)
+    program = str(LAUNCHERS / "maxtext_trainer.py")
+    assert script.mark_command(["python", "-m", "maxtext.train", "a.yml"]) == [
+        "python",
+        program,
+        "maxtext.train",
+        "a.yml",
+    ]
+    assert script.mark_command(["./start", "-m"]) == ["./start", "-m"]
+    calls: list[str] = []
+
+    class Profiler:
+        @staticmethod
+        def start_trace(folder: str, **options: int) -> None:
+            calls.append(f"trace to {folder} with {options}")
+
+        @staticmethod
+        @contextlib.contextmanager
+        def TraceAnnotation(name: str) -> Iterator[None]:
+            calls.append(name)
+            yield
+
+    trainer.mark_traces(Profiler, "ccl-search::a1b2")
+    Profiler.start_trace("/run", level=2)
+    assert calls == ["trace to /run with {'level': 2}", "ccl-search::a1b2"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_global_batch_has_the_same_sequences_for_any_number_of_ranks(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchtitan's data: each rank draws its sequences by their numbers in the whole data."""
+    number_sequences = load_script("common", monkeypatch).number_sequences
+    streams = [number_sequences(8, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for step in range(3):
+        taken = [number for stream in streams for number in itertools.islice(stream, 8 // ranks)]
+        assert taken == list(range(8 * step, 8 * step + 8))
 
 
 @pytest.mark.serial
