@@ -108,6 +108,8 @@ def test_idle_time_is_the_hosts_only_if_the_launch_came_after_it_began() -> None
         Cause.UNKNOWN_IDLE: pytest.approx(60e-6),
     }
     assert "device idle time (cause unknown) 60 us (15%)" in diagnosis.sentences[0]
+    shares = measure([table], "idle_cause").inputs["diagnosed"]
+    assert shares == {"host": pytest.approx(7 / 15), "launch": pytest.approx(2 / 15), "unknown": pytest.approx(6 / 15)}
     path = measure([table], "critical_path").inputs
     assert path["host_share"] == pytest.approx(370 / 400)  # no synchronization: the host never waited for the device
     assert path["idle_share"] == 0
@@ -192,7 +194,7 @@ def test_the_sentence_says_if_another_rank_is_late_more_often() -> None:
     assert "wait for rank 0, the last to arrive in 6 of 18 collectives (rank 1: 12, with shorter waits)" in text
 
 
-def test_a_sync_event_on_the_device_row_of_duration_0_is_a_copy() -> None:
+def test_a_copy_of_duration_0_adds_no_time() -> None:
     timeline = Timeline()
     timeline.add(Kind.MEMSET, 0, 0, "Memset (Device)")
     timeline.kernel(0, 50)

@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from cclsearch.trace.cache import cache_path
 from cclsearch.trace.events import TraceSet
 from cclsearch.trace.read import read_traces
+from cclsearch.trace.score import score_view
+from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.whatif.projection import prepare_replay
 
 light = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -104,6 +107,66 @@ def test_odd_events_do_not_hide_the_good_ones(odd: list[dict[str, Any]], head: d
     document = {**head, "traceEvents": [*odd, *write.gpu_events(steps=1)]}
     found = read_bytes("rank0_trace.json", json.dumps(document).encode())
     assert found.tables, found.message
+
+
+marker_names = st.sampled_from(
+    [
+        *("ProfilerStep#1", "ProfilerStep#1", "ProfilerStep#999999999999999", "step[DECODE bs=32]", "run_batch"),
+        *("step[EXTEND bs=15 toks=15360]", "execute_32_context_0(a)_generation_32(b)", "Optimizer.step#SGD.step"),
+        *("[Executor] _forward_step 3: 1 ctx reqs, 2 gen reqs", "PjitFunction(f)", "Optimizer.step#Adam.step"),
+    ]
+)
+marker_events = st.builds(
+    lambda category, name, start, length: write.span(category, name, start, length, tid=7, device=0, stream=7),
+    st.sampled_from(["user_annotation", "gpu_user_annotation", "cpu_op"]),
+    marker_names,
+    st.integers(900, 4000),
+    st.sampled_from([0, 1, 100, 1000, 10**9]),
+)
+
+
+@light
+@given(st.lists(marker_events, max_size=8), st.booleans(), st.booleans())
+def test_any_markers_give_windows_inside_the_trace_and_scores_with_a_reason(
+    markers: list[dict[str, Any]], has_launches: bool, is_instant: bool
+) -> None:
+    work = [e for e in write.gpu_events(steps=2) if e["cat"] != "user_annotation"]
+    work = [e for e in work if has_launches or e["cat"] != "cuda_runtime"]
+    work = [{**e, "dur": 0} if is_instant and e["cat"] == "kernel" else e for e in work]
+    document = {"traceEvents": [*work, *markers], "deviceProperties": [{"id": 0, "name": "gpu"}]}
+    found = read_bytes("rank0_trace.json", json.dumps(document).encode())
+    trace = TraceView(found)
+    for view in trace.ranks.values():
+        assert (view.parts.window_ns_W > 0).all()
+        assert (view.parts.idle_ns_W >= 0).all()
+        assert (view.parts.idle_ns_W <= view.parts.window_ns_W).all()
+    for result in score_view(trace).metrics.values():
+        assert "raised" not in result.detail, result.detail
+    for answer in prepare_replay(trace).utilities().values():
+        assert 0 <= answer.low_s <= answer.high_s
+
+
+names_of_calls = st.sampled_from(["PjitFunction(f)", "PjitFunction(g)", "PJRT_LoadedExecutable_Execute", "other"])
+
+
+@light
+@given(st.lists(st.tuples(names_of_calls, st.integers(0, 9), st.integers(0, 4)), max_size=8), st.data())
+def test_any_program_calls_of_an_xspace_give_windows_with_time(calls: list[tuple[str, int, int]], data: Any) -> None:
+    host = [(name, start * 10**6, length * 10**6, {}) for name, start, length in calls]
+    launches = [
+        (("hipLaunchKernel"), start * 10**6, 10, {"correlation_id": n}) for n, (_, start, _) in enumerate(calls)
+    ]
+    kernels = [
+        ("gemm", data.draw(st.integers(0, 20)) * 10**6, data.draw(st.integers(0, 3)) * 10**6, {"correlation_id": n})
+        for n in range(data.draw(st.integers(1, 8)))
+    ]
+    space = write.plane("/device:GPU:0", {"Stream #1": kernels})
+    space += write.plane("/host:CPU", {"python": host, "Host Threads/1": launches})
+    found = read_bytes("h.xplane.pb", space)
+    for table in found.tables.values():
+        assert (RankView(table).parts.window_ns_W > 0).all()
+    for result in score_view(TraceView(found)).metrics.values():
+        assert "raised" not in result.detail, result.detail
 
 
 @light

@@ -13,9 +13,13 @@ import msgspec
 import pytest
 
 from cclsearch.plugins import METRICS
+from cclsearch.trace.diagnosis.causes import Cause
+from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
+from cclsearch.trace.whatif.cost_model import Scenario
+from cclsearch.trace.whatif.projection import prepare_replay
 
 FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
 pytestmark = pytest.mark.skipif(
@@ -96,6 +100,46 @@ def test_the_dlrm_step_of_each_rank_is_the_extent_of_its_device_work() -> None:
 def test_engine_markers_of_2026_give_first_token_and_token_times() -> None:
     assert measure("tl-sglang-prefilldecode", "ttft").value == pytest.approx(0.987367, rel=1e-5)
     assert measure("tl-vllm-decode-full", "tpot").value == pytest.approx(0.019114, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hta-2rank-sampled", "switch-moe", "tl-xdit-flux-aiter", "resnet-ddp-a100"])
+def test_the_diagnosis_blames_the_host_for_as_much_idle_time_as_idle_cause(name: str) -> None:
+    causes = diagnose_trace(view_of(name)).seconds_by_cause
+    idle = {cause: causes[cause] for cause in (Cause.HOST_IDLE, Cause.LAUNCH_IDLE, Cause.UNKNOWN_IDLE)}
+    shares = measure(name, "idle_cause").inputs["diagnosed"]
+    assert isinstance(shares, dict)
+    assert idle[Cause.HOST_IDLE] / sum(idle.values()) == pytest.approx(shares["host"], abs=0.03)
+    assert idle[Cause.UNKNOWN_IDLE] / sum(idle.values()) == pytest.approx(shares["unknown"], abs=0.03)
+
+
+def test_devices_that_share_no_collective_are_not_said_to_wait() -> None:
+    for name in ("xprof-gpu-multi-worker", "nsys-h100-2gpu"):
+        diagnosis = diagnose_trace(view_of(name))
+        assert diagnosis.seconds_by_cause[Cause.IMBALANCE] == 0
+        assert "wait for rank" not in " ".join(diagnosis.sentences)
+
+
+def test_figures_over_a_part_of_a_trace_say_which_part() -> None:
+    rate = measure("switch-moe", "gemm_tflops")
+    assert (rate.reason, round(float(str(rate.inputs["coverage"])), 4)) == ("no_shapes", 0.0122)
+    assert "12 all_reduce" in measure("tpu-v6e-4", "exposed_comm_frac").detail
+    assert measure("dlrm-8xV100", "trace_quality").value == pytest.approx(0.984, abs=1e-3)
+
+
+def test_devices_of_one_report_have_no_fitted_offset() -> None:
+    assert view_of("nsys-mfu-before").matching.offset_ns == {0: 0, 1: 0}
+    assert measure("nsys-mfu-before", "last_arriver").per_rank == {0: 11, 1: 22}
+
+
+def test_the_replay_says_where_it_deviates_and_what_binds() -> None:
+    notes = prepare_replay(view_of("jax-cpu4")).time(Scenario()).notes
+    assert any("takes 85 % of the measured time" in note for note in notes)
+    bound = prepare_replay(view_of("tl-mi300-ddp-resnet18")).time(Scenario(compute=2.0))
+    assert abs(bound.gain_high) < 0.005
+    assert any("the host's launches bound the step" in note for note in bound.notes)
+    whole = prepare_replay(view_of("switch-moe"))
+    assert not whole.is_step
+    assert whole.time(Scenario(compute=2.0)).gain_low == pytest.approx(0.378, abs=2e-3)
 
 
 def test_optimizer_steps_and_runs_of_an_xla_program_are_steps() -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from cclsearch.trace.diagnosis.gaps import find_idle_gaps
+from cclsearch.trace.diagnosis.gaps import DIAGNOSED, find_idle_gaps
 from cclsearch.trace.events import POINT_TO_POINT
 from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.view import RankView, TraceView
@@ -75,8 +75,8 @@ def _split_idle(view: RankView, *, pipelined: bool) -> tuple[Int64s, Int64s]:
     if view.table.accelerator == "cpu" and not pipelined:
         return idle_ns_W, np.zeros_like(idle_ns_W)
     gaps = find_idle_gaps(view)
-    late = ("host_bound", "input") if pipelined else ("host_bound", "input", "sync")
-    return gaps.sum_by_window(len(idle_ns_W), *late), gaps.sum_by_window(len(idle_ns_W), "launch_overhead")
+    late = ("host_bound", "input") if pipelined else DIAGNOSED["host"]
+    return gaps.sum_by_window(len(idle_ns_W), *late), gaps.sum_by_window(len(idle_ns_W), *DIAGNOSED["launch"])
 
 
 def _comm_and_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns: int) -> tuple[Int64s, Int64s]:

@@ -16,6 +16,12 @@ LAUNCH_GAP_NS = 30_000
 MIN_MATCHED = 0.9
 """Minimum share of device events with a launch record for finding causes."""
 CAUSES = ("host_bound", "input", "launch_overhead", "sync", "comm_dependency", "unknown")
+DIAGNOSED = {
+    "host": ("host_bound", "input", "sync"),
+    "launch": ("launch_overhead",),
+    "unknown": ("comm_dependency", "unknown"),
+}
+"""What the diagnosis says of each cause: only the launches that came after a gap began are the host's."""
 
 
 def launch_matched_share(view: RankView) -> float:
