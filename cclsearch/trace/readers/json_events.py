@@ -67,13 +67,18 @@ class EventReader:
     def __iter__(self) -> Iterator[list[Any] | ScannedPiece]:
         self._find_events()
         while True:
+            is_first = self.scanner is not None and self.scanner.base_us is None
             batch, done = self._next_batch()
+            if self.scanner and (batch or done or is_first or not self.scanner.has_room(len(self._buffer))):
+                scanned = self.scanner.take()
+                if scanned:
+                    yield scanned
             if batch:
                 yield batch
             if done:
                 return
 
-    def _next_batch(self) -> tuple[list[Any] | ScannedPiece, bool]:
+    def _next_batch(self) -> tuple[list[Any], bool]:
         if not self._at_end:
             self._fill()
         cut = self._buffer.rfind(self._separator, self._start, self._end) if self._separator else -1
@@ -83,16 +88,14 @@ class EventReader:
             return [], False
         return self._scan(self._end)
 
-    def _decode_to(self, stop: int) -> tuple[list[Any] | ScannedPiece, bool]:
+    def _decode_to(self, stop: int) -> tuple[list[Any], bool]:
         """Decode the events between the comma (or bracket) at `_start` and `stop`, which follows a closing brace."""
         buffer = self._buffer
         while buffer[self._start] in b" \t\r\n":
             self._start += 1
-        if self.scanner:
-            piece = self.scanner.scan(buffer, self._start, stop, self._time_prefix)
-            if piece is not None:
-                self._start = stop
-                return piece, False
+        if self.scanner and self.scanner.scan(buffer, self._start, stop, self._time_prefix):
+            self._start = stop
+            return [], False
         self._shorten_times()
         before, after = buffer[self._start], buffer[stop]
         batch = None

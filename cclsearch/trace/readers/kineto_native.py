@@ -22,10 +22,13 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 1
+VERSION = 2
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES = range(6)
+
+EVENTS_AT_ONCE = 1 << 17
+"""Room for events that are collected before they are added to a table; more than one block of a file can hold."""
 
 _ACCEPTED, _REFUSED = 0, 1
 _HOST, _RUNTIME, _ON_DEVICE = 0, 1, 2
@@ -35,7 +38,7 @@ _INPUTS = (
     *(("time_prefix_size", ctypes.c_int64), ("time_offset_us", ctypes.c_double), ("capacity", ctypes.c_int64)),
     *(("base_us", ctypes.c_int64), ("has_base", ctypes.c_int64)),
 )
-_COUNTS = ("rows", "details", "shaped", "calls", "metas", "points", "bad")
+_COUNTS = ("events", "rows", "details", "shaped", "calls", "metas", "points", "bad")
 _COLUMNS = {
     "ts_ns": "<i8",
     "dur_ns": "<i8",
@@ -112,7 +115,7 @@ def open_scanner() -> PieceScanner | None:
 
 
 class ScannedPiece:
-    """The columns of one piece: views that are valid until the same scanner scans again."""
+    """The columns of one or more scanned pieces: views that are valid until the scanner scans again."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -121,19 +124,17 @@ class ScannedPiece:
         for name, array in self._arrays.items():
             setattr(self.raw, name, array.ctypes.data)
         self.metas: list[Meta] = []
-        self.buffer = bytearray()
-        self.start = 0
+        self.categories: list[str] = []
 
-    def __len__(self) -> int:
-        return int(self.raw.rows + len(self.metas) + self.raw.points + self.raw.bad)
+    def clear(self) -> None:
+        """Forget the columns."""
+        for name in _COUNTS:
+            setattr(self.raw, name, 0)
+        self.metas, self.categories = [], []
 
     def __iter__(self) -> Iterator[Meta]:
         """Iterate over the events that are not in columns: names of processes and threads."""
         return iter(self.metas)
-
-    def slice(self, start: int, size: int) -> bytes:
-        """Return this part of the piece's text."""
-        return bytes(self.buffer[self.start + start : self.start + start + size])
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         """Return a column, as long as the piece has values for it."""
@@ -159,71 +160,101 @@ class PieceScanner:
             name = category.encode()
             library.ccl_add_category(self._handle, name, len(name), int(kind), flag)
         self._meta_decoder = msgspec.json.Decoder(list[Meta])
-        self._piece = ScannedPiece(0)
+        self._piece = ScannedPiece(EVENTS_AT_ONCE)
+        self._is_taken = False
         self._unread: dict[int, set[int]] = {NAMES: set(), THREADS: set()}
         self._texts: dict[int, list[Any]] = {NAMES: [], THREADS: []}
         self._new_categories: dict[int, str] = {}
-        self._num_categories = self.count(CATEGORIES)
+        self._num_categories = self._count(CATEGORIES)
+        self.call_args: dict[int, tuple[int, msgspec.Raw]] = {}
+        """Number of a call's key -> number of the name and arguments of its first event."""
         self.base_us: int | None = None
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
             self._library.ccl_free(self._handle)
 
-    def scan(self, buffer: bytearray, start: int, stop: int, prefix: TimePrefix) -> ScannedPiece | None:
-        """Return the columns of `buffer[start:stop]`, a bracket or comma and the events after it; None: refused."""
-        piece = self._piece_for(stop - start)
+    def has_room(self, size: int) -> bool:
+        """Return whether a piece of this size can be scanned before `take` is called."""
+        return self._is_taken or self._piece.raw.events + size // _SMALLEST_EVENT_BYTES < self._piece.capacity
+
+    def take(self) -> ScannedPiece | None:
+        """Return what was scanned since the last call; None if that is nothing."""
+        if self._is_taken or not self._piece.raw.events:
+            return None
+        self._is_taken = True
+        return self._piece
+
+    def scan(self, buffer: bytearray, start: int, stop: int, prefix: TimePrefix) -> bool:
+        """Scan `buffer[start:stop]`, a bracket or comma and the events after it; return whether it is accepted."""
+        if self._is_taken:
+            self._piece.clear()
+            self._is_taken = False
+        piece, raw = self._piece, self._piece.raw
+        before = tuple(getattr(raw, name) for name in _COUNTS)
         text = ctypes.c_char.from_buffer(buffer, start)
-        raw = piece.raw
         raw.text, raw.size = ctypes.addressof(text), stop - start
         raw.time_prefix, raw.time_prefix_size, raw.time_offset_us = prefix.old, len(prefix.old), float(prefix.offset_us)
         raw.base_us, raw.has_base = self.base_us or 0, self.base_us is not None
         answer = self._library.ccl_scan(self._handle, ctypes.byref(raw))
         if answer not in (_ACCEPTED, _REFUSED):
             raise MemoryError
-        if not self._read_texts(piece) or answer == _REFUSED:
-            return None
-        piece.buffer, piece.start = buffer, start
+        is_read = self._read_texts(before[_COUNTS.index("rows")])
+        if answer == _REFUSED:
+            return False
         try:
-            piece.metas = self._read_metas(piece, prefix)
+            metas = self._read_metas(memoryview(buffer)[start:stop], before[_COUNTS.index("metas")], prefix)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return None
+            is_read, metas = False, []
+        if not is_read:
+            for name, count in zip(_COUNTS, before, strict=True):
+                setattr(raw, name, count)
+            return False
+        self._keep_calls(memoryview(buffer)[start:stop], before[_COUNTS.index("calls")])
+        piece.metas += metas
+        piece.categories += self._seen_categories()
         if raw.has_base:
             self.base_us = raw.base_us
-        return piece
+        return True
 
-    def _piece_for(self, size: int) -> ScannedPiece:
-        capacity = size // _SMALLEST_EVENT_BYTES + 1
-        if self._piece.capacity < capacity:
-            self._piece = ScannedPiece(capacity)
-        return self._piece
-
-    def _read_metas(self, piece: ScannedPiece, prefix: TimePrefix) -> list[Meta]:
-        if not piece.raw.metas:
+    def _read_metas(self, text: memoryview, first: int, prefix: TimePrefix) -> list[Meta]:
+        starts, sizes = self._piece.meta_start[first:].tolist(), self._piece.meta_size[first:].tolist()
+        if not starts:
             return []
-        spans = zip(piece.meta_start.tolist(), piece.meta_size.tolist(), strict=True)
-        text = b",".join(piece.slice(start, size) for start, size in spans)
+        joined = b",".join(text[start : start + size] for start, size in zip(starts, sizes, strict=True))
         if prefix.old:
-            text = text.replace(prefix.old, prefix.new)
-        metas: list[Meta] = self._meta_decoder.decode(b"[" + text + b"]")
+            joined = joined.replace(prefix.old, prefix.new)
+        metas: list[Meta] = self._meta_decoder.decode(b"[" + joined + b"]")
         return metas
 
-    def _read_texts(self, piece: ScannedPiece) -> bool:
-        """Decode the new names and threads; False if the piece uses one that cannot be decoded."""
+    def _keep_calls(self, text: memoryview, first: int) -> None:
+        """Keep the arguments of the first event with each new key of a call."""
+        if len(self.call_args) == self._count(CALLS):
+            return
+        piece = self._piece
+        for call, key in enumerate(piece.call_key[first:].tolist(), first):
+            if key not in self.call_args:
+                start, size = int(piece.call_start[call]), int(piece.call_size[call])
+                name = int(piece.name[piece.call_row[call]])
+                self.call_args[key] = (name, msgspec.Raw(bytes(text[start : start + size])))
+
+    def _read_texts(self, first_row: int) -> bool:
+        """Decode the new names and threads; False if a row from `first_row` uses one that cannot be decoded."""
         for table, read in ((NAMES, _read_name), (THREADS, _read_thread)):
             texts, unread = self._texts[table], self._unread[table]
-            for number in range(len(texts), self.count(table)):
+            for number in range(len(texts), self._count(table)):
                 try:
                     texts.append(read(self.text(table, number)))
                 except (msgspec.MsgspecError, ValueError):
                     texts.append(None)
                     unread.add(number)
-            if unread and not unread.isdisjoint((piece.name if table == NAMES else piece.thread).tolist()):
-                return False
+            if unread:
+                used = self._piece.name if table == NAMES else self._piece.thread
+                if not unread.isdisjoint(used[first_row:].tolist()):
+                    return False
         return True
 
-    def count(self, table: int) -> int:
-        """Return the number of texts in this table."""
+    def _count(self, table: int) -> int:
         return int(self._library.ccl_count(self._handle, table))
 
     def text(self, table: int, number: int) -> bytes:
@@ -240,9 +271,9 @@ class PieceScanner:
         """Say whether shapes are kept for the operator of that name; until then they are."""
         self._library.ccl_set_shaped(self._handle, name, is_shaped)
 
-    def new_categories(self) -> list[str]:
-        """Return the categories that the last piece has and no piece before it had."""
-        for number in range(self._num_categories, self.count(CATEGORIES)):
+    def _seen_categories(self) -> list[str]:
+        """Return the categories that the last piece has and no accepted piece before it had."""
+        for number in range(self._num_categories, self._count(CATEGORIES)):
             self._new_categories[number] = self.text(CATEGORIES, number).decode()
             self._num_categories = number + 1
         found = [n for n in self._new_categories if self._library.ccl_was_seen(self._handle, n)]

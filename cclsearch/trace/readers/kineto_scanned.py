@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,13 +21,12 @@ class ScannedRows:
         self._threads = Numbering(lambda number: rows.threads[scanner.decoded(THREADS, number)])
         self._shapes = Numbering(lambda number: rows.shapes[self._shape_key(number)])
         self._grids = Numbering(lambda number: rows.grids[self._grid_key(number)])
-        self._call_args: dict[int, tuple[int, msgspec.Raw]] = {}
-        self._calls = Numbering(lambda number: builder.number_call(*self._call_args[number]))
+        self._calls = Numbering(self._number_call)
 
     def add(self, piece: ScannedPiece) -> None:
         """Append the rows of the piece."""
         builder = self._builder
-        for category in self._scanner.new_categories():
+        for category in piece.categories:
             builder.kind_of[category]
         builder.num_bad += piece.raw.bad
         builder.base_us = self._scanner.base_us
@@ -66,11 +64,6 @@ class ScannedRows:
         rows.add_sparse("grid_id", details[with_grid], self._grids.translate(piece.detail_grid[with_grid]))
         if not len(piece.call_row):
             return
-        names = self._names.translate(piece.name[piece.call_row])
-        for call, key in enumerate(piece.call_key.tolist()):
-            if key not in self._call_args:
-                text = piece.slice(int(piece.call_start[call]), int(piece.call_size[call]))
-                self._call_args[key] = (int(names[call]), msgspec.Raw(text))
         rows.add_sparse("coll_id", piece.call_row + np.int32(first), self._calls.translate(piece.call_key))
 
     def _add_shapes(self, piece: ScannedPiece, names: NDArray[np.int32], first: int) -> None:
@@ -83,6 +76,10 @@ class ScannedRows:
         name = self._scanner.decoded(NAMES, number)
         self._scanner.set_shaped(number, bool(SHAPED_OPS.match(name)))
         return self._builder.rows.names[name]
+
+    def _number_call(self, number: int) -> int:
+        name, args = self._scanner.call_args[number]
+        return self._builder.number_call(int(self._names.translate(np.array([name], np.int32))[0]), args)
 
     def _shape_key(self, number: int) -> tuple[bytes, ...]:
         return tuple(self._scanner.text(SHAPES, number).split(b"\0")[:-1])

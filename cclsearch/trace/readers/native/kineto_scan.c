@@ -20,7 +20,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -73,7 +73,7 @@ typedef struct {
     double time_offset_us; /* subtracted from times above LONG_TIME_US */
     int64_t capacity;
     int64_t base_us, has_base;
-    int64_t rows, details, shaped, calls, metas, points, bad;
+    int64_t events, rows, details, shaped, calls, metas, points, bad;
     int64_t *ts_ns, *dur_ns;
     u8 *kind;
     int32_t *name, *thread, *stream, *corr;
@@ -852,21 +852,28 @@ EXPORT int ccl_was_seen(const Scanner *scanner, int64_t category) {
     return scanner->tables[CATEGORIES].entries[category].seen == scanner->call;
 }
 
-/* Scans the piece: a bracket or comma, then events with commas between them. Fills the columns if it accepts. */
-EXPORT int ccl_scan(Scanner *scanner, Piece *piece) {
+static int scan(Scanner *scanner, Piece *piece) {
     Text p = piece->text, end = p + piece->size;
     Event event;
-    scanner->call++;
-    scanner->odd_ids = scanner->no_memory = 0;
-    piece->rows = piece->details = piece->shaped = piece->calls = piece->metas = piece->points = piece->bad = 0;
     if (p >= end || (*p != '[' && *p != ',')) return REFUSED;
-    for (int64_t count = 0; p < end; count++) {
-        if (*p != ',' && count) return REFUSED;
+    for (int is_first = 1; p < end; is_first = 0) {
+        if (*p != ',' && !is_first) return REFUSED;
         p = skip_space(p + 1, end);
-        if (p >= end || *p != '{' || count >= piece->capacity) return REFUSED;
+        if (p >= end || *p != '{' || piece->events >= piece->capacity) return REFUSED;
+        piece->events++;
         p = read_event(scanner, piece, p, end, &event);
-        if (!p || !add_event(scanner, piece, &event, p)) return scanner->no_memory ? NO_MEMORY : REFUSED;
+        if (!p || !add_event(scanner, piece, &event, p)) return REFUSED;
         p = skip_space(p, end);
     }
     return scanner->odd_ids == 3 ? REFUSED : ACCEPTED;
+}
+
+/* Scans a bracket or comma, then events with commas between them, and appends them to the columns if it accepts all. */
+EXPORT int ccl_scan(Scanner *scanner, Piece *piece) {
+    Piece before = *piece;
+    scanner->call++;
+    scanner->odd_ids = scanner->no_memory = 0;
+    int answer = scan(scanner, piece);
+    if (answer != ACCEPTED) *piece = before;
+    return scanner->no_memory ? NO_MEMORY : answer;
 }
