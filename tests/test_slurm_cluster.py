@@ -202,6 +202,50 @@ def test_a_second_job_for_the_same_trial_does_nothing(site: Site, slow: object) 
     launcher.cancel(handles)
 
 
+def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site: Site, slow: object) -> None:
+    """An administrator forces a requeue: the job writes nothing where it is read, and ends before its successor."""
+    launcher = site.launcher("again")
+    [handle] = launcher.submit([site.job("again", 1, behaviour="hang", ranks=1)])
+    wait_for_file(handle.trial_dir / "seen-0.json")
+    wait_for(launcher, [handle], JobState.RUNNING)  # listed once: its submit time is recorded
+    site.cluster.ask("scontrol", "update", f"jobid={handle.job_id}", "requeue=1")
+    site.cluster.ask("scontrol", "requeue", handle.job_id)
+    wait_until(lambda: handle.job_id not in listed(site.cluster))  # it was started again, and ended by itself
+    logs = "".join(path.read_text() for path in handle.trial_dir.rglob(f"slurm-{handle.job_id}.log"))
+    assert "it does nothing now" in logs
+    status = wait_for(launcher, [handle])[0]
+    assert status.failure is not None
+    assert status.failure.kind.is_infrastructure
+
+    [handle] = launcher.submit([site.job("again", 2, behaviour="hang", ranks=1)])
+    wait_for_file(handle.trial_dir / "seen-0.json")
+    wait_for(launcher, [handle], JobState.RUNNING)
+    site.cluster.ask("scontrol", "update", f"jobid={handle.job_id}", "requeue=1")
+    site.cluster.ask("scontrol", "requeue", handle.job_id)
+    launcher.cancel([handle])  # what the search does before it repeats the trial
+    assert handle.job_id not in listed(site.cluster)
+
+
+def test_somebody_elses_job_with_a_recorded_number_is_left_alone(site: Site, slow: object) -> None:
+    """Slurm was reset, and its numbers came again: `clean` of an old search must not cancel what has them now."""
+    old = site.launcher("reset")
+    [handle] = old.submit([site.job("reset", 1, behaviour="hang", ranks=1)])
+    wait_for(old, [handle], JobState.RUNNING)
+    old.cancel([handle])
+    thesis = site.cluster.ask("sbatch", "--parsable", "-J", "my-thesis", "--chdir=/tmp", "--wrap", "sleep 300").strip()
+    for path in handle.trial_dir.rglob("*.json"):
+        text = path.read_text()
+        if path.name in ("submitted.json", "seen.json", "started.json"):
+            path.write_text(json.dumps({**json.loads(text), "job_id": thesis}))
+    resumed = site.launcher("reset")
+    handles = resumed.find("reset")
+    assert [found.job_id for found in handles] == [thesis]
+    assert wait_for(resumed, handles)[0].failure is not None
+    resumed.cancel(handles)
+    assert thesis in listed(site.cluster)
+    site.cluster.ask("scancel", thesis)
+
+
 def test_no_trial_fails_while_the_controller_does_not_answer(site: Site, slow: object) -> None:
     launcher = site.launcher("away")
     handles = launcher.submit(
