@@ -1,8 +1,8 @@
 """Interrupts searches over a recording at random moments and counts what was lost.
 
-`python benchmarks/reliability.py --moments 200` takes about two minutes. Each search runs in a process forked from
-this one, so that an interruption costs milliseconds: it is killed, or its disk or clock is disturbed, and then resumed.
-Nothing trains.
+`python benchmarks/reliability.py --moments 200` searches a recording with the default strategy. Each search runs in a
+process forked from this one, so that an interruption costs milliseconds: it is killed, or its disk or clock is
+disturbed, and then resumed. Two kinds run real jobs (`live_searches.py`). Nothing trains.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from cclsearch.core.errors import UserError
 from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from live_searches import LIVE, LiveTally, disturb_searches, find_problem
+
 BUDGET = 60
 SEARCH = [
     "run",
@@ -34,12 +38,12 @@ SEARCH = [
     "wl2",
     "--launcher",
     "replay",
-    "--strategy",
-    "random",
     "--budget",
     str(BUDGET),
     "--quiet",
 ]
+RANDOM = ["--strategy", "random"]
+"""For the searches that run at once: they test the lock, not the strategy."""
 SPAN_BYTES = 12_000
 """A search is interrupted after its ledger grew by up to this much: about six trials."""
 WAIT_S = 120.0
@@ -300,7 +304,7 @@ def run_together(count: int) -> dict[str, int]:
         folder = Path(name)
         (folder / "ccl-search.yaml").write_text("{}\n")
         log = folder / "log.txt"
-        commands = [[*SEARCH, "--name", f"t{n}", "--seed", str(n)] for n in range(count)]
+        commands = [[*SEARCH, *RANDOM, "--name", f"t{n}", "--seed", str(n)] for n in range(count)]
         children = [start(lambda words=words: main(words), folder, log) for words in commands]  # type: ignore[misc]
         codes = [wait(child) for child in children]
         trials = [
@@ -328,9 +332,10 @@ def run_together(count: int) -> dict[str, int]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--moments", type=int, default=200, help="number of interruptions, over all kinds")
+    parser.add_argument("--live-moments", type=int, help="of each kind with real jobs; default: as of the others")
     parser.add_argument("--together", type=int, default=10, help="searches at once")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=list(BREAKS), help="only this kind of interruption")
+    parser.add_argument("--only", choices=[*BREAKS, *LIVE], help="only this kind of interruption")
     parser.add_argument("--away-s", type=float, default=0.1, help="seconds that a lost file system is unavailable")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -346,10 +351,18 @@ def measure() -> None:
             main([*SEARCH, "--name", "warm"])
         os.chdir("/")
     figures: dict[str, object] = {}
-    kinds = [args.only] if args.only else list(BREAKS)
+    problem = find_problem()
+    kinds = [args.only] if args.only else [*BREAKS, *([] if problem else LIVE)]
+    if problem and not args.json:
+        print(f"no searches with real jobs: {problem}")
     for n, kind in enumerate(kinds):
         share = args.moments // len(kinds) + (n < args.moments % len(kinds))
-        tally = break_searches(kind, share, args.seed, away_s=args.away_s)
+        tally: Tally | LiveTally
+        if kind in LIVE:
+            with tempfile.TemporaryDirectory(prefix="ccl-live-") as live:
+                tally = disturb_searches(kind, args.live_moments or share, args.seed, Path(live))
+        else:
+            tally = break_searches(kind, share, args.seed, away_s=args.away_s)
         figures[kind] = vars(tally)
         if not args.json:
             print(f"{kind}: {vars(tally)}", flush=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+LIVE = ("stepping clock, real jobs", "second PID namespace, real jobs")
 INTERRUPTIONS = {"kill -9", "SIGTERM", "full disk", "read-only disk", "clock jumps", "lost file system"}
 
 
@@ -20,7 +21,9 @@ def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
         sys.executable,
         str(ROOT / "benchmarks" / "reliability.py"),
         "--moments",
-        "18",
+        "24",
+        "--live-moments",
+        "1",
         "--together",
         "4",
         "--json",
@@ -30,6 +33,12 @@ def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout.splitlines()[-1])
     together = figures.pop("together")
+    live = {kind: figures.pop(kind) for kind in LIVE if kind in figures}
+    assert len(live) in (0, len(LIVE)), "without gcc or PID namespaces, none"
+    for kind, tally in live.items():
+        defects = ("wrong", "lost", "run_twice", "rivals_admitted", "unreadable", "tracebacks", "left_running")
+        assert {defect: tally[defect] for defect in defects} == dict.fromkeys(defects, 0), (kind, done.stderr[-3000:])
+        assert tally["finished"] > 0
     assert set(figures) == INTERRUPTIONS
     for interruption, tally in figures.items():
         assert tally["moments"] == 3, interruption

@@ -23,6 +23,7 @@ from pydantic import Field
 from cclsearch.core import processes
 from cclsearch.core.errors import UserError
 from cclsearch.core.held_file import hold_file, is_held
+from cclsearch.core.job_file import has_job_file
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import (
@@ -238,6 +239,10 @@ class LocalLauncher:
     def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """Return why a job ended without a result, from its ranks' files, its logs and the kernel's counter."""
         processes.terminate_processes(_find_processes(handle))
+        is_cut_off = _is_elsewhere(handle) or handle.details.get("boot_id", "") != processes.boot_id()
+        if is_cut_off and not has_job_file(handle.trial_dir / EXIT_FILE):
+            message = "the machine or the container that ran the trial was restarted, or ended"
+            return JobStatus.failed(FailureKind.NODE_FAILED, message)
         collected = collect_end(handle.trial_dir)
         if not isinstance(collected, Failure):
             return JobStatus(state=JobState.DONE)
