@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,27 @@ def count_slowest(folder: Path) -> tuple[float, float] | None:
     return max(ms for ms, _ in known), sum(idle for _, idle in known) / len(known)
 
 
-def make_report(folder: Path, before: Path | None) -> str:
+def write_zero_trace(folder: Path) -> Path:
+    """Write a trace of 2000 queued kernels of 10 us, of which each tenth is followed by an event of duration 0."""
+    folder.mkdir()
+    events: list[dict[str, Any]] = []
+    for i in range(2000):
+        launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 1000 + i}
+        events.append({**launch, "dur": 1, "args": {"correlation": i}})
+        for duration in (10, 0) if i % 10 == 0 else (10,):
+            name, start = ("gemm", 1000) if duration else ("Memset (Device)", 1010)
+            event = {"ph": "X", "cat": "kernel" if duration else "gpu_memset", "name": name, "pid": 0, "tid": 7}
+            args = {"device": 0, "stream": 7, "correlation": i}
+            events.append({**event, "ts": start + 10 * i, "dur": duration, "args": args})
+    head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "gpu"}]}
+    (folder / "rank0.json").write_text(json.dumps({**head, "traceEvents": events}))
+    return folder
+
+
+def make_report(folder: Path, before: Path | None, scratch: Path) -> str:
     """Return the three tables as Markdown."""
     folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name != "licences"]
+    folders.append(write_zero_trace(scratch / "self-made-duration-0"))
     now = {path.name: probe(HERE.parent, path) for path in folders}
     old = {path.name: probe(before, path) for path in folders} if before else {}
     counted = {path.name: extent for path in folders if (extent := count_slowest(path)) is not None}
@@ -171,7 +190,9 @@ def main() -> None:
     parser.add_argument("--before", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    text = make_report(arguments.folder.resolve(), arguments.before.resolve() if arguments.before else None)
+    with tempfile.TemporaryDirectory() as scratch:
+        before = arguments.before.resolve() if arguments.before else None
+        text = make_report(arguments.folder.resolve(), before, Path(scratch))
     print(text)
     if arguments.out:
         title = "# One-step traces, duration 0 and sentences (`benchmarks/traces_review.py`)"
