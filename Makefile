@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-serial check lint types format docs clean
+.PHONY: demo test test-light test-serial test-gpu gpu-bundle check lint types format docs clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -19,6 +19,12 @@ test-light: $(VENV)/.installed-dev
 
 test-serial: $(VENV)/.installed-dev
 	$(PYTEST) -n 0 -m serial --durations=15
+
+test-gpu:  ## check the product on this machine's GPU (ten minutes, no internet; PYTHON has torch)
+	$(PYTHON) benchmarks/gpu.py
+
+gpu-bundle:  ## collect what test-gpu needs as wheels, for a machine without internet: make gpu-bundle PYTHON=3.12
+	python3 benchmarks/gpu_bundle.py collect --python $(PYTHON)
 
 check: lint types test  ## what CI runs
 

@@ -1,0 +1,129 @@
+"""`benchmarks/gpu.py` without a GPU: its small form on a CPU, and that its checks fail where a figure is wrong."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from trace_writer import gpu_events, kineto_document, span, write_kineto
+
+from cclsearch.card.load import load_card
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a part of the benchmark is given on a GPU of 312 TFLOP/s, with a small model."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    machine, report = importlib.import_module("gpu_machine"), importlib.import_module("gpu_report")
+    card = yaml.safe_load((ROOT / "workloads" / "tiny-gpu.yaml").read_text())
+    card["workload"]["model"]["model_arch"] |= machine.SMALL_ARCH
+    card["workload"]["data"] = {"batch_size": 8, "seq_len": 64}
+    (tmp_path / "card.yaml").write_text(yaml.safe_dump(card))
+    found = report.Report(small=False, ends_s=time.monotonic() + 60)
+    return SimpleNamespace(report=found, out=tmp_path, card=load_card(str(tmp_path / "card.yaml")), is_gpu=True)
+
+
+def compare(bench: Any, events: list[dict[str, Any]], **wrong: float) -> dict[str, bool | None]:
+    """Compare a trace of 1 ms steps, with one product of 65536 FLOP, with what was measured beside it."""
+    traces = importlib.import_module("gpu_traces")
+    write_kineto(bench.out / "trace" / "rank0.json.gz", kineto_document(events))
+    truth = {"folder": bench.out / "trace", "period_s": 1e-3, "flops": 2.0 * 64 * 32 * 16, "peak_bytes": 0, **wrong}
+    bench.report.checks.clear()
+    traces._compare(bench, "x", truth)
+    return {check.what.split(": ")[1].split(",")[0]: check.ok for check in bench.report.checks}
+
+
+def test_a_trace_that_agrees_with_what_was_measured_passes(bench: Any) -> None:
+    verdicts = compare(bench, gpu_events(steps=4))
+    assert set(verdicts) == {
+        "step time", "parts of a step add up to 1", "kernel time without a class", "matrix FLOP of a step", "MFU",
+    }  # fmt: skip
+    assert set(verdicts.values()) == {True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "failed"),
+    [
+        ({"period_s": 1.1e-3}, {"step time", "MFU"}),
+        ({"flops": 2.1 * 64 * 32 * 16}, {"matrix FLOP of a step"}),
+    ],
+)
+def test_a_figure_that_differs_fails_its_check(bench: Any, wrong: dict[str, float], failed: set[str]) -> None:
+    verdicts = compare(bench, gpu_events(steps=4), **wrong)
+    assert {what for what, ok in verdicts.items() if not ok} == failed
+    assert bench.report.num_failed == len(failed)
+
+
+def test_much_time_in_a_kernel_without_a_class_fails_and_names_it(bench: Any) -> None:
+    unknown = span("kernel", "quux_3", 1500.0, 400.0, tid=7, device=0, stream=7, correlation=9)
+    assert compare(bench, [*gpu_events(steps=4), unknown])["kernel time without a class"] is False
+    assert "quux_3" in next(check.found for check in bench.report.checks if check.ok is False)
+    assert 'COMM,"ncclDevKernel' in (bench.out / "kernels-x.csv").read_text().replace('""', '"')
+
+
+def test_a_part_that_raises_is_a_failed_check_and_the_next_part_runs(bench: Any) -> None:
+    report = bench.report
+    report.run_part("one", lambda: 1 / 0)
+    report.run_part("two", lambda: report.check_close("a number", 2.0, 2.1, 0.1))
+    report.ends_s = 0.0
+    report.run_part("three", lambda: 1 / 0)
+    assert [(check.section, check.ok) for check in bench.report.checks] == [
+        ("one", False),
+        ("two", True),
+        ("three", None),
+    ]
+    assert "ZeroDivisionError: division by zero" in bench.report.to_markdown()
+    assert [check["verdict"] for check in json.loads(bench.report.to_json())["checks"]] == ["FAILED", "ok", "not here"]
+
+
+def test_ranks_that_fail_are_ended_and_say_why(bench: Any) -> None:
+    traces = importlib.import_module("gpu_traces")
+    code = "import os, sys, time; sys.exit('boom') if os.environ['RANK'] == '1' else time.sleep(60)"
+    started = time.monotonic()
+    assert traces._wait_for([sys.executable, "-c", code], {}) == "boom"
+    assert time.monotonic() - started < 50, "the other rank was not waited for"
+    assert traces._wait_for([sys.executable, "-c", ""], {}) is None
+
+
+def test_the_bundle_leaves_out_only_dependencies_of_other_commands(bench: Any) -> None:
+    bundle = importlib.import_module("gpu_bundle")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    kept = bundle.list_requirements()
+    assert {"numpy", "scipy", "msgspec", "pydantic"} <= {text.split(">")[0] for text in kept}
+    left_out = {text.split(">")[0] for text in set(declared) - set(kept)}
+    assert left_out == set(bundle.OTHER_COMMANDS), "every entry is a dependency"
+
+
+@pytest.mark.serial
+def test_without_a_gpu_it_says_so_and_ends() -> None:
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py")], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "no GPU" in done.stderr
+
+
+@pytest.mark.serial
+def test_the_small_form_passes_on_a_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--small", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    failed = [check for check in found["checks"] if check["verdict"] == "FAILED"]
+    assert (failed, done.returncode) == ([], 0), done.stderr[-3000:]
+    parts = {check["section"] for check in found["checks"] if check["ok"]}
+    assert parts == {"table", "replay", "search", "one rank", "FSDP", "two ranks", "energy", "JAX"}
+    assert found["figures"]["configurations"] == 8
+    assert (tmp_path / "gpu.md").read_text().startswith("# The product on CPU")
