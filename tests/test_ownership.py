@@ -145,6 +145,17 @@ def test_a_process_that_got_the_id_and_start_time_of_a_job_is_not_ended(start, p
     assert launcher.poll([stranger.model_copy(update={"details": ticks})])[0].state is JobState.DONE
 
 
+@pytest.mark.parametrize("changed", ["boot_id", "pid_ns"])
+def test_a_restart_of_machine_or_container_is_not_the_trials_fault(start, project: Path, changed: str) -> None:
+    launcher, handle = start(project / "run")
+    os.kill(int(handle.job_id), 9)
+    launcher.cancel([handle])
+    later = handle.model_copy(update={"details": {**handle.details, changed: "of an earlier one"}})
+    failure = launcher.poll([later])[0].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.NODE_FAILED
+
+
 IN_NAMESPACE = """
 import json, sys
 from pathlib import Path

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.core.errors import UserError
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.commands import expand_ids, query_job
 from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial
@@ -199,6 +200,17 @@ def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm: FakeSlurm, tm
     assert [status.state for status in launcher.poll(handles)] == [JobState.QUEUED] * 2
     launcher.cancel(handles)
     assert slurm.cancelled == ["77_0 77_1"]
+
+
+def test_jobs_of_another_user_are_not_taken_for_gone(run: tuple[SlurmLauncher, Handle], tmp_path: Path) -> None:
+    """Slurm lists a user's own jobs only, so that root would submit the trial of somebody else's search again."""
+    _, handle = run
+    path = Path(handle.details["folder"]) / "submission.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "user": os.getuid() + 1}))
+    with pytest.raises(UserError, match="only its user can see and cancel it"):
+        open_run(tmp_path).find("mine")
+    with pytest.raises(UserError, match="as that user"):
+        open_run(tmp_path).poll([handle])
 
 
 @pytest.mark.parametrize("by_s", [7200.0, -7200.0])

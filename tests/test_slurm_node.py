@@ -297,6 +297,39 @@ def test_a_step_in_another_shells_allocation_is_found_and_cancelled(
     assert "--jobs=77 " in asked.read_text()
 
 
+def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path: Path, commands: Path) -> None:
+    """Runs of one name in one allocation have steps of other names, and a later job has the allocation's number."""
+    write_fake_command(commands, "scontrol", "echo n1")
+    write_fake_command(commands, "srun", "echo $* >srun.log; sleep 60")
+    row = make_row("77", "RUNNING", "/", "held").replace("9:00", "UNLIMITED")
+    write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
+    write_fake_command(commands, "scancel", "true")
+    settings = SlurmSettings(cpu_only=True, in_allocation="77", poll_s=0.001)
+    names = []
+    for project in ("a", "b"):
+        run = tmp_path / project / "night"
+        launcher = AllocationLauncher(
+            settings, RunScript(Path(__file__), "process", {}), classify=classify_trial, run_dir=run
+        )
+        [handle] = launcher.submit([make_job(run, 1, ranks=1)])
+        assert launcher.poll([handle])[0].state is JobState.RUNNING
+        folder = Path(handle.details["folder"])
+        names.append(JobSpec.model_validate_json((folder / "payload.json").read_text()).step_name)
+        launcher.cancel([handle])
+        launched = StepRecord.model_validate_json((folder / "launched.json").read_text())
+        assert launched.submitted == "2026-01-02T03:04:05"
+        (folder / "cancelled.json").unlink()
+        later = row.replace("2026-01-02", "2026-05-05")
+        write_fake_command(commands, "squeue", f"echo '{later}'")
+        time.sleep(0.01)
+        failure = launcher.poll([handle])[0].failure
+        assert failure is not None
+        assert failure.kind is FailureKind.ALLOCATION_ENDED
+        write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
+    assert names[0] != names[1]
+    assert all(name.startswith("night-t0001-a1-") for name in names)
+
+
 def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path: Path) -> None:
     job = make_job(tmp_path / "again", 1, attempt=2)
     failure_file = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import re
 import signal
@@ -62,6 +63,10 @@ class StepRecord(Model):
     pid: int | None = None
     born: str = ""
     """Boot id and start tick of the process: a reused process id has another start tick."""
+    pid_ns: str = ""
+    """PID namespace that `pid` is of."""
+    submitted: str = ""
+    """Slurm's submit time of the allocation: a job that gets its number later has another one."""
 
     def elapsed_s(self) -> float:
         """Return the seconds since its start."""
@@ -209,14 +214,22 @@ class AllocationLauncher(SlurmLauncher):
         """Start the job script as a process that outlives the search."""
         place = (f"--jobid={self.allocation}", f"--nodelist={','.join(nodes)}")
         arguments = (*spec.srun_arguments, *self.settings.step_options, *place)
-        placed = spec.model_copy(update={"srun_arguments": arguments})
+        step_name = f"{spec.name}-{hashlib.sha256(str(spec.folder).encode()).hexdigest()[:8]}"
+        placed = spec.model_copy(update={"srun_arguments": arguments, "step_name": step_name})
         self._specs[spec.folder] = placed
         write_model(spec.folder / SPEC_FILE, placed)
         write_model(spec.folder / JOBS_FILE, JobList(run_id=spec.run_id, jobs=(spec.folder / SPEC_FILE,)))
         script = spec.folder / SCRIPT_FILE
         script.write_text(render_chunk([placed], spec.folder, self.settings), encoding="utf-8")
         moment = BootMoment.now()
-        launched = StepRecord(allocation=self.allocation, nodes=tuple(nodes), at=moment.wall_s, moment=moment)
+        row = self._watcher.queue.row_by_number(self.allocation)
+        launched = StepRecord(
+            allocation=self.allocation,
+            nodes=tuple(nodes),
+            at=moment.wall_s,
+            moment=moment,
+            submitted=row.submitted if row else "",
+        )
         write_model(spec.folder / LAUNCHED_FILE, launched)
         environment = {**step_environment(), "CCL_STEP_JOB": f"{self.allocation}.{spec.name}"}
         with (spec.folder / f"slurm-{self.allocation}.{spec.name}.log").open("ab") as log:
@@ -229,7 +242,7 @@ class AllocationLauncher(SlurmLauncher):
                 start_new_session=True,
                 cwd=spec.folder,
             )
-        done = {"pid": process.pid, "born": _birth(process.pid)}
+        done = {"pid": process.pid, "born": _birth(process.pid), "pid_ns": processes.pid_namespace()}
         write_model(spec.folder / LAUNCHED_FILE, launched.model_copy(update=done))
 
     def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
@@ -257,7 +270,7 @@ class AllocationLauncher(SlurmLauncher):
         if sees_file(spec.folder / END_FILE) and queue.queried_at < ended_s and not queue.last_error:
             return JobStatus(state=JobState.RUNNING, note="ended; waiting for Slurm's state of the allocation")
         allocation = self._allocation_of(spec)
-        row = queue.row_by_number(allocation)
+        row = self._find_row(spec, allocation)
         ending = read_ending(spec, f"{allocation}.{spec.name}", state=None, submission_folder=spec.folder)
         gone = row is None or row.state.split()[0] in ENDED_STATES or row.state == "COMPLETING"
         if gone and not ending.cancelled_by_us:
@@ -265,6 +278,12 @@ class AllocationLauncher(SlurmLauncher):
             message = f"allocation {allocation} ended while the trial ran ({state})"
             return JobStatus.failed(FailureKind.ALLOCATION_ENDED, message, Stage.SUBMIT)
         return self._watcher.conclude(spec, ending, failed_result=failed_result)
+
+    def _find_row(self, spec: JobSpec, allocation: str) -> QueueRow | None:
+        """Return the row of the allocation of a step; None also if another job has its number now."""
+        launched, row = StepRecord.read(spec.folder / LAUNCHED_FILE), self._watcher.queue.row_by_number(allocation)
+        is_other = launched is not None and row is not None and launched.submitted not in ("", row.submitted)
+        return None if is_other else row
 
     def _allocation_of(self, spec: JobSpec) -> str:
         """Return the allocation that the step was started in: this shell may be in another one, or in none."""
@@ -276,7 +295,8 @@ class AllocationLauncher(SlurmLauncher):
         names: dict[str, set[str]] = {}
         for spec in specs:
             if _was_started(spec):
-                names.setdefault(self._allocation_of(spec), set()).add(spec.name)
+                placed = JobSpec.read(spec.folder / SPEC_FILE) or spec
+                names.setdefault(self._allocation_of(spec), set()).add(placed.step_name or placed.name)
         for allocation, wanted in names.items():
             listed = ask_slurm(["squeue", "--steps", f"--jobs={allocation}", "--noheader", "--format=%i %j"]) or ""
             rows = [line.partition(" ") for line in listed.splitlines()]
@@ -297,7 +317,8 @@ def _is_alive(spec: JobSpec) -> bool:
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
     if launched is None:
         return False
-    if launched.pid is not None and launched.born and launched.born.startswith(f"{processes.boot_id()}/"):
+    is_here = launched.pid_ns in ("", processes.pid_namespace())
+    if launched.pid is not None and is_here and launched.born.startswith(f"{processes.boot_id()}/"):
         return _birth(launched.pid) == launched.born
     if sees_file(spec.folder / END_FILE):
         return False
@@ -314,7 +335,9 @@ def _birth(pid: int) -> str:
 def _signal(spec: JobSpec, number: int) -> bool:
     """Signal the step's process; False if it is not on this machine or has ended."""
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
-    if launched is None or launched.pid is None or not launched.born or _birth(launched.pid) != launched.born:
+    if launched is None or launched.pid is None or launched.pid_ns not in ("", processes.pid_namespace()):
+        return False
+    if not launched.born or _birth(launched.pid) != launched.born:
         return False
     os.kill(launched.pid, number)
     return True

@@ -64,6 +64,8 @@ class JobSpec(Model):
     srun_arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
     timeout_s: float
+    step_name: str = ""
+    """Name of the step in a held allocation, in which several runs of one name may have steps; empty: `name`."""
     run_inode: str = ""
     """Inode of the run's folder: a copy of the run has another one."""
 
@@ -85,6 +87,8 @@ class Submission(Model):
     at: float
     moment: BootMoment | None = None
     """The same moment, to count from whatever sets the clock."""
+    user: int | None = None
+    """User id of who submitted it: Slurm lists a user's own jobs only."""
     is_identified: bool = False
     """Whether this version submitted it, which records the job's name and submit time when the queue lists it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,11 @@ from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     JOBS_FILE,
     SPEC_FILE,
+    SUBMISSION_FILE,
     JobList,
     JobSpec,
     RunScript,
+    Submission,
     describe_job_spec,
     link_scratch,
     make_job_spec,
@@ -199,10 +202,19 @@ class SlurmLauncher:
         return self._specs[folder]
 
     def _read_spec(self, folder: Path) -> JobSpec | None:
-        """Return the job spec in that folder, with its paths where the run is now; None if it is another run's."""
+        """Return the job spec in that folder, with its paths where the run is now; None if it is another run's.
+
+        Raises UserError if another user submitted the job, because Slurm does not list it here.
+        """
         spec = JobSpec.read(folder / SPEC_FILE)
         if spec is None or not is_own(self.run_dir and self.run_dir.absolute(), spec.trial_dir, spec.run_inode):
             return None
+        submission = Submission.read(folder / SUBMISSION_FILE)
+        if submission is not None and submission.user not in (None, os.getuid()):
+            raise UserError(
+                f"job {spec.name} was submitted by the user with id {submission.user}, and you are {os.getuid()}:"
+                " only its user can see and cancel it. Run this command as that user"
+            )
         return spec.model_copy(update={"folder": folder, "trial_dir": folder.parent})
 
     def _handle(self, spec: JobSpec) -> Handle:

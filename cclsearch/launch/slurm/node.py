@@ -187,7 +187,7 @@ def srun_command(spec: dict[str, Any], spec_path: str) -> list[str]:
     """Return the srun command with one task per node; in a held allocation, a step of it."""
     command = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--unbuffered"]
     command += [f"--nodes={spec['nodes']}", f"--ntasks={spec['nodes']}", "--ntasks-per-node=1"]
-    command += ["--job-name=" + spec["name"], *spec["srun_arguments"]]
+    command += ["--job-name=" + (spec.get("step_name") or spec["name"]), *spec["srun_arguments"]]
     return [*command, spec["host_python"], spec["program"], "task", spec_path]
 
 

@@ -189,7 +189,12 @@ class Submitter:
                 position = index if len(chunk) > 1 else None
                 moment = BootMoment.now()
                 submission = Submission(
-                    folder=folder, index=position, at=moment.wall_s, moment=moment, is_identified=True
+                    folder=folder,
+                    index=position,
+                    at=moment.wall_s,
+                    moment=moment,
+                    user=os.getuid(),
+                    is_identified=True,
                 )
                 write_model(spec.folder / SUBMISSION_FILE, submission)
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
