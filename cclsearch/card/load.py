@@ -61,10 +61,13 @@ def load_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ())
     return _require_card(inspect_card(name, overlays, sets))
 
 
-def inspect_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:
-    """As `load_card`, but returns the valid fields and the problems of the others instead of raising."""
-    path = find_content("workloads", name, *SUFFIXES)
-    data = read_yaml(path)
+def inspect_card(name: str | None, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:
+    """As `load_card`, but returns the valid fields and the problems of the others instead of raising.
+
+    Without a name, the fields are those of the overlays and settings alone.
+    """
+    path = find_content("workloads", name, *SUFFIXES) if name is not None else Path("--set")
+    data: Mapping[str, Any] = read_yaml(path) if name is not None else {"workload": {}}
     for overlay in overlays:
         data = _merge(data, read_yaml(find_content("workloads", overlay, *SUFFIXES)))
     for setting in sets:

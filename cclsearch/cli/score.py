@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import asdict
 from pathlib import Path
 
 import orjson
 
-from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.plugins import METRICS
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
+from cclsearch.trace.difference import compare_traces, list_unclassified
+from cclsearch.trace.kernel_classes import VARIABLE, check_classes
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.open import open_trace, read_config
+from cclsearch.trace.operators import build_operator_tree
+from cclsearch.trace.partial_card import load_scoring_card
 from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.text_report import (
     compare_metrics,
+    format_changes,
     format_comparison,
     format_diagnosis,
     format_metrics,
+    format_operators,
     format_ranks,
     format_table,
+    format_unclassified,
 )
 from cclsearch.trace.view import TraceView
 
@@ -44,6 +52,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--card takes one card for all traces, or one for each; {len(args.card)} were given")
     if not 0 <= args.reference_weight <= 1:
         raise UserError(f"--reference-weight must be between 0 and 1, not {args.reference_weight!r}")
+    if args.diff and len(args.trace) != 2:
+        raise UserError("--diff compares two traces: give the one before and the one after")
+    if args.kernel_classes:
+        check_classes(Path(args.kernel_classes))
+        os.environ[VARIABLE] = str(Path(args.kernel_classes).absolute())
     names = _wanted_names(args)
     views = _open_views(args)
     results = [_measure(view, names, args) for view in views]
@@ -69,13 +82,21 @@ def _wanted_names(args: argparse.Namespace) -> list[str]:
         check_metric_name(name)
     if args.metric:
         return list(dict.fromkeys(args.metric))
+    if _only_tables(args):
+        return []
     if args.all or args.json:
         return METRICS.names()
     return list(CORE)
 
 
+def _only_tables(args: argparse.Namespace) -> bool:
+    """Return whether tables were asked for instead of metrics."""
+    return bool(args.diff or args.operators or args.unclassified)
+
+
 def _open_views(args: argparse.Namespace) -> list[TraceView]:
-    cards = [load_card(name) for name in args.card]
+    named: list[str | None] = list(args.card) or ([None] if args.set or args.overlay else [])
+    cards = [load_scoring_card(name, args.overlay, args.set) for name in named]
     config = read_config(Path(args.config)) if args.config else None
     views: list[TraceView] = []
     for i, path in enumerate(args.trace):
@@ -96,17 +117,32 @@ def _measure(view: TraceView, names: list[str], args: argparse.Namespace) -> dic
 def _print_results(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> None:
     if args.json:
         data = [_as_data(view, found, args) for view, found in zip(views, results, strict=True)]
-        shown = data[0] if len(data) == 1 else {"a": data[0], "b": data[1], "difference": compare_metrics(*results)}
+        shown = (
+            data[0] if len(data) == 1 else {"a": data[0], "b": data[1], "difference": _compare(views, results, args)}
+        )
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())
         return
     print(plain("\n\n".join(filter(None, _text_parts(views, results, args)))))
+
+
+def _compare(
+    views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace
+) -> dict[str, object]:
+    if not args.diff:
+        return dict(compare_metrics(*results))
+    return {by: [change.as_data() for change in changes] for by, changes in compare_traces(*views).items()}
 
 
 def _as_data(view: TraceView, found: dict[str, MetricResult], args: argparse.Namespace) -> object:
     if args.diagnosis:
         diagnosis = try_diagnose(view)
         return diagnosis.model_dump(mode="json") if diagnosis else None
-    return {name: result.model_dump(mode="json") for name, result in found.items()}
+    data: dict[str, object] = {name: result.model_dump(mode="json") for name, result in found.items()}
+    if args.operators:
+        data["operators"] = build_operator_tree(view).as_data()
+    if args.unclassified:
+        data["unclassified"] = [asdict(kernel) for kernel in list_unclassified(view)]
+    return data
 
 
 def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], args: argparse.Namespace) -> list[str]:
@@ -117,12 +153,18 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
         if trace.message:
             heading += f" ({trace.reason}: {trace.message})" if trace.reason else f" ({trace.message})"
         parts.append(heading)
-        whole = not args.metric or args.diagnosis
+        whole = not (args.metric or _only_tables(args)) or args.diagnosis
         diagnosis = try_diagnose(view) if whole else None
         if diagnosis:
             parts.append(format_diagnosis(diagnosis))
         if (whole or args.steps) and view.ranks:
             parts.append(format_ranks(view, by_step=args.steps))
+        if args.operators and view.ranks:
+            parts.append(format_operators(build_operator_tree(view)))
+        if args.unclassified and view.ranks:
+            parts.append(format_unclassified(list_unclassified(view)))
+    if args.diff:
+        parts.append(format_changes(compare_traces(*views)))
     if len(results) == 2:
         return [*parts, format_comparison(*results) if results[0] else ""]
     shown = results[0] if views[0].ranks or args.metric else {}

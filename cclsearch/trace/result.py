@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pydantic import JsonValue, model_validator
 
@@ -20,6 +21,17 @@ class NotAvailable(Exception):
         super().__init__(detail or str(reason))
         self.reason = Reason(reason)
         self.detail = detail
+
+
+T = TypeVar("T")
+
+
+def if_available(get: Callable[[], T]) -> T | None:
+    """Return what `get` returns; None if it raises NotAvailable."""
+    try:
+        return get()
+    except NotAvailable:
+        return None
 
 
 class MetricResult(Model):

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from cclsearch.core.text import one_line
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
+from cclsearch.trace.difference import NamedChange, UnknownKernel
 from cclsearch.trace.metric import MetricResult, Status
+from cclsearch.trace.operators import OperatorTree
 from cclsearch.trace.view import TraceView
 
 MAX_RANKS_SHOWN = 32
+MAX_ROWS_SHOWN = 40
+MIN_SHARE_SHOWN = 0.005
 
 
 def format_value(value: float | None, unit: str) -> str:
@@ -133,3 +137,65 @@ def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResul
             )
         )
     return format_table(("metric", "first", "second", "difference", "second/first", ""), rows)
+
+
+def format_changes(changes: Mapping[str, Sequence[NamedChange]]) -> str:
+    """Return one table for each of `families` and `operators`, the largest changes first."""
+    parts = []
+    for by, found in changes.items():
+        rows = [
+            (
+                one_line(change.name, 90),
+                format_value(change.first_s, "s"),
+                format_value(change.second_s, "s"),
+                f"{'+' if change.change_s > 0 else ''}{format_value(change.change_s, 's')}",
+                f"{100 * change.share:+.1f} %",
+                f"{change.first_count:g} -> {change.second_count:g}",
+            )
+            for change in found[:MAX_ROWS_SHOWN]
+            if change.share
+        ]
+        if not rows:
+            parts.append(f"{by}: no difference" if found else f"{by}: no launch is recorded inside an operator")
+            continue
+        total = sum(change.change_s for change in found)
+        rows.append(("all", "", "", f"{'+' if total > 0 else ''}{format_value(total, 's')}", "", ""))
+        heads = (by, "first", "second", "difference", "share of change", "calls")
+        parts.append(format_table(heads, rows))
+    parts.append("Summed device time per step, mean over ranks; the shares count increases and decreases alike.")
+    return "\n\n".join(parts)
+
+
+def format_unclassified(kernels: Sequence[UnknownKernel]) -> str:
+    """Return a table of unknown kernels, and how to classify them."""
+    if not kernels:
+        return "every compute kernel has a class"
+    rows = [
+        (format_value(kernel.seconds, "s"), f"{100 * kernel.share:.2f} %", f"{kernel.num_kernels:g}", kernel.name[:200])
+        for kernel in kernels[:MAX_ROWS_SHOWN]
+    ]
+    more = len(kernels) - MAX_ROWS_SHOWN
+    hint = (
+        "Give them a class: add lines such as `gemm,^my_kernel` to kernel_classes.csv in the project's folder, "
+        "below the line `class,pattern` (or to the FILE of --kernel-classes)."
+    )
+    table = format_table(("time per step", "of compute", "calls", "kernel"), rows)
+    return "\n".join(filter(None, (table, f"... and {more} more" if more > 0 else "", hint)))
+
+
+def format_operators(tree: OperatorTree) -> str:
+    """Return the tree as an indented table, without operators below half a percent of the device time."""
+    if not tree.nodes:
+        return "no launch is recorded inside an operator"
+    rows = [
+        (
+            "  " * (len(node.path) - 1) + one_line(node.path[-1], 90),
+            format_value(node.seconds, "s"),
+            f"{100 * node.seconds / tree.total_s:.1f} %" if tree.total_s else "",
+            f"{node.num_kernels:g}",
+        )
+        for node in tree.nodes
+        if node.seconds >= MIN_SHARE_SHOWN * tree.total_s
+    ]
+    table = format_table(("operator", "device time", "share", "kernels"), rows)
+    return f"{table}\nSummed device time per step, mean over ranks; {tree.coverage:.1%} of it has an operator."

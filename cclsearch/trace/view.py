@@ -14,7 +14,7 @@ from cclsearch.space.table import count_ranks
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet, rows_of_kinds
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
-from cclsearch.trace.result import NotAvailable
+from cclsearch.trace.result import NotAvailable, if_available
 from cclsearch.trace.windows import Windows, find_windows
 
 if TYPE_CHECKING:
@@ -212,8 +212,10 @@ class TraceView:
         configured = count_ranks(self.config) if self.config is not None and "dp" in self.config else None
         if configured is not None and configured != found:
             return f"{traced} (no world size recorded), but the configuration uses {configured}"
-        if configured is None and self.card is not None and self.card.hardware.num_accelerators != found:
-            return f"{traced} (no world size recorded), but the card has {self.card.hardware.num_accelerators}"
+        card = self.card
+        listed = if_available(lambda: card.hardware.num_accelerators) if card is not None else None
+        if configured is None and listed is not None and listed != found:
+            return f"{traced} (no world size recorded), but the card has {listed}"
         return ""
 
     def degree(self, knob: str) -> int:

@@ -12,6 +12,7 @@ from cclsearch.trace.collectives import explain_no_communication, group_label, i
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import if_available
 from cclsearch.trace.view import StepParts, TraceView, require_windows
 
 
@@ -84,11 +85,13 @@ def measure_comm_time(trace: TraceView) -> Draft:
     inputs: dict[str, JsonValue] = {"max_s": max(seconds.values())}
     inputs["by_collective_s"] = _split_comm_time(trace, lambda call: str(call.kind))
     inputs["by_group_s"] = _split_comm_time(trace, group_label)
-    if trace.card is not None:
-        per_node, world = trace.card.hardware.accelerators_per_node, trace.num_devices
+    card, world = trace.card, trace.num_devices
+    per_node = if_available(lambda: card.hardware.accelerators_per_node) if card is not None else None
+    if per_node is not None:
+        domain = per_node
         inputs["by_link_s"] = _split_comm_time(
             trace,
-            lambda call: "intra_node" if is_scale_up(call, call.group_size or world, per_node) else "inter_node",
+            lambda call: "intra_node" if is_scale_up(call, call.group_size or world, domain) else "inter_node",
         )
     reason = trace.window_reason
     detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from cclsearch.card.arch import count_parts, flops_per_token, tokens_per_step
 from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator
-from cclsearch.card.model import Card, Phase
+from cclsearch.card.model import Card, ModelArch, Phase
 from cclsearch.core.text import one_line
 from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Reason
@@ -18,6 +18,7 @@ from cclsearch.trace.flops import find_flops
 from cclsearch.trace.intervals import Int64s, total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
+from cclsearch.trace.result import if_available
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 
@@ -38,7 +39,7 @@ def _find_device(trace: TraceView) -> Accelerator:
     if found is None and named and named.name:
         raise NotAvailable(Reason.UNKNOWN_PEAK, f"the device {named.name!r} is not in hardware.yaml")
     if found is None and trace.card is not None:
-        found = match_accelerator(trace.card.hardware.accelerator, trace.card.hardware.memory_gib)
+        found = _accelerator_of(trace.card)
     if found is None or found.nominal:
         raise NotAvailable(Reason.UNKNOWN_PEAK, "the peak FLOP/s of the device is not known")
     return found
@@ -60,21 +61,56 @@ def find_peak(trace: TraceView, precision: str) -> Peak:
     return Peak(device.name, peak, device.hbm_bytes_per_s)
 
 
+def _accelerator_of(card: Card) -> Accelerator | None:
+    """Return the accelerator that the card names; None if it names none or an unknown one."""
+    named = if_available(lambda: card.hardware.accelerator)
+    return match_accelerator(named, if_available(lambda: card.hardware.memory_gib)) if named else None
+
+
 def _cross_check(card: Card, device: str) -> str:
-    stated = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
+    stated = _accelerator_of(card)
     if stated is None or stated.name == device:
         return ""
     return f"the trace ran on {device}, but the card has {card.hardware.accelerator}"
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """Training FLOP per token of a card's model."""
+
+    per_token: float
+    active_params: int
+    caveat: str = ""
+    """What the count leaves out; empty if the card has the whole shape of the model."""
+
+
+def _model_flops(card: Card, attention: float) -> ModelFlops:
+    """Return 6 N + `attention` L hidden S from the model's shape, or 6 N if the card has only its number of parameters.
+
+    Raises NotAvailable if it has neither, or if experts make the parameters in use unknown.
+    """
+    arch = card.arch
+    if isinstance(arch, ModelArch):
+        per_token = flops_per_token(arch, card.number("seq_len"))
+        counted = 12.0 * arch.num_layers * arch.num_heads * arch.head_dim * card.number("seq_len")
+        return ModelFlops(per_token + (attention - 12.0) / 12.0 * counted, count_parts(arch).active)
+    if if_available(lambda: arch.moe) is not None or not arch.num_params:
+        missing = if_available(lambda: arch.hidden_size)
+        raise NotAvailable(
+            Reason.CARD_MISSING_FIELD,
+            "the card has neither the model's shape (num_layers, hidden_size, ...) nor, without experts, num_params: "
+            f"give --set {'num_layers' if missing else 'num_params'}=...",
+        )
+    return ModelFlops(6.0 * arch.num_params, arch.num_params, "6 FLOP per parameter and token, without attention")
 
 
 def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     card = require_card(trace)
     peak = find_peak(trace, card.precision)
     step = measure_step_time(trace)
-    per_token = flops_per_token(card.arch, card.number("seq_len"))
-    counted = 12.0 * card.arch.num_layers * card.arch.num_heads * card.arch.head_dim * card.number("seq_len")
-    per_token += (attention - 12.0) / 12.0 * counted
-    if card.phase is Phase.INFERENCE:
+    model = _model_flops(card, attention)
+    per_token = model.per_token
+    if if_available(lambda: card.phase) is Phase.INFERENCE:
         per_token /= 3.0
     achieved = per_token * tokens_per_step(card) / step.value / trace.num_devices
     if achieved > peak.flops:
@@ -85,8 +121,12 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     return Draft(
         value=achieved / peak.flops,
         n_steps=step.n_steps,
-        reason=step.reason or (Reason.RANKS_MISSING if trace.device_count_caveat else None),
-        detail="; ".join(filter(None, (step.detail, trace.device_count_caveat, _cross_check(card, peak.device)))),
+        reason=step.reason
+        or (Reason.RANKS_MISSING if trace.device_count_caveat else None)
+        or (Reason.CARD_MISSING_FIELD if model.caveat else None),
+        detail="; ".join(
+            filter(None, (step.detail, model.caveat, trace.device_count_caveat, _cross_check(card, peak.device)))
+        ),
         inputs={
             "device": peak.device,
             "peak_flops": peak.flops,
@@ -94,7 +134,7 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
             "tokens_per_step": tokens_per_step(card),
             "num_devices": trace.num_devices,
             "achieved_flops_per_device": achieved,
-            "active_params": count_parts(card.arch).active,
+            "active_params": model.active_params,
         },
     )
 

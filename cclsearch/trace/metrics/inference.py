@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from cclsearch.card.model import Phase
 from cclsearch.trace.events import DEVICE_WORK, Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import if_available
 from cclsearch.trace.step_markers import read_marker
 from cclsearch.trace.view import RankView, TraceView
 
@@ -52,8 +53,10 @@ def _from_log(seconds: Sequence[float], of: str) -> Draft:
 
 
 def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
-    if trace.card is not None and trace.card.phase is not Phase.INFERENCE:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.task}, not for inference")
+    card = trace.card
+    phase = if_available(lambda: card.phase) if card is not None else None
+    if card is not None and phase is not None and phase is not Phase.INFERENCE:
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {card.task}, not for inference")
     found = {rank: batches for rank, view in trace.ranks.items() if (batches := find_batches(view))}
     if not found:
         raise NotAvailable(Reason.NO_STEP_MARKERS, "no step marker separates prefill from decode")

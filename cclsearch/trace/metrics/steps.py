@@ -11,6 +11,7 @@ from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import Card, Phase
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import if_available
 from cclsearch.trace.view import RankView, TraceView
 
 
@@ -84,9 +85,11 @@ def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
     """Return the card; raises NotAvailable if there is none or it is for another phase."""
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card)")
-    if phase is not None and trace.card.phase is not phase:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {trace.card.task}, not for {phase.value}")
-    return trace.card
+    card = trace.card
+    stated = if_available(lambda: card.phase)
+    if phase is not None and stated is not None and stated is not phase:
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {card.task}, not for {phase.value}")
+    return card
 
 
 @metric("tokens_per_s", unit="tokens/s", better="higher", over="trace")

@@ -1,0 +1,149 @@
+"""Device time by operator of the host: the operators and ranges that enclose the launch of each device row."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import JsonValue
+
+from cclsearch.core.text import one_line
+from cclsearch.trace.events import Kind
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.view import RankView, TraceView
+
+MAX_DEPTH = 24
+_SERIAL = re.compile(r"(?:\s*[#:]\s?|\s+|(?<=Backward))\d+$")
+"""What numbers the calls of one operator: `block #3`, `layer 7`, `MmBackward0`; `aten::log2` keeps its digit."""
+_HOST_KINDS = (Kind.CPU_OP, Kind.ANNOTATION)
+
+
+@dataclass
+class OperatorNode:
+    """One operator or range, in one place of the tree."""
+
+    path: tuple[str, ...]
+    """Names from the outermost operator to this one."""
+    seconds: float = 0.0
+    """Summed device time per step of what it and the operators in it launched, mean over ranks."""
+    own_s: float = 0.0
+    """Part that no operator inside it launched."""
+    num_kernels: float = 0.0
+    """Device rows per step, mean over ranks."""
+    own_kernels: float = 0.0
+    """Device rows that no operator inside it launched."""
+
+
+@dataclass(frozen=True)
+class OperatorTree:
+    """Device time of all operators."""
+
+    nodes: tuple[OperatorNode, ...]
+    """Parents before children, siblings by device time."""
+    total_s: float
+    """Summed device time per step, mean over ranks."""
+    coverage: float
+    """Share of device time whose launch an operator encloses."""
+
+    def as_data(self) -> dict[str, JsonValue]:
+        """Return plain data."""
+        nodes: list[JsonValue] = [
+            {"path": list(n.path), "seconds": n.seconds, "own_s": n.own_s, "num_kernels": n.num_kernels}
+            for n in self.nodes
+        ]
+        return {"total_s": self.total_s, "coverage": self.coverage, "nodes": nodes}
+
+
+def build_operator_tree(trace: TraceView) -> OperatorTree:
+    """Return the tree over all ranks; empty if no launch is recorded inside an operator."""
+    found: dict[tuple[str, ...], OperatorNode] = {}
+    total = covered = 0.0
+    for view in trace.ranks.values():
+        rows = view.in_windows(view.device_rows)
+        scale = 1e-9 / max(len(view.windows.spans_W2), 1) / len(trace.ranks)
+        parent, innermost = enclosing_operators(view, rows)
+        seconds = view.table.dur_ns[rows] * scale
+        total += float(seconds.sum())
+        covered += float(seconds[innermost >= 0].sum())
+        ops, index = np.unique(innermost, return_inverse=True)
+        of_op = np.bincount(index.ravel(), weights=seconds, minlength=len(ops))
+        count = np.bincount(index.ravel(), minlength=len(ops)) * scale * 1e9
+        for op, own_s, kernels in zip(ops.tolist(), of_op.tolist(), count.tolist(), strict=True):
+            if op >= 0:
+                _add(found, _path_of(view, parent, op), own_s, kernels)
+    return OperatorTree(_in_order(found), total, covered / total if total else 0.0)
+
+
+def seconds_by_operator(trace: TraceView) -> dict[str, tuple[float, float]]:
+    """Return innermost operator -> (summed device seconds, device rows) per step, mean over ranks."""
+    found: dict[str, tuple[float, float]] = {}
+    for node in build_operator_tree(trace).nodes:
+        if node.own_s:
+            seconds, kernels = found.get(node.path[-1], (0.0, 0.0))
+            found[node.path[-1]] = (seconds + node.own_s, kernels + node.own_kernels)
+    return found
+
+
+def enclosing_operators(view: RankView, rows: Int64s) -> tuple[dict[int, int], Int64s]:
+    """Return host row -> its enclosing host row, and for each device row the innermost host row around its launch.
+
+    -1 is none. On a CPU the operators are the device rows themselves: each encloses itself.
+    """
+    table = view.table
+    if table.accelerator == "cpu":
+        return {}, rows
+    launch = table.launch[rows]
+    host = view.rows(*_HOST_KINDS)
+    host = host[~np.isin(table.name_id[host], _step_names(view))]
+    calls = np.unique(launch[launch >= 0])
+    both = np.concatenate([host, calls])
+    is_call = np.concatenate([np.zeros(len(host), bool), np.ones(len(calls), bool)])
+    order = np.lexsort((is_call, -table.dur_ns[both], table.ts_ns[both], table.stream[both]))
+    parent: dict[int, int] = {}
+    of_call: dict[int, int] = {}
+    stack: list[int] = []
+    ends = table.end_ns
+    thread = None
+    for row, call in zip(both[order].tolist(), is_call[order].tolist(), strict=True):
+        if table.stream[row] != thread:
+            thread, stack = table.stream[row], []
+        start = int(table.ts_ns[row])
+        while stack and int(ends[stack[-1]]) <= start:
+            stack.pop()
+        if call:
+            of_call[row] = stack[-1] if stack else -1
+        else:
+            parent[row] = stack[-1] if stack else -1
+            stack.append(row)
+    return parent, np.array([of_call.get(row, -1) for row in launch.tolist()], dtype=np.int64)
+
+
+def _step_names(view: RankView) -> list[int]:
+    markers = {step.name for step in view.table.steps}
+    return [number for number, name in enumerate(view.table.names) if name in markers]
+
+
+def _path_of(view: RankView, parent: dict[int, int], op: int) -> tuple[str, ...]:
+    names: list[str] = []
+    while op >= 0 and len(names) < MAX_DEPTH:
+        name = one_line(view.table.names[view.table.name_id[op]], 100)
+        names.append(_SERIAL.sub("", name) or name)
+        op = parent.get(op, -1)
+    return tuple(reversed(names))
+
+
+def _add(found: dict[tuple[str, ...], OperatorNode], path: tuple[str, ...], own_s: float, kernels: float) -> None:
+    for depth in range(1, len(path) + 1):
+        node = found.setdefault(path[:depth], OperatorNode(path[:depth]))
+        node.seconds += own_s
+        node.num_kernels += kernels
+    found[path].own_s += own_s
+    found[path].own_kernels += kernels
+
+
+def _in_order(found: dict[tuple[str, ...], OperatorNode]) -> tuple[OperatorNode, ...]:
+    def key(node: OperatorNode) -> tuple[tuple[float, str], ...]:
+        return tuple((-found[node.path[:depth]].seconds, name) for depth, name in enumerate(node.path, 1))
+
+    return tuple(sorted(found.values(), key=key))
