@@ -54,7 +54,7 @@ def test_the_shell_offers_the_matching_names(shell: str, tmp_path: Path) -> None
         (["bench", "DIR", "--strategies", "random", "gr"], {"grid"}),
         (["run", "--llm-mode", ""], {"configs", "policy"}),
         (["run", "--quiet", "--strategy", "heur"], {"heuristic"}),
-        (["score", "trace", "--metric", "bus"], {"bus_bw"}),
+        (["score", "trace", "--metric", "bus_"], {"bus_bw"}),
         (["launcher", "ch"], {"check"}),
         (["launcher", "check", "slurm"], {"slurm-generic"}),
         (["run", "--launcher", "rep"], {"replay"}),

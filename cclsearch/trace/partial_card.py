@@ -48,7 +48,7 @@ class KnownFields:
 def load_scoring_card(name: str | None, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Card:
     """Return the card of that name or path, whole or with the fields that it has; None starts from an empty card.
 
-    Raises UserError if the file is no card, or a setting names no field.
+    Raises UserError if the file has no `workload` section, or if a setting names an unknown field.
     """
     report = inspect_card(name, overlays, sets)
     return report.card or cast(Card, _partial(report.values, report.name))
