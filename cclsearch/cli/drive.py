@@ -26,21 +26,29 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget, run_search
 from cclsearch.search.session import Session, begin_or_resume, open_session
+from cclsearch.search.unknown_trials import UnknownPolicy
 from cclsearch.tasks.base import task_of
 
 
 def drive_search(
-    folder: Path, args: argparse.Namespace, *, budget: int = 0, confirm: int = 0, events: Sequence[LlmLimitsSet] = ()
+    folder: Path,
+    args: argparse.Namespace,
+    *,
+    budget: int = 0,
+    confirm: int = 0,
+    events: Sequence[LlmLimitsSet] = (),
+    unknown: UnknownPolicy | None = None,
 ) -> int:
     """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error.
 
-    `events` record what the user changed for the rest of the search, such as limits on the LLM.
+    `events` record what the user changed for the rest of the search, such as limits on the LLM; `unknown` is what
+    becomes of trials that the ledger does not contain.
     """
     stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
         session = open_session(folder, stop=stop)
         with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
-            begin_or_resume(writer, session, budget=budget, confirm=confirm)
+            begin_or_resume(writer, session, budget=budget, confirm=confirm, unknown=unknown)
             for event in events:
                 writer.record(event.at(time.time()))
             _search(writer, session, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from cclsearch.cli.drive import drive_search
@@ -12,13 +13,33 @@ from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_pr
 from cclsearch.propose.agent.providers.spec import parse_spec
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import read_spec
+from cclsearch.search.unknown_trials import UnknownPolicy, find_unknown_trials
 
 
 def run(args: argparse.Namespace) -> int:
     folder = find_run(args.run, args.runs)
     events = _read_limits(folder, args)
-    return drive_search(folder, args, budget=args.budget, confirm=args.confirm, events=events)
+    loaded = load_run(folder)
+    total = max(loaded.spec.limits.budget, loaded.state.budget_raised_to)
+    if 0 < args.budget < total:
+        raise UserError(f"--budget {args.budget}: the search has a budget of {total} trials, which can only be raised")
+    unknown = UnknownPolicy(args.unknown_trials) if args.unknown_trials else _ask(loaded, args)
+    return drive_search(folder, args, budget=args.budget, confirm=args.confirm, events=events, unknown=unknown)
+
+
+def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:
+    """Return what the user wants done with trials that the ledger does not contain; None if nobody can be asked."""
+    found = find_unknown_trials(run.folder, run.state)
+    if not found or args.json or args.quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return None
+    print(f"{found.describe()}.")
+    print("adopt: judge their results; leave: continue without them, their configurations may run again")
+    answer = input("adopt, leave, or stop? [stop] ").strip().lower()
+    if answer not in tuple(UnknownPolicy):
+        raise UserError("stopped; nothing was changed")
+    return UnknownPolicy(answer)
 
 
 def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[LlmLimitsSet, ...]:

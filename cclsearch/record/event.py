@@ -97,6 +97,8 @@ class SearchResumed(LedgerEvent):
     """Total number of trials, as raised by `resume --budget`."""
     confirm: int = 0
     """Number of finalists to run again, as raised by `resume --confirm`."""
+    left_trials: tuple[TrialNumber, ...] = ()
+    """Trial folders that the ledger does not know and that the search continues without."""
 
 
 class TrialProposed(LedgerEvent):

@@ -16,8 +16,8 @@ _END = b',"crc":"%08x"}\n'
 _NUM_BYTES = len(_END % 0)
 
 
-_EVENT = re.compile(rb'"event": ?"([a-z_]{1,40})"')
-_TRIAL = re.compile(rb'"trial": ?(\d{1,7})[,}]')
+_EVENT = re.compile(rb'"event" ?: ?"([a-z_]{1,40})"')
+_TRIAL = re.compile(rb'"trial" ?: ?(\d{1,7})[,}]')
 
 
 @dataclass(frozen=True)

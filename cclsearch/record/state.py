@@ -63,6 +63,8 @@ class RunState:
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     bad_lines: list[BadLine] = field(default_factory=list)
     """Lines of the ledger that are not used."""
+    left_trials: set[int] = field(default_factory=set)
+    """Numbers of trial folders that no proposal is about and that the search continues without."""
     highest_trial: int = 0
     """Highest trial number in any readable line, also of a trial whose proposal is missing."""
     trials: TrialTable = field(init=False)
@@ -99,7 +101,7 @@ class RunState:
     @property
     def has_begun(self) -> bool:
         """Whether the ledger has a line, readable or not."""
-        return bool(self.started_s or self.bad_lines)
+        return bool(self.run_id or self.started_s or self.bad_lines)
 
     @property
     def unfinished(self) -> list[Trial]:
@@ -238,6 +240,7 @@ class RunState:
             case SearchResumed():
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
+                self.left_trials |= set(event.left_trials)
                 self.num_consecutive_infrastructure_failures = self.num_consecutive_judging_errors = 0
                 self.has_allocation_ended = False
                 self._resumed_at, self._infrastructure_failures = self.highest_trial, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -72,20 +72,35 @@ class JobRunner:
         return min(self.spec.limits.parallel, self.launcher.max_parallel) - writer.state.num_unfinished
 
     def adopt(self, writer: RunWriter) -> None:
-        """Find jobs that a killed search submitted but did not record; no job is submitted a second time."""
+        """Find jobs that a killed search submitted but did not record; no job is submitted a second time.
+
+        With damaged lines in the ledger, every trial without a job may have one that those lines were about.
+        """
         for trial in self._running(writer):
             self._adopt_recorded(writer, trial)
-        unrecorded = [t for t in writer.state.unfinished if t.handle is None and t.attempt > len(t.retries)]
+        is_doubtful = bool(writer.state.bad_lines)
+        without = [trial for trial in writer.state.unfinished if trial.handle is None]
+        unrecorded = [trial for trial in without if is_doubtful or trial.attempt > len(trial.retries)]
         if not unrecorded:
             return
         found = {handle.job_name: handle for handle in self.launcher.find(self.spec.run_id)}
         for trial in unrecorded:
-            job = self._job(writer, trial, trial.attempt)
-            handle = found.get(job.name)
-            if handle is not None:
-                self._record_submitted(writer, trial, handle)
-            elif has_job_file(job.trial_dir / RESULT_FILE):
-                self._collect(writer, trial, JobStatus(state=JobState.DONE))
+            self._adopt_unrecorded(writer, trial, found)
+
+    def _adopt_unrecorded(self, writer: RunWriter, trial: Trial, found: Mapping[str, Handle]) -> None:
+        """Record the job of the trial's latest attempt, if there is one, or the end of one that left a result."""
+        attempts = range(self.spec.limits.max_attempts + len(trial.retries), len(trial.retries), -1)
+        jobs = ((attempt, found.get(self._job(writer, trial, attempt).name)) for attempt in attempts)
+        attempt, handle = next(((a, handle) for a, handle in jobs if handle is not None), (trial.attempt, None))
+        job = self._job(writer, trial, max(attempt, 1))
+        if handle is not None:
+            self._record_submitted(writer, replace(trial, attempt=attempt), handle)
+            self._adopt_recorded(writer, writer.state.trials[trial.number])
+        elif trial.attempt > len(trial.retries) or not trial.retries:
+            folders = (job.trial_dir, writer.trial_folder(trial.number))
+            if any(has_job_file(folder / RESULT_FILE) for folder in folders):
+                ended = read_published(job.trial_dir)
+                self._collect(writer, trial, ended or JobStatus(state=JobState.DONE))
 
     def _adopt_recorded(self, writer: RunWriter, trial: Trial) -> None:
         """Record the end of a job whose files a killed search had moved, and the loss of one that is another run's."""

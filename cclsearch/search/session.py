@@ -16,7 +16,6 @@ from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
 from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted, SpaceGrown
-from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import grow_spec, load_run
@@ -27,6 +26,7 @@ from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.memory_filter import HeldBack, hold_back
 from cclsearch.search.proposer import make_proposer
 from cclsearch.search.trial_input import make_input
+from cclsearch.search.unknown_trials import UnknownPolicy, find_adoptable, find_unknown_trials, record_adopted
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
@@ -129,37 +129,53 @@ def locate_recording(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"recording": recording, "profile": profile})
 
 
-def begin_or_resume(writer: RunWriter, session: Session, *, budget: int = 0, confirm: int = 0) -> None:
-    """Record the start of the search, or its resumption with a higher budget or more confirmations."""
-    now_s = time.time()
+def begin_or_resume(
+    writer: RunWriter,
+    session: Session,
+    *,
+    budget: int = 0,
+    confirm: int = 0,
+    unknown: UnknownPolicy | None = None,
+) -> None:
+    """Record the start of the search, or its resumption with a higher budget or more confirmations.
+
+    Raises UserError, before anything runs, if trial folders are unknown to the ledger and `unknown` does not say what
+    becomes of them.
+    """
+    found = find_unknown_trials(writer.folder, writer.state)
+    if found and unknown is None:
+        raise found.refuse()
+    adopted = find_adoptable(found, session.spec, session.space) if unknown is UnknownPolicy.ADOPT else {}
+    left = tuple(sorted(set(found.trials) - set(adopted)))
+    is_new = not writer.state.has_begun
+    if is_new:
+        _begin(writer, session)
+    if found or not is_new:
+        _resume(writer, session, budget=budget, confirm=confirm, left=left)
+    record_adopted(writer, adopted, time.time())
+
+
+def _begin(writer: RunWriter, session: Session) -> None:
+    now_s, spec = time.time(), session.spec
+    sha256 = hash_file(writer.folder / SPEC_FILE)
+    writer.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
+    if session.held_back.rows:
+        held_back = session.held_back
+        writer.record(ConfigsHeldBack(num_configs=len(held_back.rows), text=held_back.reason, time_s=now_s))
+
+
+def _resume(writer: RunWriter, session: Session, *, budget: int, confirm: int, left: tuple[int, ...]) -> None:
     state, spec = writer.state, session.spec
-    if not state.run_id:
-        _require_no_trials(writer)
-        sha256 = hash_file(writer.folder / SPEC_FILE)
-        writer.record(SearchStarted(time_s=now_s, run_id=spec.run_id, engine_version=__version__, spec_sha256=sha256))
-        if session.held_back.rows:
-            held_back = session.held_back
-            writer.record(ConfigsHeldBack(num_configs=len(held_back.rows), text=held_back.reason, time_s=now_s))
-        return
-    if hash_file(writer.folder / SPEC_FILE) != state.spec_sha256:
+    if state.spec_sha256 not in ("", hash_file(writer.folder / SPEC_FILE)):  # empty if the first line cannot be read
         raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited after the search began; its inputs are frozen")
     if confirm and spec.provenance is not Provenance.MEASURED:
         raise UserError(f"--confirm: a {spec.provenance.value} figure cannot be confirmed by another run")
     writer.record(
         SearchResumed(
-            time_s=now_s,
+            time_s=time.time(),
             engine_version=__version__,
             budget=max(budget, state.budget_raised_to, spec.limits.budget),
             confirm=max(confirm, state.confirm_raised_to),
+            left_trials=left,
         )
     )
-
-
-def _require_no_trials(writer: RunWriter) -> None:
-    """Raise UserError if trials exist although the ledger is empty: it was lost, and they would run a second time."""
-    trials = writer.trial_folder(1).parent
-    if trials.is_dir() and any(trials.iterdir()):
-        raise UserError(
-            f"{str(writer.folder)!r} has trials that its {LEDGER_FILE} does not contain: restore that file, or start"
-            " another search (--name)"
-        )
