@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -121,14 +122,14 @@ def test_a_failing_file_system_gives_one_line(
     project: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SEARCH, "--budget", "3"]) == 0
-    real = Path.stat
+    real = os.open
 
-    def failing(path: Path, **more: bool) -> os.stat_result:
-        if path.name == "result.json":
+    def failing(path: Any, *arguments: Any, **more: Any) -> int:
+        if Path(path).name == "result.json":
             raise OSError(number, os.strerror(number), str(path))
-        return real(path, **more)
+        return real(path, *arguments, **more)
 
-    monkeypatch.setattr(Path, "stat", failing)
+    monkeypatch.setattr(os, "open", failing)
     capsys.readouterr()
     assert main(["admit", "r"]) == 2
     output = capsys.readouterr().err

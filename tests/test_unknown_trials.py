@@ -47,7 +47,7 @@ def test_headless_nothing_runs_and_one_line_names_the_option(run: Path, capsys: 
     before = (run / LEDGER_FILE).read_bytes()
     assert main(["resume", "r", "--quiet"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "has 3 trials (4-6; 3 with a result) that its ledger does not contain" in line
+    assert "has 3 trials (4-6; 3 with a result) that its ledger.jsonl does not contain" in line
     assert "--unknown-trials adopt" in line
     assert "--unknown-trials leave" in line
     assert (run / LEDGER_FILE).read_bytes() == before

@@ -85,16 +85,17 @@ def re_evaluate_trial(run: Run, trial: Trial, comparison: TrialComparison | None
     """
     assert trial.outcome is not None
     then = trial.outcome
-    now, _ = judge(
-        lambda: _evaluate_again(run, trial, then, comparison or make_comparison(run.spec)), run.spec.provenance
-    )
+    found = hash_job_file(run.trial_folder(trial.number) / RESULT_FILE)
+    compared = comparison or make_comparison(run.spec)
+    now, _ = judge(lambda: _evaluate_again(run, trial, then, found, compared), run.spec.provenance)
     return ReEvaluation(trial, then, now)
 
 
-def _evaluate_again(run: Run, trial: Trial, then: Outcome, comparison: TrialComparison | None) -> Outcome:
+def _evaluate_again(
+    run: Run, trial: Trial, then: Outcome, found: str | None, comparison: TrialComparison | None
+) -> Outcome:
+    """The outcome from the present evidence; `found` is the hash of `result.json`."""
     folder, spec, was_judged = run.trial_folder(trial.number), run.spec, not is_judging_error(then)
-    result_path = folder / RESULT_FILE
-    found = hash_job_file(result_path)
     if found is None and trial.result_sha256 is None and was_judged:
         return then
     result = collect_result(folder, task_of(spec.card).result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -214,14 +215,16 @@ class JobRunner:
             self._finish(writer, trial, outcome)
 
     def _finish(self, writer: RunWriter, trial: Trial, outcome: Outcome) -> None:
-        result = writer.trial_folder(trial.number) / RESULT_FILE
+        sha256 = None
+        with contextlib.suppress(PermissionError):  # a job may forbid reading its result, which is then its failure
+            sha256 = hash_job_file(writer.trial_folder(trial.number) / RESULT_FILE)
         writer.record(
             TrialFinished(
                 time_s=self.now_s(),
                 trial=trial.number,
                 attempt=max(trial.attempt, 1),
                 outcome=outcome,
-                result_sha256=hash_job_file(result),
+                result_sha256=sha256,
             )
         )
 

@@ -12,6 +12,7 @@ from cclsearch.core.job_file import has_job_file, read_job_json
 from cclsearch.core.text import count_of
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, TrialInput
 from cclsearch.record.event import TrialProposed, TrialSubmitting
+from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, list_trial_folders
 from cclsearch.run.spec import RunSpec
@@ -44,17 +45,17 @@ class UnknownTrials:
         return bool(self.trials)
 
     def describe(self) -> str:
-        """`'runs/a' has 3 trials (18-20; 2 with a result) that its ledger does not contain`."""
+        """`'runs/a' has 3 trials (18-20; 2 with a result) that its ledger.jsonl does not contain`."""
         results = sum(any(map(has_job_file, _list_results(path))) for path in self.trials.values())
         noun = count_of(len(self.trials), "trial")
         listed = f"{_format_ranges(self.trials)}; {results} with a result"
-        return f"{str(self.folder)!r} has {noun} ({listed}) that its ledger does not contain"
+        return f"{str(self.folder)!r} has {noun} ({listed}) that its {LEDGER_FILE} does not contain"
 
     def refuse(self) -> UserError:
         """The error of a search that nobody can be asked about."""
         return UserError(
-            f"{self.describe()}: continue with `--unknown-trials adopt` (judge their results) or `--unknown-trials"
-            " leave` (continue without them; their configurations may run again)"
+            f"{self.describe()}: restore that file, or continue with `--unknown-trials adopt` (judge their results) or"
+            " `--unknown-trials leave` (continue without them; their configurations may run again)"
         )
 
 

@@ -87,8 +87,9 @@ def _collect_data(
 ) -> CalibrationData:
     """Return every measured value of this search and of earlier runs, as log cost by row of the space."""
     metric = form.metric.name
-    own = [o for o in observations if o.row is not None and o.value(metric) is not None]
-    other = [o for o in earlier if o.row is not None and o.value(metric) is not None]
+    # Costs are logarithms: a value that is not above 0, which only an edited ledger has, says nothing.
+    own = [o for o in observations if o.row is not None and (o.value(metric) or 0.0) > 0]
+    other = [o for o in earlier if o.row is not None and (o.value(metric) or 0.0) > 0]
     values = form.metric.sign * np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
     base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
     rows = np.array([o.row for o in (*own, *other)], dtype=np.int64)
