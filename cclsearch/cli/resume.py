@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:
-    """Return what the user wants done with trials that the ledger does not contain; None if nobody can be asked."""
+    """Return what the user wants done with trials that the ledger does not contain; None without a terminal."""
     found = find_unknown_trials(run.folder, run.state)
     if not found or args.json or args.quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return None

@@ -110,7 +110,7 @@ def read_tail(path: Path, limit_bytes: int) -> str:
 def hash_job_file(path: Path, limit_bytes: int = RESULT_BYTES) -> str | None:
     """SHA-256 of the file, in hex; None if it is missing, or none that is read: too large, not a regular file.
 
-    Raises OSError if it is there and cannot be read now: nobody may take it for missing.
+    Raises OSError if it is there and cannot be read now: it must not be taken for missing.
     """
     try:
         return hashlib.sha256(read_job_bytes(path, limit_bytes)).hexdigest()

@@ -52,7 +52,7 @@ class UnknownTrials:
         return f"{str(self.folder)!r} has {noun} ({listed}) that its {LEDGER_FILE} does not contain"
 
     def refuse(self) -> UserError:
-        """The error of a search that nobody can be asked about."""
+        """The error of a search without a terminal to ask on."""
         return UserError(
             f"{self.describe()}: restore that file, or continue with `--unknown-trials adopt` (judge their results) or"
             " `--unknown-trials leave` (continue without them; their configurations may run again)"
