@@ -62,4 +62,5 @@ def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(
     revised = [event.trial for event in read_events(ledger) if isinstance(event, TrialRevised)]
     assert revised.count(1) == 2, "held back until the reference trials, then refused"
     assert "trial 1 is not ranked now: its losses differ from those of 3 trials (2, 3, 4)" in shown
+    assert "not admitted: 1 x same_losses (trial 1: its losses differ" in shown
     assert state.best in honest

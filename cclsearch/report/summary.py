@@ -21,6 +21,7 @@ from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
+from cclsearch.score.outcome import CONSTRAINTS_RULE
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 from cclsearch.tasks.base import task_of
 
@@ -35,7 +36,10 @@ class Summary:
 def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     """Summarize the search in its present state."""
     best = state.best
-    lines = _best_lines(spec, state, folder, best) if best else _no_best_lines(spec, state)
+    if best:
+        lines = [*_best_lines(spec, state, folder, best), *_refusal_lines(state)]
+    else:
+        lines = _no_best_lines(spec, state)
     return Summary((*lines, *_failure_lines(state), f"evidence: {folder}"))
 
 
@@ -229,6 +233,17 @@ def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
         violating = [reason for reason in reasons if reason.startswith("constraints: ")]
         reasons["constraints"] = sum(reasons.pop(reason) for reason in violating)
     return lines + [f"not admitted: {count} x {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
+
+
+def _refusal_lines(state: RunState) -> list[str]:
+    """One line per rule, other than the constraints, that keeps finished trials from being ranked."""
+    refused: dict[str, list[str]] = {}
+    for trial in state.trials.values():
+        verdicts = trial.outcome.verdicts if trial.outcome and trial.outcome.failure is None else ()
+        for verdict in verdicts:
+            if verdict.ok is False and verdict.rule != CONSTRAINTS_RULE:
+                refused.setdefault(verdict.rule, []).append(f"trial {trial.number}: {one_line(verdict.detail, 200)}")
+    return [f"not admitted: {len(found)} x {rule} ({found[0]})" for rule, found in refused.items()]
 
 
 def _failure_lines(state: RunState) -> list[str]:

@@ -17,11 +17,9 @@ from cclsearch.plugins import TASKS
 from cclsearch.score.admission import admit
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
-from cclsearch.score.outcome import Admission, Outcome, Verdict
+from cclsearch.score.outcome import CONSTRAINTS_RULE, Admission, Outcome, Verdict
 
 _MAX_FLOAT = sys.float_info.max
-CONSTRAINTS_RULE = "constraints"
-"""The last verdict of a trial whose objective has constraints."""
 
 
 def evaluate_trial(

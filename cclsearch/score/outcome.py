@@ -8,6 +8,8 @@ from cclsearch.core.values import Failure, Model, Provenance
 
 MAX_DRIFT_S = 5.0
 """Seconds by which wall clock and boot clock may differ over an attempt."""
+CONSTRAINTS_RULE = "constraints"
+"""The last verdict of a trial whose objective has constraints."""
 LOAD_RULE = "load"
 """The admission rule that a retry may satisfy: the run was valid, but other processes used its CPUs."""
 
