@@ -226,6 +226,7 @@ def write_report(trial: Trial, log: Log) -> None:
     if log.billions is not None:
         fields["num_params"] = round(log.billions * 1e9)
         fields["metrics"] = {"num_params_billion": log.billions}
+        fields["num_params"] = round(log.billions * 1e9)
     if log.used_gb is not None:
         fields["peak_memory_bytes"] = [int(log.used_gb * 1e9)] * data["num_ranks"]
     write_result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cclsearch.core.text import count_of
+from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Verdict
 from cclsearch.score.thresholds import DEFAULT
@@ -22,9 +23,8 @@ def check_trace_origin(evidence: Evidence) -> Verdict:
         return Verdict(rule=RULE, ok=None, detail="the attempt has no nonce: an earlier version started it")
     if without:
         detail = (
-            f"the {'trace' if len(without) == 1 else 'traces'} of {count_of(len(without), 'rank')} lack the attempt's"
-            f" nonce (annotation 'ccl-search::<CCL_NONCE>'), so another run may have written them; version 0.4 will"
-            " require it"
+            f"no nonce of the attempt (annotation '{NONCE_MARK}<CCL_NONCE>') in the traces of"
+            f" {count_of(len(without), 'rank')}: another run may have written them; version 0.4 will require it"
         )
         return Verdict(rule=RULE, ok=None, detail=detail)
     return Verdict(rule=RULE, ok=True, detail="every rank's trace has the attempt's nonce")

@@ -17,6 +17,8 @@ class TracedProducts(Model):
     attended_rows: float | None = None
     """Query rows of the backward attention kernels, summed: sequences x heads x positions x layers. Recomputation does
     not repeat them. None if no such kernel has shapes."""
+    attention_batches: tuple[int, ...] = ()
+    """Different numbers of sequences per call of PyTorch's attention operators."""
     seen_s: float
     """Seconds of the kernels behind `flops`."""
     hidden_s: float

@@ -42,6 +42,7 @@ _VISIBLE = re.compile(r"^(aten|autograd|torch|c10d|_c10d_functional(_autograd)?|
 _HIDING_ATEN = re.compile(r"^aten::(_?grouped_mm|_?mkldnn.*(linear|rnn)|quantized|_sparse_mm|_int_mm|_weight_int)")
 _COMPILED = re.compile(r"^(Torch-Compiled Region|CompiledF|## Call CompiledFxGraph)")
 _PRODUCTS = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|_scaled_mm|_?scaled_dot_product)")
+_TORCH_ATTENTION = re.compile(r"^aten::_?scaled_dot_product")
 _BATCHED = re.compile(r"attention|^aten::(_?bmm|baddbmm)|flash_attn")
 
 
@@ -65,6 +66,7 @@ def read_products(trace: TraceView, precision: str) -> TracedProducts | None:
     return TracedProducts(
         **{name: total(name) for name in ("flops", "batched_flops", "seen_s", "hidden_s", "compute_s")},
         by_shapes=all(rank.by_shapes for rank in ranks),
+        attention_batches=tuple(sorted({batch for rank in ranks for batch in rank.attention_batches})),
         attended_rows=total("attended_rows") or None,
         hidden_flops=total("hidden_s") * rate if rate else None,
         seconds_by_precision=dict(seconds),
@@ -92,6 +94,7 @@ def _read_rank(view: RankView) -> TracedProducts:
         by_shapes=not table.op_costs,
         batched_flops=float(flops_of_op[batched].sum()) / steps,
         attended_rows=_count_attended(table, ops[batched]) / steps,
+        attention_batches=_list_batches(table, ops[batched]),
         seen_s=total_ns(seen_M2) / 1e9 / steps,
         hidden_s=total_ns(hidden_M2) / 1e9 / steps,
         compute_s=total_ns(view.merge_rows(compute)) / 1e9 / steps,
@@ -134,6 +137,13 @@ def _count_attended(table: EventTable, ops: Int64s) -> float:
             four = [dims for dims in table.shapes[table.shape_id[op]].dims if len(dims) == 4]
             total += int(np.prod(four[1][:3])) if len(four) > 1 else 0
     return float(total)
+
+
+def _list_batches(table: EventTable, ops: Int64s) -> tuple[int, ...]:
+    """Return the different batch sizes of PyTorch's attention among these, whose operands are (B, heads, S, width)."""
+    rows = ops[_named(table, ops, _TORCH_ATTENTION)]
+    dims = (table.shapes[number].dims[0] for number in np.unique(table.shape_id[rows]).tolist())
+    return tuple(sorted({shape[0] for shape in dims if len(shape) == 4}))
 
 
 def _find_precisions(view: RankView, seen: Int64s, compute: Int64s) -> Counter[str]:

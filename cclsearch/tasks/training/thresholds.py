@@ -50,10 +50,10 @@ class TrainingThresholds(Model):
     """Maximum of the same, on accelerators."""
     max_traced_time_cpu: float = Field(default=6.0, gt=1)
     """Maximum of the same on a CPU, where the profiler uses time of the ranks' cores."""
-    max_ratio_of_others: float = Field(default=1.8, gt=1)
+    max_ratio_of_others: float = Field(default=1.5, gt=1)
     """Traced / timed step time against the median of the search's other trials, on accelerators: at most this factor
     apart, and within their spread."""
-    max_ratio_of_others_cpu: float = Field(default=1.8, gt=1)
+    max_ratio_of_others_cpu: float = Field(default=1.5, gt=1)
     """The same if ranks share the cores of a CPU."""
     max_sigmas: float = Field(default=4.0, gt=0)
     """Spreads (median absolute deviation x 1.4826) of the others' ratios within which a ratio is not questioned."""

@@ -15,6 +15,8 @@ from cclsearch.tasks.training.thresholds import DEFAULT
 
 MIN_OTHERS = 3
 """Trials that the ratio of traced and timed step time is compared with, at least."""
+ROUNDED = 1e-5
+"""Step times that are multiples of this share of their median were rounded: a clock has nanoseconds."""
 
 
 def check_step_times(evidence: TrainingEvidence) -> Verdict:
@@ -28,29 +30,38 @@ def check_step_times(evidence: TrainingEvidence) -> Verdict:
         return Verdict(rule=rule, ok=False, detail=detail)
     if len(times) < 3:
         return Verdict(rule=rule, ok=None, detail="too few step times to tell measured from invented ones")
-    pattern = _find_pattern(times)
+    pattern = _find_pattern(evidence)
     if pattern:
         return Verdict(rule=rule, ok=False, detail=f"{pattern}: report the time of each step as measured")
     return Verdict(rule=rule, ok=True, detail=f"{len(set(times))} different step times")
 
 
-def _find_pattern(times: Sequence[float]) -> str:
-    """What the times have in common that measured ones do not: equal digits, a coarse grid, equal differences."""
+def _find_pattern(evidence: TrainingEvidence) -> str:
+    """What the times have in common that measured ones do not: a coarse grid, equal digits, equal differences.
+
+    A script that rounds (MaxText logs milliseconds) may report equal times, if its grid is fine enough.
+    """
+    times, middle = evidence.result.step_times_s, median(evidence.result.step_times_s)
+    unit = _find_unit(times, middle)
+    if unit is not None:
+        is_coarse = unit >= DEFAULT.max_quantum * middle
+        return f"all step times are multiples of {unit:g} s" if is_coarse else ""
     if len(set(times)) == 1:
         return f"all {len(times)} step times are equal to the last digit"
-    middle = median(times)
     differences = [b - a for a, b in pairwise(times)]
     if max(differences) - min(differences) <= 1e-12 * middle:
         return f"each step takes {differences[0]:.3g} s longer than the one before"
-    quantum = _find_quantum(times, middle)
-    return f"all step times are multiples of {quantum:g} s" if quantum else ""
+    earlier = (other for other in evidence.others if other.is_earlier)
+    same = (other.number for other in earlier if other.metrics.get("step_time_s") == middle)
+    number = next(same, None)
+    return "" if number is None else f"the median step time equals that of trial {number} to the last digit"
 
 
-def _find_quantum(times: Sequence[float], middle: float) -> float | None:
-    """Return a decimal unit of at least `max_quantum` of the median that divides every time; None without one."""
-    for digits in range(-3, 9):
+def _find_unit(times: Sequence[float], middle: float) -> float | None:
+    """Return the largest decimal unit, of at least `ROUNDED` of the median, that divides every time; None without."""
+    for digits in range(-3, 12):
         unit = 10.0**-digits
-        if unit < DEFAULT.max_quantum * middle:
+        if unit < ROUNDED * middle:
             return None
         if all(abs(time / unit - round(time / unit)) < 1e-6 for time in times):
             return unit
@@ -75,24 +86,26 @@ def check_trace_time(evidence: TrainingEvidence) -> Verdict:
 def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float) -> str:
     """How the ratio differs from those of the other trials; "" if it is like theirs, or there are too few.
 
-    Load during the profiled window slows matrix products down as much as the step: only a ratio that stays unlike the
-    others after that correction counts.
+    Two causes are no trick: a profiler makes the device wait for the host, so a higher ratio counts without idle time;
+    and load during the profiled window slows matrix products down as much as the step.
     """
     others = [found for other in evidence.others if other.is_ranked and (found := _read_other(other))]
     if len(others) < MIN_OTHERS:
         return ""
-    rate = evidence.metrics.get("gemm_tflops")
-    typical = median(ratio for ratio, _ in others)
-    off = _distance(ratio, [ratio for ratio, _ in others], bound)
-    with_rate = [(ratio * rate_of, rate_of) for ratio, rate_of in others if rate_of]
-    if off and rate and len(with_rate) >= MIN_OTHERS:
-        off = min(off, _distance(ratio * rate, [ratio for ratio, _ in with_rate], bound), key=abs)
+    ratios = [ratio for ratio, _ in others]
+    rate, idle = evidence.metrics.get("gemm_tflops"), evidence.metrics.get("idle_frac", 0.0)
+    found = [
+        _distance(ratio, ratios, bound),
+        _distance(max(ratio * (1 - idle), min(ratio, median(ratios))), ratios, bound),
+    ]
+    with_rate = [ratio * rate for ratio, rate in others if rate]
+    if rate and len(with_rate) >= MIN_OTHERS:
+        found.append(_distance(ratio * rate, with_rate, bound))
+    off = min(found, key=abs)
     if not off:
         return ""
-    more = "more" if off > 0 else "less"
-    return (
-        f"; {typical:.2f}x in the median of {len(others)} other trials, {math.exp(abs(off)):.1f}x {more} is too far off"
-    )
+    apart = f"{math.exp(abs(off)):.1f}x {'more' if off > 0 else 'less'} is too far off"
+    return f"; the median of {len(others)} other trials is {median(ratios):.2f}x: {apart}"
 
 
 def _read_other(other: OtherTrial) -> tuple[float, float | None] | None:

@@ -53,6 +53,7 @@ class _NeededWork:
         is_ring = config.as_int("cp") > 1  # its blocks may skip what the causal mask hides
         self.attention = attention * (0.5 if is_ring else 1.0)
         self.rows = None if is_ring else float(rows)
+        self.micro_batch = config.as_int("micro_batch_size") if "micro_batch_size" in config else None
         self.has_experts = arch.moe is not None
 
     def find_missing(self, products: TracedProducts, hidden: float) -> str:
@@ -70,7 +71,13 @@ class _NeededWork:
             return f"products with weights are {weights / self.weights:.2f}x what is required, {words} is needed"
         if products.batched_flops + hidden < least * self.attention:
             return f"attention is {products.batched_flops / self.attention:.2f}x what is required, {words} is needed"
-        return self._find_missing_rows(products)
+        return self._find_missing_rows(products) or self._find_other_batch(products)
+
+    def _find_other_batch(self, products: TracedProducts) -> str:
+        batches = products.attention_batches
+        if self.micro_batch is None or not batches or self.micro_batch in batches:
+            return ""
+        return f"attention runs on {batches[0]} sequences a call, but a micro-batch has {self.micro_batch}"
 
     def _find_missing_rows(self, products: TracedProducts) -> str:
         """Whole queries of attention are counted exactly: sequences x heads x positions x layers."""
