@@ -27,6 +27,7 @@ from cclsearch.search.loop import run_search
 from cclsearch.search.session import begin_or_resume, open_session
 
 CHEATS = Path(__file__).parent.parent / "tests" / "cheats"
+TRICKS_FILE = "tricks.json"
 LAYOUT: dict[str, Value] = {
     "tp": 1, "dp": 2, "pp": 1, "micro_batch_size": 2, "activation_checkpointing": "none", "zero_stage": 0,
 }  # fmt: skip
@@ -75,9 +76,9 @@ def read_tricks() -> dict[str, str]:
 def make_request(tricks: Sequence[str], honest: Sequence[dict[str, Value]], run_id: str) -> SearchRequest:
     """Return a search over honest layouts, the tricks, and the rest of the honest layouts."""
     before, rest = honest[: len(honest) // 2 + 1], honest[len(honest) // 2 + 1 :]
-    honest_configs = [Config({**LAYOUT, **layout, "trick": "honest"}) for layout in (*before, *rest)]
-    tricked = [Config({**LAYOUT, **LAYOUT_OF.get(trick, {}), "trick": trick}) for trick in tricks]
-    first = (*honest_configs[: len(before)], *tricked, *honest_configs[len(before) :])
+    tricked = [LAYOUT_OF.get(trick, {}) for trick in tricks]
+    layouts = (*before, *tricked, *rest)
+    first = tuple(Config({**LAYOUT, **layout, "number": number}) for number, layout in enumerate(layouts))
     limits = SearchLimits(budget=len(first), max_attempts=1, trial_timeout_s=600.0)
     return SearchRequest("tiny", limits, framework="cheats", strategy="random", first=first, run_id=run_id)
 
@@ -88,6 +89,8 @@ def run_cheats(tricks: Sequence[str], honest: Sequence[dict[str, Value]], runs: 
     folder = runs / run_id
     if not folder.is_dir():
         folder = create_run(plan_search(make_request(tricks, honest, run_id)).spec, runs)
+        numbered = dict(enumerate(tricks, start=len(honest) // 2 + 1))
+        (folder / TRICKS_FILE).write_text(json.dumps(numbered, indent=1))
     session = open_session(folder)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -97,6 +100,7 @@ def run_cheats(tricks: Sequence[str], honest: Sequence[dict[str, Value]], runs: 
 
 def read_rows(folder: Path) -> list[Row]:
     """Return what the gate says of each trial now, from the ledger."""
+    tricks = json.loads((folder / TRICKS_FILE).read_text())
     rows = []
     for trial in load_run(folder).state.trials.values():
         outcome = trial.outcome
@@ -107,7 +111,7 @@ def read_rows(folder: Path) -> list[Row]:
         names, details = [verdict.rule for verdict in wrong], [verdict.detail for verdict in wrong]
         if not wrong and outcome.failure:
             names, details = [outcome.failure.kind.value], [outcome.failure.message]
-        trick = str(trial.config["trick"])
+        trick = tricks.get(str(trial.config["number"]), "honest")
         rows.append(Row(trick, trial.number, outcome.is_ranked, tuple(names), tuple(details)))
     return rows
 
@@ -161,7 +165,7 @@ def main() -> None:
         rows.append(edit_result(folder, first))
     print(render(rows, words))
     best = load_run(folder).state.best
-    print(f"\nbest: {best.config if best else 'none'}")
+    print(f"\nbest: {next((row.trick for row in rows if best and row.number == best.number), 'none')}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The run script `cpu` with one trick: each function here changes what is trained, timed, traced or reported.
 
-The knob `trick` names it. Every trick tells one lie as well as it can: whatever else the gate asks is true. `TRICKS`
-has them in the order of the table in docs/reliability.md.
+The run folder's `tricks.json` says which: knob `number` -> name; other numbers are honest. Every trick tells one lie as
+well as it can: whatever else the gate asks is true. `TRICKS` has them in the order of the table in docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -59,6 +59,17 @@ def after(owner: Any, name: str, change: Callable[..., Any]) -> None:
         return result if new is None else new
 
     setattr(owner, name, changed)
+
+
+def trials_of(trial: Trial) -> Path:
+    """Return the folder of all trials of the search."""
+    return next(folder for folder in trial.folder.parents if folder.name == "trials")
+
+
+def name_trick(trial: Trial) -> str:
+    """Return the trick of this trial; `honest` if it has none."""
+    tricks = json.loads((trials_of(trial).parent / "tricks.json").read_text())
+    return str(tricks.get(str(trial.config["number"]), "honest"))
 
 
 def is_timed(trainer: Any) -> bool:
@@ -479,7 +490,7 @@ def copy_rank_0(trial: Trial) -> None:
 def copy_traces(trial: Trial, change: Callable[[str], str] = lambda text: text) -> None:
     """Put the traces of trial 1 into this trial's folder."""
     for rank in (0, 1):
-        path = trial.folder.parent / "0001" / "trace" / f"rank{rank}.json.gz"
+        path = trials_of(trial) / "0001" / "trace" / f"rank{rank}.json.gz"
         text = change(gzip.decompress(path.read_bytes()).decode())
         (trial.trace_folder / path.name).write_bytes(gzip.compress(text.encode()))
 
@@ -587,7 +598,7 @@ def result_of_another_trial(trial: Trial) -> None:
 
     def copy(done: Trial, **fields: Any) -> None:
         write(done, **fields)
-        shutil.copy(trial.folder.parent / "0001" / "result.json", trial.folder / "result.json")
+        shutil.copy(trials_of(trial) / "0001" / "result.json", trial.folder / "result.json")
 
     cpu.write_result = copy
 
@@ -614,7 +625,7 @@ def honest(trial: Trial) -> None:
 def train(trial: Trial) -> None:
     """Run one rank with the trial's trick."""
     honest(trial)
-    name = str(trial.config.get("trick", "honest"))
+    name = name_trick(trial)
     if name != "honest":
         TRICKS[name](trial)
     cpu.train(trial)
@@ -627,7 +638,7 @@ def use_one_rank(trial: Trial) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if str(trial.config.get("trick")).startswith("one_rank_t"):
+    if name_trick(trial).startswith("one_rank_t"):
         use_one_rank(trial)
     return int(cpu.fork_ranks(trial, train, __file__))
 
