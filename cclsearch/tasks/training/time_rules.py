@@ -94,14 +94,12 @@ def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float)
         return ""
     ratios = [ratio for ratio, _ in others]
     rate, idle = evidence.metrics.get("gemm_tflops"), evidence.metrics.get("idle_frac", 0.0)
-    found = [
-        _distance(ratio, ratios, bound),
-        _distance(max(ratio * (1 - idle), min(ratio, median(ratios))), ratios, bound),
-    ]
-    with_rate = [ratio * rate for ratio, rate in others if rate]
+    without_idle = max(ratio * (1 - idle), min(ratio, median(ratios)))
+    distances = [_distance(value, ratios, bound) for value in (ratio, without_idle)]
+    with_rate = [ratio * its_rate for ratio, its_rate in others if its_rate]
     if rate and len(with_rate) >= MIN_OTHERS:
-        found.append(_distance(ratio * rate, with_rate, bound))
-    off = min(found, key=abs)
+        distances.append(_distance(ratio * rate, with_rate, bound))
+    off = min(distances, key=abs)
     if not off:
         return ""
     apart = f"{math.exp(abs(off)):.1f}x {'more' if off > 0 else 'less'} is too far off"
