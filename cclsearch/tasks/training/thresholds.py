@@ -46,6 +46,8 @@ class TrainingThresholds(Model):
     """Gradients that are reduced over data-parallel ranks, as a share of the parameters."""
     min_traced_time: float = Field(default=0.6, gt=0)
     """Minimum of traced step time (profiler on) divided by the unprofiled one."""
+    min_traced_time_cpu: float = Field(default=0.1, gt=0)
+    """The same if ranks share the cores of a CPU: load during the timed window makes it longer, which gains nothing."""
     max_traced_time: float = Field(default=2.5, gt=1)
     """Maximum of the same, on accelerators."""
     max_traced_time_cpu: float = Field(default=6.0, gt=1)

@@ -74,7 +74,9 @@ def check_trace_time(evidence: TrainingEvidence) -> Verdict:
     if declared is None or traced is None:
         return Verdict(rule="trace_time", ok=None, detail="the traces have no step time")
     ratio = traced / declared
-    low, high = DEFAULT.min_traced_time, DEFAULT.max_traced_time_cpu if evidence.is_on_cpu else DEFAULT.max_traced_time
+    low, high = DEFAULT.min_traced_time, DEFAULT.max_traced_time
+    if evidence.is_on_cpu:
+        low, high = DEFAULT.min_traced_time_cpu, DEFAULT.max_traced_time_cpu
     detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
     if not low <= ratio <= high:
         return Verdict(rule="trace_time", ok=False, detail=f"{detail}; between {low:g} and {high:g}x is allowed")
@@ -84,26 +86,23 @@ def check_trace_time(evidence: TrainingEvidence) -> Verdict:
 
 
 def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float) -> str:
-    """How the ratio differs from those of the other trials; "" if it is like theirs, or there are too few.
+    """How far the ratio is above those of the other trials; "" if it is like theirs, or there are too few.
 
-    Two causes are no trick: a profiler makes the device wait for the host, so a higher ratio counts without idle time;
-    and load during the profiled window slows matrix products down as much as the step.
+    Two causes are honest: a profiler makes the device wait for the host, so idle time is left out; and load during
+    the profiled window slows matrix products down as much as the step. A lower ratio gains nothing.
     """
     others = [found for other in evidence.others if other.is_ranked and (found := _read_other(other))]
     if len(others) < MIN_OTHERS:
         return ""
     ratios = [ratio for ratio, _ in others]
     rate, idle = evidence.metrics.get("gemm_tflops"), evidence.metrics.get("idle_frac", 0.0)
-    without_idle = max(ratio * (1 - idle), min(ratio, median(ratios)))
-    distances = [_distance(value, ratios, bound) for value in (ratio, without_idle)]
+    excess = _find_excess(ratio * (1 - idle), ratios, bound)
     with_rate = [ratio * its_rate for ratio, its_rate in others if its_rate]
     if rate and len(with_rate) >= MIN_OTHERS:
-        distances.append(_distance(ratio * rate, with_rate, bound))
-    off = min(distances, key=abs)
-    if not off:
+        excess = min(excess, _find_excess(ratio * rate, with_rate, bound))
+    if excess <= 1:
         return ""
-    apart = f"{math.exp(abs(off)):.1f}x {'more' if off > 0 else 'less'} is too far off"
-    return f"; the median of {len(others)} other trials is {median(ratios):.2f}x: {apart}"
+    return f"; the median of {len(others)} other trials is {median(ratios):.2f}x: {excess:.1f}x more is too far off"
 
 
 def _read_other(other: OtherTrial) -> tuple[float, float | None] | None:
@@ -111,10 +110,10 @@ def _read_other(other: OtherTrial) -> tuple[float, float | None] | None:
     return (traced / timed, other.metrics.get("gemm_tflops")) if timed and traced else None
 
 
-def _distance(value: float, others: Sequence[float], bound: float) -> float:
-    """Return the distance from the median of the others on a log scale; 0 within the bound or within their spread."""
+def _find_excess(value: float, others: Sequence[float], bound: float) -> float:
+    """Return the factor above the median of the others; 1 within the bound or within their spread."""
     logs = [math.log(other) for other in others]
     middle = median(logs)
     spread = MAD_TO_SIGMA * median(abs(log - middle) for log in logs)
-    distance = math.log(value) - middle
-    return 0.0 if abs(distance) <= max(math.log(bound), DEFAULT.max_sigmas * spread) else distance
+    distance = math.log(value) - middle if value > 0 else 0.0
+    return 1.0 if distance <= max(math.log(bound), DEFAULT.max_sigmas * spread) else math.exp(distance)
