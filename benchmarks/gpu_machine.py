@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import statistics
@@ -74,6 +75,12 @@ class Bench:
         """The search space of the card with those knobs."""
         knobs = [parse_knob(text) for text in self.options[1::2]]
         return build_space(self.card, load_framework("gpu"), extra_knobs=knobs)
+
+    def free(self) -> None:
+        """Give back unused memory of the device, which another process may need."""
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
         """Wait for the GPU."""

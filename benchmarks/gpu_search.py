@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gc
 import json
 import random
 import shutil
@@ -46,9 +45,8 @@ def make_trial(bench: Bench, config: Config, folder: Path) -> Any:
 def make_trainer(bench: Bench, config: Config) -> Any:
     """Return the run script's trainer of this configuration, alone on the device."""
     torch._dynamo.reset()
-    gc.collect()
+    bench.free()
     if bench.is_gpu:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     layout = sys.modules["cpu_model"].Layout(0, tp=1, dp=1, pp=1, ep=1)
     return bench.script.make_trainer(make_trial(bench, config, bench.folder), layout, bench.device)
@@ -185,8 +183,8 @@ def _calibrated(bench: Bench, recording: Recording, metric: str) -> dict[int, fl
     table, proposer, seen = RecordedTable(recording), PROPOSERS.get("default")(), list[Observation]()
     for trial in range(_trials(bench)):
         view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), 15 - trial, 0)
-        [proposal] = proposer.propose(view, 1)
-        seen.append(table.ask(trial, recording.space.row(proposal.config), proposal.config))
+        for proposal in proposer.propose(view, 1):
+            seen.append(table.ask(trial, recording.space.row(proposal.config), proposal.config))
     tried = {observation.row for observation in seen}
     rows = np.array([row for row in range(len(recording.rows)) if row not in tried])
     log_cost = fit_ensemble(form, predictor.features, seen, ()).mean(rows) if len(rows) else np.zeros(0)
@@ -215,6 +213,7 @@ def search_for_real(bench: Bench) -> None:
     """Search with the product, each trial a process of its own, and compare with the table."""
     budget, runs = 1 if bench.small else 8, bench.out / "runs"
     shutil.rmtree(runs / "search", ignore_errors=True)
+    bench.free()
     command = [sys.executable, "-m", "cclsearch"]
     words = [
         "run",

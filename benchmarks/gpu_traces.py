@@ -290,6 +290,7 @@ def _run_ranks(bench: Bench, folder: Path, words: list[str], payload: Any = None
     """Run two ranks of a program that share the device; return the backend with which they ended well, or None."""
     ways = ("nccl", "gloo") if bench.is_gpu else ("gloo",)
     for way in ways:
+        bench.free()
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         own = {"CCL_SHARE_GPU": way} if bench.is_gpu else {"CCL_DEVICE": "cpu"}
@@ -338,7 +339,8 @@ def _wait_for(words: list[str], own: dict[str, str]) -> str | None:
 
 def check_energy(bench: Bench) -> None:
     """Energy by the driver's counter, beside sampled power over the same seconds."""
-    counter = sys.modules["energy"].open_counter()
+    energy = sys.modules["energy"]
+    counter = energy.open_counter()
     results = [json.loads(path.read_text()) for path in sorted(bench.out.glob("runs/search/trials/*/result.json"))]
     reported = [result.get("energy_j") for result in results]
     if counter is None:
@@ -366,11 +368,17 @@ def check_energy(bench: Bench) -> None:
         "energy over 5 s, beside sampled power", statistics.fmean(watts) * seconds, used_j, 0.2, "J"
     )
     bench.report.figures["energy of the search's trials (J per step)"] = reported
+    long_enough = [result for result in results if sum(result.get("step_times_s", ())) > 1.1 * energy.MIN_WINDOW_S]
+    silent = sum(result.get("energy_j") is None for result in long_enough)
+    bench.report.check(
+        f"of {len(long_enough)} trials with a window over 0.55 s, those without energy", "0", f"{silent}", not silent
+    )
 
 
 def check_jax(bench: Bench) -> None:
     """Train two layers with JAX on the device in a process of its own, and read its XSpace."""
     folder = bench.out / "traces" / "jax"
+    bench.free()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     words = [

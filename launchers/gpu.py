@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ ATTENTION = {
     "cudnn": torch.backends.cuda.enable_cudnn_sdp,
 }
 """Backend of scaled dot-product attention -> the function that turns it on or off for the process."""
+COMPILE_CACHE = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
 
 
 def choose_device(local_rank: int) -> torch.device:
@@ -55,9 +57,14 @@ def choose_backend(device: torch.device, rank: int) -> str:
 
 
 def choose_attention(name: str) -> None:
-    """Make scaled dot-product attention use only this backend; `auto` leaves the choice to torch."""
+    """Make scaled dot-product attention use only this backend; `auto` leaves the choice to torch.
+
+    Each backend has a compile cache of its own: the keys of torch's leave the backend out, so that a compiled layer
+    would use the backend with which it was compiled first (github.com/pytorch/pytorch, issue 185449).
+    """
     if name not in (*ATTENTION, "auto"):
         raise IllegalConfig(f"attention must be auto or one of {', '.join(ATTENTION)}, but it is {name!r}")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILE_CACHE if name == "auto" else f"{COMPILE_CACHE}-{name}"
     for backend, enable in ATTENTION.items():
         enable(name in (backend, "auto"))
 

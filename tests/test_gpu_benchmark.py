@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -97,6 +98,28 @@ def test_ranks_that_fail_are_ended_and_say_why(bench: Any) -> None:
     assert traces._wait_for([sys.executable, "-c", code], {}) == "boom"
     assert time.monotonic() - started < 50, "the other rank was not waited for"
     assert traces._wait_for([sys.executable, "-c", ""], {}) is None
+
+
+def test_each_attention_backend_has_a_compile_cache_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "launchers"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
+    import torch
+
+    spec = importlib.util.spec_from_file_location("gpu_run_script_of_a_test", ROOT / "launchers" / "gpu.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found = {}
+    for name in ("math", "flash", "auto"):
+        script.choose_attention(name)
+        enabled = (torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled())
+        found[name] = (os.environ["TORCHINDUCTOR_CACHE_DIR"], *enabled)
+    assert found == {
+        "math": ("/cache-math", True, False), "flash": ("/cache-flash", False, True), "auto": ("/cache", True, True),
+    }  # fmt: skip
+    with pytest.raises(script.IllegalConfig, match="'paged'"):
+        script.choose_attention("paged")
 
 
 def test_the_bundle_leaves_out_only_dependencies_of_other_commands(bench: Any) -> None:
