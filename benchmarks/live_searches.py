@@ -241,6 +241,7 @@ def disturb_namespace(search: LiveSearch) -> None:
         if process.poll() is None:  # else the search had ended, and the rival may do as it likes
             search.tally.rivals += 1
             search.tally.rivals_admitted += rival.returncode != 2
+        search.tally.rivals_admitted += process.returncode == 2  # its folder was taken over
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     search.wait(process, 0, 1, 2, -signal.SIGKILL, 137)
