@@ -7,11 +7,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.trace.cache import current_version
 from cclsearch.trace.kernel_classes import CLASSES, VARIABLE, check_classes, kernel_class, load_classes
-from cclsearch.trace.kernel_names import kernel_family, split_kernel_name
+from cclsearch.trace.kernel_names import MAX_ARGUMENTS, MAX_NAME, kernel_family, split_kernel_name
 
 NAMES = Path(__file__).parent / "kernel_names.csv"
 
@@ -153,3 +156,24 @@ def test_the_table_names_a_source_for_every_line() -> None:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(load_classes().rules)
     assert all(row["source"] for row in rows)
+
+
+@given(st.text(max_size=300) | st.from_regex(r"(void )?[_a-zA-Z:<>() ,0-9.\[\]]{0,200}", fullmatch=True))
+@settings(max_examples=150, deadline=None)
+def test_any_text_has_a_class_and_a_family(text: str) -> None:
+    assert kernel_class(text) in CLASSES
+    assert len(kernel_family(text)) <= 120
+    assert len(split_kernel_name(text).arguments) <= MAX_ARGUMENTS
+
+
+def test_a_name_of_any_length_is_cut_before_it_is_searched() -> None:
+    found = split_kernel_name("triton_red_fused_" + "mean_" * 100_000)
+    assert len(found.all) <= MAX_NAME
+    assert kernel_class("triton_red_fused_" + "mean_" * 100_000) == "reduction"
+
+
+def test_a_search_does_not_begin_with_a_malformed_table(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "kernel_classes.csv").write_text("class,pattern\ngemm,(\n", encoding="utf-8")
+    assert main(["run", "--workload", "wl2", "--budget", "1"]) == 2
+    assert "is not a regular expression" in capsys.readouterr().err
+    assert not (project / "runs").exists()

@@ -28,6 +28,7 @@ from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Space
+from cclsearch.trace.kernel_classes import load_classes
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 
@@ -42,6 +43,7 @@ class Plan:
 
 def plan_search(request: SearchRequest) -> Plan:
     """Return the request resolved and frozen; raises UserError if the search cannot work."""
+    load_classes()  # a malformed table of the project stops the search before anything is written
     requested_card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
     target = choose_target(
         requested_card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation

@@ -31,6 +31,7 @@ from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
+from cclsearch.trace.kernel_classes import load_classes
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     spec = locate_recording(load_run(folder).spec)
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
+    load_classes()  # a malformed table of the project must stop the search here, not its first trace
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
     return Session(
         spec=spec,

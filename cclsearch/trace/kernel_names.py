@@ -11,6 +11,9 @@ from cclsearch.core.text import one_line
 MAX_ARGUMENTS = 600
 """Longer template arguments are cut: what identifies a kernel comes first, and patterns search all of it."""
 
+MAX_NAME = 4096
+"""Longer names are cut, so that patterns take bounded time on any name."""
+
 _NOISE = re.compile(r"\s*\[clone [^\]]*\]|(?<=\w)\.kd$|\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 _SERIAL = re.compile(r"(?:[_.]\d+)+$")
 _WRAPPERS = frozenset({"kernel", "kernel2", "device_kernel", "kentry", "globalkernel", "kernel_launcher", "run_kernel"})
@@ -53,7 +56,7 @@ class KernelName:
 
 def split_kernel_name(text: str) -> KernelName:
     """Return name and template arguments of a kernel, as any profiler prints it: demangled, mangled, or plain."""
-    bare = _NOISE.sub("", text.strip())
+    bare = _NOISE.sub("", text[:MAX_NAME].strip())
     if bare.startswith(("Memcpy ", "Memset ")):
         return KernelName(bare)  # an event of the profiler, whose parentheses hold no parameters
     if bare.startswith("_Z"):
