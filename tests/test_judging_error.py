@@ -80,15 +80,15 @@ def test_a_derived_metric_that_is_not_finite_is_left_out_and_a_note_says_so(proj
 def broken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Numbers of the trials that our own code fails to judge."""
     numbers: set[int] = set()
-    real = evaluate.evaluate_trial
+    real = evaluate.evaluate_evidence
 
-    def evaluate_or_raise(payload: Any, *arguments: Any, **fields: Any) -> Any:
-        if payload.trial in numbers:
+    def evaluate_or_raise(evidence: Any, *arguments: Any, **fields: Any) -> Any:
+        if evidence.payload.trial in numbers:
             token = "hf_" + "a" * 34
             raise KeyError(f"our own mistake, token={token}")
-        return real(payload, *arguments, **fields)
+        return real(evidence, *arguments, **fields)
 
-    monkeypatch.setattr(evaluate, "evaluate_trial", evaluate_or_raise)
+    monkeypatch.setattr(evaluate, "evaluate_evidence", evaluate_or_raise)
     return numbers
 
 
@@ -194,7 +194,7 @@ def test_an_interrupt_while_a_trial_is_judged_is_not_a_judging_error(
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "evaluate_trial", interrupt)
+    monkeypatch.setattr(evaluate, "evaluate_evidence", interrupt)
     with pytest.raises(KeyboardInterrupt):
         search(project, ran, parallel=1)
     assert load_run(project / "runs" / "r").state.trials[1].outcome is None
