@@ -109,20 +109,22 @@ def find_bounds(trace: TraceView) -> Bounds:
 def _costs_of_rows(view: RankView, rows: np.ndarray) -> tuple[list[OperationCost], np.ndarray]:  # type: ignore[type-arg]
     """Return the distinct operations of known cost, and for each row its index among them (-1: unknown)."""
     table = view.table
-    keys: dict[tuple[int, int], int] = {}
-    costs: list[OperationCost] = []
-    of_row = np.full(len(rows), -1)
     ops = table.op[rows]
-    for index, (row, op) in enumerate(zip(rows.tolist(), ops.tolist(), strict=True)):
-        key = (int(table.name_id[op]), int(table.shape_id[op])) if op >= 0 else (int(table.name_id[row]), -1)
-        if key not in keys:
-            cost = _cost_of(view, key)
-            keys[key] = len(costs) if cost else -1
-            costs += [cost] if cost else []
-        of_row[index] = keys[key]
-    for number, cost in enumerate(costs):
-        mine = of_row == number
-        cost.num_runs = len(np.unique(ops[mine])) if cost.shape else int(mine.sum())
+    named = np.where(ops >= 0, table.name_id[ops], table.name_id[rows]).astype(np.int64)
+    shaped = np.where(ops >= 0, table.shape_id[ops], -1).astype(np.int64)
+    distinct, which = np.unique(np.stack([named, shaped], axis=1), axis=0, return_inverse=True)
+    costs: list[OperationCost] = []
+    number_of = np.full(len(distinct), -1)
+    for index, (name_id, shape_id) in enumerate(distinct.tolist()):
+        cost = _cost_of(view, (name_id, shape_id))
+        if cost is not None:
+            number_of[index] = len(costs)
+            costs.append(cost)
+    of_row = number_of[which.ravel()] if len(rows) else np.full(0, -1)
+    runs = np.unique(np.stack([of_row, np.where(ops >= 0, ops, -1 - np.arange(len(ops)))], axis=1), axis=0)
+    for number, count in zip(*np.unique(runs[:, 0], return_counts=True), strict=True):
+        if number >= 0:
+            costs[number].num_runs = int(count)
     return costs, of_row
 
 
