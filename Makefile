@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-serial test-gpu gpu-bundle check lint types format docs clean
+.PHONY: demo test test-light test-serial test-gpu gpu-bundle check lint types format docs fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -54,6 +54,9 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(SCANNER) tests/const
 	@echo "installing ccl-search with what its tests need (torch for CPU, JAX: about a minute)"
 	$(PIP) install --quiet --constraint tests/constraints.txt --editable '.[dev,torch,jax]'
 	@touch $@ $(VENV)/.installed
+
+fuzz-native: $(VENV)/.installed-dev  ## damaged traces through the scanner in C, built with sanitizers (3 minutes)
+	$(BIN)/python benchmarks/fuzz_native.py --out benchmarks/fuzz-native.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

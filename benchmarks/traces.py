@@ -1,10 +1,12 @@
-"""Time and memory to read one large trace: this project, HolisticTraceAnalysis (HTA) and `json.load`.
+"""Time and memory to read large traces: this project, an earlier checkout, `json.load` and HolisticTraceAnalysis (HTA).
 
-    python benchmarks/traces.py TRACE [--size-mb 500] [--hta PYTHON] [--out benchmarks/traces.md]
+    python benchmarks/traces.py TRACE... [--before DIR] [--hta PYTHON] [--size-mb 300] [--ranks 64]
+                                         [--out benchmarks/traces.md]
 
-TRACE is a real Kineto trace (`.json` or `.json.gz`); it is repeated with shifted times and ids up to the given size.
-PYTHON is an interpreter of a separate environment with `hta` 0.5. Every measurement runs in its own process on one
-core; the best of three runs counts, HTA and json.load run once.
+Each TRACE is a real Kineto trace (`.json` or `.json.gz`), repeated with shifted times and ids up to the given size; the
+files of many ranks are repeats of the first one. DIR is a checkout to compare with, PYTHON an interpreter of a separate
+environment with `hta` 0.5. Every measurement runs in its own process, this project and the checkout in turns; of three
+runs the one with the least CPU time counts. json.load and HTA run once.
 """
 
 from __future__ import annotations
@@ -19,165 +21,266 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-_SHIFTED = re.compile(r'"(ts|correlation|External id|id)": (\d+)')
+import psutil
 
-READ = """
-import json, resource, sys, time
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ((64, 10), (16, 29), (6, 98))
+"""Number of ranks and MB of each: the sizes at which two workers were once slower than one."""
+REPEATS = 3
+SAMPLE_S = 0.05
+_SHIFTED = re.compile(r'"(ts|correlation|External id|id)":\s*(\d+)')
+_METRICS = "trace_step_time compute_frac exposed_comm_frac exposed_mem_frac idle_frac comm_time overlap"
+
+READ = f"""
+import json, os, resource, sys, time
 from pathlib import Path
-sys.path.insert(0, {root!r})
+sys.path.insert(0, sys.argv[1])
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.score import score_traces, score_view
+from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.file_summary import summarize_file
-import numpy, msgspec
-names = "trace_step_time compute_frac exposed_comm_frac exposed_mem_frac idle_frac comm_time overlap".split()
-read_traces({warm!r}, use_cache=False)
-score_traces(read_traces({warm!r}, use_cache=False), names=names)
+path, workers, cache, warm = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "cache", sys.argv[5]
+names = "{_METRICS}".split()
+score_view(TraceView(read_traces(warm, use_cache=False)), names)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start, cpu = time.perf_counter(), time.process_time()
-found = read_traces({path!r}, use_cache={cache!r})
+cpu_s = lambda: time.process_time() + sum(os.times()[2:4])
+start, cpu = time.perf_counter(), cpu_s()
+found = read_traces(path, workers=workers, use_cache=cache)
 loaded = time.perf_counter()
 view = TraceView(found)
-whole = summarize_file(view.ranks[0])
-score = score_view(view, names)
-end, cpu = time.perf_counter(), time.process_time() - cpu
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-table = found.tables[0]
-print(json.dumps(dict(load_s=loaded - start, total_s=end - start, cpu_s=cpu, peak_mb=peak / 1024,
-    before_mb=before / 1024,
-    table_mb=table.nbytes / 1e6, rows=len(table), busy_us=whole.busy_ns / 1e3, compute_us=whole.compute_ns / 1e3)))
+summarize_file(view.ranks[0])
+score_view(view, names)
+tables = found.tables.values()
+print(json.dumps(dict(load_s=loaded - start, wall_s=time.perf_counter() - start, cpu_s=cpu_s() - cpu,
+    peak_mb=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+    table_mb=sum(table.nbytes for table in tables) / 2**20, rows=sum(map(len, tables)))))
 """
 
 LOAD = """
-import json, resource, time
-start, cpu = time.perf_counter(), time.process_time()
-data = json.load(open({path!r}))
-print(json.dumps(dict(total_s=time.perf_counter() - start,
-    cpu_s=time.process_time() - cpu,
-    peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, rows=len(data["traceEvents"]))))
+import json, os, resource, sys, time
+start = time.perf_counter()
+data = json.load(open(sys.argv[1]))
+print(json.dumps(dict(wall_s=time.perf_counter() - start, cpu_s=sum(os.times()[:4]),
+    peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)))
 """
 
 HTA = """
-import json, resource, time, logging
+import json, logging, os, resource, sys, time
 logging.disable(logging.CRITICAL)
 from hta.trace_analysis import TraceAnalysis
-start, cpu = time.perf_counter(), time.process_time()
-analysis = TraceAnalysis(trace_files={{0: {path!r}}}, trace_dir="/")
-loaded = time.perf_counter()
-times = analysis.get_temporal_breakdown(visualize=False)
-print(json.dumps(dict(load_s=loaded - start, total_s=time.perf_counter() - start,
-    cpu_s=time.process_time() - cpu,
+start, cpu = time.perf_counter(), sum(os.times()[:4])
+TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="/").get_temporal_breakdown(visualize=False)
+print(json.dumps(dict(wall_s=time.perf_counter() - start, cpu_s=sum(os.times()[:4]) - cpu,
     peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)))
 """
+
+
+@dataclass
+class Way:
+    """One way to read: a checkout, its number of workers and the environment."""
+
+    name: str
+    root: Path
+    workers: int = 1
+    native: bool = True
 
 
 def repeat_trace(source: Path, target: Path, size_bytes: int) -> None:
     """Write the trace repeatedly, with shifted times and ids, until the target has the size."""
     data = source.read_bytes()
     text = (gzip.decompress(data) if source.suffix == ".gz" else data).decode()
-    start = text.index("[", text.index('"traceEvents"')) + 1
-    end = text.index("\n  ],\n", start)
-    head, body, tail = text[:start], text[start:end], text[end:]
+    start = text.index("[", text.index('"traceEvents"'))
+    _, end = json.JSONDecoder(strict=False).raw_decode(text, start)
+    inner = text[start + 1 : end - 1]
+    body = inner.strip()
+    indent = inner[: len(inner) - len(inner.lstrip())]
     found = [(key, int(number)) for key, number in _SHIFTED.findall(body)]
-    times = [number for key, number in found if key == "ts"]
-    span = max(times) - min(times) + 100_000
+    times = [number for key, number in found if key == "ts" and number]
+    shift = {"ts": max(times) - min(times) + 100_000}
     ids = max(number for key, number in found if key != "ts") + 1
+
+    def shifted(match: re.Match[str], count: int) -> str:
+        keep = match[0][: match.start(2) - match.start()]
+        return f"{keep}{int(match[2]) + shift.get(match[1], ids) * count}"
+
     with target.open("w") as file:
-        file.write(head)
+        file.write(text[: start + 1] + indent)
         for count in range(max(1, round(size_bytes / len(body)))):
-            shift = {"ts": span * count}
-            file.write("," if count else "")
-            file.write(_SHIFTED.sub(lambda m, s=shift, n=count: f'"{m[1]}": {int(m[2]) + s.get(m[1], ids * n)}', body))
-        file.write(tail)
+            file.write("," + (indent or " ") if count else "")
+            file.write(_SHIFTED.sub(lambda match, n=count: shifted(match, n), body))
+        file.write(inner[len(inner.rstrip()) :] + text[end - 1 :])
 
 
-def run_alone(python: str, program: str, core: int | None) -> dict[str, float]:
-    """Return what the program prints, run in its own process on one core."""
-    command = ["taskset", "-c", str(core), python, "-c", program] if core is not None else [python, "-c", program]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+def write_ranks(source: Path, folder: Path, ranks: int) -> Path:
+    """Write the trace as that of each rank of one run."""
+    text = source.read_text()
+    cut = text.index('"traceEvents"')
+    folder.mkdir()
+    for rank in range(ranks):
+        head = re.sub(r'"rank":\s*\d+', f'"rank": {rank}', text[:cut])
+        head = re.sub(r'"world_size":\s*\d+', f'"world_size": {ranks}', head)
+        with (folder / f"rank{rank}.json").open("w") as file:
+            file.write(head)
+            file.write(text[cut:])
+    return folder
+
+
+def run_program(python: str, program: str, *arguments: str, core: int | None, native: bool = True) -> dict[str, float]:
+    """Return what the program prints, run in its own process."""
+    command = [python, "-c", program, *arguments]
+    if core is not None:
+        command = ["taskset", "-c", str(core), *command]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CCL_NATIVE": "1" if native else "0"}
+    if program == READ:
+        env["PYTHONPATH"] = arguments[0]  # for the other processes of a checkout
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
-def measure_ours(path: Path, warm: Path, *, cache: bool, core: int | None, repeats: int = 3) -> dict[str, float]:
-    """Return the fastest of several runs."""
-    program = READ.format(root=str(HERE.parent), path=str(path), warm=str(warm), cache=cache)
-    return min((run_alone(sys.executable, program, core) for _ in range(repeats)), key=lambda run: run["cpu_s"])
+def measure(ways: list[Way], path: Path, warm: Path, *, cache: bool = False) -> dict[str, dict[str, float]]:
+    """Return the run of each way with the least CPU time (wall time, for several workers); the ways alternate."""
+    runs: dict[str, list[dict[str, float]]] = {way.name: [] for way in ways}
+    for _ in range(REPEATS):
+        for way in ways:
+            arguments = (str(way.root), str(path), str(way.workers), "cache" if cache else "", str(warm))
+            core = None if way.workers > 1 else 0
+            runs[way.name].append(run_program(sys.executable, READ, *arguments, core=core, native=way.native))
+    return {
+        way.name: min(runs[way.name], key=lambda run, w=way: run["wall_s" if w.workers > 1 else "cpu_s"])
+        for way in ways
+    }
+
+
+def score_command(root: Path, folder: Path, workers: int) -> dict[str, float]:
+    """Return time, and peak memory summed over all processes (each page once), of `ccl-search score FOLDER`."""
+    for kept in folder.glob(".*.ccl-columns"):
+        kept.unlink()
+    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from cclsearch.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, str(root), "score", str(folder), "--workers", str(workers)]
+    env = {**os.environ, "PYTHONPATH": str(root)}
+    start, peak = time.perf_counter(), 0
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            peak = max(peak, _memory_of(process.pid))
+            time.sleep(SAMPLE_S)
+    return {"wall_s": time.perf_counter() - start, "peak_mb": peak / 2**20, "code": float(process.returncode)}
+
+
+def _memory_of(pid: int) -> int:
+    try:
+        family = psutil.Process(pid)
+        return sum(int(one.memory_full_info().pss) for one in [family, *family.children(recursive=True)])
+    except psutil.Error:
+        return 0
+
+
+def report_single(arguments: argparse.Namespace, scratch: Path) -> list[str]:
+    """Return the table of single traces, each read in every way."""
+    ways = [Way("now", ROOT), Way("now, two workers", ROOT, 2), Way("now, Python only", ROOT, native=False)]
+    if arguments.before:
+        ways.insert(0, Way("before", arguments.before))
+    lines = ["| trace | way | wall s | CPU s | MB/s of CPU | peak MB without start and table | times before |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for source in arguments.traces:
+        name = source.parent.name
+        path = scratch / name / "rank0.json"
+        path.parent.mkdir()
+        repeat_trace(source, path, arguments.size_mb * 1_000_000)
+        size_mb = path.stat().st_size / 1e6
+        runs = measure(ways, path, source)
+        packed = path.with_name("rank0.json.gz")
+        subprocess.run(f"gzip -1 -c {path} > {packed}", shell=True, check=True)
+        runs["now, .json.gz"] = measure(ways[-3:-2], packed, source)["now"]
+        measure([Way("cache", ROOT)], path, source, cache=True)
+        runs["now, from the cache"] = measure([Way("cache", ROOT)], path, source, cache=True)["cache"]
+        runs["json.load"] = run_program(sys.executable, LOAD, str(path), core=0)
+        if arguments.hta:
+            runs["HTA, load and temporal breakdown"] = run_program(arguments.hta, HTA, str(path), core=0)
+        for way, run in runs.items():
+            lines.append(_single_row(f"{name}, {size_mb:.0f} MB", way, run, runs.get("before"), size_mb))
+            print(lines[-1], file=sys.stderr)
+        path.unlink()
+        packed.unlink()
+    return lines
+
+
+def _single_row(trace: str, way: str, run: dict[str, float], before: dict[str, float] | None, size_mb: float) -> str:
+    extra = max(run["peak_mb"] - run.get("table_mb", 0.0), 0.0)
+    ratio = f"{before['wall_s'] / run['wall_s']:.1f}" if before else ""
+    rate = size_mb / run["cpu_s"]
+    return f"| {trace} | {way} | {run['wall_s']:.3g} | {run['cpu_s']:.3g} | {rate:.0f} | {extra:.0f} | {ratio} |"
+
+
+def report_folders(arguments: argparse.Namespace, scratch: Path) -> list[str]:
+    """Return the table of folders with many files, read by one and by two workers."""
+    ways = [Way(f"now, {n} workers", ROOT, n) for n in (1, 2)]
+    if arguments.before:
+        ways += [Way(f"before, {n} workers", arguments.before, n) for n in (1, 2)]
+    lines = ["| files | way | wall s | CPU s |", "| --- | --- | --- | --- |"]
+    source = arguments.traces[0]
+    for ranks, size_mb in FOLDERS:
+        one = scratch / "one.json"
+        repeat_trace(source, one, size_mb * 1_000_000)
+        folder = write_ranks(one, scratch / f"{ranks}x{size_mb}", ranks)
+        for way, run in measure(ways, folder, source).items():
+            lines.append(f"| {ranks} of {size_mb} MB | {way} | {run['wall_s']:.3g} | {run['cpu_s']:.3g} |")
+            print(lines[-1], file=sys.stderr)
+    return lines
+
+
+def report_ranks(arguments: argparse.Namespace, scratch: Path) -> list[str]:
+    """Return the table of the whole command on many ranks of 100 MB."""
+    one = scratch / "hundred.json"
+    repeat_trace(arguments.traces[0], one, 100_000_000)
+    folder = write_ranks(one, scratch / "ranks", arguments.ranks)
+    lines = ["| command | workers | wall s | peak MB of all processes |", "| --- | --- | --- | --- |"]
+    for workers in (1, 2):
+        run = score_command(ROOT, folder, workers)
+        what = f"`ccl-search score`, {arguments.ranks} ranks of 100 MB, exit code {run['code']:.0f}"
+        lines.append(f"| {what} | {workers} | {run['wall_s']:.3g} | {run['peak_mb']:.0f} |")
+        print(lines[-1], file=sys.stderr)
+    return lines
+
+
+def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
+    """Return the measurements as Markdown."""
+    lines = [
+        "# Reading traces",
+        "",
+        "`benchmarks/traces.py`: Kineto JSON made by repeating real traces with shifted times and ids, loaded with the "
+        f"full breakdown. {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}. One worker runs "
+        "on one core.",
+        "",
+        *report_single(arguments, scratch),
+        "",
+        *report_folders(arguments, scratch),
+    ]
+    if arguments.ranks:
+        lines += ["", *report_ranks(arguments, scratch)]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Build the large trace, measure, and print the table (and write it)."""
+    """Build the large traces, measure, and print the tables (and write them)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--size-mb", type=int, default=500)
+    parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("--size-mb", type=int, default=300)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--before", type=Path)
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--core", type=int, default=None)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         text = make_report(arguments, Path(scratch))
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
-
-
-def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
-    """Return the measurements as a Markdown table."""
-    plain, zipped = scratch / "plain" / "rank0.json", scratch / "zipped" / "rank0.json.gz"
-    plain.parent.mkdir()
-    zipped.parent.mkdir()
-    repeat_trace(arguments.trace, plain, arguments.size_mb * 1_000_000)
-    subprocess.run(f"gzip -6 -c {plain} > {zipped}", shell=True, check=True)
-    size_mb = plain.stat().st_size / 1e6
-    rows = _rows(arguments, plain, zipped, size_mb)
-    head = (
-        "| reader | wall s | CPU s | MB of raw JSON per CPU s | peak MB without start and table |\n"
-        "| --- | --- | --- | --- | --- |\n"
-    )
-    return (
-        f"# Reading traces\n\n`benchmarks/traces.py` on {size_mb:.0f} MB of Kineto JSON, made by repeating "
-        f"one real trace with shifted times and ids; one process on one core of {platform.machine()}, "
-        f"{os.cpu_count()} cores shared with other work, {time.strftime('%Y-%m-%d')}.\n\n{head}"
-        + "\n".join(rows)
-        + "\n"
-    )
-
-
-def _rows(arguments: argparse.Namespace, plain: Path, zipped: Path, size_mb: float) -> list[str]:
-    core, warm = arguments.core, arguments.trace
-    ours = measure_ours(plain, warm, cache=False, core=core)
-    packed = measure_ours(zipped, warm, cache=False, core=core)
-    measure_ours(plain, warm, cache=True, core=core, repeats=1)
-    again = measure_ours(plain, warm, cache=True, core=core)
-    naive = run_alone(sys.executable, LOAD.format(path=str(plain)), core)
-    rows = [
-        _row("this project, load and full breakdown, `.json`", ours, size_mb),
-        _row("this project, load and full breakdown, `.json.gz`", packed, size_mb),
-        _row("this project, second read from the cache", {**again, "table_mb": 0.0}, None),
-        _row("`json.load` alone", naive, size_mb),
-    ]
-    if arguments.hta:
-        hta = run_alone(arguments.hta, HTA.format(path=str(plain)), core)
-        rows.append(_row("HolisticTraceAnalysis, load and temporal breakdown", hta, size_mb))
-        rows.append(
-            f"\n{hta['cpu_s'] / ours['cpu_s']:.1f}x faster than HolisticTraceAnalysis "
-            f"({hta['cpu_s']:.3g} s -> {ours['cpu_s']:.3g} s of CPU time)."
-        )
-    rows.append(f"\n{ours['rows']:.0f} rows, {ours['table_mb']:.0f} MB of columns.")
-    return rows
-
-
-def _row(what: str, run: dict[str, float], size_mb: float | None) -> str:
-    extra = run["peak_mb"] - run.get("before_mb", 0.0) - run.get("table_mb", 0.0) * 1e6 / (1 << 20)
-    rate = f"{size_mb / run['cpu_s']:.0f}" if size_mb else ""
-    return f"| {what} | {run['total_s']:.3g} | {run['cpu_s']:.3g} | {rate} | {extra:.0f} |"
 
 
 if __name__ == "__main__":

@@ -315,8 +315,8 @@ static Text read_int(Text p, Text end, int64_t *value, Span *raw) {
     negative = p < end && *p == '-';
     if (negative) p++;
     Text first = p;
-    int64_t number = 0;
-    while (p < end && is_digit(*p) && p - first < 19) number = number * 10 + (*p++ - '0');
+    uint64_t number = 0;
+    while (p < end && is_digit(*p) && p - first < 19) number = number * 10 + (uint64_t)(*p++ - '0');
     if (p == first || p - first > 18 || (*first == '0' && (p - first > 1 || negative))) return NULL;
     raw->size = p - raw->start;
     if (p >= end) return NULL;
@@ -326,7 +326,7 @@ static Text read_int(Text p, Text end, int64_t *value, Span *raw) {
     } else if (*p == '.' || (*p | 32) == 'e') {
         return NULL;
     }
-    *value = negative ? -number : number;
+    *value = negative ? -(int64_t)number : (int64_t)number;
     return p;
 }
 
@@ -426,7 +426,7 @@ static int32_t find_at(const Table *table, uint64_t hash, Text start, int64_t si
 }
 
 static int keep_bytes(Table *table, Text start, size_t size) {
-    if (table->room - table->used < size) {
+    if (!table->bytes || table->room - table->used < size) {
         size_t room = 2 * table->room + size + 4096;
         u8 *bytes = realloc(table->bytes, room);
         if (!bytes) return 0;

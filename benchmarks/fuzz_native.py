@@ -1,0 +1,139 @@
+"""Fuzzes the trace scanner in C: built with the address and undefined-behaviour sanitizers, compared with Python.
+
+    python benchmarks/fuzz_native.py [--seconds 180] [--seed 0] [--out benchmarks/fuzz-native.md]
+
+Traces are damaged at random (odd values, members twice, cut and copied text, broken bytes) and read in blocks of
+several sizes, by C and by Python alone: tables and reports must be equal. Every text is also scanned as one piece of
+exactly its length. The exit code is 1 if a table differs or a sanitizer stops the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+SANITIZED = ("-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+BLOCKS = (700, 2000, 9000, 1 << 19)
+
+
+def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
+    """Return how many damaged traces were read, and how many of their tables differ."""
+    import trace_writer as write
+    from test_trace_native import rich_events, with_long_times
+    from trace_mutations import difference, mutate
+
+    from cclsearch.trace.find import TraceFile
+    from cclsearch.trace.read import read_file
+    from cclsearch.trace.readers import json_events, kineto_native
+    from cclsearch.trace.readers.json_structs import TimePrefix
+
+    kineto_native.library_path = lambda: library
+    document = write.kineto_document(rich_events())
+    texts = [write.layout_kineto(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=1)]
+    texts += [json.dumps(document, separators=(",", ":")), with_long_times(texts[0])]
+    pieces = [_events_of(text) for text in texts]
+    counts = {"traces": 0, "pieces": 0, "accepted": 0, "differences": 0}
+    scan = kineto_native.PieceScanner.scan
+
+    def count(self: kineto_native.PieceScanner, *arguments: object) -> bool:
+        accepted = scan(self, *arguments)  # type: ignore[arg-type]
+        counts["pieces"] += 1
+        counts["accepted"] += accepted
+        return accepted
+
+    kineto_native.PieceScanner.scan = count  # type: ignore[method-assign]
+    end = time.monotonic() + seconds
+    with tempfile.TemporaryDirectory() as scratch:
+        while time.monotonic() < end:
+            draw = random.Random(seed + counts["traces"])
+            which = draw.randrange(len(texts))
+            data = mutate(texts[which], draw)
+            path = Path(scratch) / "rank0_trace.json"
+            path.write_bytes(data)
+            json_events.BLOCK_BYTES = draw.choice(BLOCKS)
+            answers = []
+            for switch in ("1", "0"):
+                os.environ[kineto_native.SWITCH] = switch
+                answers.append(read_file(TraceFile(path, path.name, "chrome-json", "kineto")))
+            (tables, report), (expected, expected_report) = answers
+            same = report == expected_report and len(tables) == len(expected)
+            if not same or any(difference(*pair) for pair in zip(tables, expected, strict=True)):
+                counts["differences"] += 1
+                print(f"seed {seed + counts['traces']} differs", file=sys.stderr)
+            piece = bytearray(mutate(pieces[which], draw))
+            if piece:
+                kineto_native.PieceScanner().scan(piece, 0, len(piece), TimePrefix.find(bytes(piece)))
+            counts["traces"] += 1
+    return counts
+
+
+def _events_of(text: str) -> str:
+    """Return the bracket and the events of a trace, without the bracket that closes the list."""
+    start = text.index("[", text.index('"traceEvents"'))
+    _, end = json.JSONDecoder().raw_decode(text, start)
+    return text[start : end - 1].rstrip()
+
+
+def main() -> int:
+    """Compile with sanitizers, fuzz in a process that loads them, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.library:
+        print(json.dumps(fuzz(arguments.library, arguments.seconds, arguments.seed)))
+        return 0
+    from cclsearch.trace.readers.native.build import compile_scanner
+
+    with tempfile.TemporaryDirectory() as scratch:
+        library = Path(scratch) / "kineto_scan.so"
+        problem = compile_scanner(library, (*SANITIZED, *SANITIZERS))
+        if problem:
+            raise SystemExit(problem)
+        return _run(library, arguments)
+
+
+def _run(library: Path, arguments: argparse.Namespace) -> int:
+    runtime = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    env = {
+        **os.environ,
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONMALLOC": "malloc",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, __file__, "--library", str(library), "--seconds", str(arguments.seconds)]
+    command += ["--seed", str(arguments.seed)]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print(f"the fuzzed process ended with exit code {done.returncode}", file=sys.stderr)
+        return 1
+    counts = json.loads(done.stdout.strip().splitlines()[-1])
+    text = (
+        "# Fuzzing the trace scanner\n\n"
+        f"`make fuzz-native` ({arguments.seconds:.0f} s, seed {arguments.seed}, {time.strftime('%Y-%m-%d')}): "
+        f"{counts['traces']} damaged traces, {counts['pieces']} pieces scanned with the address and "
+        f"undefined-behaviour sanitizers, {counts['accepted']} of them accepted, no report of a sanitizer, "
+        f"{counts['differences']} tables differ from those of the Python way.\n"
+    )
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+    return 1 if counts["differences"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
