@@ -7,6 +7,7 @@ types, lengths, offsets and row references are checked before use. If any check 
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import tempfile
@@ -107,9 +108,21 @@ def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
         if not same or start + header.data_bytes != own.st_size:
             return None
         data = np.memmap(source, np.uint8, "r") if own.st_size else np.zeros(0, np.uint8)
-        return tuple(_open_table(table, data[start:]) for table in header.tables)
+        tables = tuple(_open_table(table, data[start:]) for table in header.tables)
+        for table in tables:
+            release_memory(table)
+        return tables
     except (OSError, ValueError, _Damaged, msgspec.MsgspecError, RecursionError):
         return None
+
+
+def release_memory(table: EventTable) -> None:
+    """Let the system take back the memory of mapped columns; they are read from the cache file again when used."""
+    array: Any = table.ts_ns
+    while array is not None and not isinstance(array, mmap.mmap):
+        array = getattr(array, "base", None)
+    if array is not None and hasattr(mmap, "MADV_DONTNEED"):
+        array.madvise(mmap.MADV_DONTNEED)
 
 
 def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTable]) -> None:

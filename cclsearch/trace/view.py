@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.space.table import count_ranks
-from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet, rows_of_kinds
+from cclsearch.trace.cache import release_memory
+from cclsearch.trace.events import DEVICE_WORK, SPARSE_COLUMNS, EventTable, Kind, Reason, TraceSet, rows_of_kinds
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable, if_available
@@ -20,6 +21,11 @@ from cclsearch.trace.windows import Windows, find_windows
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
     from cclsearch.core.values import Config
+
+
+MAX_RESIDENT_BYTES = 128 << 20
+"""Columns of all ranks that may stay in memory; 64 ranks of 100 MB of JSON have 640 MB of columns."""
+MIN_RELEASED_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,15 @@ class RankView:
         busy = covered_ns(self.busy_M2, windows_W2)
         return StepParts(window_ns, compute, busy - work, work - compute, window_ns - busy)
 
+    def release_memory(self) -> None:
+        """Forget large arrays, which are computed again when used."""
+        for values, names in ((self.__dict__, tuple(self.__dict__)), (self.table.__dict__, tuple(SPARSE_COLUMNS))):
+            for name in names:
+                value = values.get(name)
+                if isinstance(value, np.ndarray) and value.nbytes > MIN_RELEASED_BYTES:
+                    del values[name]
+        release_memory(self.table)
+
     def in_windows(self, rows: Int64s) -> Int64s:
         """Return the rows that start inside a window."""
         windows_W2 = self.windows.spans_W2
@@ -147,6 +162,29 @@ class RankView:
         at = np.searchsorted(windows_W2[:, 0], start_ns, side="right") - 1
         inside = (at >= 0) & (start_ns < windows_W2[np.maximum(at, 0), 1])
         return np.asarray(rows[inside])
+
+
+class RankViews(Mapping[int, RankView]):
+    """Views by rank. If their columns are large, only the last rank that was looked up keeps its arrays in memory."""
+
+    def __init__(self, views: Mapping[int, RankView]) -> None:
+        self._views = dict(views)
+        self._is_large = sum(view.table.nbytes for view in views.values()) > MAX_RESIDENT_BYTES
+        self._last: RankView | None = None
+
+    def __getitem__(self, rank: int) -> RankView:
+        view = self._views[rank]
+        if self._is_large and view is not self._last:
+            if self._last:
+                self._last.release_memory()
+            self._last = view
+        return view
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
 
 
 class TraceView:
@@ -164,9 +202,9 @@ class TraceView:
         self.card = card
         self.config = config
         self.baseline = baseline
-        views = {rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks}
+        views = RankViews({rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks})
         with_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
-        self.ranks: Mapping[int, RankView] = with_work or views
+        self.ranks: Mapping[int, RankView] = RankViews(with_work) if with_work else views
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""

@@ -16,7 +16,7 @@ import msgspec
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
 from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid, TimePrefix
-from cclsearch.trace.readers.kineto_ahead import Layout, RegionScan, scan_ahead
+from cclsearch.trace.readers.kineto_ahead import PieceLayout, RegionScan, scan_ahead
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
@@ -99,7 +99,9 @@ class EventReader:
     def _scan_ahead(self) -> None:
         """Begin to scan the rest of a large file in other threads, as soon as the first time is known."""
         if self.scanner and self.scanner.base_us is not None and self._limits.threads > 1 and not self._stream.is_gzip:
-            layout = Layout(self._stream.path, BLOCK_BYTES, self._separator, self._time_prefix, self.scanner.base_us)
+            layout = PieceLayout(
+                self._stream.path, BLOCK_BYTES, self._separator, self._time_prefix, self.scanner.base_us
+            )
             self._regions = scan_ahead(layout, self._stream.position, self._limits.threads)
 
     def _is_at_region(self) -> bool:

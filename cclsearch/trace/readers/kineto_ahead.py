@@ -18,7 +18,7 @@ MIN_REGION_BYTES = 32 << 20
 """A smaller region saves less than 30 ms."""
 
 
-class Layout(NamedTuple):
+class PieceLayout(NamedTuple):
     """How a file is cut into pieces: after the last event that ends in a block (of `block_bytes`)."""
 
     path: Path
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 class RegionScan:
     """The scan of the blocks from `first` to before `last`, in its own thread; call `wait`, then see `end`."""
 
-    def __init__(self, layout: Layout, start: int, first: int, last: int) -> None:
+    def __init__(self, layout: PieceLayout, start: int, first: int, last: int) -> None:
         self.start = start
         """Position of the first event, which begins before block `first`."""
         self.end = start
@@ -111,7 +111,7 @@ def _skip_space(buffer: bytearray, stop: int) -> int:
     return start
 
 
-def scan_ahead(layout: Layout, position: int, threads: int) -> list[RegionScan]:
+def scan_ahead(layout: PieceLayout, position: int, threads: int) -> list[RegionScan]:
     """Begin to scan the file after its first part, from `position`, in `threads - 1` regions of equal size."""
     if not layout.separator:
         return []
@@ -126,7 +126,7 @@ def scan_ahead(layout: Layout, position: int, threads: int) -> list[RegionScan]:
     return regions
 
 
-def _start_before(layout: Layout, block: int) -> int:
+def _start_before(layout: PieceLayout, block: int) -> int:
     """Return where the pieces before this block end; 0 if no event ends in the block before it."""
     begin = (block - 1) * layout.block_bytes
     if begin <= 0:
