@@ -17,6 +17,7 @@ import pytest
 import yaml
 from trace_writer import gpu_events, kineto_document, span, write_kineto
 
+from cclsearch.card.hardware import find_accelerator
 from cclsearch.card.load import load_card
 
 pytest.importorskip("torch")
@@ -120,6 +121,55 @@ def test_each_attention_backend_has_a_compile_cache_of_its_own(monkeypatch: pyte
     }  # fmt: skip
     with pytest.raises(script.IllegalConfig, match="'paged'"):
         script.choose_attention("paged")
+
+
+class Counter:
+    """A device of 300 W, whose energy counter shows only a share of what it used."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def read_w(self) -> float:
+        return 300.0
+
+    def read_j(self) -> float:
+        return 300.0 * self.share * time.monotonic()
+
+
+@pytest.mark.parametrize(("share", "ok"), [(1.0, True), (0.5, False)])
+def test_energy_is_compared_with_sampled_power(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, share: float, ok: bool
+) -> None:
+    traces = importlib.import_module("gpu_traces")
+    monkeypatch.setitem(sys.modules, "energy", SimpleNamespace(open_counter=lambda: Counter(share), MIN_WINDOW_S=0.5))
+    monkeypatch.setattr(traces, "make_trainer", lambda *_: SimpleNamespace(run_step=lambda: time.sleep(0.01)))
+    monkeypatch.setattr(traces, "ENERGY_S", 0.2)
+    for number, result in enumerate([{"step_times_s": [0.3] * 3, "energy_j": 90.0}, {"step_times_s": [0.01] * 3}]):
+        folder = bench.out / "runs" / "search" / "trials" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(result))
+    bench.table, bench.synchronize = {"only": {}}, lambda: None
+    traces.check_energy(bench)
+    assert [check.ok for check in bench.report.checks] == [ok, True], "the short window needs no energy"
+
+
+@pytest.mark.parametrize(("name", "gib", "known"), [("NVIDIA H200", 139.8, "h200"), ("NVIDIA RTX 9", 24.0, "this-gpu")])
+def test_a_device_that_hardware_yaml_lacks_gets_its_measured_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gib: float, known: str
+) -> None:
+    import torch
+
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    machine = importlib.import_module("gpu_machine")
+    properties = SimpleNamespace(name=name, total_memory=int(gib * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    (tmp_path / "ccl-search.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert machine._find_hardware(tmp_path, torch.device("cuda", 0), 8e14, 4e12) == (known, gib)
+    card = machine._write_card(tmp_path / "card.yaml", known, gib, small=False, bf16=True, rate=8e14)
+    assert (card.number("global_batch_size"), card.precision) == (32, "bf16"), "a step of 0.15 s at a third of the rate"
+    found = find_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
+    assert found.nominal is (known == "this-gpu"), "no MFU is computed from measured rates"
 
 
 def test_the_bundle_leaves_out_only_dependencies_of_other_commands(bench: Any) -> None:
