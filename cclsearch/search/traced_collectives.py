@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+
+import numpy as np
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
@@ -19,14 +20,16 @@ def read_collectives(trace: TraceView) -> tuple[TracedCollective, ...] | None:
         return None
     calls: dict[tuple[str, str, int | None], list[tuple[float, int | None]]] = defaultdict(list)
     for view in views:
-        for call in _calls_of(view):
-            calls[_key(call)].append((1 / view.windows.num_steps, call.in_nelems or None))
+        for call, count in _count_calls(view):
+            calls[_key(call)].append((count / view.windows.num_steps, call.in_nelems or None))
     return tuple(_describe(*key, made) for key, made in sorted(calls.items(), key=str))
 
 
-def _calls_of(view: RankView) -> Iterable[Collective]:
-    rows = view.in_windows(view.comm_rows)
-    return (view.table.collectives[number] for number in view.table.coll_id[rows].tolist() if number >= 0)
+def _count_calls(view: RankView) -> list[tuple[Collective, int]]:
+    """Return the distinct calls in the rank's windows, and how often each was made."""
+    numbers = view.table.coll_id[view.in_windows(view.comm_rows)]
+    distinct, counts = np.unique(numbers[numbers >= 0], return_counts=True)
+    return [(view.table.collectives[n], count) for n, count in zip(distinct.tolist(), counts.tolist(), strict=True)]
 
 
 def _key(call: Collective) -> tuple[str, str, int | None]:
@@ -35,11 +38,11 @@ def _key(call: Collective) -> tuple[str, str, int | None]:
 
 
 def _describe(kind: str, axis: str, size: int | None, made: list[tuple[float, int | None]]) -> TracedCollective:
-    known = [share * elements for share, elements in made if elements is not None]
+    known = [count * elements for count, elements in made if elements is not None]
     return TracedCollective(
         kind=kind,
         axis=axis,
         group_size=size,
-        calls=sum(share for share, _ in made),
+        calls=sum(count for count, _ in made),
         elements=sum(known) if len(known) == len(made) else None,
     )

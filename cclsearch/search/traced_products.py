@@ -149,25 +149,27 @@ def _list_batches(table: EventTable, ops: Int64s) -> tuple[int, ...]:
 def _find_precisions(view: RankView, seen: Int64s, compute: Int64s) -> Counter[str]:
     """Return precision -> seconds of matrix products, by the operands' types and by the kernels' names."""
     table = view.table
-    found: Counter[str] = Counter()
     if table.accelerator == "cpu":
-        for row in seen.tolist() if len(table.shapes) else ():
-            found[_operand_precision(table.shapes[table.shape_id[row]])] += table.dur_ns[row] / 1e9
+        rows = seen if len(table.shapes) else seen[:0]
+        shapes = table.shape_id[rows]
     else:
         classes = table.name_class[table.name_id[compute]]
         rows = np.union1d(seen, compute[np.isin(classes, (ComputeClass.GEMM, ComputeClass.ATTENTION))])
-        for row in rows.tolist():
-            found[_kernel_precision(table, row)] += table.dur_ns[row] / 1e9
+        ops = table.op[rows]
+        shapes = np.where(ops >= 0, table.shape_id[np.maximum(ops, 0)], -1)
+    kinds, which = np.unique(np.stack([table.name_id[rows], shapes], axis=1), axis=0, return_inverse=True)
+    seconds = np.bincount(which.ravel(), weights=table.dur_ns[rows] / 1e9, minlength=len(kinds))
+    found: Counter[str] = Counter()
+    for (name_id, shape_id), duration_s in zip(kinds.tolist(), seconds.tolist(), strict=True):
+        name = table.names[name_id] if table.accelerator != "cpu" else ""
+        found[_find_precision(name, table.shapes[shape_id] if shape_id >= 0 else None)] += duration_s
     found.pop("", None)
     return found
 
 
-def _kernel_precision(table: EventTable, row: int) -> str:
-    """Return the narrower of what the kernel's name and its operator's operands say; "" if neither says anything."""
-    op = int(table.op[row])
-    stated = [_precision_of_name(table.names[table.name_id[row]])]
-    if op >= 0 and table.shape_id[op] >= 0:
-        stated.append(_operand_precision(table.shapes[table.shape_id[op]]))
+def _find_precision(kernel: str, shape: OpShape | None) -> str:
+    """Return the narrower of what a kernel's name and its operator's operands say; "" if neither says anything."""
+    stated = (_precision_of_name(kernel), _operand_precision(shape) if shape is not None else "")
     return min(filter(None, stated), key=lambda name: PRECISION_BITS.get(name, 99), default="")
 
 

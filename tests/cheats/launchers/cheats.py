@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 import re
 import shutil
@@ -404,8 +405,13 @@ def arithmetic_times(trial: Trial) -> None:
 
 @trick
 def rounded_times(trial: Trial) -> None:
-    """Step times rounded to tenths of a second, downwards."""
-    change_times(lambda times: [max(0.1, int(time_s * 10) / 10) + 0.1 * (n == 0) for n, time_s in enumerate(times)])
+    """Step times rounded to one digit, downwards."""
+
+    def round_down(times: list[float]) -> list[float]:
+        unit = 10.0 ** math.floor(math.log10(min(times)))
+        return [round((int(time_s / unit) + (n == 0)) * unit, 9) for n, time_s in enumerate(times)]
+
+    change_times(round_down)
 
 
 @trick
