@@ -232,9 +232,11 @@ def search_for_real(bench: Bench) -> None:
     bench.report.figures["search (s)"] = time.monotonic() - started
     events = [json.loads(line) for line in (runs / "search" / "ledger.jsonl").read_text().splitlines()]
     outcomes = [event["outcome"] for event in events if event["event"] == "trial_finished"]
-    said = f"exit code {done.returncode}, {len(outcomes)} trials {done.stderr[-300:]}"
-    ok = len(outcomes) == budget and (done.returncode == 0 or not bench.is_gpu)
-    bench.report.check("the search ends well", f"exit code 0, {budget} trials", said, ok)
+    bench.report.check(
+        "trials that ended", str(budget), f"{len(outcomes)} {done.stderr[-300:]}", len(outcomes) == budget
+    )
+    if bench.is_gpu:  # on a CPU that other work shares, no trial may be admitted
+        bench.report.check("exit code of the search", "0", str(done.returncode), done.returncode == 0)
     broken = [
         f"trial {number}: {verdict['rule']}: {verdict['detail']}"
         for number, outcome in enumerate(outcomes, 1)
