@@ -189,6 +189,8 @@ def test_a_card_with_a_part_of_the_template_is_used(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     card = load_scoring_card(str(file))
+    assert measure([step_timeline().table()], "tokens_per_s", card=card).value == pytest.approx(512 / 100e-6)
+    assert measure([step_timeline().table()], "ttft", card=card).reason is Reason.PHASE_MISMATCH
     assert measure([step_timeline().table()], "mfu", card=card).value == pytest.approx(
         6 * 8e6 * 512 / 100e-6 / 989.4e12
     )

@@ -59,11 +59,11 @@ def _partial(values: Mapping[str, Any], name: str) -> KnownFields:
     renamed = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
     hardware |= {new: values[old] for old, new in renamed.items() if old in values and new not in hardware}
     optional = dict.fromkeys(("scale_up_gbps", "scale_out_gbps", "torus", "host_cores"))
-    phase = values.get("phase")
+    phase = Phase(values["phase"]) if "phase" in values else None
     known: dict[str, Any] = {
         "name": name,
         "title": values.get("description", name),
-        "task": values.get("task") or (phase.value if isinstance(phase, Phase) else "training"),
+        "task": values.get("task") or (phase or Phase.TRAINING).value,
         "arch": _partial_model(values),
         "hardware": KnownFields({**optional, **hardware}),
         "alternative_precisions": values.get("alternative_precisions", ()),
@@ -71,7 +71,8 @@ def _partial(values: Mapping[str, Any], name: str) -> KnownFields:
     }
     work = {"global_batch_size": "batch_size", "seq_len": "seq_len"}
     known |= {field: values[key] for field, key in work.items() if key in values}
-    known |= {field: values[field] for field in ("phase", "precision", "framework") if field in values}
+    known |= {field: values[field] for field in ("precision", "framework") if field in values}
+    known |= {"phase": phase} if phase is not None else {}
     return KnownFields(known)
 
 
