@@ -134,9 +134,8 @@ def run_program(python: str, program: str, *arguments: str, core: int | None, na
     if core is not None:
         command = ["taskset", "-c", str(core), *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CCL_NATIVE": "1" if native else "0"}
-    if program == READ:
-        env["PYTHONPATH"] = arguments[0]  # for the other processes of a checkout
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    folder = arguments[0] if program == READ else None  # the other processes of a checkout import from there
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=folder)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -163,9 +162,8 @@ def score_command(root: Path, folder: Path, workers: int) -> dict[str, float]:
         kept.unlink()
     program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from cclsearch.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, str(root), "score", str(folder), "--workers", str(workers)]
-    env = {**os.environ, "PYTHONPATH": str(root)}
     start, peak = time.perf_counter(), 0
-    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             peak = max(peak, _memory_of(process.pid))
             time.sleep(SAMPLE_S)
@@ -276,6 +274,8 @@ def main() -> None:
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    arguments.traces = [trace.resolve() for trace in arguments.traces]
+    arguments.before = arguments.before and arguments.before.resolve()
     with tempfile.TemporaryDirectory() as scratch:
         text = make_report(arguments, Path(scratch))
     print(text)
