@@ -69,9 +69,9 @@ def _report(file: TraceFile, tables: Sequence[EventTable]) -> FileReport:
     return FileReport(file.relative, worst.status, reason, rank=tables[0].rank if len(tables) == 1 else None)
 
 
-def _read_and_keep(file: TraceFile, use_cache: bool, *, is_one_of_many: bool, threads: int = 1) -> FileTables:
+def _read_and_keep(file: TraceFile, use_cache: bool, *, is_one_of_many: bool) -> FileTables:
     """Read the file and save its columns; of many files they are then mapped, so that all fit into memory."""
-    tables, report = read_file(file, limits=ReadLimits(threads=threads))
+    tables, report = read_file(file)
     target = cache_path(file.path)
     if tables and use_cache and save_tables(target, file.path, tables) and is_one_of_many:
         tables = load_tables(target, file.path) or tables
@@ -80,12 +80,11 @@ def _read_and_keep(file: TraceFile, use_cache: bool, *, is_one_of_many: bool, th
 
 def _read_all(files: Sequence[TraceFile], workers: int, use_cache: bool) -> dict[TraceFile, FileTables]:
     """Return tables and report of each file; several processes share them if they repay their start."""
-    threads = workers
     sizes = {file: _expected_bytes(file) for file in files}
     files = sorted(files, key=lambda file: -sizes[file])  # the largest first, so that the processes end together
     workers = min(workers, len(files), sum(sizes.values()) // BYTES_PER_PROCESS)
     if workers < 2:
-        return {file: _read_and_keep(file, use_cache, is_one_of_many=len(files) > 1, threads=threads) for file in files}
+        return {file: _read_and_keep(file, use_cache, is_one_of_many=len(files) > 1) for file in files}
     with tempfile.TemporaryDirectory(prefix="ccl-columns-") as scratch:
         places = {file: str(Path(scratch) / f"{number}.ccl-columns") for number, file in enumerate(files)}
         return read_in_processes(
