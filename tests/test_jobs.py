@@ -54,7 +54,7 @@ def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(p
 
     launcher = ScriptedLauncher(decide)
     launcher.provenance = Provenance.MEASURED
-    folder, session = open_search(project, launcher)
+    folder, session = open_search(project, launcher, keep_going=True)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)

@@ -21,7 +21,7 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UnavailableError
-from cclsearch.core.values import FailureKind
+from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.nightly.run import NightBusyError, run_night
 from cclsearch.nightly.summary import NightSummary
@@ -736,3 +736,38 @@ def test_systemd_units_are_written_to_the_users_folder(
     assert "TimeoutStopSec=1200" in output
     names = sorted(p.name for p in (nightly_project / "etc" / "systemd" / "user").iterdir())
     assert names == ["ccl-search-nightly-nightly.service", "ccl-search-nightly-nightly.timer"]
+
+
+def mixed(job: Job) -> Ending:
+    if job.trial == 2:
+        return failed(FailureKind.CRASHED)
+    return strange(job) if job.trial == 3 else ran(job, time_of(job))
+
+
+def test_the_totals_of_a_night_are_the_sums_of_its_jobs(nightly_project: Path) -> None:
+    DECIDE.append(mixed)
+    jobs = [{**BASE["jobs"][0], "name": name, "seed": seed} for seed, name in enumerate("ab")]
+    summary = night(jobs=jobs)
+    for job in summary.jobs:
+        assert job.trials == job.admitted + job.failed + job.refused + job.lost
+        runs = load_run(Path("runs") / str(job.run)).state.trials
+        assert job.admitted == sum(trial.loss is not None for trial in runs.values())
+    for name, total in summary.spent:
+        assert total == pytest.approx(sum(getattr(job.spent, name) for job in summary.jobs)), name
+    assert summary.spent.hours > 0
+    counts = [sum(getattr(job, name) for job in summary.jobs) for name in ("trials", "admitted", "failed", "refused")]
+    assert counts == [12, 8, 2, 2]
+    text = (Path("runs") / "nights").glob("**/summary.md")
+    assert "12 trials: 8 admitted, 2 failed, 2 not admitted; 12 of the budget" in next(iter(text)).read_text()
+
+
+def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NightLauncher, "provenance", Provenance.MEASURED)
+    DECIDE.append(lambda job: failed(FailureKind.CRASHED))
+    job = night(code=1).jobs[0]
+    assert job.trials == 3
+    assert "the same error ended trials 1, 2 and 3" in job.ending
+    job = night(jobs=[{**BASE["jobs"][0], "name": "kept", "keep_going": True}]).jobs[0]
+    assert job.trials == 6

@@ -27,6 +27,7 @@ from cclsearch.record.state import RunState
 from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
 from cclsearch.report.compare import compare_frameworks, draw_against, draw_bests, rank_runs
 from cclsearch.report.gather import describe_change
+from cclsearch.report.objective_figure import ObjectiveFigure
 from cclsearch.report.page import dump_for_script, render_page
 from cclsearch.report.terminal import describe_event
 from cclsearch.search.session import rebuild_space
@@ -222,7 +223,7 @@ def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Pat
 
 
 def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt() -> None:
-    step_time = TASKS.get("training").primary_metric
+    step_time = ObjectiveFigure(TASKS.get("training").primary_metric)
     event = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.FAILURE, reason="preempted: node n1")
     assert describe_event(event, RunState(), 5, step_time) == "trial   3  retrying (preempted: node n1), attempt 2"
     stopped = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.CANCELLED, reason="stopped")

@@ -21,6 +21,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.record.event import SearchResumed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
+from cclsearch.report.objective_figure import ObjectiveFigure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run
@@ -117,7 +118,7 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
     folder, session = open_measured(project, (1.0, 0.99, 0.3), budget=3)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
-        writer.watch(watch_lines(3, STEP_TIME, shown))
+        writer.watch(watch_lines(3, ObjectiveFigure(STEP_TIME), shown))
         begin_or_resume(writer, session)
         run_search(writer, session)
     ended = [line for line in shown.getvalue().splitlines() if " left" in line]
@@ -167,7 +168,9 @@ def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(proj
         [line] = [
             x for x in summarize_run(session.spec, writer.state, folder).lines if x.startswith("confidence: only")
         ]
-    assert line.startswith("confidence: only one configuration was ranked; 95% interval of the step time: 0.")
+    assert line.startswith(
+        "confidence: only one configuration was admitted: nothing to compare with; 95% interval of the step time: 0."
+    )
     assert " s from 1 run;" in line
 
 
@@ -177,7 +180,7 @@ def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
     folder, session = open_search(project, ScriptedLauncher(lambda job: failed(FailureKind.LAUNCHER)), budget=4)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
-        writer.watch(watch_lines(4, STEP_TIME, shown, max_attempts=session.spec.limits.max_attempts))
+        writer.watch(watch_lines(4, ObjectiveFigure(STEP_TIME), shown, max_attempts=session.spec.limits.max_attempts))
         begin_or_resume(writer, session)
         run_search(writer, session)
         print_end(session.spec, writer.state, folder)

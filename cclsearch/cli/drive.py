@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK
+from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, EXIT_SHARED_CAUSE
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
+from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import summarize_as_json, summarize_run
 from cclsearch.report.terminal import live_table, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
@@ -27,7 +28,6 @@ from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget, run_search
 from cclsearch.search.session import Session, begin_or_resume, open_session
 from cclsearch.search.unknown_trials import UnknownPolicy
-from cclsearch.tasks.base import task_of
 
 
 def drive_search(
@@ -39,7 +39,8 @@ def drive_search(
     events: Sequence[LlmLimitsSet] = (),
     unknown: UnknownPolicy | None = None,
 ) -> int:
-    """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error.
+    """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error,
+    3 if several configurations ended for the same reason and no trial was admitted.
 
     `events` record what the user changed for the rest of the search, such as limits on the LLM; `unknown` is what
     becomes of trials that the ledger does not contain.
@@ -48,7 +49,9 @@ def drive_search(
     with listen_for_stop(stop):
         session = open_session(folder, stop=stop)
         with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
-            begin_or_resume(writer, session, budget=budget, confirm=confirm, unknown=unknown)
+            begin_or_resume(
+                writer, session, budget=budget, confirm=confirm, keep_going=args.keep_going, unknown=unknown
+            )
             for event in events:
                 writer.record(event.at(time.time()))
             _search(writer, session, args)
@@ -57,6 +60,8 @@ def drive_search(
         _print_result(session.spec, state, folder, args)
         if state.stopped and state.stopped.kind is EndKind.JUDGING_ERRORS:
             return EXIT_DEFECT
+        if state.stopped and state.stopped.kind is EndKind.SHARED_CAUSE:
+            return EXIT_SHARED_CAUSE
         return EXIT_OK if state.best else EXIT_FAILED
 
 
@@ -79,9 +84,7 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
             writer.watch(stop_when_unread(watch_json(), session.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
-            lines = watch_lines(
-                total, task_of(session.spec.card).primary_metric, max_attempts=session.spec.limits.max_attempts
-            )
+            lines = watch_lines(total, find_figure(session.spec), max_attempts=session.spec.limits.max_attempts)
             shown = stack.enter_context(_table(session.spec, total)) if live else lines
             writer.watch(stop_when_unread(shown, session.stop))
         try:
@@ -123,7 +126,7 @@ def _table(spec: RunSpec, total: int) -> contextlib.AbstractContextManager[Watch
     from rich.console import Console
 
     title = f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"
-    return live_table(Console(), budget=total, title=title, metric=task_of(spec.card).primary_metric)
+    return live_table(Console(), budget=total, title=title, figure=find_figure(spec))
 
 
 @contextlib.contextmanager
@@ -153,7 +156,9 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if state.stopped and not state.ended:
-        print(f"continue: ccl-search resume {name}")
+        left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
+        more = "" if left > 0 else f" --budget {state.num_spent + spec.limits.budget}"
+        print(f"continue: ccl-search resume {name}{more}")
     elif state.best is None:
         print(f"continue: ccl-search resume {name} --budget {state.num_spent + spec.limits.budget}")
     else:

@@ -84,6 +84,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
             confirm=args.confirm,
             trial_timeout_s=args.timeout_min * 60,
             max_hours=args.max_hours,
+            keep_going=args.keep_going,
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),

@@ -11,8 +11,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.propose.agent.arbiter.states import format_moves
 from cclsearch.propose.events import ArbiterMove, LlmTurn
+from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
-from cclsearch.report.terminal import describe_result, format_primary, result_text
+from cclsearch.report.terminal import describe_result, result_text
 from cclsearch.run.catalog import find_run, list_runs, name_run
 from cclsearch.run.folder import load_run
 from cclsearch.tasks.base import task_of
@@ -30,7 +31,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
     for folder in folders:
         try:
             run = load_run(folder)
-            metric = task_of(run.spec.card).primary_metric
+            metric, figure = task_of(run.spec.card).primary_metric, find_figure(run.spec)
         except UserError as error:
             rows.append({"run": folder.name, "standing": "unreadable", "why": str(error)})
             lines.append(f"{folder.name}  unreadable: {one_line(str(error))}")
@@ -46,7 +47,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
                 "provenance": run.spec.provenance.value,
             }
         )
-        result = f"best {format_primary(best, metric)} ({run.spec.provenance.value})  {best.config}" if best else ""
+        result = f"best {figure.format(best)} ({run.spec.provenance.value})  {best.config}" if best else ""
         trials = count_of(len(run.state.trials), "trial")
         lines.append(f"{folder.name}  {run.status}, {trials}, {result or 'no best yet'}")
     if as_json:
@@ -61,13 +62,13 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
 def _show_one(folder: Path, *, as_json: bool) -> int:
     run = load_run(folder)
     state, spec = run.state, run.spec
-    metric = task_of(spec.card).primary_metric
+    figure = find_figure(spec)
     total = max(spec.limits.budget, state.budget_raised_to)
     if as_json:
         best = best_as_json(spec, state, folder)
         trials = [
             {"trial": t.number, "config": dict(t.config), "proposer": t.proposer}
-            | {"result": result_text(t, metric, as_data=True)}
+            | {"result": result_text(t, figure, as_data=True)}
             for t in state.trials.values()
         ]
         notes = [{"topic": event.label, "text": event.text} for event in state.reported]
@@ -83,7 +84,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     for line in spec.banner:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
-        print(plain(describe_result(trial, metric)))
+        print(plain(describe_result(trial, figure)))
     for line in format_moves(state.reported):
         print(line)
     for event in [event for event in state.reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:

@@ -73,6 +73,26 @@ def read_variables(pid: int) -> dict[str, str]:
     return found if found and start_ticks(pid) is not None else {}
 
 
+def measure_load(seconds: float = 1.0) -> float | None:
+    """The CPU cores that all processes but this one use now, measured over some seconds; None if nothing says."""
+    busy_s, own_s, since_s = _read_busy_s(), time.process_time(), time.monotonic()
+    time.sleep(seconds)
+    later_s = _read_busy_s()
+    if busy_s is None or later_s is None:
+        return None
+    return max(0.0, later_s - busy_s - (time.process_time() - own_s)) / (time.monotonic() - since_s)
+
+
+def _read_busy_s() -> float | None:
+    """CPU seconds of all processes since the boot, as `proc_stat(5)` counts them; None without that file."""
+    try:
+        words = (_PROC / "stat").read_text().split(maxsplit=9)[1:9]
+        user, nice, system, _, _, irq, softirq, steal = map(int, words)
+    except (OSError, ValueError):
+        return None
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def terminate_processes(pids: Iterable[int], *, grace_s: float = 2.0, wait_s: float = 20.0) -> bool:
     """Send SIGTERM, then SIGKILL after `grace_s`; return whether all processes ended."""
     started = {pid: ticks for pid in pids if pid != os.getpid() and (ticks := start_ticks(pid)) is not None}

@@ -117,6 +117,14 @@ class Cleaner(Protocol):
         """Cancel and delete all of them and wait until they are gone; UserError if one cannot be removed."""
 
 
+@runtime_checkable
+class StartWarner(Protocol):
+    """A launcher that can say before the first trial what would spoil the measurements."""
+
+    def warn_at_start(self) -> str | None:
+        """Return a line with what was found and what to do; None if nothing was found."""
+
+
 class Launcher(Protocol):
     """Runs trials. Every call is safe to repeat after a kill; none raises for the failure of a single job.
 

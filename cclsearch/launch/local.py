@@ -81,6 +81,10 @@ class LocalJobRecord(Model):
     """Processes that the kernel had killed for memory on this machine before the job started."""
 
 
+_BUSY_CORES = 0.5
+"""Cores that other processes may use before the search says that the machine is busy."""
+
+
 @LAUNCHERS.register("local")
 class LocalLauncher:
     """Runs trials on this machine; see the module's docstring."""
@@ -107,6 +111,19 @@ class LocalLauncher:
     def framework(self) -> Framework:
         """The framework whose script the jobs run."""
         return load_framework(self.profile.require_framework())
+
+    def warn_at_start(self) -> str | None:
+        """Return a line on the processes that use this machine before the first trial; None if there are next to none.
+
+        Less than half a core is what a desktop or a monitoring agent uses.
+        """
+        load, cores = processes.measure_load(), os.cpu_count() or 1
+        if load is None or load < _BUSY_CORES:
+            return None
+        return (
+            f"other processes use {load:.1f} of {cores} cores: trials that need these cores will not be admitted."
+            " Stop the processes before the search, or run it on another machine"
+        )
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Start each job in its own process group."""

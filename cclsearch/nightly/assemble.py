@@ -80,6 +80,8 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         text=redact(one_line(compared.text, 600)),
         best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
+        admitted=sum(map(len, tonight.samples.values())),
+        spent=night.count_spent_by(state),
         failed=len(tonight.failed),
         refused=len(tonight.refused),
         lost=tonight.num_lost,
@@ -142,7 +144,7 @@ def assemble_summary(
         stopped=is_stopped,
         text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),
         jobs=tuple(job.summary for job in jobs),
-        spent=Spent(**{name: round(value, 6) for name, value in night.count_spent_tonight()}),
+        spent=sum((job.summary.spent for job in jobs), Spent()),
         pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
         notes=(*pruned.notes, *notes),
     )

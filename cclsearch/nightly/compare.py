@@ -14,6 +14,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, NightFigure, RankedRun, mean_of, read_surroundings
 from cclsearch.record.event import RetryKind
 from cclsearch.record.trial import Trial
+from cclsearch.report.objective_figure import MAX_SHARE
 from cclsearch.run.closest import find_closest
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
@@ -54,7 +55,7 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        return None if self.now is None or not self.before else self.now / self.before
+        return None if self.now is None or not self.before else _divide(self.now, self.before)
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def _decide_verdict(
     confidence: float,
 ) -> tuple[NightVerdict, str]:
     figure = tonight.figure
-    faster, slower = ("faster", "slower") if figure.metric and figure.metric.is_time else ("better", "worse")
+    faster, slower = ("faster", "slower") if figure.metric.is_time else ("better", "worse")
     if worse:
         most = max(worse, key=lambda change: change.ratio or float("inf"))
         return NightVerdict.REGRESSED, _describe_regression(most, len(worse), f"{slower} than on", figure)
@@ -253,7 +254,7 @@ def _decide_verdict(
         old = [s.value for s in tonight.samples.get(best_before) or find_reference(best_before, nights)]
         new = [s.value for s in tonight.samples[best]]
         before, now = sum(old) / len(old), mean_of(tonight.samples[best])
-        sure, ratio = confidence_better(new, old, noise), now / before
+        sure, ratio = confidence_better(new, old, noise), _divide(now, before)
         if sure >= confidence and ratio < 1 - tolerance:
             values = _show_change(figure, before, now, sure)
             return NightVerdict.IMPROVED, f"{best} is {faster} than the best so far ({best_before}): {values}"
@@ -282,7 +283,17 @@ def _describe_regression(change: Change, count: int, slower_than_on: str, figure
 
 def _show_change(figure: NightFigure, before: float, now: float | None, confidence: float) -> str:
     old, new = figure.show(before), figure.show(now or math.nan)
-    return f"{figure.name} {old:.4g} -> {new:.4g} ({new / old:.3f}x), {confidence:.1%} confidence"
+    return f"{figure.name} {old:.4g} -> {new:.4g} ({new / old:.3f}x), {_show_confidence(confidence)} confidence"
+
+
+def _divide(now: float, before: float) -> float:
+    """How much worse a compared value is now: above 1 if it is worse, also for values below 0 (less is better)."""
+    return now / before if before > 0 else 1.0 + (now - before) / (abs(before) or 1.0)
+
+
+def _show_confidence(confidence: float) -> str:
+    """In percent, never rounded to 100 %."""
+    return "more than 99.9%" if confidence >= MAX_SHARE else f"{confidence:.1%}"
 
 
 def _join(text: str, ending: str) -> str:

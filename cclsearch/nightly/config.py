@@ -97,6 +97,8 @@ class JobSettings(Fields):
     confirm: int | None = Field(default=None, ge=0)
     """Finalists to run again; None means 2 if trials are measured."""
     timeout_min: float = Field(default=30.0, gt=0)
+    keep_going: bool = False
+    """Whether the search continues although several configurations in a row ended for the same reason."""
     priority: float = Field(default=1.0, gt=0)
     """Its share of the remaining budget, relative to the priorities of the other jobs; the highest runs first."""
     start_from: int = Field(default=3, ge=0)

@@ -14,6 +14,7 @@ from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.record.trial import Trial
+from cclsearch.report.objective_figure import find_figure
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec
 from cclsearch.tasks.base import task_of
@@ -129,27 +130,36 @@ def mean_of(samples: Iterable[RankedRun]) -> float:
 
 @dataclass(frozen=True)
 class NightFigure:
-    """The figure that is compared from night to night: the primary metric, or the loss of another objective."""
+    """The figure that is compared from night to night: that of the objective, or the primary metric."""
 
     name: str
-    metric: MetricInfo | None = None
-    """None for a loss."""
+    metric: MetricInfo
+    is_negated: bool = False
+    """Whether the compared value is the negative of the figure, which may be 0 or below; else its inverse, if greater
+    is better."""
 
     @property
     def unit(self) -> str:
-        return (self.metric.unit if self.metric else None) or ""
+        return self.metric.unit or ""
 
     def show(self, value: float) -> float:
         """The figure of a run whose compared value, of which less is better, is this; its own inverse."""
-        return 1.0 / value if self.metric and self.metric.greater_is_better else value
+        if self.is_negated:
+            return -value
+        return 1.0 / value if self.metric.greater_is_better else value
 
 
 def choose_figure(spec: RunSpec) -> NightFigure:
-    """The primary metric if the search optimizes it, or if losses of two searches are not comparable; else the loss."""
+    """The figure of the objective; the primary metric if losses of two searches are not comparable."""
     primary, objective = task_of(spec.card).primary_metric, spec.objective
     is_primary = objective.metrics == (primary.name,) and objective.terms[0].reciprocal == primary.greater_is_better
-    by_primary = is_primary or _has_own_losses(spec)
-    return NightFigure(primary.name, primary) if by_primary else NightFigure(f"loss of {objective.name}")
+    if is_primary or _has_own_losses(spec):
+        return NightFigure(primary.name, primary)
+    metric, term = find_figure(spec).metric, objective.terms[0]
+    is_inverse = objective.is_weighted or term.reciprocal
+    if metric.greater_is_better and not is_inverse:
+        return NightFigure(metric.name, metric, is_negated=True)
+    return NightFigure(metric.name, metric)
 
 
 def _has_own_losses(spec: RunSpec) -> bool:
@@ -171,7 +181,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         if (trial.finished_s or 0.0) < since_s:
             continue
         value = trial.loss
-        if value is not None and figure.metric and _has_own_losses(run.spec):
+        if value is not None and _has_own_losses(run.spec):
             measured = trial.outcome.metrics.get(figure.name)
             value = figure.show(measured) if measured else None
         if value is not None:

@@ -75,7 +75,12 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
     options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd}
     request = SearchRequest(
         workload=job.workload,
-        limits=SearchLimits(budget=budget, parallel=job.parallel, confirm=0, trial_timeout_s=job.timeout_min * 60),
+        limits=SearchLimits(
+            budget=budget,
+            parallel=job.parallel,
+            trial_timeout_s=job.timeout_min * 60,
+            keep_going=job.keep_going,
+        ),
         overlays=job.overlays,
         sets=job.sets,
         launcher=job.launcher,
@@ -173,6 +178,11 @@ class NightRun:
     def _hours(self) -> float:
         """Hours that this night ran, before an interruption too; hours while no process ran do not count."""
         return self.window.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
+
+    def count_spent_by(self, state: NightlyJobState) -> Spent:
+        """What a job spent tonight, its wall time included; rounded, so that what is shown adds up."""
+        spent = self._count_spent_by(state).model_copy(update={"hours": state.hours})
+        return Spent(**{name: round(value, 6) for name, value in spent})
 
     def _count_spent_by(self, state: NightlyJobState) -> Spent:
         """What a job's search spent tonight; an interrupted trial counts only once it is retried."""
@@ -287,7 +297,7 @@ class NightRun:
         shared = {name: limit for name, limit in limits.items() if name != "trials"}
         allowance = Allowance(deadline_s=self.window.deadline_s, **shared)
         with RunWriter(run.folder) as writer:
-            begin_or_resume(writer, session, budget=max_trials)
+            begin_or_resume(writer, session, budget=max_trials, keep_going=state.job.keep_going)
             with Meter(run.spec, allowance, stop, heartbeat) as meter:
                 writer.watch(meter.watch)
                 try:
@@ -298,6 +308,8 @@ class NightRun:
                 writer.state.num_consecutive_infrastructure_failures >= MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES
             )
             end = writer.state.ended or writer.state.stopped
+        if end is not None and end.kind is EndKind.SHARED_CAUSE:
+            state.error = end.reason
         return end.kind if end else None
 
     def _heartbeat(self, stop: StopSignal) -> None:

@@ -18,7 +18,7 @@ from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.nightly.assemble import JobNights
 from cclsearch.nightly.compare import NightVerdict
 from cclsearch.nightly.history import Night, mean_of
-from cclsearch.nightly.summary import NightSummary, show_best
+from cclsearch.nightly.summary import NightSummary, describe_trials, show_best
 from cclsearch.stats.noise import confidence_interval, estimate_noise
 
 HERE = Path(__file__).parent
@@ -60,7 +60,8 @@ def _render(template: str, **values: object) -> str:
         lstrip_blocks=True,
     )
     environment.filters["cell"] = _cell
-    return environment.get_template(template).render(show_best=show_best, format_config=format_config, **values)
+    words = {"show_best": show_best, "describe_trials": describe_trials, "format_config": format_config}
+    return environment.get_template(template).render(**words, **values)
 
 
 def _cell(text: str) -> str:

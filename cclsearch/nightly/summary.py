@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cclsearch.core.text import one_line
+from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Model, Provenance
 from cclsearch.nightly.compare import Change, NightVerdict
 from cclsearch.nightly.history import NightFigure
@@ -78,11 +78,15 @@ class JobSummary(Model):
     """Its unit."""
     best: BestSummary | None = None
     trials: int = 0
+    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of the four below."""
+    admitted: int = 0
     failed: int = 0
     refused: int = 0
     """Trials that ran and were not admitted."""
     lost: int = 0
     """Trials lost to infrastructure failures."""
+    spent: Spent = Spent()
+    """What counts against budgets; its trials are those that the search proposed."""
     worse: tuple[ChangeSummary, ...] = ()
     better: tuple[ChangeSummary, ...] = ()
     same: tuple[ChangeSummary, ...] = ()
@@ -117,8 +121,23 @@ class NightSummary(Model):
     text: str
     jobs: tuple[JobSummary, ...]
     spent: Spent
+    """Sum over the jobs."""
     pruned: PrunedSummary = PrunedSummary()
     notes: tuple[str, ...] = ()
+
+
+def describe_trials(night: NightSummary) -> str:
+    """The trials of all jobs in words: `12 trials: 8 admitted, 2 failed, 1 not admitted, 1 lost`."""
+    names = {
+        "admitted": "admitted",
+        "failed": "failed",
+        "refused": "not admitted",
+        "lost": "lost to infrastructure",
+    }
+    counts = {words: sum(getattr(job, name) for job in night.jobs) for name, words in names.items()}
+    parts = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    total = count_of(sum(job.trials for job in night.jobs), "trial")
+    return f"{total}: {parts}" if parts else total
 
 
 def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:

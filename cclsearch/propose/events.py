@@ -40,7 +40,7 @@ class ReportedEvent(LedgerEvent):
 
 
 class Note(ReportedEvent):
-    """Information from a proposer of a plugin, which alone reads `data`."""
+    """Information for people; from a proposer of a plugin also `data`, which it alone reads."""
 
     event: Literal["note"] = "note"
     topic: str

@@ -61,6 +61,8 @@ class EndKind(StrEnum):
     INFRASTRUCTURE_FAILURES = "infrastructure_failures"
     JUDGING_ERRORS = "judging_errors"
     """Several trials in a row could not be judged: an error of ccl-search."""
+    SHARED_CAUSE = "shared_cause"
+    """Several configurations in a row ended for the same reason, and no trial was admitted."""
     REFUSED = "refused"
     """Something that the user has to fix first, such as a launcher that refuses every job."""
     OUTPUT_CLOSED = "output_closed"
@@ -97,6 +99,8 @@ class SearchResumed(LedgerEvent):
     """Total number of trials, as raised by `resume --budget`."""
     confirm: int = 0
     """Number of finalists to run again, as raised by `resume --confirm`."""
+    keep_going: bool = False
+    """Whether trials that end for the same reason no longer end the search (`resume --keep-going`)."""
     left_trials: tuple[TrialNumber, ...] = ()
     """Trial folders that the ledger does not know and that the search continues without."""
 

@@ -7,6 +7,7 @@ lines); the trial itself is read from the ledger on demand. So a search of 10,00
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,8 @@ class RunState:
     """Number of the latest finished trials in a row that could not be judged."""
     has_allocation_ended: bool = False
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
+    keeps_going: bool = False
+    """Whether trials that end for the same reason no longer end the search."""
     bad_lines: list[BadLine] = field(default_factory=list)
     """Lines of the ledger that are not used."""
     left_trials: set[int] = field(default_factory=set)
@@ -70,6 +73,8 @@ class RunState:
     trials: TrialTable = field(init=False)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
+    _num_finished_before: int = 0
+    """Number of trials that had finished then."""
     _open: dict[int, None] = field(default_factory=dict)
     _ranked: array[int] = field(default_factory=lambda: array("i"))
     """Numbers of the ranked trials, in order of finishing."""
@@ -122,6 +127,16 @@ class RunState:
         """Trials of the search whose last attempt was an infrastructure failure, since it began or was last resumed."""
         failed = sorted(set(self._infrastructure_failures))
         return [self.trials[number] for number in failed if not self.trials.costs_budget(number)]
+
+    @property
+    def finished_since_resumed(self) -> Sequence[int]:
+        """Numbers of the trials that finished since the search began or was last resumed, in that order."""
+        return self.trials.finish_order[self._num_finished_before :]
+
+    @property
+    def has_ranked(self) -> bool:
+        """Whether a trial is ranked; unlike `best`, this reads no trial."""
+        return len(self._ranked) > 0
 
     @property
     def baseline(self) -> Trial | None:
@@ -243,7 +258,9 @@ class RunState:
                 self.left_trials |= set(event.left_trials)
                 self.num_consecutive_infrastructure_failures = self.num_consecutive_judging_errors = 0
                 self.has_allocation_ended = False
+                self.keeps_going |= event.keep_going
                 self._resumed_at, self._infrastructure_failures = self.highest_trial, []
+                self._num_finished_before = len(self.trials.finish_order)
             case TrialRetried():
                 self.has_allocation_ended |= event.kind is RetryKind.ALLOCATION_ENDED
             case SpaceGrown():

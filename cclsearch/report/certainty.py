@@ -34,6 +34,11 @@ class Certainty:
     tied: tuple[int, ...]
     """First trials of the configurations it ties with (differences within noise), closest first."""
 
+    @property
+    def has_alternatives(self) -> bool:
+        """Whether another configuration was ranked; else there is nothing to be certain of."""
+        return bool(self.beaten or self.tied)
+
 
 def list_spreads(trials: Iterable[Trial]) -> list[float]:
     """The spread inside the run of each ranked trial that has one."""

@@ -22,7 +22,8 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     """The primary metric (or score) by trial with best so far and failures; the configurations in a strip below."""
     value: Callable[[TrialRow], float | None] = (lambda t: t.score) if by_score else (lambda t: t.value)
     shown = [(trial, v) for trial in page.trials if (v := value(trial)) is not None]
-    if not shown:
+    refused = {} if by_score else _measured_but_refused(page)
+    if not shown and not refused:
         return None
     knobs = _varied_knobs(page.trials)
     bottom = 268.0
@@ -30,7 +31,7 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
     place = {trial.number: n + 1 for n, trial in enumerate(page.trials)}
     metric = page.metric
     interval = page.interval if page.is_by_primary and not by_score else None
-    y = fit_scale([*(v for _, v in shown), *(interval or ())], bottom, 52)
+    y = fit_scale([*(v for _, v in shown), *refused.values(), *(interval or ())], bottom, 52)
     frame = Frame(x, y)
     unit = page.score_label if by_score else metric.axis_label
     ticks = _trial_ticks(len(page.trials))
@@ -42,7 +43,8 @@ def draw_progress(page: RunPage, *, by_score: bool = False) -> Scene | None:
         at, (low, high) = x(place[best.number]), interval
         items.append(Path(((at, y(low)), (at, y(high))), "green", 2.0, tip=f"interval of the true {metric.words}"))
     for trial in page.trials:
-        items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame))
+        at_y = refused.get(trial.number)
+        items.append(_trial_mark(page, trial, value(trial), x(place[trial.number]), frame, refused=at_y))
     used = [(kind, mark) for kind, mark in _MARKS.items() if kind != RUNNING and _is_used(kind, page.trials)]
     items += draw_legend(used, LEFT + 60, 20)
     items += _draw_strip(page, knobs, x, bottom + 34)
@@ -63,12 +65,23 @@ _MARKS: dict[str, Mark] = {
 """The mark of each kind of trial, in the order of the legend."""
 
 
-def _trial_mark(page: RunPage, trial: TrialRow, value: float | None, x: float, frame: Frame) -> Mark:
+def _measured_but_refused(page: RunPage) -> dict[int, float]:
+    """Number of each trial that ran and was not admitted -> its primary metric."""
+    name = page.metric.name
+    return {t.number: t.metrics[name] for t in page.trials if t.state == NOT_ADMITTED and name in t.metrics}
+
+
+def _trial_mark(
+    page: RunPage, trial: TrialRow, value: float | None, x: float, frame: Frame, *, refused: float | None = None
+) -> Mark:
+    """The mark of one trial; `refused` is what was measured, if it was not admitted."""
     tip = f"trial {trial.number}: {trial.config_text}"
     if value is None:
         state = trial.state if trial.state in (NOT_ADMITTED, FAILED) else RUNNING
         tip += f"\n{state}{': ' + trial.failure_kind if trial.failure_kind else ''} {trial.reason}"
-        return replace(_MARKS[state], x=x, y=frame.top - 8, size=8, hollow=True, tip=tip)
+        tip += "" if refused is None else f"\nmeasured {show_number(refused)}, which does not count"
+        y = frame.top - 8 if refused is None else frame.y(refused)
+        return replace(_MARKS[state], x=x, y=y, size=8, hollow=True, tip=tip)
     tip += f"\n{show_number(value)} by {trial.proposer}"
     if trial.number == page.best:
         mark, tip = replace(_MARKS["best"], size=17), tip + "\nthe best"

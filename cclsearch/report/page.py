@@ -31,7 +31,7 @@ from cclsearch.report.compare import (
     rank_runs,
     split_by_task,
 )
-from cclsearch.report.data import RunPage, TrialRow
+from cclsearch.report.data import NOT_ADMITTED, RunPage, TrialRow
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 
 HERE = Path(__file__).parent
@@ -197,7 +197,9 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
 
 
 def _state_cell(trial: TrialRow) -> Cell:
-    state = f"{trial.state}: {trial.failure_kind}" if trial.failure_kind else trial.state
+    rules = ", ".join(check.rule for check in trial.checks if check.ok is False)
+    why = trial.failure_kind or (rules if trial.state == NOT_ADMITTED else "")
+    state = f"{trial.state}: {why}" if why else trial.state
     return Cell(state if trial.purpose is Purpose.SEARCH else f"{state} ({trial.purpose.value})")
 
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
+from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.text import count_of, one_line
+from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import Certainty, estimate_certainty
-from cclsearch.report.figures import describe_difference, describe_gain, name_value, name_values
-from cclsearch.report.terminal import format_primary
+from cclsearch.report.figures import format_value, name_value, name_values
+from cclsearch.report.objective_figure import ObjectiveFigure, find_figure, format_share
 from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import Objective
+from cclsearch.score.catalog import find_metric
 from cclsearch.score.outcome import CONSTRAINTS_RULE
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 from cclsearch.tasks.base import task_of
+
+ONLY_ONE = "only one configuration was admitted: nothing to compare with"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,14 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
         return None
     certainty = estimate_certainty(state, spec.provenance)
     metrics = best.outcome.metrics if best.outcome else {}
-    task = task_of(spec.card)
+    task, figure = task_of(spec.card), find_figure(spec)
     return {
         "run": spec.run_id,
         "trial": best.number,
         "config": dict(best.config),
         **{name: metrics.get(name) for name in (task.primary, *task.highlights, NUM_ACCELERATORS)},
         "objective": spec.objective.name,
+        "objective_figure": {"name": figure.metric.name, "unit": figure.metric.unit, "value": figure.value(best)},
         "loss": best.loss,
         "evidence": str(folder / "trials" / f"{best.number:04d}"),
         "provenance": spec.provenance.value,
@@ -82,7 +85,7 @@ def closest_as_json(spec: RunSpec, state: RunState) -> dict[str, Any] | None:
 def _certainty_as_json(certainty: Certainty) -> dict[str, Any]:
     interval = certainty.interval
     return {
-        "chance_best": certainty.probability,
+        "chance_best": certainty.probability if certainty.has_alternatives else None,
         "runs": certainty.num_runs,
         "loss_interval": [interval.low, interval.high],
         "interval_confidence": interval.confidence,
@@ -107,8 +110,8 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     mark = spec.provenance.mark
     lines = [f"best: trial {best.number}  {best.config}"]
     if spec.objective.metrics != (task.primary,):
-        lines.append(f"      {describe_figure(spec.objective, best)}{mark}")
-    lines.append(f"      {task.primary_metric.words} {format_primary(best, task.primary_metric)}{mark}")
+        lines.append(f"      {describe_figure(spec, best)}{mark}")
+    lines.append(f"      {task.primary_metric.words} {ObjectiveFigure(task.primary_metric).format(best)}{mark}")
     figures = [name_value(task.metric(name), metrics[name]) for name in task.highlights if name in metrics]
     if figures:
         lines.append("      " + ", ".join(figures))
@@ -120,15 +123,20 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     return lines
 
 
-def describe_figure(objective: Objective, trial: Trial) -> str:
+def describe_figure(spec: RunSpec, trial: Trial) -> str:
     """The figure of a ranked trial under the objective, with name and unit; for a Pareto objective each metric's."""
+    objective = spec.objective
     if not objective.is_multi:
-        better = " (greater is better)" if objective.is_weighted else ""
-        return f"{objective.score_label} {objective.score_from_loss(trial.loss or math.nan):.4g}{better}"
+        figure = find_figure(spec)
+        better = " (greater is better)" if figure.metric.greater_is_better else ""
+        return f"{figure.metric.words} {figure.format(trial)}{better}"
     assert trial.outcome is not None
-    metrics = trial.outcome.metrics
-    figures = (f"{t.metric} {metrics[t.metric] * t.scale:.4g} {t.unit or ''}" for t in objective.terms)
-    return ", ".join(map(str.rstrip, figures))
+    shown = []
+    for term in objective.terms:
+        info = find_metric(term.metric, "objective", task=spec.card.task, from_script=True)
+        info = info.model_copy(update={"unit": term.unit})
+        shown.append(name_value(info, trial.outcome.metrics[term.metric] * term.scale))
+    return ", ".join(shown)
 
 
 def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Path) -> list[str]:
@@ -137,22 +145,20 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     if certainty is None:
         how = spec.provenance.value
         return [f"unknown: the figure is {how} and no run can confirm it; the noise of its source is unknown"]
-    noise, interval, metric = certainty.noise, certainty.interval, task_of(spec.card).primary_metric
+    noise, interval, figure = certainty.noise, certainty.interval, find_figure(spec)
     basis = (
         f"measured, repeats: {noise.num_repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
     )
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
-    probability = f"{certainty.probability:.0%} probability of being the best configuration tried"
+    probability = f"{format_share(certainty.probability)} probability of being the best configuration tried"
     lines = [
-        f"{probability if certainty.beaten or certainty.tied else 'only one configuration was ranked'};"
-        f" {interval.confidence:.0%} interval of {_format_range(spec.objective, metric, *ends)}"
+        f"{probability if certainty.has_alternatives else ONLY_ONE};"
+        f" {interval.confidence:.0%} interval of {_format_range(figure, *ends)}"
         f" from {count_of(certainty.num_runs, 'run')};"
         f" run-to-run noise {noise.relative:.1%} ({basis})"
     ]
     if certainty.tied:
-        shown = ", ".join(
-            f"{number} ({_compare_primary(state.trials[number], best, metric)})" for number in certainty.tied[:3]
-        )
+        shown = ", ".join(f"{number} ({figure.compare(state.trials[number], best)})" for number in certainty.tied[:3])
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
         trials = f"trial{'s' * (len(certainty.tied) > 1)} {shown}{more}"
         lines.append(f"ties with {trials}: within noise ({DEFAULT_CONFIDENCE:.0%} confidence)")
@@ -161,87 +167,79 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     return lines
 
 
-def _format_range(objective: Objective, primary: MetricInfo, low: float, high: float) -> str:
-    if objective.is_weighted:
-        return f"{objective.score_label}: {low:.4g} to {high:.4g}"
-    name, unit = objective.terms[0].metric, objective.terms[0].unit or ""
-    name = f"the {primary.words}" if name == primary.name else name
-    return f"{name}: {low:.4g} {unit}".rstrip() + f" to {high:.4g} {unit}".rstrip()
+def _format_range(figure: ObjectiveFigure, low: float, high: float) -> str:
+    ends = " to ".join(format_value(figure.metric, end) for end in (low, high))
+    return f"the {figure.metric.words}: {ends}"
 
 
 def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose is Purpose.SEARCH]
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
-        return ["no other configuration was ranked, so there is nothing to compare the best with"]
-    metric = task_of(spec.card).primary_metric
-    difference = _compare_primary(others[0], best, metric)
-    certainty, is_primary = estimate_certainty(state, spec.provenance), spec.objective.metrics == (metric.name,)
-    if certainty is None and is_primary:
-        values = f"{format_primary(best, metric)} -> {format_primary(others[0], metric)}"
+        return [] if spec.provenance is Provenance.MEASURED else [ONLY_ONE]
+    figure = find_figure(spec)
+    metric, difference = figure.metric, figure.compare(others[0], best)
+    certainty, is_single = estimate_certainty(state, spec.provenance), len(spec.objective.metrics) == 1
+    if certainty is None and is_single:
+        values = f"{figure.format(best)} -> {figure.format(others[0])}"
         difference = f"{values}, {difference.removeprefix(metric.words + ' ')}"
     runner_up = f"runner-up: trial {others[0].number} ({difference})"
     if certainty is None:
         how = f"{len(others) + 1} {spec.provenance.value}"
         end = "highest" if metric.greater_is_better else "lowest"
-        among = f"{end} of {how} {name_values(metric)}" if is_primary else f"best of {how} configurations"
+        among = f"{end} of {how} {name_values(metric)}" if is_single else f"best of {how} configurations"
         lines = [f"{among}; {runner_up}"]
     else:
         share = f"{len(certainty.beaten)} of {len(others)} other configurations"
         lines = [f"better than {share} beyond noise ({DEFAULT_CONFIDENCE:.0%} confidence); {runner_up}"]
     if state.baseline is not None and state.baseline.config != best.config:
-        is_tied = is_primary and certainty is not None and state.baseline.number in certainty.tied
-        lines.append(_compare_with_baseline(best, state.baseline, metric, is_tied=is_tied))
+        is_tied = is_single and certainty is not None and state.baseline.number in certainty.tied
+        lines.append(_compare_with_baseline(best, state, figure, is_tied=is_tied))
     return lines
 
 
-def _compare_with_baseline(best: Trial, baseline: Trial, metric: MetricInfo, *, is_tied: bool) -> str:
-    theirs, ours = _value(baseline, metric), _value(best, metric)
-    values = f"trial {baseline.number}: {format_primary(baseline, metric)} -> {format_primary(best, metric)}"
-    if is_tied:
+def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure, *, is_tied: bool) -> str:
+    """How the best compares with the baseline, which is the first trial if that one was ranked."""
+    baseline = state.baseline
+    assert baseline is not None
+    values = f"trial {baseline.number}: {figure.format(baseline)} -> {figure.format(best)}"
+    theirs, ours = figure.value(baseline), figure.value(best)
+    if is_tied and theirs and ours:
         less = f"{abs(1 - ours / theirs):.2%} {'less' if theirs >= ours else 'more'}"
-        return f"within noise of the baseline ({values}, {less}; {baseline.config})"
-    return f"{describe_gain(metric, theirs, ours)} than the baseline ({values}; {baseline.config})"
-
-
-def _compare_primary(other: Trial, best: Trial, metric: MetricInfo) -> str:
-    theirs, ours = _value(other, metric), _value(best, metric)
-    if math.isnan(theirs / ours):
-        return f"no {metric.words}"
-    return f"{metric.words} {describe_difference(metric, theirs, ours)}"
-
-
-def _value(trial: Trial, metric: MetricInfo) -> float:
-    """The primary metric, which is above 0; NaN if the trial has none."""
-    return (trial.outcome.metrics.get(metric.name) if trial.outcome else None) or math.nan
+        text = f"within noise of the baseline ({values}, {less}; {baseline.config})"
+    else:
+        gain = figure.describe_gain(baseline, best)
+        text = f"{gain} than the baseline ({values}; {baseline.config})" if gain else f"baseline: {values}"
+    first = min(state.trials)
+    why = f"; trial {baseline.number} is the first that was ranked, trial {first} was not"
+    return text if baseline.number == first or state.trials[first].loss is not None else text + why
 
 
 def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
     if not state.trials:
         return ["no trial has run yet"]
-    reasons = Counter(
-        reason
-        for trial in state.trials.values()
-        if trial.outcome and trial.outcome.admission and trial.outcome.failure is None
-        for reason in trial.outcome.admission.reasons
-    )
     if not any(trial.is_finished for trial in state.trials.values()):
         return ["no trial has finished yet"]
     closest = find_closest(spec.objective, state)
     lines = [closest.text if closest else "no trial was admitted, so there is no best configuration"]
-    if closest:  # its text has the figures, so the trials that violate the constraints are one line
-        violating = [reason for reason in reasons if reason.startswith("constraints: ")]
-        reasons["constraints"] = sum(reasons.pop(reason) for reason in violating)
-    return lines + [f"not admitted: {count} x {one_line(reason, 300)}" for reason, count in reasons.most_common(3)]
+    if closest:  # its text has the figures
+        lines.append(f"not admitted: {sum(_violates(trial) for trial in state.trials.values())} x {CONSTRAINTS_RULE}")
+    return lines + _refusal_lines(state, with_constraints=closest is None)
 
 
-def _refusal_lines(state: RunState) -> list[str]:
-    """One line per rule, other than the constraints, that keeps finished trials from being ranked."""
+def _violates(trial: Trial) -> bool:
+    """Whether the trial ran and violates a constraint of the objective."""
+    verdict = trial.outcome.find_verdict(CONSTRAINTS_RULE) if trial.outcome and not trial.outcome.failure else None
+    return verdict is not None and verdict.ok is False
+
+
+def _refusal_lines(state: RunState, *, with_constraints: bool = False) -> list[str]:
+    """One line per rule that keeps finished trials from being ranked; that of the constraints only if asked for."""
     refused: dict[str, list[str]] = {}
     for trial in state.trials.values():
         verdicts = trial.outcome.verdicts if trial.outcome and trial.outcome.failure is None else ()
         for verdict in verdicts:
-            if verdict.ok is False and verdict.rule != CONSTRAINTS_RULE:
+            if verdict.ok is False and (with_constraints or verdict.rule != CONSTRAINTS_RULE):
                 refused.setdefault(verdict.rule, []).append(f"trial {trial.number}: {one_line(verdict.detail, 200)}")
     return [f"not admitted: {len(found)} x {rule} ({found[0]})" for rule, found in refused.items()]
 

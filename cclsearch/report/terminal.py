@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
-from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
 from cclsearch.propose.events import LlmTurn, ReportedEvent
 from cclsearch.record.event import EVENT, Event, RetryKind, TrialFinished, TrialRetried, TrialSubmitted
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.report.figures import format_value, name_better
+from cclsearch.report.figures import name_better
+from cclsearch.report.objective_figure import ObjectiveFigure, format_share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,11 +32,13 @@ def watch_json(stream: IO[str] | None = None) -> Watcher:
     return watch
 
 
-def watch_lines(budget: int, metric: MetricInfo, stream: IO[str] | None = None, *, max_attempts: int = 0) -> Watcher:
+def watch_lines(
+    budget: int, figure: ObjectiveFigure, stream: IO[str] | None = None, *, max_attempts: int = 0
+) -> Watcher:
     """A watcher that prints one plain line for each event that matters to a person."""
 
     def watch(event: Event, state: RunState) -> None:
-        line = describe_event(event, state, budget, metric, max_attempts=max_attempts)
+        line = describe_event(event, state, budget, figure, max_attempts=max_attempts)
         if line:
             print(plain(line), file=stream or sys.stdout, flush=True)
 
@@ -44,7 +46,7 @@ def watch_lines(budget: int, metric: MetricInfo, stream: IO[str] | None = None, 
 
 
 def describe_event(
-    event: Event, state: RunState, budget: int, metric: MetricInfo, *, max_attempts: int = 0
+    event: Event, state: RunState, budget: int, figure: ObjectiveFigure, *, max_attempts: int = 0
 ) -> str | None:
     """One line about an event; None for an event that is not shown. A limit of 0 attempts means that it is unknown."""
     match event:
@@ -56,7 +58,7 @@ def describe_event(
         case TrialRetried():
             return f"trial {event.trial:>3}  {_describe_retry(event, state, max_attempts)}"
         case TrialFinished():
-            return describe_trial(state.trials[event.trial], state, budget, metric)
+            return describe_trial(state.trials[event.trial], state, budget, figure)
         case ReportedEvent() if not isinstance(event, LlmTurn):
             return f"           {event.label}: {one_line(event.text, 200)}"
         case _:
@@ -72,22 +74,20 @@ def _describe_retry(event: TrialRetried, state: RunState, max_attempts: int) -> 
     return f"{text} of {max_attempts + uncounted}" if max_attempts else text
 
 
-def describe_trial(trial: Trial, state: RunState, budget: int, metric: MetricInfo) -> str:
+def describe_trial(trial: Trial, state: RunState, budget: int, figure: ObjectiveFigure) -> str:
     """A finished trial in one line: result, configuration, proposer, best so far, trials left."""
     best = state.best
-    best_text = (
-        f"best so far {format_primary(best, metric)}{_lead_note(trial, state, metric)}" if best else "no best yet"
-    )
+    best_text = f"best so far {figure.format(best)}{_lead_note(trial, state, figure)}" if best else "no best yet"
     left = max(budget - state.num_spent, 0)
-    return f"{describe_result(trial, metric)}  {best_text}, {left} of {budget} trials left"
+    return f"{describe_result(trial, figure)}  {best_text}, {left} of {budget} trials left"
 
 
-def describe_result(trial: Trial, metric: MetricInfo) -> str:
+def describe_result(trial: Trial, figure: ObjectiveFigure) -> str:
     """A trial in one line: result, configuration, proposer."""
-    return f"trial {trial.number:>3}  {result_text(trial, metric):<24}  {trial.config}  ({trial.proposer})"
+    return f"trial {trial.number:>3}  {result_text(trial, figure):<24}  {trial.config}  ({trial.proposer})"
 
 
-def _lead_note(trial: Trial, state: RunState, metric: MetricInfo) -> str:
+def _lead_note(trial: Trial, state: RunState, figure: ObjectiveFigure) -> str:
     """A note if a trial leads only within noise: the runner-up, and the confidence of beating it; else empty."""
     if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
         return ""
@@ -97,11 +97,13 @@ def _lead_note(trial: Trial, state: RunState, metric: MetricInfo) -> str:
     lead = compare_with_runner_up(state, trial)
     if lead is None or lead[1] >= DEFAULT_CONFIDENCE:
         return ""
-    return f" (within noise of trial {lead[0]}: {lead[1]:.0%} probability of being {name_better(metric)})"
+    return (
+        f" (within noise of trial {lead[0]}: {format_share(lead[1])} probability of being {name_better(figure.metric)})"
+    )
 
 
-def result_text(trial: Trial, metric: MetricInfo, limit: int = 60, *, as_data: bool = False) -> str:
-    """The result of a trial: its primary metric, the failure kind (`as_data`: its value), or the violated rules."""
+def result_text(trial: Trial, figure: ObjectiveFigure, limit: int = 60, *, as_data: bool = False) -> str:
+    """The result of a trial: its figure, the failure kind (`as_data`: its value), or the violated rules."""
     outcome = trial.outcome
     if outcome is None:
         return "running" if trial.handle else "waiting"
@@ -109,28 +111,22 @@ def result_text(trial: Trial, metric: MetricInfo, limit: int = 60, *, as_data: b
         return outcome.failure.kind.value if as_data else outcome.failure.kind.describe()
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
-        return one_line(f"not admitted: {rules}", limit)
+        measured = f"{figure.format(trial)}, " if figure.value(trial) is not None and not as_data else ""
+        return one_line(f"{measured}not admitted: {rules}", limit)
     suffix = "" if outcome.provenance is Provenance.MEASURED else f" {outcome.provenance.value}"
-    return format_primary(trial, metric) + suffix
-
-
-def format_primary(trial: Trial, metric: MetricInfo) -> str:
-    """The primary metric of a finished trial with its unit, or `no step time`."""
-    assert trial.outcome is not None
-    value = trial.outcome.metrics.get(metric.name)
-    return f"no {metric.words}" if value is None else format_value(metric, value)
+    return figure.format(trial) + suffix
 
 
 @contextlib.contextmanager
-def live_table(console: Console, *, budget: int, title: str, metric: MetricInfo) -> Iterator[Watcher]:
+def live_table(console: Console, *, budget: int, title: str, figure: ObjectiveFigure) -> Iterator[Watcher]:
     """A watcher whose table is redrawn at each event."""
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda _, state: live.update(make_table(state, budget=budget, title=title, metric=metric), refresh=True)
+        yield lambda _, state: live.update(make_table(state, budget=budget, title=title, figure=figure), refresh=True)
 
 
-def make_table(state: RunState, *, budget: int, title: str, metric: MetricInfo, last: int = 40) -> Table:
+def make_table(state: RunState, *, budget: int, title: str, figure: ObjectiveFigure, last: int = 40) -> Table:
     """The last trials as a table, the best one highlighted; the remaining budget below."""
     from rich.table import Table
     from rich.text import Text
@@ -138,7 +134,7 @@ def make_table(state: RunState, *, budget: int, title: str, metric: MetricInfo, 
     best = state.best
     left = max(budget - state.num_spent, 0)
     caption = (
-        f"best so far: trial {best.number}, {format_primary(best, metric)}{_lead_note(best, state, metric)}"
+        f"best so far: trial {best.number}, {figure.format(best)}{_lead_note(best, state, figure)}"
         if best
         else "no trial ranked yet"
     )
@@ -156,8 +152,8 @@ def make_table(state: RunState, *, budget: int, title: str, metric: MetricInfo, 
             record = trial
         style = "cyan" if trial.outcome is None else "" if trial.loss is not None else "dim"
         style = "bold green" if best and trial.number == best.number else style
-        best_so_far = format_primary(record, metric) if record else ""
-        row = (str(trial.number), str(trial.config), trial.proposer, result_text(trial, metric), best_so_far)
+        best_so_far = figure.format(record) if record else ""
+        row = (str(trial.number), str(trial.config), trial.proposer, result_text(trial, figure), best_so_far)
         rows.append((row, style))
     for row, style in rows[-last:]:
         table.add_row(*(Text(plain(cell)) for cell in row), style=style)

@@ -11,6 +11,7 @@ from cclsearch.core.redact import redact
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import format_value, name_values
+from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.terminal import result_text
 from cclsearch.run.folder import Run
 from cclsearch.score.outcome import Outcome
@@ -42,7 +43,7 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
         f"trial {trial.number} of {run.spec.run_id} ({run.spec.provenance.value})",
         f"configuration: {trial.config}",
     ]
-    lines.append(f"result: {result_text(trial, metric, limit=300)}")
+    lines.append(f"result: {result_text(trial, find_figure(run.spec), limit=300)}")
     lines.append(f"proposed by {trial.proposer}" + (f": {trial.rationale}" if trial.rationale else ""))
     expected = trial.expects.metrics.get(metric.name)
     if expected is not None and f"{expected:.3g} {metric.unit or ''}".rstrip() not in trial.rationale:

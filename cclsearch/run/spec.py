@@ -43,6 +43,8 @@ class SearchLimits(Model):
     """Wall time of one session of the search, in hours."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts at one trial if the infrastructure fails or other processes disturb it."""
+    keep_going: bool = False
+    """Whether the search continues although several configurations in a row ended for the same reason."""
 
 
 class RunSpec(Model):

@@ -52,8 +52,10 @@ class StopSignal:
         """Sleep, but return early if a stop is requested."""
         self._event.wait(seconds)
 
-    def describe(self) -> str:
-        """Why the search stopped, and what happened to its jobs."""
+    def describe(self, *, has_jobs: bool = True) -> str:
+        """Why the search stopped, and what happened to its jobs, if it had any."""
+        if not has_jobs:
+            return self._reason
         jobs = "running jobs continue, and `resume` adopts them" if self.leave_jobs else "running jobs were cancelled"
         return f"{self._reason}; {jobs}"
 

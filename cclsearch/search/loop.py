@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
+from cclsearch.launch.base import StartWarner
 from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
+from cclsearch.propose.events import Note
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
+from cclsearch.search.shared_cause import explain_end, find_shared_cause
 
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
@@ -31,6 +34,7 @@ def run_search(writer: RunWriter, session: Session) -> None:
     jobs = session.jobs
     try:
         jobs.adopt(writer)
+        _warn_at_start(writer, session)
         _compare(writer, session)
         hours = session.spec.limits.max_hours
         deadline_s = math.inf if hours is None else time.monotonic() + hours * 3600
@@ -49,14 +53,24 @@ def run_search(writer: RunWriter, session: Session) -> None:
         session.proposer.close()
         record_proposer_events(writer, session)
     if ending is None or session.stop.is_set():
+        has_jobs = session.stop.kind is not EndKind.SHARED_CAUSE  # it waits for all jobs
         jobs.shut_down(writer, session.stop)
         _compare(writer, session)
-        stopped = SearchStopped(kind=session.stop.kind, reason=session.stop.describe())
+        stopped = SearchStopped(kind=session.stop.kind, reason=session.stop.describe(has_jobs=has_jobs))
         writer.record(stopped.at(session.now_s()))
         return
     jobs.detach()
     best = writer.state.best
     writer.record(ending.model_copy(update={"best_trial": best.number if best else None}).at(session.now_s()))
+
+
+def _warn_at_start(writer: RunWriter, session: Session) -> None:
+    """Record what would spoil the measurements, before the first trial of this process starts."""
+    launcher = session.jobs.launcher
+    if isinstance(launcher, StartWarner) and not writer.state.num_unfinished:
+        warning = launcher.warn_at_start()
+        if warning is not None:
+            writer.record(Note(topic="busy machine", text=warning).at(session.now_s()))
 
 
 def _record_refusal(writer: RunWriter, session: Session, error: UserError) -> None:
@@ -124,6 +138,8 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
             f" without it judges them by `ccl-search admit {session.spec.run_id} --write`",
             EndKind.JUDGING_ERRORS,
         )
+    elif not state.num_unfinished and (cause := find_shared_cause(session.spec, state)):
+        stop.request(explain_end(cause, writer, session.spec.run_id), EndKind.SHARED_CAUSE)
     return stop.is_set()
 
 
@@ -131,9 +147,10 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> SearchEnd
     """Run trials until no more may be proposed; returns why it ended, or None if it was stopped."""
     while not _must_stop(writer, session, deadline_s):
         ended = _fill_slots(writer, session)
-        if not writer.state.unfinished:
+        if writer.state.unfinished:
+            _collect(writer, session)
+        elif ended is not None:
             return ended
-        _collect(writer, session)
     return None
 
 
@@ -175,8 +192,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
         session.jobs.start_waiting(writer)
         left = find_budget(writer, session) - writer.state.num_spent
         slots = session.jobs.free_slots(writer)
-        if slots <= 0:
-            return None
+        if slots <= 0 or find_shared_cause(session.spec, writer.state):
+            return None  # what still runs decides whether the search ends
         if _start_reference(writer, session):
             continue
         if left <= 0:

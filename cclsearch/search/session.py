@@ -137,10 +137,12 @@ def begin_or_resume(
     *,
     budget: int = 0,
     confirm: int = 0,
+    keep_going: bool = False,
     unknown: UnknownPolicy | None = None,
 ) -> None:
     """Record the start of the search, or its resumption with a higher budget or more confirmations.
 
+    With `keep_going`, trials that end for the same reason no longer end a resumed search.
     Raises UserError, before anything runs, if trial folders are unknown to the ledger and `unknown` does not say what
     becomes of them.
     """
@@ -153,7 +155,7 @@ def begin_or_resume(
     if is_new:
         _begin(writer, session)
     if found or not is_new:
-        _resume(writer, session, budget=budget, confirm=confirm, left=left)
+        _resume(writer, session, budget=budget, confirm=confirm, keep_going=keep_going, left=left)
     record_adopted(writer, adopted, time.time())
 
 
@@ -166,7 +168,9 @@ def _begin(writer: RunWriter, session: Session) -> None:
         writer.record(ConfigsHeldBack(num_configs=len(held_back.rows), text=held_back.reason, time_s=now_s))
 
 
-def _resume(writer: RunWriter, session: Session, *, budget: int, confirm: int, left: tuple[int, ...]) -> None:
+def _resume(
+    writer: RunWriter, session: Session, *, budget: int, confirm: int, keep_going: bool, left: tuple[int, ...]
+) -> None:
     state, spec = writer.state, session.spec
     if state.spec_sha256 not in ("", hash_file(writer.folder / SPEC_FILE)):  # empty if the first line cannot be read
         raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited after the search began; its inputs are frozen")
@@ -178,6 +182,7 @@ def _resume(writer: RunWriter, session: Session, *, budget: int, confirm: int, l
             engine_version=__version__,
             budget=max(budget, state.budget_raised_to, spec.limits.budget),
             confirm=max(confirm, state.confirm_raised_to),
+            keep_going=keep_going,
             left_trials=left,
         )
     )

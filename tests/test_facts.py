@@ -1,0 +1,166 @@
+"""Sentences about a search state facts: its own metric and unit, its own counts, no certainty without alternatives."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_launcher import Ending, ScriptedLauncher, ran
+from scripted_search import admit, open_search
+
+from cclsearch.core.metrics import Direction
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
+from cclsearch.launch.base import Job
+from cclsearch.launch.local import LocalLauncher
+from cclsearch.record.writer import RunWriter
+from cclsearch.report.objective_figure import find_figure, format_share
+from cclsearch.report.summary import best_as_json, summarize_run
+from cclsearch.report.terminal import watch_lines
+from cclsearch.score.objective import Objective, Term
+from cclsearch.search.evaluate import TrialEvaluator
+from cclsearch.search.jobs import JobRunner
+from cclsearch.search.loop import run_search
+from cclsearch.search.session import begin_or_resume
+from cclsearch.search.trial_input import make_input
+
+QUALITY = Objective(
+    name="quality", description="", terms=(Term(metric="my_quality", direction=Direction.MAXIMIZE, unit="points"),)
+)
+
+
+class Measured(ScriptedLauncher):
+    provenance = Provenance.MEASURED
+
+
+def speak(
+    project: Path, decide: Callable[[Job], Ending], *, objective: Objective | None = None, budget: int = 3
+) -> tuple[list[str], list[str], dict[str, Any] | None]:
+    """Lines while the search runs, lines of its summary, and `best --json`; every trial that ran is admitted."""
+    folder, session = open_search(project, Measured(decide), budget=budget, parallel=1, max_attempts=1)
+    spec = session.spec.model_copy(update={"objective": objective or session.spec.objective})
+    evaluator = TrialEvaluator(spec)
+
+    def evaluate(*arguments: Any) -> Any:
+        outcome = evaluator(*arguments)
+        if outcome.failure:
+            return outcome
+        loss = spec.objective.loss(outcome.metrics)
+        return admit(outcome).model_copy(update={"loss": loss})
+
+    jobs = JobRunner(spec, session.jobs.launcher, evaluate, lambda trial: make_input(spec, trial))
+    session = replace(session, spec=spec, jobs=jobs)
+    shown = io.StringIO()
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        writer.watch(watch_lines(budget, find_figure(spec), shown))
+        run_search(writer, session)
+        summary = summarize_run(spec, writer.state, folder).lines
+        return shown.getvalue().splitlines(), list(summary), best_as_json(spec, writer.state, folder)
+
+
+def rate(job: Job) -> Ending:
+    return ran(job, 2.0 - 0.1 * job.trial, metrics={"my_quality": 10.0 + job.trial})
+
+
+def test_a_custom_objective_is_spoken_of_in_its_own_metric_and_unit(project: Path) -> None:
+    lines, summary, best = speak(project, rate, objective=QUALITY)
+    finished = [line for line in lines if "best so far" in line]
+    assert "11 points" in finished[0]
+    assert "best so far 13 points" in finished[-1]
+    text = "\n".join(summary)
+    assert "my_quality 13 points (greater is better)" in text
+    assert "runner-up: trial 2 (my_quality 7.69% lower)" in text
+    assert "trial 1: 11 points -> 13 points" in text
+    assert "interval of the my_quality: " in text
+    assert best is not None
+    assert best["objective_figure"] == {"name": "my_quality", "unit": "points", "value": 13.0}
+
+
+def test_values_of_zero_and_below_are_compared_without_a_ratio(project: Path) -> None:
+    _, summary, _ = speak(project, lambda job: ran(job, metrics={"my_quality": job.trial - 3.0}), objective=QUALITY)
+    text = "\n".join(summary)
+    assert "runner-up: trial 2 (my_quality -1 points)" in text
+    assert "baseline: trial 1: -2 points -> 0 points" in text
+
+
+def test_one_configuration_has_no_probability_of_being_the_best(project: Path) -> None:
+    _, summary, best = speak(project, ran, budget=1)
+    text = "\n".join(summary)
+    assert "only one configuration was admitted: nothing to compare with" in text
+    assert "100%" not in text
+    assert best is not None
+    assert best["confidence"]["chance_best"] is None
+
+
+def test_a_clear_winner_is_not_certain(project: Path) -> None:
+    _, summary, _ = speak(project, lambda job: ran(job, 10.0**job.trial))
+    text = "\n".join(summary)
+    assert "more than 99.9% probability of being the best configuration tried" in text
+    assert "100%" not in text
+
+
+def test_a_baseline_that_is_not_the_first_trial_is_called_so(project: Path) -> None:
+    crash = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="boom")
+    _, summary, _ = speak(project, lambda job: crash if job.trial == 1 else ran(job, 5.0 - job.trial), budget=4)
+    text = "\n".join(summary)
+    assert "than the baseline (trial 2: 3 s -> 1 s" in text
+    assert "trial 2 is the first that was ranked, trial 1 was not" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.5, "50%"), (0.989, "99%"), (0.996, "99.6%"), (0.9994, "99.9%"), (0.99951, "more than 99.9%")],
+)
+def test_no_share_below_one_is_rounded_to_100_percent(share: float, text: str) -> None:
+    assert format_share(share) == text
+
+
+def test_a_busy_machine_is_said_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = object.__new__(LocalLauncher)
+    monkeypatch.setattr("cclsearch.core.processes.measure_load", lambda: 7.04)
+    warning = launcher.warn_at_start()
+    assert warning is not None
+    assert warning.startswith("other processes use 7.0 of ")
+    assert "Stop the processes" in warning
+    monkeypatch.setattr("cclsearch.core.processes.measure_load", lambda: 0.1)
+    assert launcher.warn_at_start() is None
+
+
+class Busy(Measured):
+    def warn_at_start(self) -> str | None:
+        return "other processes use 7.0 of 2 cores" if not self.submitted else None
+
+
+def test_the_warning_is_an_event_before_the_first_trial(project: Path) -> None:
+    folder, session = open_search(project, Busy(ran), budget=1, parallel=1)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, session)
+        notes = [event for event in writer.state.reported if event.label == "busy machine"]
+        assert [event.text for event in notes] == ["other processes use 7.0 of 2 cores"]
+        assert notes[0].time_s <= writer.state.trials[1].proposed_s
+
+
+def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path) -> None:
+    from cclsearch.report.charts import draw_progress
+    from cclsearch.report.gather import gather_run
+    from cclsearch.report.page import render_page
+    from cclsearch.run.folder import load_run
+
+    folder, session = open_search(project, Measured(lambda job: ran(job, 0.68, simulated=False)), budget=1, parallel=1)
+    shown = io.StringIO()
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        writer.watch(watch_lines(1, find_figure(session.spec), shown))
+        run_search(writer, session)
+    line = next(line for line in shown.getvalue().splitlines() if "not admitted" in line)
+    assert "0.68 s, not admitted: " in line
+    page = gather_run(load_run(folder))
+    scene = draw_progress(page)
+    assert scene is not None
+    assert "measured 0.68, which does not count" in str(scene.items)
+    assert "not admitted: " in render_page([page])
