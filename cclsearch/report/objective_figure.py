@@ -8,7 +8,6 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import describe_difference, describe_gain, format_value
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.catalog import find_metric
 from cclsearch.score.objective import Objective
 from cclsearch.tasks.base import task_of
 
@@ -70,7 +69,7 @@ def find_figure(spec: RunSpec) -> ObjectiveFigure:
         )
     if term.metric == primary.name and term.scale == 1.0:
         return ObjectiveFigure(primary)
-    known = find_metric(term.metric, "objective", task=spec.card.task, from_script=True)
+    known = task_of(spec.card).metric(term.metric)
     return ObjectiveFigure(known.model_copy(update={"unit": term.unit, "direction": term.direction}), objective)
 
 

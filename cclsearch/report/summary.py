@@ -20,7 +20,6 @@ from cclsearch.report.objective_figure import ObjectiveFigure, find_figure, form
 from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.catalog import find_metric
 from cclsearch.score.outcome import CONSTRAINTS_RULE
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 from cclsearch.tasks.base import task_of
@@ -133,7 +132,7 @@ def describe_figure(spec: RunSpec, trial: Trial) -> str:
     assert trial.outcome is not None
     shown = []
     for term in objective.terms:
-        info = find_metric(term.metric, "objective", task=spec.card.task, from_script=True)
+        info = task_of(spec.card).metric(term.metric)
         info = info.model_copy(update={"unit": term.unit})
         shown.append(name_value(info, trial.outcome.metrics[term.metric] * term.scale))
     return ", ".join(shown)
