@@ -12,6 +12,7 @@ import pytest
 import trace_writer as write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rocprof_writer import rocprof_document, training_process
 
 from cclsearch.trace.cache import cache_path
 from cclsearch.trace.events import TraceSet
@@ -25,6 +26,7 @@ light = settings(max_examples=25, deadline=None, derandomize=True, suppress_heal
 KINETO = write.layout_kineto(write.kineto_document(write.gpu_events())).encode()
 CPU = write.layout_kineto(write.kineto_document(write.cpu_events(), gpu=False)).encode()
 SPACE = write.tpu_space()
+ROCPROF = json.dumps(rocprof_document(training_process())).encode()
 STATUSES = ("ok", "partial", "not_available")
 
 json_values = st.recursive(
@@ -75,7 +77,9 @@ def check(found: TraceSet) -> TraceSet:
 @light
 @given(
     data=st.data(),
-    whole=st.sampled_from([("rank0_trace.json", KINETO), ("rank0_trace.json", CPU), ("h.xplane.pb", SPACE)]),
+    whole=st.sampled_from(
+        [("rank0_trace.json", KINETO), ("rank0_trace.json", CPU), ("h.xplane.pb", SPACE), ("1_results.json", ROCPROF)]
+    ),
 )
 def test_damaged_bytes_give_a_status(data: Any, whole: tuple[str, bytes]) -> None:
     name, original = whole
@@ -107,6 +111,41 @@ def test_odd_events_do_not_hide_the_good_ones(odd: list[dict[str, Any]], head: d
     document = {**head, "traceEvents": [*odd, *write.gpu_events(steps=1)]}
     found = read_bytes("rank0_trace.json", json.dumps(document).encode())
     assert found.tables, found.message
+
+
+@light
+@given(size=st.integers(0, len(ROCPROF)))
+def test_rocprofiler_json_truncated_anywhere_gives_a_status(size: int) -> None:
+    assert read_bytes("1_results.json", ROCPROF[:size]).status in STATUSES
+
+
+rocprof_keys = st.sampled_from(
+    [
+        "agents",
+        "kernel_symbols",
+        "strings",
+        "buffer_records",
+        "metadata",
+        "kernel_dispatch",
+        "memory_copy",
+        "marker_api",
+    ]
+)
+odd_sections = st.dictionaries(rocprof_keys, json_values | st.lists(st.dictionaries(rocprof_keys, json_values)))
+
+
+@light
+@given(odd_sections, odd_sections, st.sampled_from([0, -1, 2**63, 2**70, 1.5, "x", None, [], {}]), st.booleans())
+def test_rocprofiler_json_of_any_shape_gives_a_status(sections: Any, lists: Any, value: Any, is_first: bool) -> None:
+    process = training_process()
+    process = {**sections, **process} if is_first else {**process, **sections}
+    if isinstance(process.get("buffer_records"), dict):
+        process["buffer_records"] = {**process["buffer_records"], **lists}
+    for records in (process.get("agents"), training_process()["buffer_records"]["kernel_dispatch"]):
+        for record in records if isinstance(records, list) else []:
+            if isinstance(record, dict):
+                record.update(start_timestamp=value, id={"handle": value}, cu_count=value)
+    assert read_bytes("1_results.json", json.dumps(rocprof_document(process)).encode()).status in STATUSES
 
 
 marker_names = st.sampled_from(

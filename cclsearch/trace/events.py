@@ -306,7 +306,7 @@ class TableFacts:
     world_size: int | None = None
     """From the trace; None if it does not say."""
     format: str = "kineto"
-    """kineto, xla or nsys."""
+    """kineto, xla, nsys or rocprof."""
     accelerator: str = "gpu"
     """gpu, tpu or cpu: type of the device."""
     devices: tuple[DeviceInfo, ...] = ()

@@ -21,6 +21,7 @@ from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 _JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
 _TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)
 _EVENTS = re.compile(rb'"traceEvents"|^\s*\[\s*\{[^}]{0,2000}"ph"')
+_ROCPROFILER = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"rocprofiler-sdk-tool"')
 
 
 @READERS.register("chrome-json")
@@ -114,3 +115,20 @@ class NsysSqlite:
         from cclsearch.trace.readers.nsys import read_nsys
 
         return read_nsys(path, limits)
+
+
+@READERS.register("rocprofiler-json")
+class RocprofilerJson:
+    """Reads the JSON that `rocprofv3 --output-format json` writes."""
+
+    format = "rocprof"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """Whether it is JSON whose first key is rocprofiler-sdk's."""
+        return bool(_JSON_NAME.search(path.name) and _ROCPROFILER.match(head))
+
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+        """Return one table per device of each process."""
+        from cclsearch.trace.readers.rocprof import read_rocprof
+
+        return read_rocprof(path, limits)

@@ -23,9 +23,9 @@ _STEP = re.compile(r"^(?:train_?|training_?)?(?:step|iteration|iter)(?:[ _:#-]*(
 _LAUNCH = re.compile(r"launch", re.IGNORECASE)
 
 
-@dataclass
+@dataclass(slots=True)
 class NsysRow:
-    """One row of the export, for the table."""
+    """One row of the export (or of rocprofiler's records), for the table."""
 
     kind: Kind
     start_ns: int
@@ -40,7 +40,14 @@ class NsysRow:
 
 
 def build_nsys_table(
-    rows: Sequence[NsysRow], host: Sequence[NsysRow], device: DeviceInfo, *, base_ns: int, source: str
+    rows: Sequence[NsysRow],
+    host: Sequence[NsysRow],
+    device: DeviceInfo,
+    *,
+    base_ns: int,
+    source: str,
+    trace_format: str = "nsys",
+    marker: str = "nvtx",
 ) -> EventTable:
     """Return the table of one device (its rows first, then the host rows of its process)."""
     both = [*rows, *host]
@@ -93,10 +100,10 @@ def build_nsys_table(
         grids=tuple(LaunchShape(*shape) for shape in grids),
         threads=tuple(str(thread) for thread in threads),
         steps=mark_incomplete_steps(steps, columns["step_id"], launch, launches),
-        step_source="nvtx" if steps else "",
+        step_source=marker if steps else "",
         sparse=MappingProxyType({name: column for name, column in sparse.items() if len(column[0])}),
         rank=-1,
-        format="nsys",
+        format=trace_format,
         devices=(device,),
         base_ns=base_ns + first,
         clock="unix" if base_ns else "trace",
