@@ -24,7 +24,7 @@ _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowErro
 
 
 class Skipped(msgspec.Struct, gc=False):
-    """A record of a list that nobody needs."""
+    """A record of a list that is not read."""
 
 
 class EndOfText(Exception):

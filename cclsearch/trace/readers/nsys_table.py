@@ -40,14 +40,7 @@ class NsysRow:
 
 
 def build_nsys_table(
-    rows: Sequence[NsysRow],
-    host: Sequence[NsysRow],
-    device: DeviceInfo,
-    *,
-    base_ns: int,
-    source: str,
-    trace_format: str = "nsys",
-    marker: str = "nvtx",
+    rows: Sequence[NsysRow], host: Sequence[NsysRow], device: DeviceInfo, *, base_ns: int, source: str
 ) -> EventTable:
     """Return the table of one device (its rows first, then the host rows of its process)."""
     both = [*rows, *host]
@@ -100,10 +93,10 @@ def build_nsys_table(
         grids=tuple(LaunchShape(*shape) for shape in grids),
         threads=tuple(str(thread) for thread in threads),
         steps=mark_incomplete_steps(steps, columns["step_id"], launch, launches),
-        step_source=marker if steps else "",
+        step_source="nvtx" if steps else "",
         sparse=MappingProxyType({name: column for name, column in sparse.items() if len(column[0])}),
         rank=-1,
-        format=trace_format,
+        format="nsys",
         devices=(device,),
         base_ns=base_ns + first,
         clock="unix" if base_ns else "trace",

@@ -26,7 +26,7 @@ _ROWS_PER_LIMIT = 20
 """A row takes about this many times the memory of a row of `ReadLimits.rows`."""
 
 
-class Handle(msgspec.Struct, gc=False):
+class _Handle(msgspec.Struct, gc=False):
     """A number in an object, as rocprofiler writes ids."""
 
     handle: int = -1
@@ -49,8 +49,8 @@ class _Size(msgspec.Struct, gc=False):
 
 class _DispatchInfo(msgspec.Struct, gc=False):
     kernel_id: int = -1
-    agent_id: Handle = msgspec.field(default_factory=Handle)
-    queue_id: Handle = msgspec.field(default_factory=Handle)
+    agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    queue_id: _Handle = msgspec.field(default_factory=_Handle)
     group_segment_size: int = 0
     workgroup_size: _Size = msgspec.field(default_factory=_Size)
     grid_size: _Size = msgspec.field(default_factory=_Size)
@@ -67,9 +67,9 @@ class _Record(msgspec.Struct, gc=False):
     start_timestamp: int = -1
     end_timestamp: int = -1
     dispatch_info: _DispatchInfo | None = None
-    stream_id: Handle = msgspec.field(default_factory=Handle)
-    src_agent_id: Handle = msgspec.field(default_factory=Handle)
-    dst_agent_id: Handle = msgspec.field(default_factory=Handle)
+    stream_id: _Handle = msgspec.field(default_factory=_Handle)
+    src_agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    dst_agent_id: _Handle = msgspec.field(default_factory=_Handle)
     bytes: int = -1
 
     @property
@@ -90,7 +90,7 @@ class _MemoryBank(msgspec.Struct, gc=False):
 
 
 class _Agent(msgspec.Struct, gc=False):
-    id: Handle = msgspec.field(default_factory=Handle)
+    id: _Handle = msgspec.field(default_factory=_Handle)
     type: int = 0
     logical_node_type_id: int = -1
     name: str = ""
@@ -205,8 +205,9 @@ def _build_tables(process: _Process, source: str) -> Iterator[EventTable]:
     host = list(_host_rows(process))
     for agent, rows in sorted(by_agent.items(), key=lambda item: (_device_of(process, item[0]).ordinal, item[0])):
         device = _device_of(process, agent)
-        table = build_nsys_table(rows, host, device, base_ns=0, source=source, trace_format="rocprof", marker="roctx")
-        yield replace(table, host=process.host)
+        table = build_nsys_table(rows, host, device, base_ns=0, source=source)
+        marker = "roctx" if table.steps else ""
+        yield replace(table, format="rocprof", step_source=marker, host=process.host)
 
 
 def _device_of(process: _Process, handle: int) -> DeviceInfo:
