@@ -85,6 +85,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
             trial_timeout_s=args.timeout_min * 60,
             max_hours=args.max_hours,
             keep_going=args.keep_going,
+            control_every=args.control_every,
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),

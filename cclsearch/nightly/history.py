@@ -180,7 +180,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
             continue
         if (trial.finished_s or 0.0) < since_s:
             continue
-        value = trial.loss
+        value = run.state.corrected_loss(trial.number)
         if value is not None and _has_own_losses(run.spec):
             measured = trial.outcome.metrics.get(figure.name)
             value = figure.show(measured) if measured else None

@@ -110,7 +110,7 @@ class Meter:
         if trial.is_finished:
             self._node_rates.pop(trial.number, None)
             self._done_node_hours += count_node_hours(self._spec, trial, self._begun_s, time.time())
-        elif trial.purpose in (Purpose.SEARCH, Purpose.CONFIRMATION, Purpose.REFERENCE):
+        elif trial.purpose in (Purpose.SEARCH, Purpose.CONFIRMATION, Purpose.REFERENCE, Purpose.CONTROL):
             hour_later = max(trial.proposed_s, self._begun_s) + 3600
             self._node_rates[trial.number] = count_node_hours(self._spec, trial, self._begun_s, hour_later)
             self._since[trial.number] = max(trial.proposed_s, self._begun_s)

@@ -26,6 +26,9 @@ class Purpose(StrEnum):
     SEARCH = "search"
     CONFIRMATION = "confirmation"
     """A new run of a finalist; does not cost budget."""
+    CONTROL = "control"
+    """Repeats the best configuration in another window of the cluster, so that figures can be compared; does not cost
+    budget."""
     REFERENCE = "reference"
     """Decides which of two groups of trials did the card's work; does not cost budget."""
 

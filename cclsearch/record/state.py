@@ -7,7 +7,7 @@ lines); the trial itself is read from the ledger on demand. So a search of 10,00
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,9 @@ from cclsearch.record.event import (
 from cclsearch.record.line import BadLine
 from cclsearch.record.trial import Trial
 from cclsearch.record.trial_table import TrialTable
+from cclsearch.record.windows import Windows
 from cclsearch.score.outcome import Outcome
+from cclsearch.stats.drift import WindowRatio
 
 
 @dataclass
@@ -71,6 +73,9 @@ class RunState:
     highest_trial: int = 0
     """Highest trial number in any readable line, also of a trial whose proposal is missing."""
     trials: TrialTable = field(init=False)
+    windows: Windows = field(default_factory=Windows)
+    """The windows of the cluster in which the ranked trials ran."""
+    _controls: set[int] = field(default_factory=set)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
     _num_finished_before: int = 0
@@ -134,6 +139,16 @@ class RunState:
         return self.trials.finish_order[self._num_finished_before :]
 
     @property
+    def num_controls(self) -> int:
+        """Number of controls that were proposed."""
+        return len(self._controls)
+
+    @property
+    def ranked(self) -> Sequence[int]:
+        """Numbers of the ranked trials, in order of finishing."""
+        return self._ranked
+
+    @property
     def has_ranked(self) -> bool:
         """Whether a trial is ranked; unlike `best`, this reads no trial."""
         return len(self._ranked) > 0
@@ -157,8 +172,8 @@ class RunState:
         groups = self._group_ranked()
         if not groups:
             return None
-        fastest, most = min(groups, key=self._mean_loss), max(len(group) for group in groups)
-        winner = fastest if len(fastest) == most else self._choose_best(groups)
+        fastest, most = min(groups, key=self._mean_loss), max(map(self._count_runs, groups))
+        winner = fastest if self._count_runs(fastest) == most else self._choose_best(groups)
         return self.trials[winner[0]]
 
     def losses_by_trial(self) -> dict[int, list[float]]:
@@ -174,6 +189,10 @@ class RunState:
         same = next((group for group in self._group_ranked() if self.trials[group[0]].config == config), [])
         return [self.trials[number] for number in same]
 
+    def _count_runs(self, numbers: list[int]) -> int:
+        """How often a configuration ran, controls apart: they were not run to make sure of it."""
+        return sum(number not in self._controls for number in numbers)
+
     def _mean_loss(self, numbers: list[int]) -> float:
         return sum(self._loss(number) for number in numbers) / len(numbers)
 
@@ -181,9 +200,9 @@ class RunState:
         """The best group with the most runs, unless one with fewer runs is better by more than the noise."""
         from cclsearch.stats.noise import estimate_noise, is_better
 
-        noise = estimate_noise(list(self.losses_by_trial().values()))
-        counts = sorted({len(group) for group in groups}, reverse=True)
-        bests = [min((g for g in groups if len(g) == count), key=self._mean_loss) for count in counts]
+        noise = estimate_noise(list(self.losses_by_trial().values())).widened(self.window_errors)
+        counts = sorted(set(map(self._count_runs, groups)), reverse=True)
+        bests = [min((g for g in groups if self._count_runs(g) == count), key=self._mean_loss) for count in counts]
         best = bests[0]
         for challenger in bests[1:]:
             if is_better([self._loss(n) for n in challenger], [self._loss(n) for n in best], noise):
@@ -191,7 +210,27 @@ class RunState:
         return best
 
     def _loss(self, number: int) -> float:
-        return self.trials.loss(number) or 0.0
+        """The loss by which a ranked trial is compared: corrected for its window."""
+        loss = self.trials.loss(number) or 0.0
+        ratio = self.window_ratio(number)
+        return loss / ratio.ratio if ratio.num_pairs else loss
+
+    def corrected_loss(self, number: int) -> float | None:
+        """The loss by which a trial is compared with others, corrected for its window; None if it is not ranked."""
+        return None if self.trials.loss(number) is None else self._loss(number)
+
+    def window_ratio(self, number: int) -> WindowRatio:
+        """How much slower than the first window that of a ranked trial is."""
+        return self.windows.ratio_of(number, self._list_runs())
+
+    def _list_runs(self) -> Iterator[tuple[int, int, float]]:
+        """Number, key of its configuration and measured loss of each ranked trial."""
+        return ((n, self.trials.config_key(n), self.trials.loss(n) or 0.0) for n in self._ranked)
+
+    @property
+    def window_errors(self) -> list[float]:
+        """Error of the log ratio of each ranked trial's window; empty if all ran in one window."""
+        return [self.window_ratio(number).error for number in self._ranked] if len(self.windows.names) > 1 else []
 
     def _group_ranked(self) -> list[list[int]]:
         """The ranked runs of each configuration, in order of finishing; computed on each call, not cached."""
@@ -213,6 +252,8 @@ class RunState:
         self.trials.propose(event.trial, event.config, is_search=is_search)
         self._open[event.trial] = None
         self.num_spent += is_search
+        if event.purpose is Purpose.CONTROL:
+            self._controls.add(event.trial)
 
     def _finish(self, number: int, outcome: Outcome) -> None:
         """Take over the outcome of a trial that finished, or was evaluated again."""
@@ -223,6 +264,7 @@ class RunState:
         is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
         self.num_spent += costs - self.trials.costs_budget(number)
         self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
+        self.windows.take(number, outcome, is_ranked=is_ranked)
         self._unjudged.pop(number, None)
         if is_unjudged:
             self._unjudged[number] = None

@@ -51,7 +51,7 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
     if best is None or provenance is not Provenance.MEASURED:
         return None
     runs = state.losses_by_trial()
-    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values()))
+    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values())).widened(state.window_errors)
     own = runs[best.number]
     others = sorted((number for number in runs if number != best.number), key=lambda n: sum(runs[n]) / len(runs[n]))
     beaten = {n for n in others if is_better(own, runs[n], noise)}
@@ -76,4 +76,5 @@ def compare_with_runner_up(state: RunState, trial: Trial) -> tuple[int, float] |
         return None
     runner_up = min((n for n in runs if n != trial.number), key=lambda n: sum(runs[n]) / len(runs[n]))
     noise = estimate_noise(list(runs.values()), list_spreads((trial, state.trials[runner_up])))
+    noise = noise.widened(state.window_errors)
     return runner_up, confidence_better(runs[trial.number], runs[runner_up], noise)

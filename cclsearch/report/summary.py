@@ -118,6 +118,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
         lines.append(f"proposed by {best.proposer}: {one_line(best.rationale, 300)}")
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
     lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
+    lines += [f"drift: {text}" for text in describe_drift(state)]
     lines += _comparison_lines(spec, state, best)
     return lines
 
@@ -169,6 +170,30 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
 def _format_range(figure: ObjectiveFigure, low: float, high: float) -> str:
     ends = " to ".join(format_value(figure.metric, end) for end in (low, high))
     return f"the {figure.metric.words}: {ends}"
+
+
+def describe_drift(state: RunState) -> list[str]:
+    """How each window of the cluster compares with the first, and how many controls say so; none for one window."""
+    windows = state.windows.names
+    lines = []
+    for index, window in list(enumerate(windows))[1:]:
+        trials = state.windows.trials_in(index)
+        if not trials:
+            continue
+        ratio = state.window_ratio(trials[0])
+        if not ratio.num_pairs:
+            lines.append(f"unknown for {window} ({count_of(len(trials), 'trial')}): nothing ran both there and before")
+            continue
+        low, high = ratio.interval
+        found = f"{ratio.ratio:.3g}x the time or cost of {windows[0]}"
+        if not ratio.is_difference:
+            found = f"{'no difference from' if ratio.is_no_difference else 'no clear difference from'} {windows[0]}"
+        basis = f"95% interval {low:.3g}x to {high:.3g}x from {count_of(ratio.num_pairs, 'repeated configuration')}"
+        compared = f"{count_of(len(trials), 'trial')} of {window} compared after division by {ratio.ratio:.3g}"
+        lines.append(f"{window}: {found} ({basis}); {compared}, figures are shown as measured")
+    if lines and state.num_controls:
+        lines.append(f"{count_of(state.num_controls, 'control')} ran outside the budget")
+    return lines
 
 
 def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:

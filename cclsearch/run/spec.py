@@ -43,6 +43,8 @@ class SearchLimits(Model):
     """Wall time of one session of the search, in hours."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts at one trial if the infrastructure fails or other processes disturb it."""
+    control_every: int = Field(default=0, ge=0)
+    """Repeat the best configuration after every so many trials; 0: only if the window of the cluster changes."""
     keep_going: bool = False
     """Whether the search continues although several configurations in a row ended for the same reason."""
 

@@ -51,6 +51,26 @@ class AttemptWindow(Model):
         return abs(self.ended_s - self.started_s - self.elapsed_s) < MAX_DRIFT_S
 
 
+class Window(Model):
+    """Where and when a trial ran: figures of one window of a cluster can be compared without a control."""
+
+    day: str
+    """UTC date."""
+    hosts: tuple[str, ...] = ()
+    """Names of the nodes, sorted."""
+    allocation: str = ""
+    """Identifier of the allocation that the trial ran in; empty if each job has its own."""
+    block: int = 0
+    """Number of controls before it, if they are repeated every so many trials."""
+
+    def __str__(self) -> str:
+        """`2026-11-22 on n1 and n2, allocation 4711`."""
+        nodes = f" on {' and '.join(self.hosts)}" if 0 < len(self.hosts) <= 2 else f" on {len(self.hosts)} nodes"
+        allocation = f", allocation {self.allocation}" if self.allocation else ""
+        block = f", after control {self.block}" if self.block else ""
+        return f"{self.day}{nodes if self.hosts else ''}{allocation}{block}"
+
+
 class Outcome(Model):
     """A finished trial: scored (`loss` without `failure`) or failed (`failure` without `loss`)."""
 
@@ -78,6 +98,8 @@ class Outcome(Model):
     """Seconds of a traced step by cause; adds up to `trace_step_time`."""
     attempt: AttemptWindow | None = None
     """When the last attempt ran; None for a trial that nothing ran for, and in runs of earlier versions."""
+    window: Window | None = None
+    """Where and when it ran; None if nothing was measured, and in runs of earlier versions."""
     trace_digests: tuple[str, ...] = ()
     """Hash of the content of each rank's trace: no other trial may have the same."""
 

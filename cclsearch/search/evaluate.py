@@ -19,6 +19,7 @@ from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome
 from cclsearch.search.comparison import TrialComparison
+from cclsearch.search.control import find_window
 from cclsearch.search.judge import judge
 from cclsearch.search.other_trials import close_window, list_others
 from cclsearch.search.trace_evidence import read_trace_evidence
@@ -56,7 +57,8 @@ class TrialEvaluator:
         trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
         evidence = Evidence(payload, collected, card, spec.provenance, trace)
         evidence = replace(evidence, attempt=close_window(trial), others=list_others(state, trial))
-        return evaluate_evidence(evidence, spec.objective, baseline=find_baseline(state))
+        outcome = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(state))
+        return outcome.model_copy(update={"window": find_window(spec, trial, evidence, state)})
 
 
 def find_baseline(state: RunState) -> Mapping[str, float] | None:

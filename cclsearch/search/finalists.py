@@ -20,7 +20,7 @@ def choose_finalists(state: RunState, count: int, objective: Objective) -> list[
     if objective.is_multi:
         return _choose_on_front(state, count, objective)
     runs = state.losses_by_config()
-    noise = estimate_noise(list(runs.values()))
+    noise = estimate_noise(list(runs.values())).widened(state.window_errors)
     return [state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
 
 

@@ -19,6 +19,7 @@ from cclsearch.propose.events import Note
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
+from cclsearch.search.control import correct_observations, propose_control
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
 from cclsearch.search.shared_cause import explain_end, find_shared_cause
@@ -99,7 +100,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     return SearchView(
         card=session.spec.card,
         space=space,
-        observations=observations,
+        observations=correct_observations(observations, session.spec, writer.state),
         pending=frozenset(row for row in running if row is not None and not seen_N[row]),
         held_back=frozenset(row for row in held_back if row is not None and not seen_N[row]),
         budget_left=budget_left,
@@ -175,6 +176,14 @@ def _start_reference(writer: RunWriter, session: Session) -> bool:
     return proposal is not None
 
 
+def _start_control(writer: RunWriter, session: Session) -> bool:
+    """Propose a control if the window of the cluster has changed, or it is time; returns whether one was proposed."""
+    proposal = propose_control(session.spec, writer.state)
+    if proposal is not None:
+        _record_proposal(writer, session, proposal, Purpose.CONTROL)
+    return proposal is not None
+
+
 def _decide(writer: RunWriter, session: Session, deadline_s: float) -> None:
     """Run reference trials until it is decided which trials did the card's work, or none is left that could tell."""
     while not _must_stop(writer, session, deadline_s):
@@ -194,7 +203,7 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
         slots = session.jobs.free_slots(writer)
         if slots <= 0 or find_shared_cause(session.spec, writer.state):
             return None  # what still runs decides whether the search ends
-        if _start_reference(writer, session):
+        if _start_reference(writer, session) or _start_control(writer, session):
             continue
         if left <= 0:
             return SearchEnded(kind=EndKind.BUDGET_USED, reason="the budget is used up")

@@ -42,6 +42,13 @@ class Noise:
     def is_measured(self) -> bool:
         return self.num_repeats > 0
 
+    def widened(self, errors: Sequence[float]) -> Noise:
+        """The same with further relative errors of the runs, by their root mean square; unchanged without errors."""
+        if not errors:
+            return self
+        further = math.sqrt(sum(error**2 for error in errors) / len(errors))
+        return Noise(math.hypot(self.relative, further), self.dof, self.num_repeats)
+
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
