@@ -32,7 +32,7 @@ from cclsearch.record.event import (
 from cclsearch.record.line import BadLine
 from cclsearch.record.trial import Trial
 from cclsearch.record.trial_table import TrialTable
-from cclsearch.record.windows import Windows
+from cclsearch.record.windows import ClusterWindows
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.drift import WindowRatio
 
@@ -73,7 +73,7 @@ class RunState:
     highest_trial: int = 0
     """Highest trial number in any readable line, also of a trial whose proposal is missing."""
     trials: TrialTable = field(init=False)
-    windows: Windows = field(default_factory=Windows)
+    windows: ClusterWindows = field(default_factory=ClusterWindows)
     """The windows of the cluster in which the ranked trials ran."""
     _controls: set[int] = field(default_factory=set)
     _resumed_at: int = 0

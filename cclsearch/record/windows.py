@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cclsearch.score.outcome import Outcome, Window
+from cclsearch.score.outcome import ClusterWindow, Outcome
 from cclsearch.stats.drift import WindowRatio, estimate_drift
 
 
 @dataclass
-class Windows:
-    """Window and loss of each ranked trial; a search over one window, or over a recording, is never corrected."""
+class ClusterWindows:
+    """ClusterWindow and loss of each ranked trial; a search over one window, or over a recording, is never corrected."""
 
-    _index: dict[Window, int] = field(default_factory=dict)
+    _index: dict[ClusterWindow, int] = field(default_factory=dict)
     """Each window, in order of appearance -> its number from 0."""
     _of_trial: dict[int, int] = field(default_factory=dict)
     _ratios: dict[int, WindowRatio] | None = None
@@ -28,7 +28,7 @@ class Windows:
         self._of_trial[number] = self._index.setdefault(outcome.window, len(self._index))
 
     @property
-    def names(self) -> list[Window]:
+    def names(self) -> list[ClusterWindow]:
         """The windows, in order of appearance."""
         return list(self._index)
 
@@ -41,7 +41,7 @@ class Windows:
         return [number for number, found in self._of_trial.items() if found == window]
 
     def ratios(self, runs: Iterable[tuple[int, int, float]]) -> dict[int, WindowRatio]:
-        """Window -> its ratio to the first, from (trial, key of its configuration, loss) of each ranked trial."""
+        """ClusterWindow -> its ratio to the first, from (trial, key of its configuration, loss) of each ranked trial."""
         if self._ratios is None:
             known = [(key, self._of_trial[n], loss) for n, key, loss in runs if n in self._of_trial]
             self._ratios = estimate_drift(known)

@@ -51,7 +51,7 @@ class AttemptWindow(Model):
         return abs(self.ended_s - self.started_s - self.elapsed_s) < MAX_DRIFT_S
 
 
-class Window(Model):
+class ClusterWindow(Model):
     """Where and when a trial ran: figures of one window of a cluster can be compared without a control."""
 
     day: str
@@ -98,7 +98,7 @@ class Outcome(Model):
     """Seconds of a traced step by cause; adds up to `trace_step_time`."""
     attempt: AttemptWindow | None = None
     """When the last attempt ran; None for a trial that nothing ran for, and in runs of earlier versions."""
-    window: Window | None = None
+    window: ClusterWindow | None = None
     """Where and when it ran; None if nothing was measured, and in runs of earlier versions."""
     trace_digests: tuple[str, ...] = ()
     """Hash of the content of each rank's trace: no other trial may have the same."""

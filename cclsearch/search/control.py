@@ -18,7 +18,7 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.evidence import Evidence
-from cclsearch.score.outcome import Window
+from cclsearch.score.outcome import ClusterWindow
 from cclsearch.tasks.base import task_of
 
 MAX_SHARE = 0.25
@@ -27,12 +27,12 @@ other nodes, controls would double the search."""
 MIN_CONTROLS = 2
 
 
-def find_window(spec: RunSpec, trial: Trial, evidence: Evidence, state: RunState) -> Window | None:
+def find_window(spec: RunSpec, trial: Trial, evidence: Evidence, state: RunState) -> ClusterWindow | None:
     """Return where and when a measured trial ran; None if its figures are never corrected."""
     if not can_correct(spec) or evidence.attempt is None:
         return None
     job_id = trial.handle.job_id if trial.handle is not None else ""
-    return Window(
+    return ClusterWindow(
         day=datetime.fromtimestamp(evidence.attempt.started_s, UTC).date().isoformat(),
         hosts=tuple(sorted(set(evidence.result.hosts))),
         allocation=job_id.partition(".")[0] if "." in job_id else "",  # a step of an allocation: `4711.name`
