@@ -11,7 +11,7 @@ from cclsearch.stats.drift import WindowRatio, estimate_drift
 
 @dataclass
 class ClusterWindows:
-    """ClusterWindow and loss of each ranked trial; a search over one window, or over a recording, is never corrected."""
+    """The window of each ranked trial; a search over one window, or over a recording, is never corrected."""
 
     _index: dict[ClusterWindow, int] = field(default_factory=dict)
     """Each window, in order of appearance -> its number from 0."""
@@ -41,7 +41,7 @@ class ClusterWindows:
         return [number for number, found in self._of_trial.items() if found == window]
 
     def ratios(self, runs: Iterable[tuple[int, int, float]]) -> dict[int, WindowRatio]:
-        """ClusterWindow -> its ratio to the first, from (trial, key of its configuration, loss) of each ranked trial."""
+        """Window -> its ratio to the first, from (trial, key of its configuration, loss) of each ranked trial."""
         if self._ratios is None:
             known = [(key, self._of_trial[n], loss) for n, key, loss in runs if n in self._of_trial]
             self._ratios = estimate_drift(known)
