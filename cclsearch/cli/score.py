@@ -9,11 +9,12 @@ from pathlib import Path
 
 import orjson
 
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import plain
 from cclsearch.plugins import METRICS
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
 from cclsearch.trace.difference import compare_traces, list_unclassified
+from cclsearch.trace.export.perfetto import export_perfetto
 from cclsearch.trace.kernel_classes import VARIABLE, check_classes
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.open import open_trace, read_config
@@ -57,11 +58,15 @@ def run(args: argparse.Namespace) -> int:
     if args.kernel_classes:
         check_classes(Path(args.kernel_classes))
         os.environ[VARIABLE] = str(Path(args.kernel_classes).absolute())
+    if args.perfetto:
+        require_writable(Path(args.perfetto), "--perfetto")
     names = _wanted_names(args)
     views = _open_views(args)
     results = [_measure(view, names, args) for view in views]
     if args.picture:
         _write_pictures(views[-1], Path(args.picture))
+    if args.perfetto:
+        export_perfetto(views[-1], Path(args.perfetto))
     _print_results(views, results, args)
     return 0 if all(view.ranks for view in views) else 1
 

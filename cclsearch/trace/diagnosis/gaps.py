@@ -34,6 +34,7 @@ def launch_matched_share(view: RankView) -> float:
 class IdleGaps:
     """The gaps in which a device is idle inside its windows."""
 
+    start_ns_G: Int64s
     length_ns_G: Int64s
     window_G: Int64s
     """Index of the window of each gap."""
@@ -89,9 +90,8 @@ def find_idle_gaps(view: RankView) -> IdleGaps:
         "comm_dependency": after_comm,
     }
     numbers = [CAUSES.index(cause) for cause in choices]
-    return IdleGaps(
-        length_G, window_G, np.select(list(choices.values()), numbers, default=CAUSES.index("unknown")).astype(np.int64)
-    )
+    cause_G = np.select(list(choices.values()), numbers, default=CAUSES.index("unknown")).astype(np.int64)
+    return IdleGaps(gaps_G2[:, 0], length_G, window_G, cause_G)
 
 
 def _gaps(view: RankView) -> tuple[Int64s, Int64s]:

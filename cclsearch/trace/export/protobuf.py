@@ -1,4 +1,4 @@
-"""The part of protobuf's wire format that Chakra's schema needs: varints and length-delimited fields.
+"""The part of protobuf's wire format that Chakra's and Perfetto's schemas need.
 
 The encoding is documented at protobuf.dev (encoding); fields are written in the order of their numbers.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_VARINT, _BYTES = 0, 2
+_VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 
 def encode_varint(value: int) -> bytes:
@@ -33,6 +33,11 @@ def uint_field(number: int, value: int) -> bytes:
 def present_uint_field(number: int, value: int) -> bytes:
     """Return an integer field that is written even if it is zero, as a member of a oneof must be."""
     return _key(number, _VARINT) + encode_varint(value)
+
+
+def fixed64_field(number: int, value: int) -> bytes:
+    """Return an unsigned integer field of eight bytes."""
+    return _key(number, _FIXED64) + value.to_bytes(8, "little")
 
 
 def bytes_field(number: int, value: bytes) -> bytes:

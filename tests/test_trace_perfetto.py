@@ -1,0 +1,225 @@
+"""`score --perfetto`: every packet decoded, and compared with the rows and causes of the trace."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trace_writer as write
+
+from cclsearch.cli import main
+from cclsearch.core.errors import UserError
+from cclsearch.trace.diagnosis.gaps import split_idle_ns
+from cclsearch.trace.export.perfetto import export_perfetto
+from cclsearch.trace.export.perfetto_writer import PacketSequence, Slice
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.view import TraceView
+
+BEGIN, END, COUNTER = 1, 2, 4
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield (number, value) of every field of a message."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+        elif key & 7 == 1:
+            yield key >> 3, struct.unpack_from("<Q", data, at)[0]
+            at += 8
+        else:
+            assert key & 7 == 2
+            size = varint()
+            yield key >> 3, data[at : at + size]
+            at += size
+    assert at == len(data)
+
+
+def message(data: bytes) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = {}
+    for number, value in fields(data):
+        found.setdefault(number, []).append(value)
+    return found
+
+
+@dataclass
+class Shown:
+    """What Perfetto's UI shows: closed slices, counters and arrows."""
+
+    processes: list[str] = field(default_factory=list)
+    slices: list[tuple[int, str, str, int, int, dict[str, int | str]]] = field(default_factory=list)
+    """(rank's process, track, name, start, end, notes)."""
+    counters: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    arrows_out: Counter[int] = field(default_factory=Counter)
+    arrows_in: Counter[int] = field(default_factory=Counter)
+
+    def on(self, track: str, process: int = 1) -> list[tuple[str, int, int]]:
+        return sorted(
+            ((name, start, end) for p, t, name, start, end, _ in self.slices if (p, t) == (process, track)),
+            key=lambda item: item[1:],
+        )
+
+
+def decode(path: Path) -> Shown:
+    shown = Shown()
+    tracks: dict[int, tuple[int, str]] = {}
+    names: dict[tuple[int, int, int], str] = {}
+    open_slices: dict[int, list[tuple[str, int, dict[str, int | str]]]] = {}
+    for number, data in fields(path.read_bytes()):
+        assert number == 1
+        packet = message(data)
+        sequence = packet[10][0]
+        for table in packet.get(12, []):
+            for kind, entry in fields(table):
+                entry = message(entry)
+                names[sequence, kind, entry[1][0]] = entry[2][0].decode()
+        for descriptor in map(message, packet.get(60, [])):
+            if 3 in descriptor:
+                shown.processes.append(message(descriptor[3][0])[6][0].decode())
+            else:
+                assert descriptor[5][0] not in tracks
+                tracks[descriptor[1][0]] = sequence, descriptor[2][0].decode()
+        for event in map(message, packet.get(11, [])):
+            time, track = packet[8][0], event[11][0]
+            if event[9] == [BEGIN]:
+                notes = {}
+                for note in map(message, event.get(4, [])):
+                    value = note[6][0].decode() if 6 in note else note[4][0]
+                    notes[names[sequence, 3, note[1][0]]] = value
+                stack = open_slices.setdefault(track, [])
+                assert not stack or stack[-1][1] <= time
+                stack.append((names[sequence, 2, event[10][0]], time, notes))
+                shown.arrows_out.update(event.get(47, []))
+                shown.arrows_in.update(event.get(48, []))
+            elif event[9] == [END]:
+                name, start, notes = open_slices[track].pop()
+                shown.slices.append((*tracks[track], name, start, time, notes))
+            else:
+                assert event[9] == [COUNTER]
+                shown.counters.setdefault(tracks[track][1], []).append((time, event[30][0]))
+    assert not any(open_slices.values())
+    return shown
+
+
+def open_view(folder: Path, ranks: int = 1) -> TraceView:
+    for rank in range(ranks):
+        document = write.kineto_document(write.gpu_events(lag_us=50.0 + 20 * rank), rank=rank, world=ranks)
+        for event in document["traceEvents"]:
+            if "Process Group Ranks" in event["args"]:
+                event["args"] |= write.collective_args(ranks=ranks)
+        write.write_kineto(folder / f"rank{rank}_trace.json", document)
+    return TraceView(read_traces(folder, use_cache=False))
+
+
+def test_every_row_is_a_slice_with_its_name_and_time(tmp_path: Path) -> None:
+    trace = open_view(tmp_path)
+    export_perfetto(trace, tmp_path / "t.pftrace")
+    shown = decode(tmp_path / "t.pftrace")
+    table = trace.ranks[0].table
+    own = {"steps", "idle, by cause", "waiting for other ranks"}
+    rows = sorted((n, s, e) for _, track, n, s, e, _ in shown.slices if track not in own)
+    expected = zip(table.name_id.tolist(), table.ts_ns.tolist(), table.end_ns.tolist(), strict=True)
+    assert rows == sorted((table.names[name], start, end) for name, start, end in expected)
+    assert shown.processes == ["rank 0 (NVIDIA A100-SXM4-80GB)"]
+    assert [name for name, *_ in shown.on("stream 7")][:2] == [
+        "ampere_sgemm_128x64_tn",
+        "Memcpy HtoD (Pinned -> Device)",
+    ]
+
+
+def test_arrows_run_from_each_launch_to_what_it_launched(tmp_path: Path) -> None:
+    trace = open_view(tmp_path, 2)
+    export_perfetto(trace, tmp_path / "t.pftrace")
+    shown = decode(tmp_path / "t.pftrace")
+    assert shown.arrows_out == shown.arrows_in
+    assert set(shown.arrows_in.values()) == {1}
+    assert len(shown.arrows_in) == 2 * 9
+
+
+def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path: Path) -> None:
+    trace = open_view(tmp_path, 2)
+    export_perfetto(trace, tmp_path / "t.pftrace")
+    shown = decode(tmp_path / "t.pftrace")
+    assert len(shown.processes) == 2
+    for process, view in enumerate(trace.ranks.values(), start=1):
+        steps = shown.on("steps", process)
+        assert [end - start for _, start, end in steps] == view.parts.window_ns_W.tolist()
+        assert [name for name, *_ in steps] == [f"step {number}" for number in view.windows.numbers]
+        gaps = shown.on("idle, by cause", process)
+        assert sum(end - start for _, start, end in gaps) == int(view.parts.idle_ns_W.sum())
+        by_cause = Counter[str]()
+        for name, start, end in gaps:
+            by_cause[name] += end - start
+        assert by_cause == {cause: ns for cause, ns in split_idle_ns(view).items() if ns}
+        notes = [notes for p, t, *_, notes in shown.slices if (p, t) == (process, "steps")]
+        assert [sum(part.values()) for part in notes] == view.parts.window_ns_W.tolist()
+
+
+def test_collectives_say_how_long_they_waited(tmp_path: Path) -> None:
+    trace = open_view(tmp_path, 2)
+    for rank, longer in ((0, 0), (1, 100)):
+        document = write.kineto_document(write.gpu_events(), rank=rank, world=2)
+        for event in document["traceEvents"]:
+            if "AllReduce" in event["name"]:
+                event["ts"] -= longer
+                event["dur"] += longer
+        write.write_kineto(tmp_path / f"rank{rank}_trace.json", document)
+    trace = TraceView(read_traces(tmp_path, use_cache=False))
+    export_perfetto(trace, tmp_path / "t.pftrace")
+    shown = decode(tmp_path / "t.pftrace")
+    assert shown.on("waiting for other ranks", 1) == []
+    assert [(name, end - start) for name, start, end in shown.on("waiting for other ranks", 2)] == [
+        ("all_reduce", 100_000)
+    ] * 3
+    notes = next(n for p, t, name, *_, n in shown.slices if p == 2 and name.startswith("nccl") and t == "stream 20")
+    assert (notes["transfer_ns"], notes["wait_ns"], notes["bytes"]) == (300_000, 100_000, 2 << 20)
+
+
+def test_the_queue_is_a_counter(tmp_path: Path) -> None:
+    export_perfetto(open_view(tmp_path), tmp_path / "t.pftrace")
+    points = decode(tmp_path / "t.pftrace").counters["launched, not started"]
+    assert len(points) == 18
+    assert (points[0][1], points[-1][1], max(value for _, value in points)) == (1, 0, 2)
+
+
+def test_slices_that_overlap_get_another_track(tmp_path: Path) -> None:
+    path = tmp_path / "t.pftrace"
+    with path.open("wb") as file:
+        sequence = PacketSequence(file, 1, "rank 0", tracks=iter(range(1, 9)))
+        (a,) = sequence.number_names(["a"])
+        spans = [(0, 10), (5, 15), (5, 9), (10, 12), (12, 12), (20, 20)]
+        sequence.add_slices("s", [Slice(start, end, a) for start, end in spans])
+    shown = decode(path)
+    assert [(start, end) for _, start, end in shown.on("s")] == sorted(spans)
+
+
+def test_without_device_work_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no device event"):
+        export_perfetto(TraceView(read_traces(tmp_path)), tmp_path / "t.pftrace")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_score_writes_the_file_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write.write_kineto(tmp_path / "in" / "rank0_trace.json")
+    assert main(["score", str(tmp_path / "in"), "--metric", "idle_frac", "--perfetto", str(tmp_path / "t")]) == 0
+    assert len(decode(tmp_path / "t").processes) == 1
+    assert main(["score", str(tmp_path / "in"), "--perfetto", str(tmp_path / "no" / "t")]) == 2
+    assert "--perfetto" in capsys.readouterr().err
