@@ -16,10 +16,13 @@ from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Job
 from cclsearch.launch.local import LocalLauncher
+from cclsearch.plan.plan import plan_search
+from cclsearch.plan.request import SearchRequest
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.objective_figure import find_figure, format_share
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
+from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import Objective, Term
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner
@@ -164,3 +167,21 @@ def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path
     assert scene is not None
     assert "measured 0.68, which does not count" in str(scene.items)
     assert "not admitted: " in render_page([page])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        ("num_accelerators <= 0", "the search space needs at least "),
+        ("num_accelerators >= 999", "the search space has at most "),
+        ("step_time_s <= 0", "step time is always above 0"),
+    ],
+)
+def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
+    project: Path, constraint: str, reason: str
+) -> None:
+    plan = plan_search(SearchRequest("tiny", SearchLimits(budget=1), constraints=(constraint,)))
+    assert plan.spec.banner[0].startswith("no trial can satisfy the constraint ")
+    assert reason in plan.spec.banner[0]
+    fine = plan_search(SearchRequest("tiny", SearchLimits(budget=1), constraints=("step_time_s <= 5",)))
+    assert not any("no trial can satisfy" in line for line in fine.spec.banner)

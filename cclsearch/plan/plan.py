@@ -19,6 +19,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.launch.profile import Profile, make_launcher
+from cclsearch.plan.impossible import describe_impossible
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target
@@ -74,7 +75,13 @@ def plan_search(request: SearchRequest) -> Plan:
         first=request.first,
         space_size=len(workload.space),
         space_sha256=workload.space_sha256,
-        banner=(*workload.notes, *target.notes, *_describe_confirm(request, provenance), *strategy.notes),
+        banner=(
+            *describe_impossible(objective, workload.space, workload.card.task),
+            *workload.notes,
+            *target.notes,
+            *_describe_confirm(request, provenance),
+            *strategy.notes,
+        ),
     )
     load_warm_start(spec)
     return Plan(_mask_secrets(spec), workload.space)
