@@ -15,11 +15,12 @@ from pathlib import Path
 
 from cclsearch.plugins import READERS
 from cclsearch.trace.readers.base import Reader
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits
+from cclsearch.trace.readers.stream import read_head
 
 MAX_FILES = 100_000
 MAX_DEPTH = 12
-HEAD_BYTES = 1 << 20
+UNSUPPORTED = "unsupported"
+"""The reader that refuses known formats: asked last, so that a package can add a reader for one."""
 
 _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:rank|worker|process|proc|gpu)[-_=.]?(\d{1,6})", re.IGNORECASE)
 _SHORT_RANK = re.compile(r"(?:^|[._-])r(\d{1,6})(?=[._-])", re.IGNORECASE)
@@ -75,10 +76,10 @@ def _claim(path: Path, relative: str) -> TraceFile | None:
     if not path.is_file():
         return None
     head: bytes | None = None
-    for name in READERS.names():
+    for name in sorted(READERS.names(), key=lambda name: name == UNSUPPORTED):
         reader: Reader = READERS.get(name)()
         if head is None:
-            head = _read_head(path) if _may_be_trace(path.name) else b""
+            head = read_head(path) if _may_be_trace(path.name) else b""
         if reader.claims(path, head):
             return TraceFile(path, relative, name, reader.format)
     return None
@@ -89,17 +90,12 @@ def _may_be_trace(name: str) -> bool:
     return name.lower().endswith((".json", ".json.gz", ".trace", ".trace.gz", ".db", ".pb", ".pb.gz"))
 
 
-def _read_head(path: Path) -> bytes:
-    try:
-        with ByteStream(path, ReadLimits()) as stream:
-            block = bytearray(HEAD_BYTES)
-            return bytes(block[: stream.readinto(memoryview(block))])
-    except OSError:
-        return b""
-
-
 def _drop_duplicates(files: list[TraceFile]) -> list[TraceFile]:
-    """Keep one file per profile: XLA's XSpace, which says more than its JSON; the export of an Nsight report."""
+    """Keep one file per profile: XLA's XSpace, which says more than its JSON; the export of an Nsight report.
+
+    Files of a format that is not read are kept only if there are no others.
+    """
+    files = [file for file in files if file.reader != UNSUPPORTED] or files
     spaces = {file.path.parent for file in files if file.reader == "xspace"}
     exports = {file.path.with_suffix("") for file in files if file.path.suffix.lower() in (".sqlite", ".sqlite3")}
     kept = []

@@ -16,7 +16,8 @@ from cclsearch.trace.readers.kineto_args import plain_args
 from cclsearch.trace.readers.kineto_native import PieceScanner, open_scanner
 from cclsearch.trace.readers.kineto_scanned import ScannedRows
 from cclsearch.trace.readers.kineto_table import build_table
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, read_head
+from cclsearch.trace.readers.unsupported import find_unsupported
 
 _JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
 _TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)
@@ -132,3 +133,19 @@ class RocprofilerJson:
         from cclsearch.trace.readers.rocprof import read_rocprof
 
         return read_rocprof(path, limits)
+
+
+@READERS.register("unsupported")
+class Unsupported:
+    """Refuses the formats of the table. Its files are left out if a folder has others that can be read."""
+
+    format = "unsupported"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """Whether the file is of a format in the table."""
+        return find_unsupported(path.name, head) is not None
+
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+        """Raise TraceError with what to do."""
+        known = find_unsupported(path.name, read_head(path))
+        raise TraceError(Reason.FORMAT_UNSUPPORTED, known.message if known else "the file has changed")

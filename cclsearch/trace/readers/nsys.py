@@ -96,6 +96,8 @@ def _open(connection: sqlite3.Connection) -> _Export:
 
 
 def _read(file: _Export, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+    if any(name.startswith("rocpd_") for name in file.columns):
+        raise TraceError(Reason.FORMAT_UNSUPPORTED, "rocprofv3's database; record with --output-format json")
     if not {_KERNEL, _MEMCPY, _RUNTIME, "NVTX_EVENTS"} & set(file.columns):
         raise TraceError(Reason.UNREADABLE, "a SQLite file, but not an export of Nsight Systems")
     _check_tables(file)

@@ -10,6 +10,8 @@ from typing import IO, Any
 from cclsearch.trace.events import Reason
 
 GZIP_MAGIC = b"\x1f\x8b"
+HEAD_BYTES = 1 << 20
+"""Bytes by which formats are recognized."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,16 @@ class ByteStream:
             and self._raw > self._limits.ratio * self._packed_size
         ):
             raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.ratio} times its size")
+
+
+def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
+    """Return the first bytes of the file, unpacked; none if it cannot be read."""
+    try:
+        with ByteStream(path, ReadLimits()) as stream:
+            block = bytearray(size)
+            return bytes(block[: stream.readinto(memoryview(block))])
+    except OSError:
+        return b""
 
 
 class GzipDamage(Exception):

@@ -1,0 +1,61 @@
+"""Files of profilers that are recognized but not read: each says what it is and how to get a trace that can be read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class UnsupportedFormat:
+    """A format by its file's name and, for JSON, its beginning."""
+
+    name: re.Pattern[str]
+    message: str
+    head: re.Pattern[bytes] | None = None
+
+
+def _format(name: str, message: str, head: bytes | None = None) -> UnsupportedFormat:
+    return UnsupportedFormat(re.compile(name, re.IGNORECASE), message, re.compile(head) if head else None)
+
+
+_KINETO = "profile with torch.profiler and export_chrome_trace"
+UNSUPPORTED = (
+    _format(
+        r"\.json(\.gz)?$",
+        f"a PyTorch execution trace: operators and their dependencies without times; {_KINETO} in the same run",
+        rb'^\s*\{[^\[\]]{0,500}"schema"\s*:\s*"\d[^"]*"[^\[\]]{0,500}"nodes"\s*:\s*\[',
+    ),
+    _format(r"\.et(\.gz)?$", f"a Chakra execution trace, which is only written (`what-if --chakra`); {_KINETO}"),
+    _format(
+        r"\.(pftrace|perfetto-trace)(\.gz)?$",
+        "a Perfetto trace, which is only written; of rocprofv3, record with --output-format json, else read what it "
+        "was made from",
+    ),
+    _format(
+        r"_(kernel|hip_api|hip_runtime_api|hsa_api|memory_copy|marker_api|rccl_api)_trace\.csv$",
+        "rocprofv3's table of one domain; record with --output-format json",
+    ),
+    _format(r"\.otf2$", "an OTF2 archive; of rocprofv3, record with --output-format json"),
+    _format(r"\.ncu-rep$", "a report of Nsight Compute, which has no timeline; record with nsys profile"),
+    _format(r"\.qdstrm$", "an unfinished Nsight Systems report; run QdstrmImporter, then nsys export --type sqlite"),
+    _format(r"\.ntff$", "a profile of AWS Neuron; its devices are not supported"),
+    _format(
+        r"(?<!\.xplane)\.pb(\.gz)?$",
+        "a protocol buffer, but not an XSpace by its name; if it is one, rename it to NAME.xplane.pb",
+    ),
+)
+
+
+def find_unsupported(name: str, head: bytes) -> UnsupportedFormat | None:
+    """Return the format of a file with this name and beginning; None if it is not in the table."""
+    return next(
+        (
+            known
+            for known in UNSUPPORTED
+            if known.name.search(name) and (known.head is None or known.head.search(head[:_HEAD_BYTES]))
+        ),
+        None,
+    )
