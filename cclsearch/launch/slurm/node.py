@@ -25,9 +25,18 @@ from collections.abc import Sequence
 from typing import Any
 
 SECRET = re.compile(
-    r"(?i)(api[_-]?key|secret|token|passw(or)?d|credential|private[_-]?key|auth|jwt|webhook|[_-](key|pat|pwd)$)"
+    r"(?i)(api[_-]?key|secret|token|passw(or)?d|passphrase|credential|private[_-]?key|auth|jwt|webhook|bearer|cookie"
+    r"|conn(ection)?[_-]?str(ing)?|(database|db|redis|postgres(ql)?|mysql|mongo(db)?|amqp|broker)[_-]ur[il]"
+    r"|[_-]keys?([_-]|\d*$)|[_-](pat|pwd|dsn|sas)([_-]?\d+|[_-]b(ase)?64)*$"
+    r"|(^|[_-])(pg|ssh|db|mysql|redis|smtp|ftp|ldap|sudo|root|user|admin)?pass([_-]?\d+|[_-]b(ase)?64)*$)"
 )
-NOT_SECRET = re.compile(r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author(?!i[sz]a)|auth_sock|tokens$)")
+NOT_SECRET = re.compile(
+    r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author(?!i[sz]a)|auth_sock|askpass"
+    r"|key_(value|padding|norm|heads?|dim|proj|layer)|(forward|backward)_pass"
+    r"|(^|max|min|num|total|batch|batched|prompt|new|seq|input|output|generated|train|eval|context|extra|completion"
+    r"|target|cached|micro|global|special|added|stop|step|rank|gpu|seen|processed)_?tokens$"
+    r"|[_-](file|path|dir|type|mode|method|count|size|len(gth)?|timeout|enabled|algorithm|backend|version)$)"
+)
 SLURMS_OWN_SECRET = "SLURM_JWT"
 """Passed to Slurm's own commands only."""
 FIRST_PORT, NUM_PORTS = 20000, 12000

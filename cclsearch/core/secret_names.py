@@ -1,0 +1,83 @@
+"""Which names of variables and fields have secret values."""
+
+from __future__ import annotations
+
+import re
+
+SECRET_NAME = re.compile(
+    r"(?i)(api[_-]?key|secret|token|passw(or)?d|passphrase|credential|private[_-]?key|auth|jwt|webhook|bearer|cookie"
+    r"|conn(ection)?[_-]?str(ing)?|(database|db|redis|postgres(ql)?|mysql|mongo(db)?|amqp|broker)[_-]ur[il]"
+    r"|[_-]keys?([_-]|\d*$)|[_-](pat|pwd|dsn|sas)([_-]?\d+|[_-]b(ase)?64)*$"
+    r"|(^|[_-])(pg|ssh|db|mysql|redis|smtp|ftp|ldap|sudo|root|user|admin)?pass([_-]?\d+|[_-]b(ase)?64)*$)"
+)
+NOT_SECRET_NAME = re.compile(
+    r"(?i)(tokens?_per|max_tokens|num_tokens|tokenizers?|author(?!i[sz]a)|auth_sock|askpass"
+    r"|key_(value|padding|norm|heads?|dim|proj|layer)|(forward|backward)_pass"
+    r"|(^|max|min|num|total|batch|batched|prompt|new|seq|input|output|generated|train|eval|context|extra|completion"
+    r"|target|cached|micro|global|special|added|stop|step|rank|gpu|seen|processed)_?tokens$"
+    r"|[_-](file|path|dir|type|mode|method|count|size|len(gth)?|timeout|enabled|algorithm|backend|version)$)"
+)
+"""A variable with a path names a file; tokens that are counted are those of a text."""
+
+_SECRET_FIELD = re.compile(
+    r"(?i)(api[_-]?key|access[_-]?key([_-]id)?|account[_-]?key|private[_-]?key|secret|token|passw(or)?d|pwd|passphrase"
+    r"|credential|bearer|cookie|dsn|auth|jwt|conn(ection)?[_-]?str(ing)?|access[_-]?signature|[_-](key|pat|pass))"
+    r"s?([_-]?\d{1,3})?([_-](b(ase)?64|value))?$"
+)
+_AMBIGUOUS = re.compile(
+    r"(?i)(token|(?<!api)(?<!access)(?<!account)(?<!private)(?<!secret)(?<!signing)[_-]key|pat|pass|auth|cookie|bearer)"
+    r"s?([_-]?\d{1,3})?$"
+)
+"""Names that are as often part of ordinary text, or a column of a table."""
+_HONEST_KEY = re.compile(
+    r"(?i)(^|[_.\-])(cache|sort|primary|foreign|partition|hash|index|lookup|group|dict|state|param|config|kernel|weight"
+    r"|layer|model|metric|shard|object|unique|row|column|join|routing|compile|guard|tuning|shape|public|key|query|kv)"
+    r"[_-]keys?$"
+)
+_PLAIN_VALUE = re.compile(
+    r"(?i)[\d.,+\-]+(e[+\-]?\d+)?[a-z/%]{0,6}|none|null|true|false|unset|missing|required|default|enabled|disabled"
+)
+
+_DECLARED: set[str] = set()
+
+
+def declare_secret(name: str) -> None:
+    """Treat the variable of that name as a secret from now on, even if its name does not look like one."""
+    _DECLARED.add(name)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of that name has a secret value (`OPENAI_API_KEY`, `HF_TOKEN`, `MYSQL_PWD`, `DB_PASS`)."""
+    return name in _DECLARED or (bool(SECRET_NAME.search(name)) and not NOT_SECRET_NAME.search(name))
+
+
+def is_secret_field(name: str) -> bool:
+    """Whether what follows such a name in a text may be a secret; `is_secret_value` then judges it."""
+    suggests = _SECRET_FIELD.search(name) or (name.isupper() and is_secret_name(name))
+    return bool(suggests) and not NOT_SECRET_NAME.search(name) and "per_" not in name.lower()
+
+
+def is_plain_value(value: str) -> bool:
+    """Whether a value is a number with or without unit, or a word such as `none` or `true`."""
+    return bool(_PLAIN_VALUE.fullmatch(value))
+
+
+def is_plain_word(value: str) -> bool:
+    """Whether a value is a word such as `none` or `enabled`, which says nothing wherever it occurs."""
+    return value.isalpha() and is_plain_value(value)
+
+
+def is_secret_value(name: str, value: str, *, is_bare: bool) -> bool:
+    """Whether the value of such a name is a secret; words and numbers after names such as `token` are not.
+
+    `is_bare`: it follows `name: `, without quotes, as in a sentence.
+    """
+    if is_plain_value(value) or not any(character.isalnum() for character in value):
+        return False
+    if _AMBIGUOUS.search(name) and not name.isupper():
+        # `unexpected token: word`, `partition_key=name`: a key contains digits.
+        return len(value) >= 8 and any(c.isdigit() for c in value) and not _HONEST_KEY.search(name)
+    if name.lower().endswith("pwd") and value.startswith(("/", "~", ".")):
+        return False
+    # `password: must be given` is a sentence.
+    return not is_bare or not value.rstrip(".!?").isalpha()
