@@ -149,7 +149,7 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
         step = prior.mean_P + variance_P * (jacobian.T @ alpha) - theta
         theta = theta + step * min(1.0, _MAX_STEP / (np.abs(step).max() + 1e-12))
         mean = prior_mean + covariance @ alpha
-        variance = np.diag(covariance) - np.einsum("ij,jk,ki->i", covariance, inverse, covariance)
+        variance = np.diag(covariance) - np.sum((covariance @ inverse) * covariance, axis=1)
         sites.update(mean, np.maximum(variance, 1e-10))
     residual_inverse = np.linalg.inv(residual_nn + np.diag(sites.variance_n + _JITTER))
     sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
@@ -195,36 +195,33 @@ class _Sites:
         weight = (self._dof + 1) / (self._dof + error2 / self._noise2)
         self.weight_n = np.where(self._measured, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
         measured_variance = self._noise2 / self.weight_n
-        for i in np.flatnonzero(~self._measured):
-            self._match_threshold(int(i), float(mean_n[i]), float(variance_n[i]))
         self.variance_n = np.where(self._measured, measured_variance, self.variance_n)
+        if not self._measured.all():
+            self._match_thresholds(np.flatnonzero(~self._measured), mean_n, variance_n)
 
-    def _match_threshold(self, i: int, mean: float, variance: float) -> None:
+    def _match_thresholds(self, censored: NDArray[np.int64], mean_n: Array, variance_n: Array) -> None:
+        """Match the truncated moments of these censored observations; all of them at once, as none uses another's."""
         evidence = self._evidence
-        precision = 1 / variance - 1 / self.variance_n[i]
-        if precision <= 1e-8:
-            return
+        precision = 1 / variance_n[censored] - 1 / self.variance_n[censored]
+        at, precision = censored[precision > 1e-8], precision[precision > 1e-8]
+        old_precision = 1 / self.variance_n[at]
         cavity_variance = 1 / precision
-        cavity_mean = cavity_variance * (mean / variance - self.target_n[i] / self.variance_n[i])
+        cavity_mean = cavity_variance * (mean_n[at] / variance_n[at] - self.target_n[at] / self.variance_n[at])
         spread = np.sqrt(cavity_variance + evidence.softness**2)
-        side, label_noise = float(evidence.censoring_n[i]), float(evidence.label_noise_n[i])
+        side, label_noise = evidence.censoring_n[at].astype(np.float64), evidence.label_noise_n[at]
         z = side * (cavity_mean - evidence.limit) / spread
-        inside = float(ndtr(z))
-        density = float(np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi))
-        total = label_noise + (1 - label_noise) * inside
-        slope = (1 - label_noise) * density / max(total, 1e-12)
+        density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
+        total = label_noise + (1 - label_noise) * ndtr(z)
+        slope = (1 - label_noise) * density / np.maximum(total, 1e-12)
         new_mean = cavity_mean + side * cavity_variance / spread * slope
         curvature = slope * (z + slope)
         new_variance = cavity_variance * (1 - cavity_variance / spread**2 * curvature)
-        site_precision = 1 / max(new_variance, 1e-10) - precision
-        if site_precision <= 1e-4:
-            site_precision = 1e-4
-            new_variance = 1 / (precision + site_precision)
+        site_precision = np.maximum(1 / np.maximum(new_variance, 1e-10) - precision, 1e-4)
+        new_variance = np.where(site_precision == 1e-4, 1 / (precision + site_precision), new_variance)
         target = (new_mean / new_variance - cavity_mean * precision) / site_precision
-        old_precision = 1 / self.variance_n[i]
         mixed = 0.5 * old_precision + 0.5 * site_precision
-        self.target_n[i] = (0.5 * old_precision * self.target_n[i] + 0.5 * site_precision * target) / mixed
-        self.variance_n[i] = 1 / mixed
+        self.target_n[at] = (0.5 * old_precision * self.target_n[at] + 0.5 * site_precision * target) / mixed
+        self.variance_n[at] = 1 / mixed
 
 
 def _linearize(row_model: RowModel, theta_P: Array) -> tuple[Array, Array]:
