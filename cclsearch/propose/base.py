@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -22,7 +22,7 @@ from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
 from cclsearch.score.objective import Objective, find_task_metric, single_metric
-from cclsearch.space.table import Space
+from cclsearch.space.table import Space, mask_rows
 from cclsearch.stats.closed_form import Predictor, predictor_of
 
 
@@ -47,7 +47,7 @@ class SearchView:
     """LLM turns, moves, notes so far, from the ledger: proposers rebuild their state from these after a kill."""
     next_trial: int = 0
     """Number of the next trial; 0 if the caller does not number trials."""
-    held_back: frozenset[int] = frozenset()
+    held_back: Set[int] = frozenset()
     """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
     overruled: frozenset[int] = frozenset()
     """Rows that an LLM chose against the surrogate's advice: observed, but not counted in the failure penalty."""
@@ -88,17 +88,17 @@ class SearchView:
         except (TrialError, ValueError):  # a metric is missing, or a reference is the baseline trial's
             return None
 
-    @property
-    def closed(self) -> frozenset[int]:
-        """Rows that must not be proposed in addition to the observed ones: running or held back."""
-        return self.pending | self.held_back
+    def is_closed(self, row: int | None) -> bool:
+        """Whether a row is running or held back."""
+        return row in self.pending or row in self.held_back
 
     @cached_property
     def taken_N(self) -> NDArray[np.bool_]:
         """(N,) whether each row must not be proposed because it was observed, is running or is held back. Read-only."""
         taken_N = np.zeros(len(self.space), dtype=bool)
         taken_N[observed_rows(self.observations)] = True
-        taken_N[list(self.closed)] = True
+        taken_N[list(self.pending)] = True
+        taken_N |= mask_rows(self.held_back, len(self.space))
         taken_N.setflags(write=False)
         return taken_N
 

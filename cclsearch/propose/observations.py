@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,3 +45,20 @@ def observed_rows(observations: Sequence[Observation]) -> NDArray[np.int64]:
     """Return the observed rows of the space, in no order."""
     rows: NDArray[np.int64] | None = getattr(observations, "rows", None)
     return np.array([o.row for o in observations if o.row is not None], dtype=np.int64) if rows is None else rows
+
+
+def observed_losses(observations: Sequence[Observation]) -> NDArray[np.float64]:
+    """(n,) loss of each observation; NaN for one without."""
+    losses: NDArray[np.float64] | None = getattr(observations, "losses", None)
+    if losses is not None:
+        return losses
+    return np.array([np.nan if o.loss is None else o.loss for o in observations], dtype=np.float64)
+
+
+def count_failures(observations: Sequence[Observation], excluded: Collection[int]) -> tuple[int, int]:
+    """Return the number of observations outside the excluded rows, and how many of these failed."""
+    failures: NDArray[np.bool_] | None = getattr(observations, "failures", None)
+    if failures is not None and not excluded:
+        return len(failures), int(failures.sum())
+    counted = [o.failure is not None for o in observations if o.row not in excluded]
+    return len(counted), sum(counted)

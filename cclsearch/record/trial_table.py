@@ -190,6 +190,15 @@ class TrialTable(Mapping[int, Trial]):
         """(n,) rows of the space of these trials; -1 for a configuration outside it."""
         return np.array(self._rows, dtype=np.int64)[np.array(indices, dtype=np.int64)]
 
+    def get_losses(self, indices: Sequence[int]) -> NDArray[np.float64]:
+        """(n,) losses of these trials; NaN for one that is not ranked."""
+        return np.array(self._losses, dtype=np.float64)[np.array(indices, dtype=np.int64)]
+
+    def get_failures(self, indices: Sequence[int]) -> NDArray[np.bool_]:
+        """(n,) whether each of these trials, which a proposer sees, failed."""
+        has_failed = np.array([schema.failure is not None for schema in self._schema_list], dtype=bool)
+        return has_failed[np.array(self._schema_ids, dtype=np.int64)[np.array(indices, dtype=np.int64)]]
+
     def _observe(self, number: int) -> None:
         """Write the trial's outcome into the columns of observations."""
         index, trial = self._index(number), self[number]
@@ -305,6 +314,16 @@ class Observations(Sequence[Observation]):
         """The observed rows of the space; builds no observation."""
         rows = self._table.get_rows(self._indices)
         return rows[rows >= 0]
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """(n,) losses, NaN for an observation without; builds no observation."""
+        return self._table.get_losses(self._indices)
+
+    @property
+    def failures(self) -> NDArray[np.bool_]:
+        """(n,) whether each trial failed; builds no observation."""
+        return self._table.get_failures(self._indices)
 
 
 def _is_same(config: Config, other: Config) -> bool:

@@ -23,6 +23,7 @@ from cclsearch.search.control import correct_observations, propose_control
 from cclsearch.search.finalists import choose_finalists
 from cclsearch.search.session import Session
 from cclsearch.search.shared_cause import explain_end, find_shared_cause
+from cclsearch.space.table import RowSet, mask_rows
 
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
@@ -96,13 +97,15 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     running = {space.row(trial.config) for trial in writer.state.unfinished}
     seen_N = np.zeros(len(space), dtype=bool)
     seen_N[observations.rows] = True
-    held_back = (lost | session.held_back.rows) - running
+    held_back_N = mask_rows(session.held_back.rows, len(space)) & ~seen_N
+    held_back_N[[row for row in lost if row is not None and not seen_N[row]]] = True
+    held_back_N[[row for row in running if row is not None]] = False
     return SearchView(
         card=session.spec.card,
         space=space,
         observations=correct_observations(observations, session.spec, writer.state),
         pending=frozenset(row for row in running if row is not None and not seen_N[row]),
-        held_back=frozenset(row for row in held_back if row is not None and not seen_N[row]),
+        held_back=RowSet(held_back_N),
         budget_left=budget_left,
         seed=session.spec.seed,
         target=session.spec.objective,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
+import numpy as np
+
 from cclsearch.run.spec import RunSpec
-from cclsearch.space.table import Space
+from cclsearch.space.table import RowSet, Space
 
 MIN_FIT_PROBABILITY = 0.005
 """Below this probability to fit into memory, a configuration is not launched."""
@@ -15,7 +18,7 @@ MIN_FIT_PROBABILITY = 0.005
 class HeldBack:
     """Rows of the search space that are not launched, and why."""
 
-    rows: frozenset[int] = frozenset()
+    rows: Set[int] = frozenset()
     reason: str = ""
 
 
@@ -34,12 +37,12 @@ def hold_back(spec: RunSpec, space: Space) -> HeldBack:
     oversized_N = prediction.fits_N < MIN_FIT_PROBABILITY
     if oversized_N.all() or not oversized_N.any():
         return HeldBack()
-    rows = [int(row) for row in oversized_N.nonzero()[0]]
-    memory_gib_N = prediction.memory_gib_N
-    least, most = min(rows, key=lambda row: memory_gib_N[row]), max(rows, key=lambda row: memory_gib_N[row])
+    rows, memory_gib_N = RowSet(oversized_N), prediction.memory_gib_N
+    least = int(np.argmin(np.where(oversized_N, memory_gib_N, np.inf)))
+    most = int(np.argmax(np.where(oversized_N, memory_gib_N, -np.inf)))
     reason = (
         f"{len(rows)} of {len(space)} configurations are held back: the memory model gives each less than"
         f" {MIN_FIT_PROBABILITY:.1%} probability to fit into {spec.card.hardware.memory_gib:g} GiB; predicted need:"
         f" {memory_gib_N[least]:.3g} GiB ({space.config(least)}) to {memory_gib_N[most]:.3g} GiB ({space.config(most)})"
     )
-    return HeldBack(frozenset(rows), reason)
+    return HeldBack(rows, reason)

@@ -124,7 +124,7 @@ class Search:
     def ask(self, proposer: object, count: int = 1) -> list[Proposal]:
         """The proposals, checked as the loop checks them, and started."""
         view = self.view
-        taken = {o.row for o in view.observations} | view.closed
+        taken = {o.row for o in view.observations} | view.pending | set(view.held_back)
         given = list(proposer.propose(view, count))  # type: ignore[attr-defined]
         self.events += proposer.take_events()  # type: ignore[attr-defined]
         for proposal in given:

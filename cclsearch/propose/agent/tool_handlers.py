@@ -152,7 +152,7 @@ class ToolHandlers:
             return "already tried: " + trial_summary(self.view, tried)
         table, show = self.table, self.view.primary.show
         satisfies = "" if table.satisfies_N is None else f", P(constraints) {table.satisfies_N[row]:.2f}"
-        state = " (running, or held back)" if row in self.view.closed else ""
+        state = " (running, or held back)" if self.view.is_closed(row) else ""
         memory = f"{table.memory_gib_N[row]:.3g} GiB".replace("nan GiB", "unknown")
         return (
             f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
@@ -277,7 +277,7 @@ class ToolHandlers:
         tried = next((o for o in self.view.observations if o.row == row), None)
         if tried:
             raise CallError(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
-        if row in self.view.closed or any(other.config == config for other in accepted):
+        if self.view.is_closed(row) or any(other.config == config for other in accepted):
             text = "it is already running, submitted twice, or held back because it does not fit. Choose another one"
             raise CallError(text, "duplicate")
         objection = self._objection(row)

@@ -7,6 +7,7 @@ from scipy.special import ndtr
 
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
+from cclsearch.propose.observations import count_failures
 from cclsearch.stats.kernel import Array
 
 MIN_FAILURE_PENALTY, MAX_FAILURE_PENALTY = 0.001, 0.05
@@ -29,9 +30,8 @@ def failure_penalty(view: SearchView) -> float:
 
     Trials that an LLM chose against the surrogate's advice (`overruled`) do not count.
     """
-    own = [o for o in view.observations if o.row not in view.overruled]
-    failed = sum(o.failure is not None for o in own)
-    allowed = FAILED_SHARE * (len(own) + view.budget_left)
+    own, failed = count_failures(view.observations, view.overruled)
+    allowed = FAILED_SHARE * (own + view.budget_left)
     return float(min(MIN_FAILURE_PENALTY * 10 ** max(0.0, failed + 1 - allowed), MAX_FAILURE_PENALTY))
 
 

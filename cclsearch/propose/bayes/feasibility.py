@@ -72,11 +72,20 @@ def _p_fits(form: MemoryForm, mean: Array, variance: Array) -> Array:
     return np.asarray(ndtr((form.log_limit - mean) / np.sqrt(variance + form.softness**2)))
 
 
-def fit_feasibility(predictor: Predictor, observations: Sequence[Observation]) -> Feasibility:
-    """Return the posterior of memory and crashes, given the observations that have a row."""
+def fit_feasibility(
+    predictor: Predictor, observations: Sequence[Observation], weighed: Sequence[Observation] | None = None
+) -> Feasibility:
+    """Return the posterior of memory and crashes, given the observations that have a row.
+
+    `weighed` are the observations that weight the hypotheses, in order; by default the same.
+    """
     seen = [o for o in observations if o.row is not None]
     form, features = predictor.memory, predictor.features
-    hypotheses, weights = _fit_memory(form, features, _memory_evidence(seen, form)) if form else ((), np.zeros(0))
+    hypotheses: tuple[Posterior, ...] = ()
+    weights = np.zeros(0)
+    if form:
+        first = seen if weighed is None else [o for o in weighed if o.row is not None]
+        hypotheses, weights = _fit_memory(form, features, _memory_evidence(seen, form), _memory_evidence(first, form))
     explained = np.zeros(len(seen))
     if form and seen:
         fits = _p_fits(form, *hypotheses[int(np.argmax(weights))].marginals(_rows(seen)))
@@ -85,19 +94,24 @@ def fit_feasibility(predictor: Predictor, observations: Sequence[Observation]) -
     return Feasibility(form, hypotheses, weights, crash)
 
 
-def _fit_memory(form: MemoryForm, features: Features, evidence: CalibrationData) -> tuple[tuple[Posterior, ...], Array]:
+def _fit_memory(
+    form: MemoryForm, features: Features, evidence: CalibrationData, weighed: CalibrationData
+) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights: a single one if a peak was measured, since peaks identify the parts."""
     if np.any(evidence.censoring_n == 0):
         return (calibrate(form.form.log_cost, features, form.form.prior, evidence),), np.ones(1)
     fits = [
-        (*_prequential_log_lik(form, features, evidence, prior), log_prior)
+        (*_prequential_log_lik(form, features, weighed, prior), log_prior)
         for prior, log_prior in _hypothesis_priors(form)
     ]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
     kept = np.flatnonzero(weight_h >= _MIN_WEIGHT)
-    return tuple(fits[r][0] for r in kept), weight_h[kept] / weight_h[kept].sum()
+    posteriors = [fits[r][0] for r in kept]
+    if not np.array_equal(evidence.rows_n, weighed.rows_n):
+        posteriors = [calibrate(form.form.log_cost, features, fit.prior, evidence) for fit in posteriors]
+    return tuple(posteriors), weight_h[kept] / weight_h[kept].sum()
 
 
 def _prequential_log_lik(
@@ -105,7 +119,7 @@ def _prequential_log_lik(
 ) -> tuple[Posterior, float]:
     """Return the posterior after all observations, and the summed log probability of each given those before it.
 
-    Results for every prefix of the observations are cached, because a search calls this after each trial.
+    The result is cached, because a search calls this after each trial.
     """
     cache = _FITS.setdefault(form, OrderedDict())
 
@@ -125,7 +139,7 @@ def _prequential_log_lik(
         noise = evidence.label_noise_n[n]
         total += float(np.log(max(noise + (1 - noise) * float(ndtr(sides[0])), 1e-6)))
         posterior = fit_first(n + 1)
-        cache[hypothesis, tuple(labels[: n + 1])] = posterior, total
+    cache[hypothesis, tuple(labels)] = posterior, total
     while len(cache) > _MAX_CACHED:
         cache.popitem(last=False)
     return posterior, total

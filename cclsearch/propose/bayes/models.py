@@ -70,19 +70,27 @@ def choose_scale(values: Array, primary: Sequence[float]) -> ValueScale:
 class MetricModels:
     """What is known of each metric after the trials so far."""
 
-    def __init__(self, view: SearchView, predictor: Predictor, earlier: Sequence[Observation]) -> None:
+    def __init__(
+        self,
+        view: SearchView,
+        predictor: Predictor,
+        earlier: Sequence[Observation],
+        first: Sequence[Observation] | None = None,
+    ) -> None:
         self.view = view
         self.predictor = predictor
-        self._earlier = earlier
+        self.earlier = earlier
+        """Observations of earlier runs."""
         self._ensembles: dict[str, Ensemble] = {}
         self.primary = self.ensemble(view.primary.name)
-        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations))
+        weighed = (*earlier, *(view.observations if first is None else first))
+        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations), weighed)
 
     def ensemble(self, metric: str) -> Ensemble:
         """Return the ensemble of the primary metric, or of one with a closed form; fitted once."""
         if metric not in self._ensembles:
             form = self.predictor.forms.get(metric) or self.predictor.form(self.view.primary)
-            self._ensembles[metric] = fit_ensemble(form, self.predictor.features, self.view.observations, self._earlier)
+            self._ensembles[metric] = fit_ensemble(form, self.predictor.features, self.view.observations, self.earlier)
         return self._ensembles[metric]
 
     def base_of(self, metric: str) -> str | None:

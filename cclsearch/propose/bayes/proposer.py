@@ -8,7 +8,8 @@ from cclsearch.card.model import Card
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
-from cclsearch.propose.bayes.surrogate import CandidatePosterior, direct_term, fit_posterior
+from cclsearch.propose.bayes.candidates import direct_term
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor, predictor_of
 

@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.metrics import PEAK_MEMORY, Direction
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
-from cclsearch.propose.bayes.constraints import judge_constraints, log_excess
+from cclsearch.propose.bayes.candidates import (
+    MAX_OBSERVATIONS,
+    choose_candidates,
+    direct_sign,
+    direct_term,
+    select_window,
+)
+from cclsearch.propose.bayes.constraints import judge_constraints
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels, choose_scale
 from cclsearch.propose.bayes.prior_hints import apply_hints
-from cclsearch.score.objective import Term, single_metric
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
-
-MAX_CANDIDATES = 1500
-"""Rows that get a full posterior; a larger space is first pruned by the calibrated closed form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +96,10 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
     open_rows = np.flatnonzero(~view.taken_N)
     if not len(open_rows):
         return None
-    models = MetricModels(view, apply_hints(predictor or view.predictor, view), _match_earlier(view))
-    rows = _prune(models, open_rows)
+    fitted = replace(view, observations=select_window(view.observations))
+    first = view.observations[:MAX_OBSERVATIONS]
+    models = MetricModels(fitted, apply_hints(predictor or view.predictor, view), _match_earlier(view), first)
+    rows = choose_candidates(models, view, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
     draws = Draws(models, np.concatenate([rows, pending]), rng)
@@ -126,38 +131,7 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
 def _match_earlier(view: SearchView) -> tuple[Observation, ...]:
     """Return the observations of earlier runs whose configuration is in this space, with its row."""
     matched = [(o, view.space.row(o.config)) for o in view.prior]
-    return tuple(replace(o, row=row) for o, row in matched if row is not None)
-
-
-def _prune(models: MetricModels, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return at most `MAX_CANDIDATES` rows, in order: those that the calibrated closed forms rank first."""
-    if len(rows) <= MAX_CANDIDATES:
-        return rows
-    view, memory = models.view, models.predictor.memory
-    term = direct_term(models) or single_metric(view.primary).terms[0]
-    log_metric = models.expect(term.metric, rows)
-    assert log_metric is not None
-    rank = _direct_sign(term) * log_metric
-    if memory is not None:
-        over = memory.form.log_cost(rows)(models.feasibility.memory.theta_P) - memory.log_limit
-        # a row predicted above about 90 % of the memory limit (-0.1 in log units) ranks as if it were slower
-        rank = rank + 3.0 * np.maximum(over + 0.1, 0.0)
-    for constraint in view.objective.constraints:
-        expected = models.expect(constraint.metric, rows)
-        if expected is not None:
-            rank = rank + 3.0 * log_excess(constraint, np.exp(expected))
-    return np.sort(rows[np.argsort(rank, kind="stable")[:MAX_CANDIDATES]])
-
-
-def direct_term(models: MetricModels) -> Term | None:
-    """Return the objective's term if the log of the loss is that of one metric with a closed form; else None."""
-    term, *others = models.view.objective.terms
-    is_positive = term.direction is Direction.MINIMIZE or term.reciprocal
-    return term if not others and term.weight is None and is_positive and models.base_of(term.metric) else None
-
-
-def _direct_sign(term: Term) -> float:
-    return 1.0 if term.direction is Direction.MINIMIZE else -1.0
+    return tuple(select_window([replace(o, row=row) for o, row in matched if row is not None]))
 
 
 def _model_loss(draws: Draws) -> tuple[Drawn, float | None]:
@@ -165,7 +139,7 @@ def _model_loss(draws: Draws) -> tuple[Drawn, float | None]:
     view, term = draws.models.view, direct_term(draws.models)
     ranked = np.array([o.loss for o in view.observations if o.loss is not None], dtype=np.float64)
     if term is not None and (drawn := draws.known(term.metric)) is not None:
-        mean_km = _direct_sign(term) * (drawn.mean_km + np.log(term.scale))
+        mean_km = direct_sign(term) * (drawn.mean_km + np.log(term.scale))
         return drawn._replace(mean_km=mean_km), float(np.log(ranked.min())) if len(ranked) else None
     seen = [(o, loss) for o in view.observations if (loss := view.find_loss(o)) is not None]
     losses = np.array([loss for _, loss in seen], dtype=np.float64)

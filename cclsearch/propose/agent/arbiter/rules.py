@@ -101,6 +101,6 @@ def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | Non
     queued = []
     for item in turns[-1].submitted:
         row = view.space.row(item.config)
-        if row is not None and row not in view.closed and item.config.digest not in seen:
+        if row is not None and not view.is_closed(row) and item.config.digest not in seen:
             queued.append(item)
     return (turns[-1], queued) if queued else None
