@@ -38,17 +38,19 @@ CLUSTERS = (("nvidia_a100", 40, 2400, 200), ("nvidia_a100", 80, 2400, 800), ("nv
 KERNELS = ("torch", "fused", "flash_attention2", "flash_attention2 + norm")
 
 
-def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a card as YAML data and the rows of `trials.csv`."""
+def simulate(
+    rng: np.random.Generator, name: str, fewest: int = 12, most: int = 250
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a card as YAML data and the `fewest` to `most` rows of `trials.csv`."""
     data, knobs = _draw_problem(rng, name)
     card = card_from_mapping(data, name)
     names = list(knobs)
     rows = [dict(zip(names, values, strict=True)) for values in itertools.product(*knobs.values())]
     rows = [row for row in rows if _is_legal(row, card)]
-    if len(rows) > 250:
-        rows = [rows[n] for n in np.sort(rng.permutation(len(rows))[:250])]
-    if len(rows) < 12:
-        return simulate(rng, name)
+    if len(rows) > most:
+        rows = [rows[n] for n in np.sort(rng.permutation(len(rows))[:most])]
+    if len(rows) < fewest:
+        return simulate(rng, name, fewest, most)
     space = space_from_rows([Knob(k, tuple(dict.fromkeys(row[k] for row in rows))) for k in names], rows)
     predictor = make_predictor(card, space)
     assert predictor.memory is not None
@@ -66,7 +68,7 @@ def simulate(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[
     out = log_gib > np.log(0.95 * card.hardware.memory_gib)
     has_oom, has_peaks = rng.random() < 0.5, rng.random() < 0.6
     if (~out & ~crash).sum() < 5:
-        return simulate(rng, name)
+        return simulate(rng, name, fewest, most)
     for n, row in enumerate(rows):
         failed = bool(out[n] or crash[n])
         row["status"] = ("oom" if out[n] and has_oom else "failed") if failed else "ok"

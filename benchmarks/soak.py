@@ -1,8 +1,9 @@
-"""Memory growth of one search of 10,000 trials on a generated (simulated) recording.
+"""Cost of one long search on a generated (simulated) recording: memory, CPU time per trial and per proposal.
 
-`python benchmarks/soak.py --trials 10000` prints resident memory, ledger size and CPU time per trial after every 1000
-trials. The step times come from a formula and mean nothing; only the engine is measured. `--traced` measures the memory
-of Python objects with tracemalloc instead of resident memory: slower, but with less noise.
+`python benchmarks/soak.py --trials 10000` prints resident memory, ledger size and CPU time after every 1000 trials.
+`--strategy default --trials 2000 --rows 2500 --every 200`, and the same with a million rows, measure the strategy that
+learns from all trials. The step times come from a formula and mean nothing; only the engine is measured. `--traced`
+measures the memory of Python objects with tracemalloc instead of resident memory: slower, but with less noise.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import itertools
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ import yaml
 
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
+from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.record.event import Event, TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
@@ -46,6 +48,21 @@ class Mark:
     cpu_s: float
 
 
+class TimedProposer:
+    """A proposer that notes the CPU time of each proposal."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.name, self._proposer = proposer.name, proposer
+        self.cpu_ms: list[float] = []
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Return the proposals of the timed proposer."""
+        start_s = time.process_time()
+        proposals = self._proposer.propose(view, count)
+        self.cpu_ms.append(1000 * (time.process_time() - start_s))
+        return proposals
+
+
 def generate_recording(folder: Path, num_rows: int) -> Path:
     """Write a recording of `num_rows` configurations, every seventh out of memory; return its folder."""
     card = yaml.safe_load(LIKE.read_text(encoding="utf-8"))
@@ -55,13 +72,13 @@ def generate_recording(folder: Path, num_rows: int) -> Path:
     rng = np.random.default_rng(0)
     with (folder / "trials.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["tp", "pp", "dp", "micro_batch_size", "bucket", "status", "step_time_s"])
+        table.writerow(["tp", "pp", "dp", "micro_batch_size", "bucket", "stripe", "status", "step_time_s"])
         for n in range(num_rows):
             tp, pp, dp = DEGREES[n % len(DEGREES)]
-            bucket = n // len(DEGREES)
+            stripe, bucket = divmod(n // len(DEGREES), 300)
             failed = n % 7 == 0
             time_s = "" if failed else f"{5 + tp + pp + rng.random():.4f}"
-            table.writerow([tp, pp, dp, 1, bucket, "oom" if failed else "ok", time_s])
+            table.writerow([tp, pp, dp, 1, bucket, stripe, "oom" if failed else "ok", time_s])
     return folder
 
 
@@ -80,14 +97,27 @@ def read_traced_kib() -> float:
     return sum(statistic.size for statistic in snapshot.statistics("filename")) / 1024
 
 
-def soak(folder: Path, *, trials: int, every: int, read_kib: Callable[[], float] = read_resident_kib) -> list[Mark]:
-    """Run a search of `trials` trials; return a mark after every `every` trials."""
-    recording = generate_recording(folder / "simulated", trials + trials // 10)
+def soak(
+    folder: Path,
+    *,
+    trials: int,
+    every: int,
+    rows: int,
+    strategy: str = "random",
+    read_kib: Callable[[], float] = read_resident_kib,
+) -> tuple[list[Mark], list[float]]:
+    """Run a search of `trials` trials over `rows` rows.
+
+    Returns a mark after every `every` trials, and the CPU time of each proposal in milliseconds.
+    """
+    recording = generate_recording(folder / "simulated", rows)
     request = SearchRequest(
-        workload="wl2", limits=SearchLimits(budget=trials), recording=str(recording), strategy="random", run_id="soak"
+        workload="wl2", limits=SearchLimits(budget=trials), recording=str(recording), strategy=strategy, run_id="soak"
     )
     run = create_run(plan_search(request).spec, folder / "runs")
     session = open_session(run)
+    proposer = TimedProposer(session.proposer)
+    session = replace(session, proposer=proposer)
     marks: list[Mark] = []
     count = itertools.count(1)
 
@@ -97,14 +127,15 @@ def soak(folder: Path, *, trials: int, every: int, read_kib: Callable[[], float]
             size = (run / LEDGER_FILE).stat().st_size // 1024
             marks.append(Mark(n, read_kib(), size, time.process_time()))
             now, before = marks[-1], marks[-2] if len(marks) > 1 else None
-            cost = f"{(now.cpu_s - before.cpu_s) / every * 1000:7.2f} ms CPU per trial" if before else ""
+            cost = f"{(now.cpu_s - before.cpu_s) / every * 1000:7.2f} ms CPU per trial" if before else " " * 24
+            cost += f"  per proposal: median {np.median(proposer.cpu_ms[-every:]):7.2f} ms"
             print(f"{n:>6} trials  {now.memory_kib / 1024:8.1f} MiB  ledger {size:>7} KiB  {cost}", flush=True)
 
     with RunWriter(run) as writer:
         begin_or_resume(writer, session)
         writer.watch(on_event)
         run_search(writer, session)
-    return marks
+    return marks, proposer.cpu_ms
 
 
 def measure() -> None:
@@ -112,6 +143,8 @@ def measure() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=1000)
+    parser.add_argument("--rows", type=int, help="rows of the recording (default: a tenth more than trials)")
+    parser.add_argument("--strategy", default="random")
     parser.add_argument(
         "--traced", action="store_true", help="measure the memory of Python objects instead of resident memory"
     )
@@ -120,7 +153,16 @@ def measure() -> None:
         tracemalloc.start()
     with tempfile.TemporaryDirectory(prefix="ccl-soak-") as name:
         read_kib = read_traced_kib if args.traced else read_resident_kib
-        marks = soak(Path(name), trials=args.trials, every=args.every, read_kib=read_kib)
+        marks, cpu_ms = soak(
+            Path(name),
+            trials=args.trials,
+            every=args.every,
+            rows=args.rows or args.trials + args.trials // 10,
+            strategy=args.strategy,
+            read_kib=read_kib,
+        )
+    median, most = np.quantile(cpu_ms, [0.5, 0.9])
+    print(f"CPU time per proposal, {len(cpu_ms)} proposals: median {median:.1f} ms, 90th percentile {most:.1f} ms")
     slope = np.polyfit([m.trials for m in marks], [m.memory_kib for m in marks], 1)[0] if len(marks) > 1 else 0.0
     print(f"growth: {slope:.2f} KiB of {'traced' if args.traced else 'resident'} memory per trial")
 

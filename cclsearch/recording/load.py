@@ -27,7 +27,7 @@ from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import METRICS, TASKS
 from cclsearch.recording.defaults import complete_card
 from cclsearch.space.knobs import meaning_of, named_degrees, stated_knobs
-from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
+from cclsearch.space.table import MAX_CHOICES, Knob, Space, count_ranks, space_from_rows
 
 DERIVED = "grad_accum"
 
@@ -179,6 +179,9 @@ def _read_table(path: Path, task: Any) -> tuple[tuple[Knob, ...], tuple[Recorded
     ]
     kept, notes = _keep_better(rows, task.primary_metric)
     choices = [sorted(set(columns[name]), key=lambda value: (isinstance(value, str), value)) for name in names]
+    for name, distinct in zip(names, choices, strict=True):
+        if len(distinct) > MAX_CHOICES:
+            raise UserError(f"{path}: knob {name!r} has {len(distinct)} different values; at most {MAX_CHOICES} work")
     knobs = tuple(map(Knob, names, map(tuple, choices)))
     return knobs, tuple(kept), notes
 

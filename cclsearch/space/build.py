@@ -15,7 +15,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.rule import Columns, Rule, same_value
-from cclsearch.space.table import Knob, Space
+from cclsearch.space.table import MAX_CHOICES, Knob, Space
 
 MAX_ROWS = 20_000_000
 """Maximum number of combinations in memory while enumerating; a larger space needs fewer choices."""
@@ -147,7 +147,7 @@ def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16
     present = {knob.name for knob in knobs}
     for knob in knobs:
         count = len(knob.choices)
-        if size * count > MAX_ROWS or count > np.iinfo(np.int16).max:
+        if size * count > MAX_ROWS or count > MAX_CHOICES:
             raise UserError(
                 f"the space is too large to enumerate ({size * count} combinations at knob {knob.name!r}, at most"
                 f" {MAX_ROWS}): give that knob fewer choices"

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from cclsearch.core.values import Config, Value
 from cclsearch.space.knobs import canonical_name, meaning_of, rank_degrees
 
+MAX_CHOICES = int(np.iinfo(np.int16).max)
+"""Maximum number of choices of a knob: their positions are kept as 16-bit numbers."""
+
 
 def count_ranks(config: Mapping[str, Value]) -> int:
     """Return the number of ranks of a configuration, which is its number of accelerators."""

@@ -20,17 +20,18 @@ from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.propose.observations import observed_losses
 from cclsearch.score.objective import Term, single_metric
 from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array, Features
 
 Rows = NDArray[np.int64]
 
-MAX_OBSERVATIONS = 96
+MAX_OBSERVATIONS = 64
 """Observations that models are fitted to: inverting their covariance costs the cube of their number."""
 MAX_CANDIDATES = 1500
 """Rows that get a full posterior; a larger space is first pruned by the calibrated closed form."""
 MAX_CANDIDATES_WINDOWED = 512
 """The same once there are more observations than are fitted: each row then costs a few times as much."""
-MAX_RANKED = 16_384
+MAX_RANKED = 8192
 """Rows that the calibrated closed form ranks for each proposal; of a larger space, those that it ranked first when the
 number of trials last doubled."""
 NUM_IMPROVED = 8
@@ -63,14 +64,17 @@ def select_window(observations: Sequence[Observation]) -> Sequence[Observation]:
     return tuple(observations[int(n)] for n in np.flatnonzero(kept_n))
 
 
-def choose_candidates(models: MetricModels, view: SearchView, open_rows: Rows) -> Rows:
-    """Return the rows that get a full posterior, in order; `view` has all observations, the models those fitted."""
+def choose_candidates(models: MetricModels, view: SearchView, predictor: Predictor, open_rows: Rows) -> Rows:
+    """Return the rows that get a full posterior, in order.
+
+    `view` has all observations, the models those fitted; `predictor` is without the hints of an LLM.
+    """
     most = MAX_CANDIDATES if len(view.observations) <= MAX_OBSERVATIONS else MAX_CANDIDATES_WINDOWED
     if len(open_rows) <= most:
         return open_rows
     if len(view.space) <= MAX_RANKED:
         return np.sort(open_rows[np.argsort(_rank(models, open_rows), kind="stable")[:most]])
-    order = _rank_space(models, view)
+    order = _rank_space(models, view, predictor)
     ranked = order[~view.taken_N[order]][:MAX_RANKED].astype(np.int64)
     near = _find_neighbours(view, most // 2)
     first = ranked[np.argsort(_rank(models, ranked), kind="stable")]
@@ -107,7 +111,7 @@ def _rank(models: MetricModels, rows: Rows) -> Array:
     return rank
 
 
-def _rank_space(models: MetricModels, view: SearchView) -> NDArray[np.int32]:
+def _rank_space(models: MetricModels, view: SearchView, predictor: Predictor) -> NDArray[np.int32]:
     """(N,) every row, best first, by closed forms calibrated on the trials at the last doubling of their number.
 
     Rows of equal rank (a knob that no closed form knows) are in random order, the same for each call.
@@ -116,12 +120,12 @@ def _rank_space(models: MetricModels, view: SearchView) -> NDArray[np.int32]:
     first = 2 ** (count.bit_length() - 1) if count >= _FIRST_RANKING else 0
     trials = tuple(o.trial for o in view.observations[: min(first, _FIRST_RANKING)])
     key = (first, trials, view.objective, view.seed)
-    features = models.predictor.features
+    features = predictor.features
     known = _RANKINGS.get(features)
     if known is not None and known[0] == key:
         return known[1]
     earlier = replace(view, observations=select_window(view.observations[:first]))
-    then = MetricModels(earlier, models.predictor, models.earlier)
+    then = MetricModels(earlier, predictor, models.earlier)
     size = len(view.space)
     rank_N = np.empty(size, dtype=np.float32)
     for start in range(0, size, _CHUNK):

@@ -98,8 +98,9 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
         return None
     fitted = replace(view, observations=select_window(view.observations))
     first = view.observations[:MAX_OBSERVATIONS]
-    models = MetricModels(fitted, apply_hints(predictor or view.predictor, view), _match_earlier(view), first)
-    rows = choose_candidates(models, view, open_rows)
+    predictor = predictor or view.predictor
+    models = MetricModels(fitted, apply_hints(predictor, view), _match_earlier(view), first)
+    rows = choose_candidates(models, view, predictor, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
     draws = Draws(models, np.concatenate([rows, pending]), rng)
