@@ -38,7 +38,6 @@ SCENARIOS = {
     "then 1.1x slower": (1.0, 1.1, True),
     "then 1.3x slower": (1.0, 1.3, True),
     "then 1.3x faster": (1.3, 1.0, True),
-    "then 1.6x slower": (1.0, 1.6, True),
 }
 """Scenario -> factor of the first and second half, and whether the halves are different windows."""
 

@@ -144,6 +144,8 @@ def test_nodes_that_change_with_every_job_do_not_double_the_search(project: Path
     state, _, _ = search(project, decide)
     assert len(controls(state)) == MIN_CONTROLS
     assert state.num_spent == 8
+    unknown = [line for line in describe_drift(state) if line.startswith("unknown for trials ")]
+    assert len(unknown) == 1, "one line, however many windows there are"
 
 
 def test_controls_repeat_every_so_many_trials_if_asked(project: Path) -> None:

@@ -175,14 +175,14 @@ def _format_range(figure: ObjectiveFigure, low: float, high: float) -> str:
 def describe_drift(state: RunState) -> list[str]:
     """How each window of the cluster compares with the first, and how many controls say so; none for one window."""
     windows = state.windows.names
-    lines = []
+    lines, unknown = [], []
     for index, window in list(enumerate(windows))[1:]:
         trials = state.windows.trials_in(index)
         if not trials:
             continue
         ratio = state.window_ratio(trials[0])
         if not ratio.num_pairs:
-            lines.append(f"unknown for {window} ({count_of(len(trials), 'trial')}): nothing ran both there and before")
+            unknown += trials
             continue
         low, high = ratio.interval
         found = f"{ratio.ratio:.3g}x the time or cost of {windows[0]}"
@@ -191,6 +191,11 @@ def describe_drift(state: RunState) -> list[str]:
         basis = f"95% interval {low:.3g}x to {high:.3g}x from {count_of(ratio.num_pairs, 'repeated configuration')}"
         compared = f"{count_of(len(trials), 'trial')} of {window} compared after division by {ratio.ratio:.3g}"
         lines.append(f"{window}: {found} ({basis}); {compared}, figures are shown as measured")
+    if unknown:
+        shown = f"trial{'s' * (len(unknown) > 1)} {', '.join(map(str, unknown[:5]))}{', ...' * (len(unknown) > 5)}"
+        lines.append(
+            f"unknown for {shown}: no configuration ran both in their windows and before; compared as measured"
+        )
     if lines and state.num_controls:
         lines.append(f"{count_of(state.num_controls, 'control')} ran outside the budget")
     return lines
