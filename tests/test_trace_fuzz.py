@@ -13,6 +13,7 @@ import trace_writer as write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocprof_writer import rocprof_document, training_process
+from test_trace_chakra_input import METADATA, node
 
 from cclsearch.trace.cache import cache_path
 from cclsearch.trace.events import TraceSet
@@ -27,6 +28,10 @@ KINETO = write.layout_kineto(write.kineto_document(write.gpu_events())).encode()
 CPU = write.layout_kineto(write.kineto_document(write.cpu_events(), gpu=False)).encode()
 SPACE = write.tpu_space()
 ROCPROF = json.dumps(rocprof_document(training_process())).encode()
+CHAKRA = METADATA + b"".join(
+    node(i, kind, 10 * i, 5, ("comm_type", 9, 0), ("comm_size", 9, 64), ("is_cpu_op", 27, 0), ("pg_name", 29, "0"))
+    for i, kind in enumerate((4, 7, 5, 2), start=1)
+)
 STATUSES = ("ok", "partial", "not_available")
 
 json_values = st.recursive(
@@ -78,7 +83,13 @@ def check(found: TraceSet) -> TraceSet:
 @given(
     data=st.data(),
     whole=st.sampled_from(
-        [("rank0_trace.json", KINETO), ("rank0_trace.json", CPU), ("h.xplane.pb", SPACE), ("1_results.json", ROCPROF)]
+        [
+            ("rank0_trace.json", KINETO),
+            ("rank0_trace.json", CPU),
+            ("h.xplane.pb", SPACE),
+            ("1_results.json", ROCPROF),
+            ("chakra.0.et", CHAKRA),
+        ]
     ),
 )
 def test_damaged_bytes_give_a_status(data: Any, whole: tuple[str, bytes]) -> None:
@@ -117,6 +128,12 @@ def test_odd_events_do_not_hide_the_good_ones(odd: list[dict[str, Any]], head: d
 @given(size=st.integers(0, len(ROCPROF)))
 def test_rocprofiler_json_truncated_anywhere_gives_a_status(size: int) -> None:
     assert read_bytes("1_results.json", ROCPROF[:size]).status in STATUSES
+
+
+@light
+@given(size=st.integers(0, len(CHAKRA)))
+def test_a_chakra_trace_truncated_anywhere_gives_a_status(size: int) -> None:
+    assert read_bytes("chakra.0.et", CHAKRA[:size]).status in STATUSES
 
 
 rocprof_keys = st.sampled_from(

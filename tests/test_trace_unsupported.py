@@ -27,7 +27,6 @@ EXECUTION_TRACE = {
     [
         ("et_rank0.json", json.dumps(EXECUTION_TRACE, indent=2).encode(), "export_chrome_trace"),
         ("pytorch_et.json.gz", gzip.compress(json.dumps(EXECUTION_TRACE).encode()), "export_chrome_trace"),
-        ("chakra.0.et", b"\x08\n\x060.0.4", "what-if --chakra"),
         ("out.pftrace", b"\n\x04abcd", "--output-format json"),
         ("908_kernel_trace.csv", b'"Kind"\n', "--output-format json"),
         ("a.otf2", b"", "--output-format json"),

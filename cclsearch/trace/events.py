@@ -306,7 +306,7 @@ class TableFacts:
     world_size: int | None = None
     """From the trace; None if it does not say."""
     format: str = "kineto"
-    """kineto, xla, nsys or rocprof."""
+    """kineto, xla, nsys, rocprof or chakra."""
     accelerator: str = "gpu"
     """gpu, tpu or cpu: type of the device."""
     devices: tuple[DeviceInfo, ...] = ()

@@ -135,6 +135,23 @@ class RocprofilerJson:
         return read_rocprof(path, limits)
 
 
+@READERS.register("chakra-et")
+class ChakraTraces:
+    """Reads Chakra execution traces (`*.et`) whose nodes have times."""
+
+    format = "chakra"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """Whether the name is a Chakra trace's: the format has no magic bytes."""
+        return path.name.lower().endswith((".et", ".et.gz"))
+
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+        """Return the table of the file's rank."""
+        from cclsearch.trace.readers.chakra import read_chakra
+
+        return read_chakra(path, limits)
+
+
 @READERS.register("unsupported")
 class Unsupported:
     """Refuses the formats of the table. Its files are left out if a folder has others that can be read."""

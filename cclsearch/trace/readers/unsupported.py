@@ -28,7 +28,6 @@ UNSUPPORTED = (
         f"a PyTorch execution trace: operators and their dependencies without times; {_KINETO} in the same run",
         rb'^\s*\{[^\[\]]{0,500}"schema"\s*:\s*"\d[^"]*"[^\[\]]{0,500}"nodes"\s*:\s*\[',
     ),
-    _format(r"\.et(\.gz)?$", f"a Chakra execution trace, which is only written (`what-if --chakra`); {_KINETO}"),
     _format(
         r"\.(pftrace|perfetto-trace)(\.gz)?$",
         "a Perfetto trace, which is only written; of rocprofv3, record with --output-format json, else read what it "

@@ -8,7 +8,6 @@ name=2 display_name=4 stats=5; XStat metadata_id=1 double=2 uint64=3 int64=4 str
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator
 from functools import partial
@@ -16,60 +15,44 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.readers.stream import GZIP_MAGIC, ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.protobuf_wire import (
+    Buffer,
+    ByteRange,
+    MalformedMessage,
+    read_fields,
+    read_message_bytes,
+    text_of,
+    to_signed,
+)
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
 
-Buffer = bytes | mmap.mmap
-ByteRange = tuple[int, int]
 _DOUBLE = struct.Struct("<d")
-_MAX_BYTES = 4 << 30
 _MAX_PS = 2**61
-
-
-class _Malformed(Exception):
-    """The bytes are not a protocol buffer message."""
 
 
 def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     """Return the planes of the file; a truncated file gives its complete planes. Raises TraceError for other files."""
-    data = _read_bytes(path, limits)
+    data = read_message_bytes(path, limits)
     if not data:
         raise TraceError(Reason.UNREADABLE, "the file is empty")
     planes, host, cut = [], "", False
     try:
-        for number, wire, value, is_cut in _fields(data, 0, len(data), may_be_cut=True):
+        for number, wire, value, is_cut in read_fields(data, 0, len(data), may_be_cut=True):
             cut |= is_cut
             if wire != 2 or not 1 <= number <= 4:
-                raise _Malformed
+                raise MalformedMessage
             if number == 1 and not is_cut:
                 planes.append(_PlaneReader(data, value).plane())
             elif number == 4 and not is_cut:
-                host = _text(data, value)
-    except (_Malformed, struct.error, RecursionError):
+                host = text_of(data, value)
+    except (MalformedMessage, struct.error, RecursionError):
         raise TraceError(Reason.UNREADABLE, "not an XSpace") from None
     if not any(plane.lines for plane in planes):
         raise TraceError(Reason.TRACE_TRUNCATED if cut and planes else Reason.UNREADABLE, "contains no complete plane")
     starts = [plane.stats.get("profile_start_time", 0) for plane in planes if plane.name == "Task Environment"]
     start_ns = next((start for start in starts if isinstance(start, int) and 0 < start < 2**63), 0)
     return PlaneSpace(tuple(planes), not cut, host, start_ns)
-
-
-def _read_bytes(path: Path, limits: ReadLimits) -> Buffer:
-    size, limit = path.stat().st_size, min(_MAX_BYTES, limits.raw_bytes)
-    if size > limit:
-        raise TraceError(Reason.TOO_LARGE, f"an XSpace of {size >> 20} MiB; the limit is {limit >> 20} MiB")
-    if not size:
-        return b""
-    with path.open("rb") as file:
-        if file.read(2) != GZIP_MAGIC:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with ByteStream(path, limits) as stream:
-        block, whole = memoryview(bytearray(1 << 20)), bytearray()
-        while count := stream.readinto(block):
-            whole += block[:count]
-            if len(whole) > _MAX_BYTES // 4:
-                raise TraceError(Reason.TOO_LARGE, "the XSpace file is larger than 1 GiB when unpacked")
-    return bytes(whole)
 
 
 class _PlaneReader:
@@ -84,11 +67,11 @@ class _PlaneReader:
         self._lines: list[ByteRange] = []
         self._stats: list[ByteRange] = []
         self._name = ""
-        for number, wire, value, _ in _fields(data, *span):
+        for number, wire, value, _ in read_fields(data, *span):
             if wire != 2:
                 continue
             if number == 2:
-                self._name = _text(data, value)
+                self._name = text_of(data, value)
             elif number == 3:
                 self._lines.append(value)
             elif number == 4:
@@ -106,48 +89,48 @@ class _PlaneReader:
 
     def _metadata(self, entry: ByteRange) -> Iterator[tuple[int, str, str, list[ByteRange]]]:
         """Yield id, name, display name and statistics of the event or statistic that an entry of a map describes."""
-        for number, wire, value, _ in _fields(self._data, *entry):
+        for number, wire, value, _ in read_fields(self._data, *entry):
             if number != 2 or wire != 2:
                 continue
             key, name, display, stats = 0, "", "", []
-            for field, kind, content, _ in _fields(self._data, *value):
+            for field, kind, content, _ in read_fields(self._data, *value):
                 if field == 1 and kind == 0:
                     key = content[0]
                 elif kind == 2 and field == 2:
-                    name = _text(self._data, content)
+                    name = text_of(self._data, content)
                 elif kind == 2 and field == 4:
-                    display = _text(self._data, content)
+                    display = text_of(self._data, content)
                 elif kind == 2 and field == 5:
                     stats.append(content)
             yield key, name, display, stats
 
     def _line(self, span: ByteRange) -> PlaneLine:
         name, display, start_ns = "", "", 0
-        for number, wire, value, _ in _fields(self._data, *span):
+        for number, wire, value, _ in read_fields(self._data, *span):
             if number == 4:
                 continue
             if number == 2 and wire == 2:
-                name = _text(self._data, value)
+                name = text_of(self._data, value)
             elif number == 11 and wire == 2:
-                display = _text(self._data, value)
+                display = text_of(self._data, value)
             elif number == 3 and wire == 0:
-                start_ns = _signed(value[0])
+                start_ns = to_signed(value[0])
         return PlaneLine(display or name, partial(self._read_events, span, start_ns))
 
     def _read_events(self, span: ByteRange, start_ns: int) -> Iterator[XEvent]:
-        for number, wire, value, _ in _fields(self._data, *span):
+        for number, wire, value, _ in read_fields(self._data, *span):
             if number != 4 or wire != 2:
                 continue
             key, offset, duration, stats = 0, 0, 0, []
-            for field, kind, content, _ in _fields(self._data, *value):
+            for field, kind, content, _ in read_fields(self._data, *value):
                 if field == 4 and kind == 2:
                     stats.append(content)
                 elif kind == 0 and field == 1:
                     key = content[0]
                 elif kind == 0 and field == 2:
-                    offset = _signed(content[0])
+                    offset = to_signed(content[0])
                 elif kind == 0 and field == 3:
-                    duration = _signed(content[0])
+                    duration = to_signed(content[0])
             name, display = self._names.get(key, ("", ""))
             start_ps = start_ns * 1000 + offset
             if (name or display) and abs(start_ps) < _MAX_PS and 0 <= duration < _MAX_PS:
@@ -170,7 +153,7 @@ class _PlaneReader:
         stats: Stats = {}
         for span in spans:
             name, value = "", None
-            for number, wire, content, _ in _fields(self._data, *span):
+            for number, wire, content, _ in read_fields(self._data, *span):
                 if number == 1 and wire == 0:
                     name = self._stat_names.get(content[0], "")
                 else:
@@ -183,59 +166,9 @@ class _PlaneReader:
         if number == 2 and wire == 1:
             return _DOUBLE.unpack(self._data[content[0] : content[1]])[0]
         if wire == 0:
-            return {3: content[0], 4: _signed(content[0]), 7: self._stat_names.get(content[0])}.get(number)
+            return {3: content[0], 4: to_signed(content[0]), 7: self._stat_names.get(content[0])}.get(number)
         if wire == 2 and number == 5:
-            return _text(self._data, content)
+            return text_of(self._data, content)
         if wire == 2 and number == 6:
             return self._data[content[0] : content[1]]
         return None
-
-
-def _fields(
-    data: Buffer, start: int, stop: int, *, may_be_cut: bool = False
-) -> Iterator[tuple[int, int, ByteRange, bool]]:
-    """Yield (field number, wire type, value, whether the value is truncated); a varint's value is (value, 0)."""
-    position = start
-    while position < stop:
-        key, position = _varint(data, position, stop, may_be_cut)
-        number, wire = key >> 3, key & 7
-        if number == 0:
-            raise _Malformed
-        if wire == 0:
-            value, position = _varint(data, position, stop, may_be_cut)
-            yield number, wire, (value, 0), False
-            continue
-        if wire == 2:
-            length, position = _varint(data, position, stop, may_be_cut)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise _Malformed
-        end = position + length
-        if end > stop:
-            if not may_be_cut:
-                raise _Malformed
-            yield number, wire, (position, stop), True
-            return
-        yield number, wire, (position, end), False
-        position = end
-
-
-def _varint(data: Buffer, position: int, stop: int, may_be_cut: bool) -> tuple[int, int]:
-    value = shift = 0
-    while position < stop and shift < 70:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value & 0xFFFFFFFFFFFFFFFF, position
-        shift += 7
-    raise _Malformed
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _text(data: Buffer, span: ByteRange) -> str:
-    return data[span[0] : span[1]].decode("utf-8", "replace")

@@ -1,0 +1,229 @@
+"""Reads Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one rank per file.
+
+Only traces whose nodes have times are a timeline: those that `what-if --chakra` writes, and those that were linked
+with a profiler's trace. A file is a `GlobalMetadata` message and `Node` messages, each after its length.
+Fields: GlobalMetadata attr=2; Node name=2 type=3 start_time_micros=6 duration_micros=7 attr=10; AttributeProto name=1
+and the value by its type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, Kind, Reason
+from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.readers.columns import Interner
+from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
+from cclsearch.trace.readers.protobuf_wire import (
+    Buffer,
+    ByteRange,
+    MalformedMessage,
+    read_fields,
+    read_message_bytes,
+    read_varint,
+    text_of,
+    to_signed,
+)
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
+from cclsearch.trace.status import FileStatus
+
+_ROWS_PER_LIMIT = 20
+_MEMORY, _COMPUTE, _SEND, _RECV, _COLLECTIVE = (2, 3), 4, 5, 6, 7
+"""`NodeType` of the schema."""
+_KINDS = {
+    **dict.fromkeys(_MEMORY, Kind.MEMCPY),
+    _COMPUTE: Kind.COMPUTE,
+    **dict.fromkeys((_SEND, _RECV, _COLLECTIVE), Kind.COMM),
+}
+_INTEGERS, _STRING = (7, 9, 11, 13, 27), 29
+"""Fields of `AttributeProto` with a varint, and with a string."""
+_COMM_TYPES = (
+    *(CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.GATHER),
+    *(CollectiveKind.SCATTER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL, CollectiveKind.REDUCE_SCATTER),
+    *(CollectiveKind.REDUCE_SCATTER, CollectiveKind.BARRIER),
+)
+"""By `CollectiveCommType`."""
+_OWN_PRODUCER = "ccl-search"
+_US_LIMIT = 2**62 // 1000
+
+Attributes = dict[str, int | str]
+
+
+@dataclass
+class _Node:
+    name: str = "unnamed node"
+    type: int = 0
+    start_us: int = 0
+    duration_us: int = 0
+    attributes: Attributes = field(default_factory=dict)
+
+    def integer(self, name: str, default: int = -1) -> int:
+        """Return a number of the attributes, also if it is written as text."""
+        value = self.attributes.get(name, default)
+        if isinstance(value, str):
+            value = int(value) if value.isdecimal() and len(value) < 19 else default
+        return value
+
+    @property
+    def duration_ns(self) -> int:
+        exact = self.integer("duration_ns")
+        return exact if 0 <= exact < 2**62 else self.duration_us * 1000
+
+
+def read_chakra(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+    """Return the table of the file's rank; raises TraceError if its nodes have no times."""
+    data = read_message_bytes(path, limits)
+    try:
+        metadata, nodes, is_cut = _read_messages(data, limits)
+    except MalformedMessage:
+        raise TraceError(Reason.UNREADABLE, "not a Chakra execution trace") from None
+    timed = [node for node in nodes if node.type in _KINDS]
+    if not timed:
+        raise TraceError(Reason.TRACE_TRUNCATED if is_cut else Reason.NO_GPU_EVENTS, "contains no node with work")
+    if not any(node.start_us for node in timed) and len(timed) > 1:
+        message = "its nodes have no start times: link it with a profiler's trace, or give the profiler's trace itself"
+        raise TraceError(Reason.FORMAT_UNSUPPORTED, message)
+    table = _build(timed, metadata, path.name)
+    if is_cut:
+        table = replace(table, status=FileStatus.PARTIAL, reasons=(Reason.TRACE_TRUNCATED,))
+    return (table,)
+
+
+def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_Node], bool]:
+    """Return the attributes of the metadata, the nodes, and whether the file ends inside a message."""
+    metadata: Attributes | None = None
+    nodes: list[_Node] = []
+    at, end = 0, len(data)
+    while at < end:
+        try:
+            length, at = read_varint(data, at, end, True)
+        except MalformedMessage:
+            if end - at > 9:  # else the length itself is cut
+                raise
+            return metadata or {}, nodes, True
+        if at + length > end:
+            if metadata is None:
+                raise MalformedMessage
+            return metadata, nodes, True
+        if metadata is None:
+            metadata = _read_metadata(data, (at, at + length))
+        else:
+            nodes.append(_read_node(data, (at, at + length)))
+        if len(nodes) > limits.rows // _ROWS_PER_LIMIT:
+            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_LIMIT} nodes")
+        at += length
+    if metadata is None:
+        raise MalformedMessage
+    return metadata, nodes, False
+
+
+def _read_metadata(data: Buffer, span: ByteRange) -> Attributes:
+    fields = read_fields(data, *span)
+    return dict(_read_attribute(data, value) for number, wire, value, _ in fields if (number, wire) == (2, 2))
+
+
+def _read_node(data: Buffer, span: ByteRange) -> _Node:
+    node = _Node()
+    for number, wire, value, _ in read_fields(data, *span):
+        if (number, wire) == (2, 2):
+            node.name = text_of(data, value)[:4000] or node.name
+        elif (number, wire) == (3, 0):
+            node.type = value[0]
+        elif (number, wire) == (6, 0):
+            node.start_us = _checked_us(value[0])
+        elif (number, wire) == (7, 0):
+            node.duration_us = _checked_us(value[0])
+        elif (number, wire) == (10, 2):
+            name, attribute = _read_attribute(data, value)
+            node.attributes[name] = attribute
+    return node
+
+
+def _checked_us(time_us: int) -> int:
+    if time_us >= _US_LIMIT:
+        raise MalformedMessage
+    return time_us
+
+
+def _read_attribute(data: Buffer, span: ByteRange) -> tuple[str, int | str]:
+    name, value = "", -1  # type: str, int | str
+    for number, wire, content, _ in read_fields(data, *span):
+        if (number, wire) == (1, 2):
+            name = text_of(data, content)
+        elif wire == 0 and number in _INTEGERS:
+            value = to_signed(content[0])
+        elif (number, wire) == (_STRING, 2):
+            value = text_of(data, content)
+    return name, value
+
+
+def _build(nodes: list[_Node], metadata: Attributes, source: str) -> EventTable:
+    is_cpu = all(node.integer("is_cpu_op", 0) for node in nodes)
+    rows: list[NsysRow] = []
+    host: list[NsysRow] = []
+    calls: dict[int, Collective] = {}
+    for node in nodes:
+        start_ns, kind = node.start_us * 1000, _KINDS[node.type]
+        row = NsysRow(kind, start_ns, start_ns + node.duration_ns, node.name, max(node.integer("stream", 0), 0))
+        if node.integer("is_cpu_op", 0) and not is_cpu:
+            row.kind = Kind.CPU_OP
+            host.append(row)
+            continue
+        size = node.integer("tensor_size")
+        row.bytes = size if kind == Kind.MEMCPY and 0 <= size < 2**62 else -1
+        if kind == Kind.COMM:
+            calls[len(rows)] = _collective(node, is_own=metadata.get("producer") == _OWN_PRODUCER)
+        rows.append(row)
+    if not rows:
+        raise TraceError(Reason.NO_GPU_EVENTS, "contains no node of a device")
+    table = build_nsys_table(rows, host, DeviceInfo(0), base_ns=0, source=source)
+    rank, world = metadata.get("rank"), metadata.get("world_size")
+    return replace(
+        _with_collectives(table, calls),
+        format="chakra",
+        accelerator="cpu" if is_cpu else "gpu",
+        rank=rank if isinstance(rank, int) and 0 <= rank < 2**31 else -1,
+        world_size=world if isinstance(world, int) and 0 < world < 2**31 else None,
+    )
+
+
+def _with_collectives(table: EventTable, calls: dict[int, Collective]) -> EventTable:
+    """Return the table with what the nodes say of their collectives; kernels that only a name tells keep that."""
+    if not calls:
+        return table
+    numbers = Interner()
+    at, old = table.sparse["coll_id"]
+    columns = zip(at.tolist(), old.tolist(), strict=True)
+    values = [numbers[calls[row] if row in calls else table.collectives[number]] for row, number in columns]
+    sparse = {**table.sparse, "coll_id": (at, np.array(values, np.int32))}
+    return replace(table, collectives=tuple(numbers), sparse=MappingProxyType(sparse))
+
+
+def _collective(node: _Node, *, is_own: bool) -> Collective:
+    number = node.integer("comm_type")
+    kind = _COMM_TYPES[number] if 0 <= number < len(_COMM_TYPES) else classify_collective(node.name)
+    peer = None
+    if node.type in (_SEND, _RECV):
+        kind = CollectiveKind.SEND if node.type == _SEND else CollectiveKind.RECV
+        found = node.integer("comm_dst" if node.type == _SEND else "comm_src")
+        peer = found if 0 <= found < 2**31 else None
+    size = node.integer("comm_size")
+    known = size if 0 <= size < 2**62 else None
+    listed = str(node.attributes.get("involved_ranks", "")).split(",")
+    ranks = tuple(int(part) for part in listed if part.isdecimal() and len(part) < 10)
+    group = node.attributes.get("pg_name")
+    is_output = kind is CollectiveKind.ALL_GATHER and is_own
+    return Collective(
+        kind,
+        group=group if isinstance(group, str) and group else None,
+        group_ranks=ranks or None,
+        group_size=len(ranks) or None,
+        in_bytes=None if is_output else known,
+        out_bytes=known if is_output else None,
+        peer=peer,
+        has_args=known is not None,
+    )
