@@ -179,7 +179,7 @@ def test_planted_secrets_do_not_appear_in_any_output(
 def test_a_secret_in_a_job_log_is_masked_when_the_trial_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cclsearch.run.trial_folder import scrub_logs
+    from cclsearch.run.log_masking import scrub_logs
 
     monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
     (tmp_path / "stdout.log").write_bytes(b"as it is \xff\n" * 3)

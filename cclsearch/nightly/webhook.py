@@ -8,6 +8,8 @@ import os
 import threading
 import urllib.error
 import urllib.request
+from http.client import HTTPMessage
+from typing import IO
 from urllib.parse import urlsplit
 
 WAIT_S = 10.0
@@ -31,12 +33,25 @@ def send_webhook(variable: str, text: str) -> str | None:
     return f"the message may not have arrived: {problems[-1]}" if problems[-1] else None
 
 
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect to another host, or away from https: the message may name what only the chat may read."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        """Return the next request; None if the redirect is not followed, which is then an error with its status."""
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        if new.netloc != old.netloc or (old.scheme == "https" and new.scheme != "https"):
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _post(url: str, text: str, problems: list[str]) -> None:
     escaped = html.escape(text, quote=False)  # Slack reads `<!channel>` and links as markup
     body = json.dumps({"text": escaped[:MAX_CHARACTERS]}).encode()
     try:
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
+        with urllib.request.build_opener(_SameHost).open(request, timeout=WAIT_S) as answer:
             problems.append("" if 200 <= answer.status < 300 else f"status {answer.status}")
     except urllib.error.HTTPError as error:
         problems.append(f"status {error.code}")

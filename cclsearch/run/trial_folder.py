@@ -1,16 +1,15 @@
-"""A trial's folder: its files before and after it runs, those of earlier attempts, and secrets masked in its logs."""
+"""A trial's folder: its files before and after it runs, and those of earlier attempts."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TextIO, cast
 
 from cclsearch.core.atomic_file import sync_folder, write_atomically
-from cclsearch.core.redact import redact
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
+from cclsearch.run.log_masking import moving
 from cclsearch.score.outcome import Outcome
 
 SCRIPT_FILE = "job.sh"
@@ -19,8 +18,6 @@ ADMISSION_FILE = "admission.json"
 JUDGING_ERROR_FILE = "judging_error.txt"
 """Traceback of an error of ccl-search while it judged the trial; secrets are masked."""
 ATTEMPTS_FOLDER = "attempts"
-MAX_LINE_CHARS = 1 << 20
-"""Characters of a log that are in memory at once."""
 
 ENDED_FILE = "ended.json"
 """In an attempt's folder: its status, once its files were moved to the trial's folder."""
@@ -61,9 +58,10 @@ def publish_attempt(trial_folder: Path, folder: Path, status: JobStatus) -> None
         return
     if read_published(folder) is None:
         replace_file(folder / ENDED_FILE, status.model_dump_json(indent=1))
-    for name in (*_MOVED_FIRST, RESULT_FILE):
-        if os.path.lexists(folder / name) and not os.path.lexists(trial_folder / name):
-            os.rename(folder / name, trial_folder / name)
+    with moving:
+        for name in (*_MOVED_FIRST, RESULT_FILE):
+            if os.path.lexists(folder / name) and not os.path.lexists(trial_folder / name):
+                os.rename(folder / name, trial_folder / name)
     sync_folder(trial_folder)
 
 
@@ -82,14 +80,6 @@ def replace_file(path: Path, text: str) -> None:
     write_atomically(path, text)
 
 
-def scrub_logs(folder: Path) -> None:
-    """Mask secrets, known by value or by shape, in a finished trial's logs, line by line to bound memory."""
-    for name in (STDOUT_FILE, STDERR_FILE):
-        path = folder / name
-        if path.is_file() and not path.is_symlink():
-            _scrub(path)
-
-
 def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> None:
     """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts.
 
@@ -103,24 +93,6 @@ def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> 
         replace_file(folder / JUDGING_ERROR_FILE, traceback)
 
 
-def _scrub(path: Path) -> None:
-    clean = path.with_name(f".{path.name}.clean")
-    changed = False
-    with _open_text(path, "r") as source, _open_text(clean, "w") as target:
-        while line := source.readline(MAX_LINE_CHARS):
-            masked = redact(line)
-            changed |= masked != line
-            target.write(masked)
-    if changed:
-        clean.replace(path)
-    else:
-        clean.unlink()
-
-
-def _open_text(path: Path, mode: str) -> TextIO:
-    return cast(TextIO, path.open(mode, encoding="utf-8", errors="surrogateescape", newline=""))
-
-
 def _move_evidence(folder: Path, attempts: Path, number: int) -> None:
     """Move an earlier attempt's files to the folder of that number, or to a new one if it has such files itself."""
     left = [name for name in _FILES_OF_AN_ATTEMPT if os.path.lexists(folder / name)]
@@ -131,5 +103,6 @@ def _move_evidence(folder: Path, attempts: Path, number: int) -> None:
         copies += 1
         aside = attempts / f"{number}.{copies}"
     aside.mkdir(parents=True, exist_ok=True)
-    for name in left:
-        (folder / name).rename(aside / name)
+    with moving:
+        for name in left:
+            (folder / name).rename(aside / name)

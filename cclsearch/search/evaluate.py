@@ -13,8 +13,9 @@ from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
+from cclsearch.run.log_masking import LogMasker, scrub_logs
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.trial_folder import scrub_logs, write_outcome_files
+from cclsearch.run.trial_folder import write_outcome_files
 from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import Outcome
@@ -29,14 +30,16 @@ from cclsearch.tasks.base import task_of
 class TrialEvaluator:
     """Evaluates the finished trials of one search; `cclsearch.search.jobs` calls it."""
 
-    def __init__(self, spec: RunSpec, comparison: TrialComparison | None = None) -> None:
-        self._spec, self._comparison = spec, comparison
+    def __init__(
+        self, spec: RunSpec, comparison: TrialComparison | None = None, masker: LogMasker | None = None
+    ) -> None:
+        self._spec, self._comparison, self._masker = spec, comparison, masker
 
     def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
         folder = writer.trial_folder(trial.number)
 
         def evaluate() -> Outcome:
-            scrub_logs(folder)
+            (scrub_logs if self._masker is None else self._masker.add)(folder)
             outcome = self._evaluate(folder, trial, payload, failure, writer.state)
             return outcome if self._comparison is None else self._comparison.judge(trial, outcome, writer.state)
 

@@ -33,6 +33,15 @@ MAX_CONSECUTIVE_JUDGING_ERRORS = 3
 
 def run_search(writer: RunWriter, session: Session) -> None:
     """Run or continue a search until it ends or is stopped; every step is on disk before the next begins."""
+    if session.masker is not None:
+        session.masker.add_ended(writer.state)
+    _run(writer, session)
+    if session.masker is not None:
+        session.masker.add_ended(writer.state)
+        session.masker.finish(writer.lock.refresh)
+
+
+def _run(writer: RunWriter, session: Session) -> None:
     jobs = session.jobs
     try:
         jobs.adopt(writer)

@@ -19,6 +19,7 @@ from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import grow_spec, load_run
+from cclsearch.run.log_masking import LogMasker
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file
 from cclsearch.search.comparison import TrialComparison, make_comparison
 from cclsearch.search.evaluate import TrialEvaluator
@@ -44,6 +45,8 @@ class Session:
     jobs: JobRunner
     comparison: TrialComparison | None = None
     """Compares the trials with each other; None if nothing is measured or compared."""
+    masker: LogMasker | None = None
+    """Masks the logs of ended trials beside the search."""
     prior: tuple[Observation, ...] = ()
     held_back: HeldBack = field(default_factory=HeldBack)
     stop: StopSignal = field(default_factory=StopSignal)
@@ -58,6 +61,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
     load_classes()  # a malformed table of the project must stop the search here, not its first trace
+    masker = LogMasker(folder)
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
     return Session(
         spec=spec,
@@ -66,10 +70,11 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
         jobs=JobRunner(
             spec,
             launcher,
-            evaluate=TrialEvaluator(spec, comparison),
+            evaluate=TrialEvaluator(spec, comparison, masker),
             make_input=lambda trial: make_input(spec, trial),
         ),
         comparison=comparison,
+        masker=masker,
         prior=load_warm_start(spec),
         held_back=hold_back(spec, space),
         stop=stop or StopSignal(),

@@ -1,0 +1,92 @@
+"""Secrets in the logs of ended trials are masked beside the search; logs that still grow are left alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from cclsearch.core.text import plain
+from cclsearch.run.log_masking import DONE_FILE, PIECE_BYTES, LogMasker, scrub_logs
+from cclsearch.run.trial_folder import publish_attempt
+
+SECRET = "hf_Zq3vT8mK1xW5bN7cR2dL9fGh4jPs6yAe"
+
+
+def write_log(folder: Path, name: str = "stdout.log") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(f"HF_TOKEN {SECRET}\n")
+    return folder / name
+
+
+def mask(run: Path, *unfinished: tuple[int, int]) -> None:
+    trials = [SimpleNamespace(number=number, attempt=attempt) for number, attempt in unfinished]
+    masker = LogMasker(run)
+    masker.add_ended(cast(Any, SimpleNamespace(unfinished=trials)))
+    masker.finish(lambda: None)
+
+
+def test_logs_of_ended_and_retried_attempts_are_masked_and_those_of_running_ones_are_not(tmp_path: Path) -> None:
+    trials = tmp_path / "trials"
+    ended = [write_log(trials / "0001"), write_log(trials / "0001", "failures/0.json")]
+    ended += [
+        write_log(trials / "0002" / "attempts" / "1", "stderr-1.log"),
+        write_log(trials / "0001" / "attempts" / "1"),
+    ]
+    running = write_log(trials / "0002" / "attempts" / "2")
+    mask(tmp_path, (2, 2))
+    assert [path for path in ended if SECRET in path.read_text()] == []
+    assert SECRET in running.read_text()
+    mask(tmp_path)
+    assert SECRET not in running.read_text()
+    assert len((tmp_path / DONE_FILE).read_text().splitlines()) == 5
+
+
+def test_a_masked_log_is_not_read_again_unless_it_changed(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "trials" / "0001")
+    mask(tmp_path)
+    first = log.stat()
+    mask(tmp_path)
+    assert os.path.samestat(log.stat(), first)
+    with log.open("a") as file:
+        file.write(SECRET)
+    mask(tmp_path)
+    assert SECRET not in log.read_text()
+
+
+def test_links_and_fifos_in_place_of_logs_are_left_alone(tmp_path: Path) -> None:
+    outside = write_log(tmp_path / "outside")
+    folder = tmp_path / "trials" / "0001"
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").symlink_to(outside)
+    os.mkfifo(folder / "stderr.log")
+    mask(tmp_path)
+    assert SECRET in outside.read_text()
+
+
+def test_a_key_that_begins_in_one_piece_of_a_log_and_ends_in_the_next_is_masked(tmp_path: Path) -> None:
+    part = "QyNTUxOQAAACBThXCzdeUgGFSkiVzA+f6i98MRUY5qZL4Z6K1VNcVVLAAAAJDrYtfb62LX"
+    line = "step 7 loss 2.5\n"
+    before = line * (PIECE_BYTES // len(line))
+    key = f"-----BEGIN PRIVATE KEY-----\n{part}\n" + f"{part}\n" * 20 + "-----END PRIVATE KEY-----\n"
+    (tmp_path / "stdout.log").write_text(before[: -len(line)] + key + line)
+    scrub_logs(tmp_path)
+    text = (tmp_path / "stdout.log").read_text()
+    assert part not in text
+    assert text.endswith(line)
+
+
+def test_separators_of_lines_and_marks_of_direction_are_removed_from_text() -> None:
+    assert plain("a\u2028b\u2029c\u202ed") == "abcd"
+
+
+def test_publishing_moves_logs_that_are_masked_later(tmp_path: Path) -> None:
+    from cclsearch.launch.base import JobState, JobStatus
+
+    attempt = tmp_path / "trials" / "0001" / "attempts" / "1"
+    write_log(attempt)
+    publish_attempt(attempt.parent.parent, attempt, JobStatus(state=JobState.DONE))
+    mask(tmp_path)
+    assert SECRET not in (tmp_path / "trials" / "0001" / "stdout.log").read_text()
