@@ -117,7 +117,12 @@ def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
 
 
 def release_memory(table: EventTable) -> None:
-    """Let the system take back the memory of mapped columns; they are read from the cache file again when used."""
+    """Forget the dense form of sparse columns, and let the system take back the memory of mapped ones.
+
+    Both come back when used, from the cache file.
+    """
+    for name in SPARSE_COLUMNS:
+        table.__dict__.pop(name, None)
     array: Any = table.ts_ns
     while array is not None and not isinstance(array, mmap.mmap):
         array = getattr(array, "base", None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from cclsearch.trace.cache import release_memory
 from cclsearch.trace.events import POINT_TO_POINT, Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.intervals import Int64s
 
@@ -31,6 +32,17 @@ PAIR = "pair"
 """First part of the key of two ranks that send to each other."""
 WORLD = "world"
 """First part of the key of a group without a name in any trace: assumed to be all ranks."""
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """The calls of one rank in one group, in order of start: all that matching needs of the rank's table."""
+
+    rows: Int64s
+    start_ns: Int64s
+    """Absolute, by the rank's own clock."""
+    dur_ns: Int64s
+    calls: tuple[Collective, ...]
 
 
 @dataclass(frozen=True)
@@ -86,39 +98,48 @@ class Matching:
     """Median distance of a rank's ends of blocking collectives from the others' after alignment, for the worst rank."""
     misaligned: str = ""
     """One line if ranks end collectives before others begin them: these are different calls, and left out here."""
-    transfer_ns: Mapping[int, Int64s] = field(default_factory=dict)
-    """Rank -> for each row of its table the transfer part of its duration; -1 for unmatched rows."""
+    transfers: Mapping[int, tuple[Int64s, Int64s]] = field(default_factory=dict)
+    """Rank -> the matched rows of its table, sorted, and the transfer part of their durations in ns."""
 
     @property
     def is_empty(self) -> bool:
         """Whether no collective of one rank could be matched with one of another."""
         return not self.groups and not self.pairs
 
+    def transfer_ns_of(self, rank: int, rows: Int64s) -> Int64s:
+        """Return for each of these rows of a rank's table the transfer part of its duration; -1 for unmatched rows."""
+        matched, transfer_ns = self.transfers.get(rank, ((), ()))
+        if not len(matched):
+            return np.full(len(rows), -1, dtype=np.int64)
+        at = np.minimum(np.searchsorted(matched, rows), len(matched) - 1)
+        return np.where(np.take(matched, at) == rows, np.take(transfer_ns, at), -1)
+
 
 def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) -> Matching:
     """Match the k-th collective of each process group over the ranks that have a table.
 
-    A group whose ranks differ in number, kind or size of collectives is left out and named in `mismatched`.
+    A group whose ranks differ in number, kind or size of collectives is left out and named in `mismatched`. The columns
+    of one rank at a time are in memory.
     """
-    sequences: dict[GroupKey, dict[int, Int64s]] = defaultdict(dict)
+    sequences: dict[GroupKey, dict[int, _Sequence]] = defaultdict(dict)
     sizes: dict[GroupKey, int] = {}
     for rank, table in tables.items():
-        for key, size, rows in _sequences_of(rank, table, world_size or len(tables)):
-            if len(rows):
-                sequences[key][rank] = rows
-                sizes[key] = size
+        for key, size, sequence in _sequences_of(rank, table, world_size or len(tables)):
+            sequences[key][rank] = sequence
+            sizes[key] = size
+        release_memory(table)
     groups, mismatched, missing = [], [], False
     for key, by_rank in sorted(sequences.items()):
         missing |= len(by_rank) < sizes[key] and key[0] != PAIR
         if len(by_rank) < 2:
             continue
-        problem = _find_mismatch(tables, by_rank)
+        problem = _find_mismatch(by_rank)
         if problem and key[0] == PAIR:
             continue
         if problem:
             mismatched.append(f"group {' '.join(key)}: {problem}")
         else:
-            groups.append(_make_group(tables, key, sizes[key], by_rank))
+            groups.append(_make_group(key, sizes[key], by_rank))
     on_one_clock = share_clock(tables.values())
     offset_ns = dict.fromkeys(tables, 0) if on_one_clock else _fit_offsets(_blocking_of(groups))
     misaligned = {group.key: line for group in groups if (line := _find_misaligned_calls(group, offset_ns))}
@@ -137,19 +158,23 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
         offset_ns=None if not_aligned or too_far else offset_ns,
         clock_error_ns=error_ns,
         misaligned="; ".join(filter(None, (*misaligned.values(), misaligned_rank))),
-        transfer_ns=_spread_transfers(tables, groups),
+        transfers=_transfers_by_rank(groups),
     )
 
 
-def _sequences_of(rank: int, table: EventTable, world_size: int) -> list[tuple[GroupKey, int, Int64s]]:
-    """Return the communication rows of one rank by process group, in order of start."""
+def _sequences_of(rank: int, table: EventTable, world_size: int) -> Iterator[tuple[GroupKey, int, _Sequence]]:
+    """Yield key, size and calls of each process group of one rank."""
     rows = np.flatnonzero((table.kind == Kind.COMM) & (table.coll_id >= 0))
     rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
     keys = [_group_of(rank, call, table, world_size) for call in table.collectives]
     order = {key: number for number, key in enumerate(dict.fromkeys(k for k in keys if k))}
     group_of_call = np.array([order[key] if key else -1 for key in keys], dtype=np.int64)
     number_of_row = group_of_call[table.coll_id[rows]] if len(rows) else rows
-    return [(key, size, rows[number_of_row == number]) for (key, size), number in order.items()]
+    for (key, size), number in order.items():
+        own = rows[number_of_row == number]
+        if len(own):
+            calls = tuple(table.collectives[i] for i in table.coll_id[own].tolist())
+            yield key, size, _Sequence(own, table.ts_ns[own] + table.base_ns, np.array(table.dur_ns[own]), calls)
 
 
 def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -> tuple[GroupKey, int] | None:
@@ -191,23 +216,18 @@ def _ranks_by_description(call: Collective, table: EventTable) -> tuple[int, ...
     return None
 
 
-def _find_mismatch(tables: Mapping[int, EventTable], by_rank: Mapping[int, Int64s]) -> str:
+def _find_mismatch(by_rank: Mapping[int, _Sequence]) -> str:
     """One line on how the sequences differ; "" if they agree."""
-    (first, rows), *others = by_rank.items()
-    expected = _signatures(tables[first], rows)
+    (first, sequence), *others = by_rank.items()
+    expected = [_signature(call) for call in sequence.calls]
     for rank, other in others:
-        found = _signatures(tables[rank], other)
-        if len(found) != len(expected):
-            return f"{len(expected)} collectives on rank {first}, {len(found)} on rank {rank}"
-        for k, (a, b) in enumerate(zip(expected, found, strict=True)):
+        if len(other.calls) != len(expected):
+            return f"{len(expected)} collectives on rank {first}, {len(other.calls)} on rank {rank}"
+        for k, (a, call) in enumerate(zip(expected, other.calls, strict=True)):
+            b = _signature(call)
             if a != b:
                 return f"collective {k} is {a[0]} of {a[1]} bytes on rank {first}, {b[0]} of {b[1]} on rank {rank}"
     return ""
-
-
-def _signatures(table: EventTable, rows: Int64s) -> list[tuple[str, int | None]]:
-    signatures = [_signature(call) for call in table.collectives]
-    return [signatures[i] for i in table.coll_id[rows]]
 
 
 def _signature(call: Collective) -> tuple[str, int | None]:
@@ -218,28 +238,32 @@ def _signature(call: Collective) -> tuple[str, int | None]:
     return str(call.kind), None if uneven else call.message_bytes
 
 
-def _make_group(
-    tables: Mapping[int, EventTable], key: GroupKey, size: int, by_rank: Mapping[int, Int64s]
-) -> MatchedGroup:
+def _make_group(key: GroupKey, size: int, by_rank: Mapping[int, _Sequence]) -> MatchedGroup:
     ranks = tuple(sorted(by_rank))
-    first = tables[ranks[0]]
+    sequences = [by_rank[rank] for rank in ranks]
     return MatchedGroup(
         key=key,
         ranks=ranks,
         size=size,
-        rows_RK=np.stack([by_rank[rank] for rank in ranks]),
-        start_ns_RK=np.stack([tables[rank].ts_ns[by_rank[rank]] + tables[rank].base_ns for rank in ranks]),
-        dur_ns_RK=np.stack([tables[rank].dur_ns[by_rank[rank]] for rank in ranks]),
-        calls_K=tuple(first.collectives[i] for i in first.coll_id[by_rank[ranks[0]]]),
+        rows_RK=np.stack([one.rows for one in sequences]),
+        start_ns_RK=np.stack([one.start_ns for one in sequences]),
+        dur_ns_RK=np.stack([one.dur_ns for one in sequences]),
+        calls_K=sequences[0].calls,
     )
 
 
-def _spread_transfers(tables: Mapping[int, EventTable], groups: Sequence[MatchedGroup]) -> dict[int, Int64s]:
-    transfer = {rank: np.full(len(table), -1, dtype=np.int64) for rank, table in tables.items()}
+def _transfers_by_rank(groups: Sequence[MatchedGroup]) -> dict[int, tuple[Int64s, Int64s]]:
+    """Return the matched rows of each rank, sorted, and the transfer part of each."""
+    found: dict[int, list[tuple[Int64s, Int64s]]] = defaultdict(list)
     for group in groups:
-        for i, rank in enumerate(group.ranks):
-            transfer[rank][group.rows_RK[i]] = group.transfer_ns_K
-    return transfer
+        for rank, rows_K in zip(group.ranks, group.rows_RK, strict=True):
+            found[rank].append((rows_K, group.transfer_ns_K))
+    transfers = {}
+    for rank, parts in sorted(found.items()):
+        rows, transfer_ns = (np.concatenate(part) for part in zip(*parts, strict=True))
+        order = np.argsort(rows, kind="stable")
+        transfers[rank] = rows[order], transfer_ns[order]
+    return transfers
 
 
 def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[BlockingCalls]) -> float:

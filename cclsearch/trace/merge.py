@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from cclsearch.trace.cache import release_memory
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
@@ -104,7 +106,23 @@ def find_mixed_runs(tables: Sequence[EventTable]) -> str:
     keys = {table.run_key for table in tables if table.run_key}
     if len(keys) > 1:
         return "the traces name different runs"
-    return _find_differing_groups(tables) or _find_distant_windows(tables) or _find_disjoint_ranks(tables)
+    timed = [_TimedTable(*_find_span(table), table) for table in tables if table.clock == "unix" and len(table)]
+    return _find_differing_groups(tables) or _find_distant_windows(timed) or _find_disjoint_ranks(tables, timed)
+
+
+class _TimedTable(NamedTuple):
+    """A table with its first start and last end, absolute in ns."""
+
+    start_ns: int
+    end_ns: int
+    table: EventTable
+
+
+def _find_span(table: EventTable) -> tuple[int, int]:
+    """Return first start and last end, absolute in ns; the table's columns do not stay in memory."""
+    span = table.base_ns + int(table.ts_ns.min()), table.base_ns + int(table.end_ns.max())
+    release_memory(table)
+    return span
 
 
 def _find_differing_groups(tables: Sequence[EventTable]) -> str:
@@ -119,11 +137,10 @@ def _find_differing_groups(tables: Sequence[EventTable]) -> str:
     return ""
 
 
-def _find_distant_windows(tables: Sequence[EventTable]) -> str:
-    timed = [table for table in tables if table.clock == "unix" and len(table)]
+def _find_distant_windows(timed: Sequence[_TimedTable]) -> str:
     if len(timed) < 2:
         return ""
-    spans = sorted((t.base_ns + int(t.ts_ns.min()), t.base_ns + int(t.end_ns.max()), t.source) for t in timed)
+    spans = sorted((start, end, table.source) for start, end, table in timed)
     end = spans[0][1]
     for start, stop, source in spans[1:]:
         if start - end > max(MAX_GAP_NS, stop - start):
@@ -132,18 +149,14 @@ def _find_distant_windows(tables: Sequence[EventTable]) -> str:
     return ""
 
 
-def _find_disjoint_ranks(tables: Sequence[EventTable]) -> str:
+def _find_disjoint_ranks(tables: Sequence[EventTable], timed: Sequence[_TimedTable]) -> str:
     """One line if two ranks on one clock use the same blocking group, but never at the same time; else ""."""
     if len({table.source for table in tables}) < 2 or not share_clock(tables):
         return ""
     world = next((table.world_size for table in tables if table.world_size is not None), len(tables))
-    timed = [
-        (t.base_ns + int(t.ts_ns.min()), t.base_ns + int(t.end_ns.max()), blocking_groups(t, t.rank, world), t.source)
-        for t in tables
-        if t.clock == "unix" and len(t)
-    ]
-    for start, _, groups, source in timed:
-        for _, end, others, earlier in timed:
+    calling = [(start, end, blocking_groups(t, t.rank, world), t.source) for start, end, t in timed]
+    for start, _, groups, source in calling:
+        for _, end, others, earlier in calling:
             if start > end and groups & others:
                 gap = f"{source} begins {(start - end) / 1e9:.3g} s after {earlier} ends"
                 return f"{gap}, on the same clock and with the same collectives"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cclsearch.space.table import count_ranks
 from cclsearch.trace.cache import release_memory
-from cclsearch.trace.events import DEVICE_WORK, SPARSE_COLUMNS, EventTable, Kind, Reason, TraceSet, rows_of_kinds
+from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet, rows_of_kinds
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable, if_available
@@ -41,14 +41,38 @@ class StepParts:
     idle_ns_W: Int64s
 
 
+class Residency:
+    """Keeps the columns of all ranks in memory if they are small, else those of the rank that was read last."""
+
+    def __init__(self, tables: Iterable[EventTable]) -> None:
+        self._is_small = sum(table.nbytes for table in tables) <= MAX_RESIDENT_BYTES
+        self._last: RankView | None = None
+
+    def enter(self, view: RankView) -> None:
+        """Release the memory of the rank read before, if this is another one."""
+        if view is self._last or self._is_small:
+            return
+        if self._last:
+            self._last.release_memory()
+        self._last = view
+
+
 class RankView:
     """One rank: its event table, and the intermediate results that metrics share."""
 
-    def __init__(self, table: EventTable) -> None:
-        self.table = table
+    def __init__(self, table: EventTable, residency: Residency | None = None) -> None:
+        self._table = table
+        self._residency = residency
         self.rank = table.rank
         self.window_uses = 0
         """How often the windows were read: a metric that reads them is `partial` if they are not steps."""
+
+    @property
+    def table(self) -> EventTable:
+        """The rank's events; to read them may release the arrays of another rank."""
+        if self._residency:
+            self._residency.enter(self)
+        return self._table
 
     def rows(self, *kinds: Kind) -> Int64s:
         """Return the row numbers of these kinds, in file order."""
@@ -146,12 +170,10 @@ class RankView:
 
     def release_memory(self) -> None:
         """Forget large arrays, which are computed again when used."""
-        for values, names in ((self.__dict__, tuple(self.__dict__)), (self.table.__dict__, tuple(SPARSE_COLUMNS))):
-            for name in names:
-                value = values.get(name)
-                if isinstance(value, np.ndarray) and value.nbytes > MIN_RELEASED_BYTES:
-                    del values[name]
-        release_memory(self.table)
+        for name, value in tuple(self.__dict__.items()):
+            if isinstance(value, np.ndarray) and value.nbytes > MIN_RELEASED_BYTES:
+                del self.__dict__[name]
+        release_memory(self._table)
 
     def in_windows(self, rows: Int64s) -> Int64s:
         """Return the rows that start inside a window."""
@@ -162,29 +184,6 @@ class RankView:
         at = np.searchsorted(windows_W2[:, 0], start_ns, side="right") - 1
         inside = (at >= 0) & (start_ns < windows_W2[np.maximum(at, 0), 1])
         return np.asarray(rows[inside])
-
-
-class RankViews(Mapping[int, RankView]):
-    """Views by rank. If their columns are large, only the last rank that was looked up keeps its arrays in memory."""
-
-    def __init__(self, views: Mapping[int, RankView]) -> None:
-        self._views = dict(views)
-        self._is_large = sum(view.table.nbytes for view in views.values()) > MAX_RESIDENT_BYTES
-        self._last: RankView | None = None
-
-    def __getitem__(self, rank: int) -> RankView:
-        view = self._views[rank]
-        if self._is_large and view is not self._last:
-            if self._last:
-                self._last.release_memory()
-            self._last = view
-        return view
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
 
 
 class TraceView:
@@ -202,9 +201,10 @@ class TraceView:
         self.card = card
         self.config = config
         self.baseline = baseline
-        views = RankViews({rank: RankView(trace_set.tables[rank]) for rank in trace_set.ranks})
+        residency = Residency(trace_set.tables.values())
+        views = {rank: RankView(trace_set.tables[rank], residency) for rank in trace_set.ranks}
         with_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
-        self.ranks: Mapping[int, RankView] = RankViews(with_work) if with_work else views
+        self.ranks: Mapping[int, RankView] = with_work or views
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""

@@ -84,11 +84,9 @@ def _comm_and_transfer(trace: TraceView, view: RankView, first_ns: int, last_ns:
     rows = view.comm_rows
     start_ns = view.table.ts_ns[rows]
     rows = rows[(start_ns < last_ns) & (start_ns + view.table.dur_ns[rows] > first_ns)]
-    transfer = trace.matching.transfer_ns.get(view.rank)
     own = view.table.dur_ns[rows]
-    if transfer is None:
-        return rows, own
-    return rows, np.where(transfer[rows] >= 0, np.minimum(transfer[rows], own), own)
+    transfer = trace.matching.transfer_ns_of(view.rank, rows)
+    return rows, np.where(transfer >= 0, np.minimum(transfer, own), own)
 
 
 def is_point_to_point(view: RankView, rows: Int64s) -> npt.NDArray[np.bool_]:

@@ -136,14 +136,13 @@ def _make_lane(trace: TraceView, view: RankView, offset_ns: int, window: tuple[i
     waits = np.array(["Synchronize" in name or name in _BLOCKING for name in table.names] or [False])
     runtime = view.rows(Kind.RUNTIME)
     syncs = np.concatenate([runtime[waits[table.name_id[runtime]]], view.rows(Kind.SYNC)])
-    transfer = trace.matching.transfer_ns.get(view.rank)
     return _Lane(
         rows=rows,
         start_ns=table.ts_ns[rows] + move,
         end_ns=table.ts_ns[rows] + table.dur_ns[rows] + move,
         launch_ns=np.where(launch >= 0, table.ts_ns[launch] + move, -1),
         kind=table.kind[rows].astype(np.int64),
-        transfer_ns=transfer[rows] if transfer is not None else np.full(len(rows), -1, dtype=np.int64),
+        transfer_ns=trace.matching.transfer_ns_of(view.rank, rows),
         sync_ends_ns=np.sort(table.ts_ns[syncs] + table.dur_ns[syncs] + move),
     )
 

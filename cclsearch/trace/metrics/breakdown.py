@@ -138,8 +138,6 @@ def measure_overlap(trace: TraceView) -> Draft:
 def find_least_waiting_rank(trace: TraceView) -> int | None:
     """Return the rank that waits least in collectives: the others wait for it. None if collectives do not match."""
     waits: dict[int, int] = {}
-    for rank, transfer_ns in trace.matching.transfer_ns.items():
-        matched = transfer_ns >= 0
-        if matched.any():
-            waits[rank] = int((trace.ranks[rank].table.dur_ns[matched] - transfer_ns[matched]).sum())
+    for rank, (rows, transfer_ns) in trace.matching.transfers.items():
+        waits[rank] = int((trace.ranks[rank].table.dur_ns[rows] - transfer_ns).sum())
     return min(waits, key=lambda rank: waits[rank]) if len(waits) > 1 else None

@@ -98,15 +98,19 @@ def find_queue_length(view: RankView) -> QueueLength:
 def measure_queue_length(trace: TraceView) -> Draft:
     """Events launched and not yet started on the device: mean over time, then over ranks. Over the whole file;
     `inputs` has percentiles over time and the largest."""
-    queues = {rank: find_queue_length(view) for rank, view in trace.ranks.items()}
-    lasting = {rank: queue for rank, queue in queues.items() if queue.at_ns[-1] > queue.at_ns[0]}
-    if not lasting:
+    means: dict[int, float | None] = {}
+    quantiles: dict[int, list[float]] = {percent: [] for percent in (5, 50, 95)}
+    longest = 0
+    for rank, view in trace.ranks.items():  # keep figures, not queues: the arrays of many ranks need much memory
+        queue = find_queue_length(view)
+        if queue.at_ns[-1] > queue.at_ns[0]:
+            means[rank] = queue.mean
+            longest = max(longest, int(queue.length.max()))
+            for percent, found in quantiles.items():
+                found.append(queue.quantile(percent / 100))
+    if not means:
         raise NotAvailable(Reason.NO_LAUNCH_RECORDS, "all launches and starts are at the same time")
-    means: dict[int, float | None] = {rank: queue.mean for rank, queue in lasting.items()}
-    inputs: dict[str, JsonValue] = {
-        f"p{percent}": float(np.mean([queue.quantile(percent / 100) for queue in lasting.values()]))
-        for percent in (5, 50, 95)
-    }
-    inputs["max"] = max(int(queue.length.max()) for queue in lasting.values())
+    inputs: dict[str, JsonValue] = {f"p{percent}": float(np.mean(found)) for percent, found in quantiles.items()}
+    inputs["max"] = longest
     value = float(np.mean([mean for mean in means.values() if mean is not None]))
     return Draft(value, means, inputs=inputs, needs_steps=False)

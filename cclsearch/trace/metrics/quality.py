@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from pydantic import JsonValue
 
@@ -24,35 +26,65 @@ def unattributed_share(view: RankView) -> float:
     return float(dur_ns[view.table.step_id[rows] < 0].sum() / dur_ns.sum())
 
 
+@dataclass(frozen=True)
+class _RankQuality:
+    """What is known of one rank's trace."""
+
+    is_complete: bool
+    launch_matched: float | None
+    """Share of device rows with a launch record; None without any."""
+    has_steps: bool
+    has_attributed_rows: bool
+    unattributed: float
+    sized: float | None
+    """Share of communication time of known size; None without communication."""
+    overhead: float
+    whole_file: dict[str, JsonValue]
+
+
+def _describe_rank(view: RankView) -> _RankQuality:
+    table, rows = view.table, view.device_rows
+    has_steps = bool(len(table.steps) and len(rows))
+    return _RankQuality(
+        is_complete=table.status == FileStatus.COMPLETE,
+        launch_matched=launch_matched_share(view) if len(rows) and (table.launch >= 0).any() else None,
+        has_steps=has_steps,
+        has_attributed_rows=has_steps and bool((table.step_id[rows] >= 0).any()),
+        unattributed=unattributed_share(view),
+        sized=sized_share(view) if len(view.comm_rows) else None,
+        overhead=_overhead_share(view),
+        whole_file=_describe_file(view),
+    )
+
+
 @metric("trace_quality", unit="fraction", over="trace")
 def measure_trace_quality(trace: TraceView) -> Draft:
     """Smallest share of: complete files, ranks found, launches matched, device time in steps. Other metrics depend on
     these shares; `inputs` has each by name, and `args_coverage`, the share of communication time of known size."""
     shares: dict[str, float] = {}
-    views = list(trace.ranks.values())
-    shares["complete_files"] = float(np.mean([view.table.status == FileStatus.COMPLETE for view in views]))
+    ranks = {rank: _describe_rank(view) for rank, view in trace.ranks.items()}
+    found = list(ranks.values())
+    shares["complete_files"] = float(np.mean([one.is_complete for one in found]))
     if trace.world_size:
-        shares["ranks_seen"] = min(len(views) / trace.world_size, 1.0)
-    with_launches = [view for view in views if len(view.device_rows) and (view.table.launch >= 0).any()]
-    if with_launches:
-        shares["launch_matched"] = min(launch_matched_share(view) for view in with_launches)
-    with_steps = [view for view in views if view.table.steps and len(view.device_rows)]
-    if with_steps and any((view.table.step_id[view.device_rows] >= 0).any() for view in with_steps):
-        shares["attributed"] = min(1 - unattributed_share(view) for view in with_steps)
-    communicating = [view for view in views if len(view.comm_rows)]
-    sized = min((sized_share(view) for view in communicating), default=None)
+        shares["ranks_seen"] = min(len(found) / trace.world_size, 1.0)
+    launched = [one.launch_matched for one in found if one.launch_matched is not None]
+    if launched:
+        shares["launch_matched"] = min(launched)
+    in_steps = [one for one in found if one.has_steps]
+    if any(one.has_attributed_rows for one in in_steps):
+        shares["attributed"] = min(1 - one.unattributed for one in in_steps)
+    sized = min((one.sized for one in found if one.sized is not None), default=None)
     per_rank: dict[int, float | None] = {
-        view.rank: min([float(view.table.status == FileStatus.COMPLETE), 1 - unattributed_share(view)])
-        for view in views
+        rank: min(float(one.is_complete), 1 - one.unattributed) for rank, one in ranks.items()
     }
     inputs: dict[str, JsonValue] = dict(shares)
     inputs["args_coverage"] = sized
-    inputs["unattributed_frac"] = max(unattributed_share(view) for view in views)
-    inputs["profiler_overhead_frac"] = max(_overhead_share(view) for view in views)
+    inputs["unattributed_frac"] = max(one.unattributed for one in found)
+    inputs["profiler_overhead_frac"] = max(one.overhead for one in found)
     error_ns = trace.matching.clock_error_ns
     inputs["clock_error_s"] = None if error_ns is None else error_ns / 1e9
     inputs["mismatched_groups"] = list(trace.matching.mismatched)
-    inputs["whole_file_s"] = {str(view.rank): _describe_file(view) for view in views}
+    inputs["whole_file_s"] = {str(rank): one.whole_file for rank, one in ranks.items()}
     weakest = min(shares, key=lambda name: shares[name])
     inputs["weakest"] = weakest
     detail = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in shares.items())

@@ -176,8 +176,7 @@ def _host_waits(view: RankView, launch_ns: Int64s, end: Int64s, move: int) -> In
 def _transfers(trace: TraceView, view: RankView, rows: Int64s) -> tuple[Int64s, Bools]:
     table = view.table
     is_comm = table.kind[rows] == Kind.COMM
-    known = trace.matching.transfer_ns.get(view.rank)
-    transfer = known[rows] if known is not None else np.full(len(rows), -1, dtype=np.int64)
+    transfer = trace.matching.transfer_ns_of(view.rank, rows)
     matched = is_comm & (transfer >= 0)
     duration = np.where(is_comm, table.dur_ns[rows], 0)
     return np.where(matched, np.minimum(transfer, duration), duration), matched
