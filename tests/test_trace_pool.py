@@ -1,4 +1,4 @@
-"""Reading with several processes: what they read, and what happens to a process that dies, hangs or fails."""
+"""Traces of many ranks: reading them with several processes, which may die, hang or fail, and the columns in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import trace_writer as write
 
-from cclsearch.trace import pool
+from cclsearch.plugins import METRICS
+from cclsearch.trace import pool, view
 from cclsearch.trace.cache import cache_path
-from cclsearch.trace.events import Reason, TraceSet
+from cclsearch.trace.events import SPARSE_COLUMNS, Reason, TraceSet
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.merge import FileTables
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.readers.job import ReadAnswer, ReadJob
+from cclsearch.trace.view import TraceView
 
 RANKS = 6
 
@@ -126,3 +128,24 @@ def test_an_interrupt_ends_the_processes(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         read_traces(folder, workers=2)
     assert all(process.poll() is not None for process in processes)
+
+
+def resident_ranks(trace: TraceView) -> int:
+    """Return the number of ranks that hold arrays computed from their columns."""
+    return sum(
+        any(isinstance(value, np.ndarray) for value in one.__dict__.values())
+        or any(name in trace.trace_set.tables[rank].__dict__ for name in SPARSE_COLUMNS)
+        for rank, one in trace.ranks.items()
+    )
+
+
+@pytest.mark.parametrize("name", ["comm_wait_frac", "trace_quality", "queue_length", "critical_path"])
+def test_one_rank_of_a_large_run_is_in_memory(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = METRICS.get(name)(TraceView(read_traces(folder)))
+    monkeypatch.setattr(view, "MAX_RESIDENT_BYTES", 0)
+    monkeypatch.setattr(view, "MIN_RELEASED_BYTES", 0)
+    trace = TraceView(read_traces(folder))
+    assert not trace.matching.is_empty
+    assert resident_ranks(trace) <= 1
+    assert METRICS.get(name)(trace) == wanted
+    assert resident_ranks(trace) <= 1
