@@ -82,8 +82,7 @@ class _RankWriter:
         self._origin_ns = origin_ns
         self._first_flow = number << _FLOW_BITS
         self._notes = dict(zip(_NOTES, sequence.number_note_names(_NOTES), strict=True))
-        transfer = trace.matching.transfer_ns.get(view.rank)
-        self._transfer_ns = transfer if transfer is not None else np.full(len(view.table), -1, np.int64)
+        self._transfer_ns = trace.matching.transfer_ns_of(view.rank, np.arange(len(view.table)))
 
     def write(self) -> None:
         """Write what was found first, then the rows and the counters."""
