@@ -423,3 +423,10 @@ def test_files_of_a_job_of_version_0_1_0_are_read_and_written_unchanged(name: st
     text = (RECORDED / "on-slurm" / "trials" / "0001" / "slurm-a1" / name).read_text()
     value = model.model_validate_json(text)
     assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(text)
+
+
+def test_a_huge_file_in_place_of_a_record_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "started.json").open("wb") as file:
+        file.truncate(node.MAX_JSON_CHARS * 4)
+    with pytest.raises(ValueError, match="more than"):
+        node.read_json(str(tmp_path / "started.json"))

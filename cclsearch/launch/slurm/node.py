@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+MAX_JSON_CHARS = 64 * 2**20
 SECRET = re.compile(
     r"(?i)(api[_-]?key|secret|token|passw(or)?d|passphrase|credential|private[_-]?key|auth|jwt|webhook|bearer|cookie"
     r"|conn(ection)?[_-]?str(ing)?|(database|db|redis|postgres(ql)?|mysql|mongo(db)?|amqp|broker)[_-]ur[il]"
@@ -56,9 +57,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_json(path: str) -> Any:
-    """Return the content of a JSON file."""
+    """Return the content of a JSON file; ValueError if it is none of ours, by its size."""
     with open(path, encoding="utf-8") as file:
-        return json.load(file)
+        text = file.read(MAX_JSON_CHARS + 1)
+    if len(text) > MAX_JSON_CHARS:
+        raise ValueError(f"{path} has more than {MAX_JSON_CHARS:,} characters")
+    return json.loads(text)
 
 
 def write_json(path: str, data: Any) -> None:
