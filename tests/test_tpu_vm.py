@@ -474,3 +474,11 @@ def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd: None, 
     assert verdicts["ranks_traced"]["ok"], verdicts
     assert verdicts["world_size"]["ok"]
     assert verdicts["work"]["ok"]
+
+
+def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path: Path) -> None:
+    from cclsearch.launch.tpu_vm import worker
+
+    path = tmp_path / "job.json"
+    path.write_text("{" + " " * worker.MAX_JSON_CHARS + "}")
+    assert worker.read_json(str(path)) == {}

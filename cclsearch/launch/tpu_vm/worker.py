@@ -33,6 +33,8 @@ CHUNK_BYTES = 192 * 1024
 LINGER_S = 30.0
 OUTPUTS = ("result.json", "failures", "trace")
 
+MAX_JSON_CHARS = 64 * 2**20
+
 
 def main() -> int:
     parser = argparse.ArgumentParser()
@@ -286,11 +288,12 @@ def read_from(path: str, offset: int) -> tuple[bytes, bool]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Return the file as a mapping; empty if it is missing or not a JSON object."""
+    """Return the file as a mapping; empty if it is missing, too large, or not a JSON object."""
     try:
         with open(path, encoding="utf-8") as file:
-            data = json.load(file)
-            return data if isinstance(data, dict) else {}
+            text = file.read(MAX_JSON_CHARS + 1)
+        data = json.loads(text) if len(text) <= MAX_JSON_CHARS else None
+        return data if isinstance(data, dict) else {}
     except (OSError, ValueError):
         return {}
 
