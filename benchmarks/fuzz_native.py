@@ -35,11 +35,9 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
 
     from cclsearch.trace.find import TraceFile
     from cclsearch.trace.read import read_file
-    from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native
+    from cclsearch.trace.readers import json_events, kineto_native
     from cclsearch.trace.readers.json_structs import TimePrefix
-    from cclsearch.trace.readers.stream import ReadLimits
 
-    kineto_ahead.MIN_REGION_BYTES = 1000
     kineto_native.library_path = lambda: library
     document = write.kineto_document(rich_events())
     texts = [write.layout_kineto(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=1)]
@@ -67,8 +65,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
             answers = []
             for switch in ("1", "0"):
                 os.environ[kineto_native.SWITCH] = switch
-                limits = ReadLimits(threads=draw.choice([1, 3]))
-                answers.append(read_file(TraceFile(path, path.name, "chrome-json", "kineto"), limits=limits))
+                answers.append(read_file(TraceFile(path, path.name, "chrome-json", "kineto")))
             (tables, report), (expected, expected_report) = answers
             same = report == expected_report and len(tables) == len(expected)
             if not same or any(difference(*pair) for pair in zip(tables, expected, strict=True)):

@@ -16,9 +16,8 @@ from trace_mutations import difference, mutate
 from cclsearch.trace.events import EventTable, FileReport
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.read import read_file
-from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native
+from cclsearch.trace.readers import json_events, kineto_native
 from cclsearch.trace.readers.native import build
-from cclsearch.trace.readers.stream import ReadLimits
 
 ROOT = Path(__file__).parents[1]
 NUM_DAMAGED = 400
@@ -58,17 +57,15 @@ def scans(built: Path, monkeypatch: pytest.MonkeyPatch) -> Scans:
 
 
 def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[EventTable, ...], FileReport]:
-    """Read the file in Python, in C and in C with three threads, check that they agree, and return the result."""
-    file = TraceFile(path, path.name, "chrome-json", "kineto")
-    monkeypatch.setattr(kineto_ahead, "MIN_REGION_BYTES", 1000)
-    monkeypatch.setenv(kineto_native.SWITCH, "0")
-    expected, expected_report = read_file(file)
-    monkeypatch.setenv(kineto_native.SWITCH, "1")
-    for threads in (3, 1):
-        tables, report = read_file(file, limits=ReadLimits(threads=threads))
-        assert report == expected_report
-        assert [difference(*pair) for pair in zip(tables, expected, strict=True)] == [""] * len(expected)
-    return expected, expected_report
+    """Read the file in both ways, check that they agree, and return the result."""
+    results = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(kineto_native.SWITCH, switch)
+        results.append(read_file(TraceFile(path, path.name, "chrome-json", "kineto")))
+    (tables, report), (expected, expected_report) = results
+    assert report == expected_report
+    assert [difference(*pair) for pair in zip(tables, expected, strict=True)] == [""] * len(expected)
+    return tables, report
 
 
 def rich_events() -> list[dict[str, Any]]:
@@ -146,25 +143,6 @@ def test_damaged_traces_give_the_same_tables_and_reports(
         read_both(path, monkeypatch)
         path.unlink()
     assert min(scans.accepted, scans.refused) > NUM_DAMAGED // 10
-
-
-def test_regions_are_scanned_by_other_threads_to_their_end(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    regions: list[kineto_ahead.RegionScan] = []
-    begin = kineto_ahead.scan_ahead
-
-    def keep(*arguments: Any) -> list[kineto_ahead.RegionScan]:
-        regions.extend(begin(*arguments))
-        return list(regions)
-
-    monkeypatch.setattr(json_events, "scan_ahead", keep)
-    monkeypatch.setattr(json_events, "BLOCK_BYTES", 4000)
-    text = write.layout_kineto(write.kineto_document(write.gpu_events(steps=60)))
-    read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=text), monkeypatch)
-    assert len(regions) == 2
-    assert regions[0].end == regions[1].start
-    assert 0 < len(text) - regions[1].end < 8000
 
 
 def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.kineto_native import PieceScanner, open_scanner
+from cclsearch.trace.readers.kineto_native import open_scanner
 from cclsearch.trace.readers.kineto_scanned import ScannedRows
 from cclsearch.trace.readers.kineto_table import build_table
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, read_head
@@ -44,17 +44,14 @@ class ChromeJson:
             scanner = open_scanner()
             reader = EventReader(stream, limits, scanner=scanner)
             builder = KinetoBuilder(reader, limits)
-            rows: dict[PieceScanner | None, ScannedRows] = {}
+            scanned = ScannedRows(builder, scanner) if scanner else None
             for batch in reader:
                 if builder.base_us is None and is_xla(reader, batch):
                     break
                 if isinstance(batch, list):
                     builder.add_batch(batch)
-                else:
-                    source = batch.scanner or scanner
-                    if source and source not in rows:
-                        rows[source] = ScannedRows(builder, source)
-                    rows[source].add(batch)
+                elif scanned:
+                    scanned.add(batch)
             else:
                 return (self._finish(builder, path),)
         from cclsearch.trace.readers.xla_json import read_xla_json

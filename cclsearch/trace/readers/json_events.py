@@ -16,7 +16,6 @@ import msgspec
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
 from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid, TimePrefix
-from cclsearch.trace.readers.kineto_ahead import PieceLayout, RegionScan, scan_ahead
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
@@ -56,8 +55,6 @@ class EventReader:
         self._time_prefix = TimePrefix(b"", b"", 0)
         self._slow = EventScanner(self._span_type, limits)
         self.scanner = scanner
-        self._regions: list[RegionScan] = []
-        """What other threads scan, by position."""
         self._shortened = 0
         """Times before this position are shortened."""
         self.complete = False
@@ -69,61 +66,21 @@ class EventReader:
 
     def __iter__(self) -> Iterator[list[Any] | ScannedPiece]:
         self._find_events()
-        try:
-            while True:
-                is_first = self.scanner is not None and self.scanner.base_us is None
-                if self._is_at_region():
-                    yield from self._take_scanned()
-                    yield from self._take_region()
-                    continue
-                if not self._at_end:
-                    self._fill()
-                batch, done = self._next_batch()
-                if batch or done or is_first or (self.scanner and not self.scanner.has_room(len(self._buffer))):
-                    yield from self._take_scanned()
-                if is_first:
-                    self._scan_ahead()
-                if batch:
-                    yield batch
-                if done:
-                    return
-        finally:
-            for region in self._regions:
-                region.cancel()
-
-    def _take_scanned(self) -> Iterator[ScannedPiece]:
-        scanned = self.scanner.take() if self.scanner else None
-        if scanned:
-            yield scanned
-
-    def _scan_ahead(self) -> None:
-        """Begin to scan the rest of a large file in other threads, as soon as the first time is known."""
-        if self.scanner and self.scanner.base_us is not None and self._limits.threads > 1 and not self._stream.is_gzip:
-            layout = PieceLayout(
-                self._stream.path, BLOCK_BYTES, self._separator, self._time_prefix, self.scanner.base_us
-            )
-            self._regions = scan_ahead(layout, self._stream.position, self._limits.threads)
-
-    def _is_at_region(self) -> bool:
-        """Whether the next event is the first one of a region; a region that was passed is dropped."""
-        position = self._stream.position - (self._end - self._start)
-        while self._regions and self._regions[0].start < position:
-            self._regions.pop(0).cancel()
-        return bool(self._regions) and self._regions[0].start == position
-
-    def _take_region(self) -> Iterator[ScannedPiece]:
-        """Yield what another thread scanned, and continue where it ended."""
-        region = self._regions.pop(0)
-        yield from region.wait()
-        self._stream.skip_to(region.end)
-        self._start = self._end = self._shortened = 0
-        self._at_end = False
-
-    def _skip_space(self) -> None:
-        while self._start < self._end and self._buffer[self._start] in b" \t\r\n":
-            self._start += 1
+        while True:
+            is_first = self.scanner is not None and self.scanner.base_us is None
+            batch, done = self._next_batch()
+            if self.scanner and (batch or done or is_first or not self.scanner.has_room(len(self._buffer))):
+                scanned = self.scanner.take()
+                if scanned:
+                    yield scanned
+            if batch:
+                yield batch
+            if done:
+                return
 
     def _next_batch(self) -> tuple[list[Any], bool]:
+        if not self._at_end:
+            self._fill()
         cut = self._buffer.rfind(self._separator, self._start, self._end) if self._separator else -1
         if cut > self._start:
             return self._decode_to(cut + self._brace_end)
@@ -134,7 +91,8 @@ class EventReader:
     def _decode_to(self, stop: int) -> tuple[list[Any], bool]:
         """Decode the events between the comma (or bracket) at `_start` and `stop`, which follows a closing brace."""
         buffer = self._buffer
-        self._skip_space()
+        while buffer[self._start] in b" \t\r\n":
+            self._start += 1
         if self.scanner and self.scanner.scan(buffer, self._start, stop, self._time_prefix):
             self._start = stop
             return [], False
@@ -212,8 +170,7 @@ class EventReader:
             self._start, self._end = 0, left
         if len(self._buffer) - left < BLOCK_BYTES and not self._buffer_is_full():
             self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still refer to it
-        room = BLOCK_BYTES - self._stream.position % BLOCK_BYTES  # blocks end at the same places in every thread
-        stop = min(self._end + room, len(self._buffer))
+        stop = min(self._end + BLOCK_BYTES, len(self._buffer))
         if stop > self._end:
             count = self._stream.readinto(memoryview(self._buffer)[self._end : stop])
             self._end += count

@@ -119,23 +119,12 @@ class ScannedPiece:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.scanner: PieceScanner | None = None
-        """The scanner whose numbers the columns have, if it is not the reader's own."""
         self._arrays = {name: np.empty(capacity, dtype) for name, dtype in _COLUMNS.items()}
         self.raw = _Piece(capacity=capacity)
         for name, array in self._arrays.items():
             setattr(self.raw, name, array.ctypes.data)
         self.metas: list[Meta] = []
         self.categories: list[str] = []
-
-    def copy_of(self, scanner: PieceScanner) -> ScannedPiece:
-        """Return a copy that stays valid when that scanner scans again."""
-        piece = ScannedPiece(0)
-        piece.scanner = scanner
-        piece.raw = _Piece.from_buffer_copy(self.raw)
-        piece._arrays = {name: getattr(self, name).copy() for name in _COLUMNS}
-        piece.metas, piece.categories = self.metas, self.categories
-        return piece
 
     def clear(self) -> None:
         """Forget the columns."""

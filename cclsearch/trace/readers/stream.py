@@ -16,7 +16,7 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Limits of reading a trace file; a file that exceeds those of size is `too_large` and cannot exhaust memory."""
+    """Limits of reading a trace file; a file that exceeds them is `too_large` and cannot exhaust memory."""
 
     raw_bytes: int = 64 << 30
     """Unpacked size."""
@@ -26,8 +26,6 @@ class ReadLimits:
     event_bytes: int = 64 << 20
     """Size of one event, or of the text before the first one."""
     rows: int = 400_000_000
-    threads: int = 1
-    """Threads that may read one file."""
     bad_events: int = 2000
     """After more broken events than this, the rest of the file is skipped."""
 
@@ -45,15 +43,14 @@ class ByteStream:
     """Reads a file block by block; `is_truncated` is set if gzip data end early or are damaged."""
 
     def __init__(self, path: Path, limits: ReadLimits) -> None:
-        self.path = path
         self.is_truncated = False
         self._limits = limits
         self._file: IO[bytes] = path.open("rb", buffering=0)
         self._packed_size = path.stat().st_size
         magic = self._file.read(2)
         self._file.seek(0)
-        self.is_gzip = magic == GZIP_MAGIC
-        self._source: Any = GzipBlocks(self._file) if self.is_gzip else self._file
+        self._is_gzip = magic == GZIP_MAGIC
+        self._source: Any = GzipBlocks(self._file) if self._is_gzip else self._file
         self._raw = 0
 
     def __enter__(self) -> ByteStream:
@@ -72,21 +69,11 @@ class ByteStream:
         self._check()
         return count
 
-    @property
-    def position(self) -> int:
-        """Number of bytes read, unpacked."""
-        return self._raw
-
-    def skip_to(self, position: int) -> None:
-        """Continue at this position of a plain file."""
-        self._file.seek(position)
-        self._raw = position
-
     def _check(self) -> None:
         if self._raw > self._limits.raw_bytes:
             raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.raw_bytes >> 20} MiB")
         if (
-            self.is_gzip
+            self._is_gzip
             and self._raw > self._limits.ratio_from_bytes
             and self._raw > self._limits.ratio * self._packed_size
         ):
