@@ -23,6 +23,8 @@ SIXTEEN_BIT = {"v100": "fp16"}
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA A100-SXM4-80GB", "a100-80"),
         ("a100-40", "a100-40"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40"),
         ("Tesla V100-SXM2-16GB", "v100"),
         ("AMD Instinct MI300X", "mi300x"),
         ("TPU v4", "tpu-v4"),
@@ -40,7 +42,7 @@ def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gh100x", "h100x", "h10", "NVIDIA H100 PCIe", "NVIDIA A100-PCIE-40GB", "GH200 480GB", "v6", "", "gpu", "NVIDIA"],
+    ["gh100x", "h100x", "h10", "NVIDIA H100 PCIe", "NVIDIA A100-PG506-230", "GH200 480GB", "v6", "", "gpu", "NVIDIA"],
 )
 def test_a_name_that_only_resembles_a_known_one_is_unknown(name: str) -> None:
     assert match_accelerator(name) is None
@@ -54,6 +56,11 @@ def test_memory_decides_between_variants_and_is_required() -> None:
     assert match_accelerator("nvidia_a100") is None
     with pytest.raises(UserError, match="may be a100-40 and a100-80"):
         find_accelerator("nvidia_a100")
+
+
+@pytest.mark.parametrize(("memory_gib", "key"), [(39.4, "a100-40"), (79.2, "a100-80")])
+def test_the_number_of_a_board_is_decided_by_its_memory(memory_gib: float, key: str) -> None:
+    assert find_accelerator("NVIDIA A100-PG509-200", memory_gib).name == key
 
 
 def test_more_memory_than_the_chip_has_is_no_match() -> None:

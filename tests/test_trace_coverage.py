@@ -57,6 +57,7 @@ def test_communication_outside_of_the_steps_is_told_apart_from_none() -> None:
     table = timeline.table()
     assert "outside of them the traces have 1 all_reduce (5e-05 s)" in measure([table], "exposed_comm_frac").detail
     assert "outside of them" in measure([table], "overlap").detail
+    assert "outside of them" in measure([table], "comm_volume").detail
     assert measure([silent], "overlap").detail == "no communication was recorded"
     sentences = diagnose_trace(TraceView(make_set([table]))).sentences
     assert sentences[-1].startswith("No communication in the steps; outside of them")

@@ -166,6 +166,32 @@ def test_without_steps_the_window_is_the_file_and_a_sentence_says_so() -> None:
     assert diagnosis.sentences[0].startswith("The recorded window (no step markers)")
 
 
+def test_ranks_without_steps_beside_ranks_with_steps_are_named() -> None:
+    marked, unmarked = Timeline(0), Timeline(1)
+    for timeline, name in ((marked, "gemm"), (unmarked, "copy")):
+        number = timeline.step(0, 50) if timeline is marked else -1
+        timeline.kernel(10, 30, name, step_id=number)
+    trace = TraceView(make_set([marked.table(), unmarked.table()]))
+    whose = "no step markers on 1 of 2 ranks: 1"
+    assert whose in diagnose_trace(trace).sentences[0]
+    assert whose in score_traces(trace.trace_set).metrics["compute_frac"].detail
+
+
+def test_calls_are_counted_in_whole_digits() -> None:
+    timeline = Timeline(world_size=2)
+    for i in range(1310):
+        timeline.collective(20 * i, 10)
+    assert any("1310 calls" in sentence for sentence in diagnose([timeline.table()]).sentences)
+
+
+def test_collectives_of_unknown_size_that_differ_are_described_in_words() -> None:
+    timelines = [Timeline(rank, 2) for rank in range(2)]
+    for timeline, kind in zip(timelines, (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL), strict=True):
+        timeline.collective(0, 10, kind, None)
+    wait = score_traces(make_set([timeline.table() for timeline in timelines])).metrics["comm_wait_frac"]
+    assert "is all_reduce on rank 0, all_to_all on rank 1" in wait.detail
+
+
 def test_without_device_events_there_is_no_diagnosis() -> None:
     timeline = Timeline()
     timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)

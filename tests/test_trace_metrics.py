@@ -256,6 +256,16 @@ def test_first_token_and_token_times_end_with_the_device() -> None:
     assert measure([table], "ttft", card=make_card()).reason is Reason.PHASE_MISMATCH
 
 
+def test_a_decode_step_without_another_before_it_takes_its_device_time() -> None:
+    timeline = Timeline()
+    for i, name in enumerate(["execute_context_0(0)_generation_4(4)", "execute_context_1(8)_generation_0(0)"] * 2):
+        number = timeline.step(i * 100, i * 100 + 40, name=name)
+        timeline.kernel(i * 100 + 30, 50, step_id=number)
+    decode = measure([timeline.table(step_source="inference")], "tpot")
+    assert decode.value == pytest.approx(50e-6)  # 80 us from the host's start, which is before the launches
+    assert "without host time" in decode.detail
+
+
 def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
     base = TraceView(make_set([step_timeline(0, 1).table()]))
     halves = [step_timeline(rank, 2, period_us=60).table() for rank in range(2)]

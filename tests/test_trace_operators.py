@@ -18,6 +18,7 @@ from cclsearch.trace.kernel_classes import VARIABLE
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.operators import build_operator_tree
 from cclsearch.trace.partial_card import load_scoring_card
+from cclsearch.trace.text_report import format_changes, format_operators, format_unclassified
 from cclsearch.trace.view import TraceView
 
 
@@ -58,6 +59,16 @@ def test_device_time_is_counted_for_every_operator_around_the_launch() -> None:
     }
     assert (tree.total_s, tree.coverage) == (pytest.approx(50e-6), pytest.approx(0.9))
     assert [len(node.path) for node in tree.nodes] == [1, 2, 3, 1]
+
+
+def test_tables_of_a_trace_without_steps_say_that_they_cover_the_file() -> None:
+    first, second = view(nested_timeline().table()), view(nested_timeline(product_us=75).table())
+    whole = "over the whole file (no step markers)"
+    assert f"time {whole}, mean" in format_operators(build_operator_tree(first))
+    assert f"time {whole}, mean" in format_unclassified(list_unclassified(first), first.covered)
+    text = format_changes(compare_traces(first, second), [first.covered, second.covered])
+    assert f"time {whole}, mean" in text
+    assert "cover 90.0% of it in the first trace and 94.7% in the second" in text
 
 
 def test_an_operator_of_another_thread_encloses_nothing() -> None:

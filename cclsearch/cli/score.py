@@ -167,9 +167,9 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
         if args.operators and view.ranks:
             parts.append(format_operators(build_operator_tree(view)))
         if args.unclassified and view.ranks:
-            parts.append(format_unclassified(list_unclassified(view)))
+            parts.append(format_unclassified(list_unclassified(view), view.covered))
     if args.diff:
-        parts.append(format_changes(compare_traces(*views)))
+        parts.append(format_changes(compare_traces(*views), [view.covered for view in views]))
     if len(results) == 2:
         return [*parts, format_comparison(*results) if results[0] else ""]
     shown = results[0] if views[0].ranks or args.metric else {}

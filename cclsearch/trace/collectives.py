@@ -111,7 +111,8 @@ def explain_no_communication(trace: TraceView) -> str:
     if not calls:
         return "no communication was recorded"
     names = ", ".join(f"{count} {name}" for name, count in calls.most_common(3))
-    return f"no communication in the steps; outside of them the traces have {names} ({outside_ns / 1e9:.3g} s)"
+    ranks = f", summed over {len(trace.ranks)} ranks" if len(trace.ranks) > 1 else ""
+    return f"no communication in the steps; outside of them the traces have {names} ({outside_ns / 1e9:.3g} s{ranks})"
 
 
 def sized_share(view: RankView) -> float:

@@ -226,8 +226,12 @@ def _find_mismatch(by_rank: Mapping[int, _Sequence]) -> str:
         for k, (a, call) in enumerate(zip(expected, other.calls, strict=True)):
             b = _signature(call)
             if a != b:
-                return f"collective {k} is {a[0]} of {a[1]} bytes on rank {first}, {b[0]} of {b[1]} on rank {rank}"
+                return f"collective {k} is {_call_words(*a)} on rank {first}, {_call_words(*b)} on rank {rank}"
     return ""
+
+
+def _call_words(kind: str, size: int | None) -> str:
+    return kind if size is None else f"{kind} of {size} bytes"
 
 
 def _signature(call: Collective) -> tuple[str, int | None]:

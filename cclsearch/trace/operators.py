@@ -45,6 +45,8 @@ class OperatorTree:
     """Summed device time per step, mean over ranks."""
     coverage: float
     """Share of device time whose launch an operator encloses."""
+    covers: str = "per step"
+    """What the seconds are a sum over: a step, or the whole file if there are no steps."""
 
     def as_data(self) -> dict[str, JsonValue]:
         """Return plain data."""
@@ -52,7 +54,7 @@ class OperatorTree:
             {"path": list(n.path), "seconds": n.seconds, "own_s": n.own_s, "num_kernels": n.num_kernels}
             for n in self.nodes
         ]
-        return {"total_s": self.total_s, "coverage": self.coverage, "nodes": nodes}
+        return {"total_s": self.total_s, "coverage": self.coverage, "covers": self.covers, "nodes": nodes}
 
 
 def build_operator_tree(trace: TraceView) -> OperatorTree:
@@ -72,7 +74,7 @@ def build_operator_tree(trace: TraceView) -> OperatorTree:
         for op, own_s, kernels in zip(ops.tolist(), of_op.tolist(), count.tolist(), strict=True):
             if op >= 0:
                 _add(found, _path_of(view, parent, op), own_s, kernels)
-    return OperatorTree(_in_order(found), total, covered / total if total else 0.0)
+    return OperatorTree(_in_order(found), total, covered / total if total else 0.0, trace.covered)
 
 
 def seconds_by_operator(trace: TraceView) -> dict[str, tuple[float, float]]:

@@ -55,7 +55,8 @@ def _format_notes(result: MetricResult) -> str:
     detail = result.detail or str(result.reason or "").replace("_", " ")
     status = "" if result.status is Status.OK else f"{result.status.value.replace('_', ' ')}: "
     differs = result.inputs.get("differs")
-    note = f"from {result.inputs['answered_by']}. {differs}" if differs else ""
+    source = result.inputs.get("answered_by")
+    note = f"{'' if source in (None, result.name) else f'from {source}. '}{differs}" if differs else ""
     return one_line(". ".join(part for part in (status + detail, note) if part), 500)
 
 
@@ -139,8 +140,11 @@ def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResul
     return format_table(("metric", "first", "second", "difference", "second/first", ""), rows)
 
 
-def format_changes(changes: Mapping[str, Sequence[NamedChange]]) -> str:
-    """Return one table for each of `families` and `operators`, the largest changes first."""
+def format_changes(changes: Mapping[str, Sequence[NamedChange]], covers: Sequence[str]) -> str:
+    """Return one table for each of `families` and `operators`, the largest changes first.
+
+    `covers` says what the time of each of the two traces is a sum over.
+    """
     parts = []
     for by, found in changes.items():
         rows = [
@@ -162,12 +166,29 @@ def format_changes(changes: Mapping[str, Sequence[NamedChange]]) -> str:
         rows.append(("all", "", "", f"{'+' if total > 0 else ''}{format_value(total, 's')}", "", ""))
         heads = (by, "first", "second", "difference", "share of change", "calls")
         parts.append(format_table(heads, rows))
-    parts.append("Summed device time per step, mean over ranks; the shares count increases and decreases alike.")
+    sums = covers[0] if covers[0] == covers[1] else f"{covers[0]} in the first trace, {covers[1]} in the second"
+    parts.append(
+        f"Summed device time {sums}, mean over ranks; the shares count increases and decreases alike."
+        f"{_operator_coverage(changes)}"
+    )
     return "\n\n".join(parts)
 
 
-def format_unclassified(kernels: Sequence[UnknownKernel]) -> str:
-    """Return a table of unknown kernels, and how to classify them."""
+def _operator_coverage(changes: Mapping[str, Sequence[NamedChange]]) -> str:
+    """Return which share of each trace's device time has an operator; "" if all of it has."""
+    operators, families = changes.get("operators", ()), changes.get("families", ())
+    sides = [
+        (sum(getattr(change, side) for change in operators), sum(getattr(change, side) for change in families))
+        for side in ("first_s", "second_s")
+    ]
+    first, second = (part / whole if whole else 1.0 for part, whole in sides)
+    if min(first, second) > 0.9995 or not operators:
+        return ""
+    return f" The operators cover {first:.1%} of it in the first trace and {second:.1%} in the second."
+
+
+def format_unclassified(kernels: Sequence[UnknownKernel], covers: str = "per step") -> str:
+    """Return a table of unknown kernels, and how to classify them; `covers` says what their time is a sum over."""
     if not kernels:
         return "every compute kernel has a class"
     rows = [
@@ -179,8 +200,9 @@ def format_unclassified(kernels: Sequence[UnknownKernel]) -> str:
         "Give them a class: add lines such as `gemm,^my_kernel` to kernel_classes.csv in the project's folder, "
         "below the line `class,pattern` (or to the FILE of --kernel-classes)."
     )
-    table = format_table(("time per step", "of compute", "calls", "kernel"), rows)
-    return "\n".join(filter(None, (table, f"... and {more} more" if more > 0 else "", hint)))
+    table = format_table(("time", "of compute", "calls", "kernel"), rows)
+    sums = f"Summed device time {covers}, mean over ranks."
+    return "\n".join(filter(None, (table, f"... and {more} more" if more > 0 else "", sums, hint)))
 
 
 def format_operators(tree: OperatorTree) -> str:
@@ -198,4 +220,4 @@ def format_operators(tree: OperatorTree) -> str:
         if node.seconds >= MIN_SHARE_SHOWN * tree.total_s
     ]
     table = format_table(("operator", "device time", "share", "kernels"), rows)
-    return f"{table}\nSummed device time per step, mean over ranks; {tree.coverage:.1%} of it has an operator."
+    return f"{table}\nSummed device time {tree.covers}, mean over ranks; {tree.coverage:.1%} of it has an operator."

@@ -16,7 +16,7 @@ from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceS
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable, if_available
-from cclsearch.trace.windows import Windows, find_windows
+from cclsearch.trace.windows import Windows, find_windows, first_reason
 
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
@@ -216,8 +216,29 @@ class TraceView:
 
     @property
     def window_reason(self) -> Reason | None:
-        """`no_step_markers` or `too_few_steps` if a rank's windows have this reason; None if all ranks have steps."""
-        return next((view.windows.reason for view in self.ranks.values() if view.windows.reason), None)
+        """`no_step_markers`, else `too_few_steps`, if a rank's windows have it; None if all ranks have steps."""
+        return first_reason(view.windows for view in self.ranks.values())
+
+    @property
+    def unmarked(self) -> str:
+        """Which ranks have no steps, so that their window is the whole file: "no step markers" if none has; else "".
+
+        Ranks without device work do not count.
+        """
+        busy = {rank: view.windows for rank, view in self.ranks.items() if len(view.windows.spans_W2)}
+        unmarked = [rank for rank, windows in busy.items() if not windows.are_steps]
+        if len(unmarked) in (0, len(busy)):
+            return "no step markers" if unmarked else ""
+        first = ", ".join(map(str, unmarked[:5])) + (", ..." if len(unmarked) > 5 else "")
+        return f"no step markers on {len(unmarked)} of {len(busy)} ranks: {first}"
+
+    @property
+    def covered(self) -> str:
+        """What figures of all ranks cover: "per step", or the whole file of the ranks without steps."""
+        if not self.unmarked:
+            return "per step"
+        every = self.unmarked == "no step markers"
+        return f"over the whole file{'' if every else ' of ranks without steps'} ({self.unmarked})"
 
     @property
     def num_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,12 @@ class Windows:
     def num_steps(self) -> int:
         """Number of steps that figures cover; 0 if the window is the whole file."""
         return len(self.spans_W2) if self.are_steps else 0
+
+
+def first_reason(windows: Iterable[Windows]) -> Reason | None:
+    """Return `no_step_markers`, else `too_few_steps`, if any of these windows has it; None if all are full steps."""
+    found = {each.reason for each in windows}
+    return next((reason for reason in (Reason.NO_STEP_MARKERS, Reason.TOO_FEW_STEPS) if reason in found), None)
 
 
 def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Windows:

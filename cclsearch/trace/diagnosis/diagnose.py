@@ -155,7 +155,7 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
 
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
-    subject = "A traced step" if diagnosis.is_step else "The recorded window (no step markers)"
+    subject = "A traced step" if diagnosis.is_step else f"The recorded window ({trace.unmarked})"
     if diagnosis.shown_rank is not None:
         subject += f" of rank {diagnosis.shown_rank}, the longest of {len(diagnosis.seconds_by_rank)} ranks,"
     shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
@@ -220,7 +220,7 @@ def _describe_excess(diagnosis: Diagnosis, rank: int) -> str:
 
 
 def _calls(count: float) -> str:
-    return "1 call" if count == 1 else f"{count:.3g} calls"
+    return "1 call" if count == 1 else f"{round(count, 2):.12g} calls"
 
 
 def _duration(seconds: float) -> str:

@@ -10,7 +10,14 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.card.model import Card
-from cclsearch.trace.collectives import CollectiveSample, collect_samples, is_scale_up, sized_share, wire_bytes_of
+from cclsearch.trace.collectives import (
+    CollectiveSample,
+    collect_samples,
+    explain_no_communication,
+    is_scale_up,
+    sized_share,
+    wire_bytes_of,
+)
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -35,7 +42,8 @@ def require_samples(trace: TraceView) -> tuple[list[CollectiveSample], Reason | 
         raise _explain_no_samples(trace)
     if not free_of_waiting:
         reason = trace.unmatched_reason if trace.matching.is_empty else Reason.RANKS_MISSING
-        return samples, reason, "includes waiting: durations of one rank do not separate waiting from data transfer"
+        alone = "one rank does" if len(trace.ranks) < 2 else "ranks whose collectives are not matched do"
+        return samples, reason, f"includes waiting: durations of {alone} not separate waiting from data transfer"
     return samples, *find_caveat(trace)
 
 
@@ -168,6 +176,7 @@ def measure_comm_volume(trace: TraceView) -> Draft:
     if not found:
         raise _explain_no_samples(trace)
     reason, detail = _volume_caveat(trace, min(shares))
+    detail = detail or explain_no_communication(trace)
     inputs: dict[str, JsonValue] = {
         "wire_bytes_by_collective": dict(wire),
         "message_bytes_by_collective": dict(message),

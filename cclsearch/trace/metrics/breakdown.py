@@ -14,6 +14,7 @@ from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.result import if_available
 from cclsearch.trace.view import StepParts, TraceView, require_windows
+from cclsearch.trace.windows import first_reason
 
 
 def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Draft:
@@ -32,7 +33,7 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
     if not found:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     windows = [view.windows for rank, view in trace.ranks.items() if shares[rank] is not None]
-    reason = next((w.reason for w in windows if w.reason), None)
+    reason = first_reason(windows)
     whole = reason is Reason.NO_STEP_MARKERS
     return Draft(
         value=float(np.mean(found)),
@@ -40,7 +41,7 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
         per_step=() if whole else tuple(float(np.mean(values)) for _, values in sorted(by_number.items())),
         n_steps=min(w.num_steps for w in windows),
         reason=reason,
-        detail="no step markers: over the whole file" if whole else "one step only" if reason else "",
+        detail=trace.covered if whole else "one step only" if reason else "",
         inputs={"max": max(found), "min": min(found), "spread": max(found) - min(found)},
     )
 

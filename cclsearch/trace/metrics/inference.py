@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from pydantic import JsonValue
@@ -24,6 +25,7 @@ class Batch:
     num_decode: int
     start_ns: int
     """Start on the host; on the device if only its timeline marks steps."""
+    device_start_ns: int
     end_ns: int
     """End on the device."""
 
@@ -41,7 +43,8 @@ def find_batches(view: RankView) -> list[Batch]:
         marker = read_marker(step.name)
         if marker is not None and marker.has_counts and ends[i] >= 0:
             start = starts[i] if table.step_source == "gpu_annotation" else step.start_ns
-            found.append(Batch(marker.num_prefill or 0, marker.num_decode or 0, int(start), int(ends[i])))
+            counts = marker.num_prefill or 0, marker.num_decode or 0
+            found.append(Batch(*counts, int(start), int(starts[i]), int(ends[i])))
     return found
 
 
@@ -63,7 +66,7 @@ def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     return found
 
 
-def _slowest_median(values: dict[int, list[int]], mixed: int, what: str) -> Draft:
+def _slowest_median(values: dict[int, list[int]], mixed: int, what: str, detail: str = "") -> Draft:
     medians: dict[int, float | None] = {rank: float(np.median(ns)) / 1e9 if ns else None for rank, ns in values.items()}
     found = [value for value in medians.values() if value is not None]
     if not found:
@@ -74,7 +77,7 @@ def _slowest_median(values: dict[int, list[int]], mixed: int, what: str) -> Draf
         medians,
         n_steps=count,
         reason=Reason.TOO_FEW_STEPS if count < 2 else None,
-        detail="from the engine's step markers, not from a request log",
+        detail=f"{detail}{'; ' if detail else ''}from the engine's step markers, not from a request log",
         inputs={"num_mixed_steps": mixed},
     )
 
@@ -97,20 +100,34 @@ def measure_ttft(trace: TraceView) -> Draft:
 @metric("tpot", unit="s", better="lower", over="trace")
 def measure_tpot(trace: TraceView) -> Draft:
     """Time per output token: from the request log, else the time of a decode-only step. Median over the requests of the
-    log; decode-only steps, slowest rank, count from device end to device end if the step before was decode-only too."""
+    log; decode-only steps, slowest rank, count from device end to device end of the decode-only step before. Without
+    two such steps in a row, a step counts from its first device event to its last."""
     log = trace.trace_set.run_log
     if log is not None and log.tpot_s:
         return _from_log(log.tpot_s, "mean gap between a request's tokens")
     batches = _require_batches(trace)
-    values = {}
-    for rank, found in batches.items():
-        times = []
-        for before, batch in zip([None, *found], found, strict=False):
-            if batch.num_decode and not batch.num_prefill:
-                follows = before is not None and before.num_decode and not before.num_prefill
-                times.append(batch.end_ns - (before.end_ns if before is not None and follows else batch.start_ns))
-        values[rank] = times
-    return _slowest_median(values, _count_mixed(batches), "decodes")
+    periods = {rank: _decode_periods(found) for rank, found in batches.items()}
+    if any(periods.values()):
+        return _slowest_median(periods, _count_mixed(batches), "decodes")
+    extents = {
+        rank: [b.end_ns - b.device_start_ns for b in found if _only_decodes(b)] for rank, found in batches.items()
+    }
+    return _slowest_median(
+        extents, _count_mixed(batches), "decodes", "device work of a step, without host time before it"
+    )
+
+
+def _decode_periods(batches: Sequence[Batch]) -> list[int]:
+    """Return the ns from the device end of a decode-only step to that of the next step, if it only decodes too."""
+    return [
+        after.end_ns - before.end_ns
+        for before, after in pairwise(batches)
+        if _only_decodes(before) and _only_decodes(after)
+    ]
+
+
+def _only_decodes(batch: Batch) -> bool:
+    return batch.num_decode > 0 and not batch.num_prefill
 
 
 def _count_mixed(batches: dict[int, list[Batch]]) -> int:
