@@ -121,3 +121,21 @@ def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path: Path) ->
     failure = collect_result(tmp_path, TrainingResult, exit_code=1)
     assert isinstance(failure, Failure)
     assert failure.message == "ValueError: red � and bell"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["allocation_ended", "preempted", "node_failed", "cancelled", "judging_error"],
+)
+def test_a_job_that_reports_what_only_its_launcher_can_know_has_crashed(tmp_path: Path, kind: str) -> None:
+    failure = {"stage": "run", "kind": kind, "message": "said the job"}
+    (tmp_path / "result.json").write_text(json.dumps({"status": "failed", "failure": failure}))
+    in_result = collect_result(tmp_path, TrainingResult)
+    (tmp_path / "result.json").unlink()
+    (tmp_path / "failures").mkdir()
+    report = {"rank": 0, "time_ns": 1, "kind": kind, "message": "said the job"}
+    (tmp_path / "failures" / "rank-0.json").write_text(json.dumps(report))
+    of_rank = collect_result(tmp_path, TrainingResult)
+    for found in (in_result, of_rank):
+        assert isinstance(found, Failure)
+        assert (found.kind, found.message) == (FailureKind.CRASHED, "said the job")

@@ -233,6 +233,20 @@ def test_files_of_earlier_attempts_are_kept(project: Path) -> None:
     assert (folder / "attempts" / "1" / "stderr.log").read_text() == "attempt 1"
 
 
+def test_a_folder_where_the_next_trials_files_belong_is_moved_aside(project: Path) -> None:
+    def decide(job: Job) -> Ending:
+        if job.trial == 1:
+            (job.trial_dir.parent / "0002" / "config.json").mkdir(parents=True)
+        return ran(job)
+
+    state, _ = search(project, decide, budget=2)
+    assert [trial.loss is not None for trial in state.trials.values()] == [True, True]
+    assert (state.num_spent, state.num_unfinished) == (2, 0)
+    folder = project / "runs" / "r" / "trials" / "0002"
+    assert (folder / "config.json").is_file()
+    assert (folder / "config.json.1").is_dir()
+
+
 def test_confirmations_are_new_trials_that_cost_no_budget(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]

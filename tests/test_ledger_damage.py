@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
 import sys
+import threading
 import warnings
 import zlib
 from collections.abc import Callable
@@ -189,6 +191,17 @@ def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_use
         " was changed after it was written; line 7 (trial_finished of trial 3): it is about trial 3, whose proposal is"
         " missing"
     )
+
+
+def test_a_fifo_in_place_of_the_ledger_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    end = threading.Timer(0.5, os.close, [writer])  # after which nobody would wait for a line any more
+    end.start()
+    with pytest.raises(UserError, match="is not a regular file"):
+        fold_ledger(path)
+    end.join()
 
 
 def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path: Path) -> None:

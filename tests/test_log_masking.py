@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,25 @@ def test_links_and_fifos_in_place_of_logs_are_left_alone(tmp_path: Path) -> None
     os.mkfifo(folder / "stderr.log")
     mask(tmp_path)
     assert SECRET in outside.read_text()
+
+
+def test_what_a_job_left_beside_its_log_is_neither_waited_for_nor_written_to(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("as it was")
+    logs = [write_log(tmp_path / "trials" / f"000{number}") for number in (1, 2, 3)]
+    places = [log.with_name(f".{log.name}.clean") for log in logs]
+    places[0].symlink_to(outside)
+    places[1].mkdir()
+    os.mkfifo(places[2])
+    reader = os.open(places[2], os.O_RDONLY | os.O_NONBLOCK)  # so that writing to it would not wait for ever
+    try:
+        mask(tmp_path)
+        with contextlib.suppress(BlockingIOError):
+            assert os.read(reader, 100) == b""
+    finally:
+        os.close(reader)
+    assert outside.read_text() == "as it was"
+    assert [SECRET in log.read_text() for log in logs] == [False] * 3
 
 
 def test_a_key_that_begins_in_one_piece_of_a_log_and_ends_in_the_next_is_masked(tmp_path: Path) -> None:

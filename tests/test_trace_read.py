@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 import trace_writer as write
 from privileges import enforced_permissions
 
+from cclsearch.core.text import one_line
 from cclsearch.trace.cache import cache_path
 from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, Reason
@@ -412,3 +415,22 @@ def test_recorded_traces_are_read_completely(tmp_path: Path) -> None:
         other = as_json.tables[rank]
         assert table.step_source == other.step_source == "step_num"
         assert np.array_equal(table.dur_ns[table.rows_of(*DEVICE_WORK)], other.dur_ns[other.rows_of(*DEVICE_WORK)])
+
+
+def test_a_name_that_is_not_utf_8_and_a_link_that_may_not_be_followed_are_reported_or_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.fsencode(tmp_path) + b"/rank0\xff.json", "w"):
+        pass  # an empty file: the reader names it
+    (tmp_path / "rank1.json").write_text("{}")
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("rank1.json"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    traces = read_traces(tmp_path)
+    assert "rank0?.json" in one_line(traces.message).encode().decode()
+    assert "rank1" not in traces.message

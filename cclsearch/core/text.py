@@ -9,7 +9,11 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 
 def plain(text: str) -> str:
-    """The text without terminal escapes, control characters (tab and newline stay) and bidirectional overrides."""
+    """The text without terminal escapes, control characters (tab and newline stay) and bidirectional overrides.
+
+    Bytes of a file's name that are not UTF-8 become question marks: Python holds them as half surrogate pairs.
+    """
+    text = text.encode(errors="replace").decode()
     return _CONTROL.sub("", _ESCAPE.sub("", text))
 
 

@@ -37,6 +37,16 @@ _MAX_FAILURES = 65536
 
 _WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
 """Order of failures from different logs: the lowest counts; other kinds have 0."""
+_NOT_REPORTED = frozenset(
+    {
+        FailureKind.JUDGING_ERROR,
+        FailureKind.ALLOCATION_ENDED,
+        FailureKind.PREEMPTED,
+        FailureKind.NODE_FAILED,
+        FailureKind.CANCELLED,
+    }
+)
+"""Kinds that a job does not know of itself: reported, they would end the search, or repeat the trial for nothing."""
 _RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Config)|JaxRuntimeError)(?::|$)"
@@ -213,8 +223,8 @@ def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failu
 
 
 def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None) -> Failure:
-    """A failure that a job reports itself; only the engine can say that judging failed."""
-    kind = FailureKind.CRASHED if kind is FailureKind.JUDGING_ERROR else kind
+    """A failure that a job reports itself; what only engine or launcher can know is a crash."""
+    kind = FailureKind.CRASHED if kind in _NOT_REPORTED else kind
     return Failure(stage=stage, kind=kind, message=_shorten(message), rank=rank)
 
 

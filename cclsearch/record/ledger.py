@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,9 @@ def _read_lines(path: Path) -> Iterator[_Line | BadLine]:
 def _split_lines(path: Path) -> Iterator[bytes | int]:
     """Each complete line with its end; of one that is too long only its length in bytes."""
     try:
-        with path.open("rb", buffering=BUFFER_BYTES) as file:
+        with open(path, "rb", buffering=BUFFER_BYTES, opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UserError(f"{str(path)!r} is not a regular file: restore the {LEDGER_FILE} of this run")
             while line := file.readline(MAX_LINE_BYTES):
                 length = len(line)
                 while line and not line.endswith(b"\n"):
@@ -113,6 +116,11 @@ def _split_lines(path: Path) -> Iterator[bytes | int]:
         raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A FIFO would block until somebody writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _find_version(line: bytes) -> int:

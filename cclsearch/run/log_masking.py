@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,10 +118,12 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _scrub(path: Path) -> None:
-    clean = path.with_name(f".{path.name}.clean")
     masker, changed = Masker(), False
+    source = open_job_file(path)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # a path that no job can prepare
+    clean = Path(name)
     try:
-        with open_job_file(path) as source, clean.open("wb") as target:
+        with source, os.fdopen(descriptor, "wb") as target:
             while piece := source.read(PIECE_BYTES):
                 piece += source.readline(PIECE_BYTES)
                 masked = masker.mask(piece)
@@ -128,6 +131,7 @@ def _scrub(path: Path) -> None:
                 target.write(masked)
             opened = os.fstat(source.fileno())
         if changed:
+            clean.chmod(0o644)
             with moving:
                 if os.path.samestat(opened, path.lstat()):  # else it was moved aside meanwhile
                     clean.replace(path)

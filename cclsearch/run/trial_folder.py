@@ -44,8 +44,8 @@ def prepare_folder(job: Job, script: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _move_evidence(folder, folder.parent, job.attempt)  # of an attempt that the ledger does not know
     for place in dict.fromkeys((trial_folder, folder)):
-        write_atomically(place / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
-        write_atomically(place / SCRIPT_FILE, script)
+        replace_file(place / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
+        replace_file(place / SCRIPT_FILE, script)
 
 
 def publish_attempt(trial_folder: Path, folder: Path, status: JobStatus) -> None:

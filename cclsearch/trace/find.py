@@ -73,7 +73,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _claim(path: Path, relative: str) -> TraceFile | None:
-    if not path.is_file():
+    if not os.path.isfile(path):  # False also where a link leads to what this user may not see
         return None
     head: bytes | None = None
     for name in sorted(READERS.names(), key=lambda name: name == UNSUPPORTED):
