@@ -11,7 +11,6 @@ import pytest
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import list_profiles, load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.slurm.allocation import AllocationLauncher
-from cclsearch.launch.slurm.factory import read_slurm_settings
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.script import (
     choose_shape,
@@ -152,9 +151,8 @@ def test_a_field_that_could_inject_options_is_refused(field: str, value: object)
     "environment", [{"HF_TOKEN": "hf_abcdefghijklmnopqrstuv"}, {"A B": "1"}, {"X": "one\ntwo"}, {"MY_API_KEY": "x"}]
 )
 def test_an_environment_with_a_secret_or_bad_name_is_refused(environment: dict[str, str]) -> None:
-    profile = profile_from_mapping({"launcher": "slurm", "environment": environment}, name="mine")
     with pytest.raises(UserError, match="environment"):
-        read_slurm_settings(profile)
+        profile_from_mapping({"launcher": "slurm", "environment": environment}, name="mine")
 
 
 @pytest.mark.parametrize("name", ["slurm-generic", "perlmutter", "h100-8"])

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
-from cclsearch.core.redact import public_environment
+from cclsearch.core.errors import UserError
+from cclsearch.core.secret_names import is_secret_name
+from cclsearch.core.yaml_file import read_yaml
+from cclsearch.launch.fields import CONTROL, SECRET_ADVICE
 
-_OURS = "CCL_"
-_NOT_INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-"""A search that itself runs under torchrun must not pass its own rank to the jobs."""
+_INHERITED_FILE = Path(__file__).with_name("inherited.yaml")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
 
-def inherited_environment() -> dict[str, str]:
-    """Return what a job on this machine inherits: no secrets, no rank, and no variables of an outer trial."""
-    public = public_environment()
-    return {k: v for k, v in public.items() if not k.startswith(_OURS) and k not in _NOT_INHERITED}
+def inherited_environment(opted: Iterable[str] = ()) -> dict[str, str]:
+    """Return what a job on this machine inherits: the variables of `inherited.yaml`, and those that a profile names.
+
+    `opted` are names or PREFIX_*; a secret is passed only if it is named exactly.
+    """
+    wanted, opted = _read_inherited(), tuple(opted)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in opted or (not is_secret_name(name) and (_matches(name, wanted) or _matches(name, opted)))
+    }
+
+
+def check_passed(opted: Iterable[str]) -> None:
+    """Raise ValueError if one of them is not a name or PREFIX_*, or is one of the engine's own."""
+    for pattern in opted:
+        if not _PATTERN.fullmatch(pattern):
+            raise ValueError(f"{pattern!r} is not the name of a variable, or PREFIX_*")
+        if pattern.startswith("CCL_"):
+            raise ValueError(f"{pattern!r} begins with CCL_: these variables are ccl-search's own")
+
+
+def check_environment(environment: Mapping[str, str], where: object) -> None:
+    """Raise UserError for a variable of a profile that is malformed or a secret: they are stored with every trial."""
+    for name, value in environment.items():
+        wrong = None
+        if not _VARIABLE.fullmatch(name):
+            wrong = f"{name!r} is not the name of a variable"
+        elif is_secret_name(name):
+            wrong = f"{name} {SECRET_ADVICE}"
+        elif CONTROL.search(value):
+            wrong = f"the value of {name} contains a line break or a control character"
+        if wrong:
+            raise UserError(f"{where}: environment: {wrong}")
 
 
 def render_script(environment: Mapping[str, str], command: Sequence[str], *, comment: str) -> str:
@@ -23,3 +60,13 @@ def render_script(environment: Mapping[str, str], command: Sequence[str], *, com
     lines = ["#!/bin/sh", f"# {comment}", "set -e"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
+
+
+@cache
+def _read_inherited() -> tuple[str, ...]:
+    groups = read_yaml(_INHERITED_FILE)
+    return tuple(pattern for patterns in groups.values() for pattern in patterns)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(name.startswith(p[:-1]) if p.endswith("*") else name == p for p in patterns)

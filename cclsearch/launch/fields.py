@@ -11,6 +11,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 SECRET_ADVICE = (
     "looks like a secret, and a job's environment is stored with its results;"
     " remove it, or read it from a file of yours in a line of `setup`"
+    " (a `local` profile passes a variable of the search itself: `pass_environment`)"
 )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UserError
@@ -35,7 +35,7 @@ from cclsearch.launch.collect import (
     quote_last_line,
 )
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
-from cclsearch.launch.environment import inherited_environment, render_script
+from cclsearch.launch.environment import check_passed, inherited_environment, render_script
 from cclsearch.launch.ownership import is_own, place_in, run_folder_of
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS
@@ -62,6 +62,14 @@ class LocalSettings(Model):
     max_parallel: int = Field(default=1, ge=1)
     """Trials at a time: several disturb each other's timing unless they share no resources."""
     poll_interval_s: float = Field(default=0.1, gt=0)
+    pass_environment: tuple[str, ...] = ()
+    """Variables, or PREFIX_*, that jobs inherit besides those of `inherited.yaml`; a secret only by its exact name."""
+
+    @field_validator("pass_environment")
+    @classmethod
+    def _check_passed(cls, opted: tuple[str, ...]) -> tuple[str, ...]:
+        check_passed(opted)
+        return opted
 
 
 class LocalJobRecord(Model):
@@ -193,7 +201,7 @@ class LocalLauncher:
     def _spawn(self, job: Job) -> subprocess.Popen[bytes]:
         folder = job.trial_dir
         command = ["/bin/sh", "-c", _SHELL, str(folder / EXIT_FILE), *self._command(job)]
-        environment = {**inherited_environment(), **self._added(job), NAME_VARIABLE: job.name}
+        environment = {**self._inherited(), **self._added(job), NAME_VARIABLE: job.name}
         alive = hold_file(folder / ALIVE_FILE)
         try:
             with open(folder / STDOUT_FILE, "wb") as out, open(folder / STDERR_FILE, "wb") as err:
@@ -218,6 +226,10 @@ class LocalLauncher:
             return [self.python, script]
         runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.payload.num_ranks)]
         return [self.python, *runner, script]
+
+    def _inherited(self) -> dict[str, str]:
+        needed = (need.env for need in self.framework.needs)
+        return inherited_environment((*needed, *self.settings.pass_environment))
 
     def _added(self, job: Job) -> dict[str, str]:
         """Return the variables besides the inherited ones; the trial's override the profile's."""
@@ -290,7 +302,7 @@ class LocalLauncher:
             capture_output=True,
             text=True,
             timeout=60,
-            env=inherited_environment(),
+            env=self._inherited(),
             stdin=subprocess.DEVNULL,
         )
         ok = answer.returncode == 0
@@ -298,7 +310,7 @@ class LocalLauncher:
         return [Check.of(package, ok, detail, f"{python} -m pip install {package}")]
 
     def _check_needs(self) -> Iterator[Check]:
-        variables = {**inherited_environment(), **self.profile.environment}
+        variables = {**self._inherited(), **self.profile.environment}
         for need in self.framework.needs:
             value = variables.get(need.env)
             ok = need.is_met(value)

@@ -15,6 +15,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import Launcher
+from cclsearch.launch.environment import check_environment
 from cclsearch.plugins import LAUNCHERS
 
 PROFILE_SUFFIXES = (".yaml", ".yml")
@@ -101,6 +102,7 @@ def profile_from_mapping(data: object, *, name: str, source: Path | None = None)
         profile = Profile.model_validate({**own, "name": name, "source": source})
     except ValidationError as error:
         raise UserError(_explain(error, where)) from None
+    check_environment(profile.environment, where)
     if profile.launcher not in LAUNCHERS.names():
         raise UserError(f"{where}: launcher must be one of {', '.join(LAUNCHERS.names())}, not {profile.launcher!r}")
     return profile

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.settings import SlurmSettings, check_environment
+from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import list_frameworks, load_framework
 
@@ -31,12 +30,8 @@ class SlurmLauncherFactory:
 
 
 def read_slurm_settings(profile: Profile) -> SlurmSettings:
-    """Return the Slurm fields of a profile; UserError if one of them, or the profile's environment, is wrong."""
-    settings = profile.read_settings(SlurmSettings)
-    wrong = check_environment(profile.environment)
-    if wrong is not None:
-        raise UserError(f"{profile.source or profile.name}: environment: {wrong}")
-    return settings
+    """Return the Slurm fields of a profile; UserError if one of them is wrong."""
+    return profile.read_settings(SlurmSettings)
 
 
 def read_run_script(profile: Profile) -> RunScript:

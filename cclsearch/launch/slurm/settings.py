@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from cclsearch.core.redact import is_secret_name
 from cclsearch.core.values import Model
 from cclsearch.launch import fields
-from cclsearch.launch.fields import CONTROL, SECRET_ADVICE, ShellLine, check_line
+from cclsearch.launch.fields import ShellLine, check_line
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
 
@@ -169,15 +167,3 @@ class SlurmSettings(Model):
     def gpu_flag(self) -> str:
         """The sbatch option that requests accelerators; `none` for a profile of CPU cores."""
         return "none" if self.cpu_only else self.gpu_request
-
-
-def check_environment(environment: dict[str, str]) -> str | None:
-    """Return what is wrong with a profile's `environment`, or None. It is stored with every trial's results."""
-    for name, value in environment.items():
-        if not _VARIABLE.fullmatch(name):
-            return f"{name!r} is not the name of a variable"
-        if is_secret_name(name):
-            return f"{name} {SECRET_ADVICE}"
-        if CONTROL.search(value):
-            return f"the value of {name} contains a line break or a control character"
-    return None

@@ -14,12 +14,10 @@ from functools import cached_property
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.moment import BootMoment
-from cclsearch.core.redact import is_secret_name
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, write_model
 from cclsearch.launch.collect import clear_results
-from cclsearch.launch.fields import SECRET_ADVICE
 from cclsearch.launch.ownership import is_own, read_inode
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
@@ -94,9 +92,6 @@ class TpuVmLauncher:
             )
         if not settings.hosts and settings.zone is None:
             raise UserError(f"{where}: `zone` must name the zone of the TPU (us-central1-a)")
-        for name in profile.environment:
-            if is_secret_name(name):
-                raise UserError(f"{where}: {name} {SECRET_ADVICE}")
         return cls(profile, settings)
 
     @cached_property
