@@ -1,17 +1,21 @@
-"""Mutation score of score, space, stats and the space rules: the share of small wrong changes that their tests detect.
+"""Mutation score of judging, ledger, job identity and space: the share of small wrong changes that their tests detect.
 
-`python benchmarks/mutation.py --count 60` copies the repository's code and tests to a temporary folder, changes one
-operator, comparison or constant at a time (a fixed random sample) and runs the tests of these packages: first the files
-that import the changed module, then, if the mutant survives, the others. Every operator, comparison, number and boolean
-outside annotations can be mutated. Not mutated are texts (messages, names, documentation), the maximum length of a
-message (`one_line`), and `strict=` of `zip`, which is an assertion like `assert`.
+`python benchmarks/mutation.py judging ledger --count 30` copies the repository's code and tests to a temporary folder,
+changes one operator, comparison or constant at a time (a random sample of each group, fixed by `--seed`) and runs the
+tests of that group: first the files that import the changed module, then, if the mutant survives, the others. Every
+operator, comparison, number and boolean outside annotations can be mutated. Not mutated are texts (messages, names,
+documentation), the maximum length of a message (`one_line`), and `strict=` of `zip`, which is an assertion like
+`assert`. Tests marked `serial` are not run.
+
+A mutant of job identity may end processes that are not its own: run that group in a PID namespace of its own, with
+`unshare --pid --fork --mount-proc --kill-child python benchmarks/mutation.py identity`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
+import importlib
 import os
 import random
 import shutil
@@ -23,20 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CODE = (
-    "cclsearch/score/*.py",
-    "cclsearch/space/*.py",
-    "cclsearch/stats/*.py",
-    "cclsearch/tasks/training/admission.py",
-    "cclsearch/tasks/training/measurements.py",
-    "cclsearch/tasks/training/space_rules.py",
-)
-TESTS = (
-    "test_admission", "test_admit", "test_evaluate", "test_noise", "test_objective", "test_space", "test_framework",
-    "test_collect", "test_thresholds", "test_catalog", "test_expression",
-    "test_build", "test_parse", "test_table", "test_degree_rules", "test_space_rules", "test_knobs",
-)  # fmt: skip
-COPIED = ("cclsearch", "tests", "launchers", "objectives", "policies", "workloads")
+COPIED = ("benchmarks", "cclsearch", "tests", "launchers", "objectives", "policies", "workloads")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
@@ -46,6 +37,60 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 WAIT_S = 120.0
 SURVIVED = (0, 5)
 """Exit codes of pytest for a surviving mutant: every test passed, or there was none to run."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Code that is mutated (patterns of paths), and the test files that must detect it."""
+
+    code: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+GROUPS = {
+    "judging": Group(
+        (
+            "cclsearch/score/*.py",
+            "cclsearch/search/comparison.py",
+            *(f"cclsearch/tasks/training/{name}.py" for name in (
+                "admission", "losses", "measurements", "thresholds", "time_rules", "trace_rules",
+            )),
+        ),
+        (
+            "test_admission", "test_admit", "test_agreement", "test_catalog", "test_collect", "test_comparison",
+            "test_constraints", "test_evaluate", "test_expression", "test_objective", "test_precision",
+            "test_task_contract", "test_thresholds", "test_trace_rules",
+        ),
+    ),
+    "ledger": Group(
+        ("cclsearch/record/*.py", "cclsearch/core/atomic_file.py", "cclsearch/core/job_file.py"),
+        (
+            "test_drift", "test_job_file", "test_judging_error", "test_ledger", "test_ledger_damage", "test_lock",
+            "test_observations", "test_run_folder", "test_shared_cause", "test_trials", "test_unknown_trials",
+        ),
+    ),
+    "identity": Group(
+        (
+            "cclsearch/launch/slurm/identity.py",
+            "cclsearch/launch/ownership.py",
+            "cclsearch/core/held_file.py",
+            "cclsearch/core/moment.py",
+            "cclsearch/core/processes.py",
+            "cclsearch/record/lock.py",
+        ),
+        (
+            "test_launch_local", "test_lock", "test_ownership", "test_processes", "test_slurm_identity",
+            "test_wall_clock",
+        ),
+    ),
+    "space": Group(
+        ("cclsearch/space/*.py", "cclsearch/stats/*.py", "cclsearch/tasks/training/space_rules.py"),
+        (
+            "test_build", "test_collect", "test_degree_rules", "test_framework", "test_knobs", "test_noise",
+            "test_parse", "test_space", "test_space_rules", "test_table",
+        ),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,9 +163,9 @@ class Mutator(ast.NodeTransformer):
         return node
 
 
-def find_sites(root: Path) -> Iterator[Site]:
-    """Yield every possible mutation of the code, in order."""
-    for pattern in CODE:
+def find_sites(root: Path, group: Group) -> Iterator[Site]:
+    """Yield every possible mutation of the group's code, in order."""
+    for pattern in group.code:
         for path in sorted(root.glob(pattern)):
             mutator = Mutator()
             mutator.visit(ast.parse(path.read_text(encoding="utf-8")))
@@ -134,25 +179,25 @@ def mutate(code: str, number: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def order_tests(tests: Path, module: str) -> tuple[list[str], list[str]]:
+def order_tests(tests: Path, names: Sequence[str], module: str) -> tuple[list[str], list[str]]:
     """Return the test files that import the module or are named after it, and the other ones."""
     own = [
         name
-        for name in TESTS
+        for name in names
         if name == f"test_{module.rpartition('.')[2]}"
         or f"from {module} import" in (tests / f"{name}.py").read_text(encoding="utf-8")
     ]
-    return own, [name for name in TESTS if name not in own]
+    return own, [name for name in names if name not in own]
 
 
-def is_killed(folder: Path, site: Site) -> bool:
-    """Return whether a test fails on the copy with this mutation."""
+def is_killed(folder: Path, group: Group, site: Site) -> bool:
+    """Return whether a test of the group fails on the copy with this mutation."""
     path = folder / site.path
     original = path.read_text(encoding="utf-8")
     path.write_text(mutate(original, site.number), encoding="utf-8")
     try:
-        groups = order_tests(folder / "tests", site.path.removesuffix(".py").replace("/", "."))
-        return any(run_tests(folder, names) not in SURVIVED for names in groups if names)
+        parts = order_tests(folder / "tests", group.tests, site.path.removesuffix(".py").replace("/", "."))
+        return any(run_tests(folder, names) not in SURVIVED for names in parts if names)
     finally:
         path.write_text(original, encoding="utf-8")
 
@@ -183,47 +228,55 @@ def run_tests(folder: Path, names: Sequence[str], *, keep_bytecode: bool = False
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
+    print(f"ended after {WAIT_S:.0f} s:", *names, flush=True)
     os.kill(child, 9)
     os.waitpid(child, 0)
     return -1
 
 
+def score_group(folder: Path, name: str, options: argparse.Namespace) -> str:
+    """Test a sample of the group's mutants, print the survivors, and return the group's mutation score in words."""
+    group = GROUPS[name]
+    sites = [site for site in find_sites(folder, group) if options.only in site.path]
+    chosen = random.Random(options.seed).sample(sites, min(options.count, len(sites)))
+    if run_tests(folder, group.tests, keep_bytecode=True) != 0:
+        raise SystemExit(f"{name}: the tests fail without any mutation")
+    killed = 0
+    for count, site in enumerate(chosen, 1):
+        if is_killed(folder, group, site):
+            killed += 1
+        else:
+            print(f"survived: {site.path}:{site.line} {site.what}", flush=True)
+        if count % 10 == 0:
+            print(f"{name}: {killed} of {count} killed", flush=True)
+    share = f" ({killed / len(chosen):.1%})" if chosen else ""
+    return f"{name}: {killed} of {len(chosen)} mutants killed{share}, of {len(sites)} places"
+
+
+def load_packages() -> None:
+    """Import what the tests need, once for all forked processes."""
+    for name in ("hypothesis", "msgspec", "numpy", "pandas", "pydantic", "pytest", "scipy.stats", "yaml"):
+        importlib.import_module(name)
+
+
 def measure() -> None:
-    """Test a sample of mutants; print the survivors and the mutation score."""
+    """Test a sample of mutants of each group; print the survivors and the mutation scores."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--count", type=int, default=60, help="mutants of each group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only mutate files whose path contains this text")
-    args = parser.parse_args()
-    import hypothesis
-    import msgspec
-    import numpy
-    import pandas
-    import pydantic
-    import pytest
-    import scipy.stats
-    import yaml
-
-    loaded = (hypothesis, msgspec, numpy, pandas, pydantic, pytest, scipy.stats, yaml)
+    options = parser.parse_args()
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(f"unknown group {min(unknown)!r}; the groups are {', '.join(GROUPS)}")
+    load_packages()
     with tempfile.TemporaryDirectory(prefix="ccl-mutants-") as name:
         folder = Path(name)
         for part in COPIED:
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-        sites = [site for site in find_sites(folder) if args.only in site.path]
-        chosen = random.Random(args.seed).sample(sites, min(args.count, len(sites)))
-        if run_tests(folder, TESTS, keep_bytecode=True) != 0:
-            raise SystemExit(f"the tests fail without any mutation (with {len(loaded)} packages loaded)")
-        killed = 0
-        for count, site in enumerate(chosen, 1):
-            if is_killed(folder, site):
-                killed += 1
-            else:
-                print(f"survived: {site.path}:{site.line} {site.what}", flush=True)
-            if count % 10 == 0:
-                print(f"{killed} of {count} killed", flush=True)
-    with contextlib.suppress(ZeroDivisionError):
-        print(f"mutation score: {killed} of {len(chosen)} killed ({killed / len(chosen):.1%}), of {len(sites)} mutants")
+        for group in options.groups or GROUPS:
+            print(score_group(folder, group, options), flush=True)
 
 
 if __name__ == "__main__":

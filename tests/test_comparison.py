@@ -10,15 +10,15 @@ import pytest
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 from scripted_search import admit, open_search
 
-from cclsearch.core.values import Config, FailureKind, Provenance
+from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Job
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.score.agreement import MAX_REFERENCES
+from cclsearch.score.agreement import MAX_REFERENCES, Vote
 from cclsearch.score.objective import load_objective
-from cclsearch.score.outcome import Verdict
+from cclsearch.score.outcome import Admission, Verdict
 from cclsearch.search.comparison import MAX_REFERENCE_ATTEMPTS, TrialComparison, make_comparison
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner
@@ -273,3 +273,22 @@ def test_the_first_reference_is_the_simplest_and_the_next_the_most_unlike(projec
     assert not is_light(unlike)
     assert first not in voters
     assert unlike not in voters
+
+
+def test_a_trial_has_no_vote_if_its_work_is_in_question_anyway(project: Path) -> None:
+    """It failed, shows no losses, was not judged, or another rule refused it; "cannot be judged" is no refusal."""
+    state, session, _ = run(project, train(lambda config: False), budget=1)
+    trial, comparison = state.trials[1], session.comparison
+    outcome = trial.outcome
+    assert outcome is not None
+    assert isinstance(comparison, TrialComparison)
+
+    def vote(ok: bool | None = True, **changes: object) -> Vote | None:
+        verdicts = (*outcome.verdicts, Verdict(rule="other", ok=ok, detail="")) if outcome else ()
+        judged = outcome.model_copy(update={"admission": Admission(admitted=ok is not False, verdicts=verdicts)})
+        return comparison._vote(trial, judged.model_copy(update=changes))
+
+    assert vote() == vote(ok=None) == Vote(1, outcome.fingerprint, False)
+    assert vote(ok=False) is None
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory")
+    assert vote(failure=failure) is vote(fingerprint=()) is vote(admission=None) is None

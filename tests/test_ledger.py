@@ -32,6 +32,7 @@ from cclsearch.record.event import (
     ProposalRefused,
     RetryKind,
     SearchEnded,
+    SearchResumed,
     SearchStarted,
     SearchStopped,
     SpaceGrown,
@@ -206,6 +207,13 @@ def test_a_text_of_version_1_gets_its_kind_when_it_is_read(fields: dict[str, obj
     event = decode_line(json.dumps({**fields, **of_trial, "time_s": 1.0}).encode())
     assert isinstance(event, TrialRetried | SearchStopped | SearchEnded)
     assert (event.kind, event.reason) == (kind, fields["reason"])
+
+
+def test_a_resumed_search_of_an_earlier_version_had_none_of_the_later_options() -> None:
+    fields = {"event": "search_resumed", "time_s": 1.0, "engine_version": "0.1.0", "budget": 9}
+    event = decode_line(json.dumps(fields).encode())
+    assert isinstance(event, SearchResumed)
+    assert (event.budget, event.confirm, event.keep_going, event.left_trials) == (9, 0, False, ())
 
 
 def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path) -> None:

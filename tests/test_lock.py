@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def holder(**changes: object) -> str:
 def test_a_second_process_is_rejected_with_the_holder(tmp_path: Path) -> None:
     with FolderLock(tmp_path):
         assert is_locked(tmp_path)
-        with pytest.raises(UserError, match=rf"in use by process {os.getpid()} on"), FolderLock(tmp_path):
+        here = rf"in use by process {os.getpid()} on {re.escape(socket.gethostname())} \(search\)"
+        with pytest.raises(UserError, match=here), FolderLock(tmp_path):
             pass
     assert not is_locked(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -65,10 +67,25 @@ def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_stale(tmp_path: Path,
         assert is_locked(tmp_path)
 
 
+@pytest.mark.parametrize(("answer", "runs"), [(PermissionError, True), (ProcessLookupError, False)])
+def test_a_holder_without_a_known_start_runs_if_a_signal_can_reach_it_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: type[OSError], runs: bool
+) -> None:
+    """Without `/proc`, the kernel says only whether there is such a process, perhaps another user's."""
+
+    def refuse(*_: int) -> None:
+        raise answer
+
+    (tmp_path / "lock").write_text(holder())
+    monkeypatch.setattr("cclsearch.record.lock.start_ticks", lambda pid: None)
+    monkeypatch.setattr(os, "kill", refuse)
+    assert is_locked(tmp_path) is runs
+
+
 def test_a_lock_of_another_host_is_valid_while_it_is_refreshed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    path.write_text(holder(host="another-host"))
-    with pytest.raises(UserError, match="another-host"), FolderLock(tmp_path):
+    path.write_text(holder(host="another-host", pid_ns="pid:[1]"))
+    with pytest.raises(UserError, match=r"another-host \(search\)"), FolderLock(tmp_path):
         pass
     old = time.time() - STALE_AFTER_S - 5
     os.utime(path, (old, old))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cclsearch.core.content import list_content, shipped_root
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import Direction
-from cclsearch.score.objective import Objective, Term, load_objective, split_spec
+from cclsearch.score.objective import Constraint, Objective, Term, load_objective, split_spec
 
 # 16 accelerators, 0.5 s a step, 32 sequences of 1024 tokens: 65,536 tokens/s, 4,096 an accelerator; 8 accelerator-s a
 # step of 32,768 tokens are 244.140625 accelerator-s a million tokens; 6,553.6 J a step are 200,000 J a million tokens.
@@ -103,6 +103,14 @@ def test_a_constraint_explains_its_violation(tmp_path: Path) -> None:
     assert objective.broken_constraints({**METRICS, "memory_headroom_frac": 0.05}) == ()
     with pytest.raises(TrialError, match="memory_headroom_frac is needed for a constraint"):
         objective.broken_constraints({"step_time_s": 1.0})
+
+
+def test_a_message_names_the_objective_or_the_constraint_that_needs_a_metric() -> None:
+    bounds = (Constraint(metric="mfu", at_least=0.3), Constraint(metric="step_time_s", at_most=2))
+    objective = load_objective("step_time").model_copy(update={"constraints": bounds})
+    assert objective.what_needs("step_time_s") == "--objective step_time", "also if a constraint bounds it"
+    assert objective.what_needs("mfu") == "constraint 'mfu >= 0.3'"
+    assert objective.what_needs("other") == "--objective step_time"
 
 
 def test_a_missing_metric_is_a_failure_with_its_reason() -> None:

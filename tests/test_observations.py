@@ -72,6 +72,7 @@ def test_each_observation_is_read_back_unchanged(space: Space, path: Path) -> No
     assert tuple(seen) == tuple(added)
     assert seen == tuple(added)
     assert [seen[n] for n in range(-5, 5)] == added + added
+    assert seen.rows.tolist() == [0, 1, 3], "the first row of the space is one, a configuration outside it is none"
     assert seen[1:3] == tuple(added[1:3])
     assert [(list(o.config.items()), list(o.metrics)) for o in seen] == [
         (list(o.config.items()), list(o.metrics)) for o in added

@@ -57,6 +57,12 @@ def test_a_moved_run_keeps_its_jobs_and_a_copy_gets_none(tmp_path: Path) -> None
     assert is_own(moved, trial), "a job of an earlier version, which recorded no inode"
 
 
+def test_a_job_is_taken_for_own_if_nothing_says_whose_run_it_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert is_own(None, run / "trials" / "0001", "7"), "a launcher without a run folder"
+    assert is_own(run, tmp_path / "elsewhere", "7"), "a job that was started in no run"
+
+
 def test_the_handle_of_a_moved_run_points_to_where_the_run_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     trial = run / "trials" / "0001"

@@ -13,6 +13,7 @@ import pytest
 from cclsearch.core.errors import UserError
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.commands import expand_ids, query_job
+from cclsearch.launch.slurm.identity import name_chunk
 from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
@@ -238,3 +239,8 @@ def _poll_until(state: JobState, launcher: SlurmLauncher, handle: Handle) -> Job
         if status.state is state:
             return status
     raise AssertionError(status)
+
+
+def test_a_single_job_has_its_attempts_name_and_an_array_its_own() -> None:
+    assert name_chunk("run", "run-t0001-a1", 1) == "run-t0001-a1"
+    assert name_chunk("run", "run-t0001-a1", 3) == "run-x3"
