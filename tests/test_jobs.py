@@ -247,6 +247,29 @@ def test_a_folder_where_the_next_trials_files_belong_is_moved_aside(project: Pat
     assert (folder / "config.json.1").is_dir()
 
 
+@pytest.mark.parametrize("place", ["0002", "0002/attempts", "0002/attempts/1"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_or_link_where_the_next_trials_folder_belongs_is_moved_aside(
+    project: Path, place: str, is_link: bool
+) -> None:
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+
+    def decide(job: Job) -> Ending:
+        if job.trial == 1:
+            path = project / "runs" / "r" / "trials" / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if is_link:
+                path.symlink_to(elsewhere)
+            else:
+                path.write_text("not a folder")
+        return ran(job)
+
+    state, _ = search(project, decide, budget=2)
+    assert [trial.loss is not None for trial in state.trials.values()] == [True, True]
+    assert not list(elsewhere.iterdir())
+
+
 def test_confirmations_are_new_trials_that_cost_no_budget(project: Path) -> None:
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from cclsearch.core.text import plain
 from cclsearch.run.log_masking import DONE_FILE, PIECE_BYTES, LogMasker, scrub_logs
 from cclsearch.run.trial_folder import publish_attempt
@@ -110,3 +112,16 @@ def test_publishing_moves_logs_that_are_masked_later(tmp_path: Path) -> None:
     publish_attempt(attempt.parent.parent, attempt, JobStatus(state=JobState.DONE))
     mask(tmp_path)
     assert SECRET not in (tmp_path / "trials" / "0001" / "stdout.log").read_text()
+
+
+@pytest.mark.parametrize("what", ["fifo", "link", "folder"])
+def test_what_lies_in_place_of_the_list_of_masked_logs_is_not_waited_for_and_logs_are_masked(
+    what: str, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("as it was")
+    log, done = write_log(tmp_path / "trials" / "0001"), tmp_path / DONE_FILE
+    {"fifo": lambda: os.mkfifo(done), "link": lambda: done.symlink_to(outside), "folder": done.mkdir}[what]()
+    mask(tmp_path)
+    assert SECRET not in log.read_text()
+    assert outside.read_text() == "as it was"

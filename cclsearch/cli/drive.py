@@ -103,8 +103,9 @@ def explain_write_errors(folder: Path, runs: Path | None) -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of the output has gone, which is not an error of the disk
     except OSError as error:
+        place = error.filename if isinstance(error.filename, str) else folder
         raise UserError(
-            f"cannot write to {str(folder)!r}: {error.strerror or error}; every finished trial is kept."
+            f"cannot write to {str(place)!r}: {error.strerror or error}; every finished trial is kept."
             f" Fix that, then run `ccl-search resume {name_run(folder, runs)}`"
         ) from None
 

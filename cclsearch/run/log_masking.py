@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cclsearch.core.job_file import JobFileError, open_job_file
+from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
 from cclsearch.core.redact import Masker
 from cclsearch.record.state import RunState
 
@@ -94,16 +94,26 @@ class LogMasker:
                 _scrub(path)
                 identity = _identity(path.lstat())
                 done.add(identity)
-                with (self._folder / DONE_FILE).open("a", encoding="ascii") as file:
-                    file.write(identity + "\n")
+                with contextlib.suppress(OSError):  # without its line, `resume` looks at the log again
+                    _append_line(self._folder / DONE_FILE, identity)
 
     def _read_done(self) -> set[str]:
         if self._done is None:
             try:
-                self._done = set((self._folder / DONE_FILE).read_text("ascii", "replace").splitlines())
-            except FileNotFoundError:
+                self._done = set(read_job_text(self._folder / DONE_FILE, RESULT_BYTES).splitlines())
+            except (OSError, JobFileError):  # the run folder is within a job's reach
                 self._done = set()
         return self._done
+
+
+def _append_line(path: Path, line: str) -> None:
+    """Append to a file without waiting for a reader and without following a link; OSError if that is impossible."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
 
 
 def _find_logs(folder: Path) -> Iterator[Path]:

@@ -38,10 +38,10 @@ def prepare_folder(job: Job, script: str) -> None:
     """
     folder, is_own = job.trial_dir, job.trial_dir.parent.name == ATTEMPTS_FOLDER
     trial_folder = folder.parent.parent if is_own else folder
-    trial_folder.mkdir(parents=True, exist_ok=True)
+    for place in (trial_folder, *((folder.parent, folder) if is_own else ())):
+        _make_folder(place)
     _move_evidence(trial_folder, trial_folder / ATTEMPTS_FOLDER, max(job.attempt - 1, 1))
     if is_own:
-        folder.mkdir(parents=True, exist_ok=True)
         _move_evidence(folder, folder.parent, job.attempt)  # of an attempt that the ledger does not know
     for place in dict.fromkeys((trial_folder, folder)):
         replace_file(place / CONFIG_FILE, job.payload.model_dump_json(indent=1) + "\n")
@@ -71,13 +71,24 @@ def read_published(folder: Path) -> JobStatus | None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file of ours into a trial's folder; a folder that the job left at its path is moved aside."""
+    """Write a file of ours into a trial's folder; a folder that a job left at its path is moved aside."""
     if path.is_dir() and not path.is_symlink():
-        number = 1
-        while (aside := path.with_name(f"{path.name}.{number}")).exists():
-            number += 1
-        path.rename(aside)
+        _move_aside(path)
     write_atomically(path, text)
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder of ours; a file, or a link to elsewhere, that a job left at its path is moved aside."""
+    if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+        _move_aside(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _move_aside(path: Path) -> None:
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.{number}")):
+        number += 1
+    path.rename(aside)
 
 
 def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> None:
@@ -85,7 +96,7 @@ def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> 
 
     `traceback` is that of an error in judging; `judging_error.txt` has it until the trial is judged.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(folder)
     replace_file(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")
     if outcome.admission:
         replace_file(folder / ADMISSION_FILE, outcome.admission.model_dump_json(indent=1) + "\n")
