@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -137,12 +138,13 @@ def test_report_all_skips_unreadable_runs(mistakes: Path, capsys: pytest.Capture
     assert (mistakes / "all.html").is_file()
 
 
-def test_unwritable_verdicts_are_a_user_error(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_place_of_the_verdicts_is_moved_aside(mistakes: Path) -> None:
     verdicts = mistakes / "runs" / "first" / "trials" / "0001" / "admission.json"
     verdicts.unlink()
     verdicts.mkdir()
-    assert main(["admit", "first", "--write"]) == 2
-    assert "cannot write" in capsys.readouterr().err
+    assert main(["admit", "first", "--write"]) == 0
+    assert json.loads(verdicts.read_text())["admitted"] is True
+    assert verdicts.with_name("admission.json.1").is_dir()
 
 
 def test_help_with_a_command_shows_that_commands_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,8 @@ from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 from cclsearch.stats.kernel import read_features
 from cclsearch.tasks.training.layout import read_layout
 
-FREE = {"nccl_algo", "nccl_proto"}
-"""Knobs of shipped frameworks without a meaning of their own: they set an environment variable."""
+FREE = {"nccl_algo", "nccl_proto", "attention", "optimizer"}
+"""Knobs of shipped frameworks without a meaning of their own: only the run script or a library reads them."""
 
 
 @pytest.fixture

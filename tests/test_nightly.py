@@ -128,12 +128,12 @@ def test_a_slower_configuration_is_a_regression_with_the_changes_around_it(night
 def test_a_regression_names_changes_of_the_profile_but_no_secret(nightly_project: Path) -> None:
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job)))
-    profile = {"launcher": "scripted-night", "scratch": "/away", "environment": {"OMP_NUM_THREADS": 1, "MY_TOKEN": 7}}
+    profile = {"launcher": "scripted-night", "scratch": "/away", "my_token": 7, "environment": {"OMP_NUM_THREADS": 1}}
     Path("launchers/sim.yaml").write_text(yaml.safe_dump(profile))
     why = night(code=3).jobs[0].worse[0].why
     assert "the launcher's OMP_NUM_THREADS unset → 1" in why
     assert "the launcher's scratch unset → /away" in why
-    assert "the launcher's MY_TOKEN changed" in why
+    assert "the launcher's my_token changed" in why
 
 
 def test_a_configuration_that_ran_and_now_fails_is_a_regression(nightly_project: Path) -> None:

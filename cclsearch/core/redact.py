@@ -183,6 +183,10 @@ def _formats() -> _Formats:
     return _Formats(re.compile(_START + b"(?:" + words.encode() + b")"), tuple(found))
 
 
+_LONG = 100
+"""Length in bytes from which a match may be the beginning of a longer secret: the shortest bound of an expression."""
+
+
 def _find_formats(text: bytes) -> Iterator[tuple[int, int]]:
     formats = _formats()
     for find, pattern in formats.found:
@@ -193,7 +197,11 @@ def _find_formats(text: bytes) -> Iterator[tuple[int, int]]:
     while at >= 0:
         start, end = words.rfind(b" ", 0, at) + 1, words.find(b" ", at)
         end = len(text) if end < 0 else end
-        yield from (match.span() for match in formats.words.finditer(text, start, end))
+        for match in formats.words.finditer(text, start, end):
+            if match.end() - match.start() >= _LONG:  # the expressions are bounded, the secret may go on
+                yield match.start(), end
+                break
+            yield match.span()
         at = words.find(_WORD, end)
 
 
