@@ -155,7 +155,9 @@ class LiveSearch:
         """Start or resume the search in a process of its own."""
         words = ["resume", self.run.name, "--quiet"]
         if not (self.run / "search.yaml").exists():
-            words = ["run", "-w", "tiny", "-l", "here", "-b", str(BUDGET), "--timeout-min", "1", "--quiet"]
+            # its jobs sleep and train nothing, so every trial is refused: the search must not end for that
+            words = ["run", "-w", "tiny", "-l", "here", "-b", str(BUDGET), "--timeout-min", "1", "--keep-going"]
+            words += ["--quiet"]
             words += ["--name", self.run.name, "--seed", str(self.number)]
         return self.call(*words, prefix=prefix)
 
