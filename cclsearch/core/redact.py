@@ -72,7 +72,7 @@ _VALUES = {
 }
 """Quote -> the beginning of a value, by which it is judged, and the rest of it."""
 _TEMPLATE = (b"<", b"[", b"{", b"$", b"%(")
-"""What a value begins with that stands for another one, or that was masked."""
+"""A value that begins with one of these is a placeholder (`$NAME`, `{name}`) or was masked before."""
 
 _USERINFO = re.compile(rb"://([a-z0-9_\-]{16,300}+)@")
 _SCHEMES = (

@@ -177,7 +177,7 @@ class _RankFailure(Model):
 def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
     """The first failure that a rank reported, and why a file of another rank could not be read (empty if all could).
 
-    A failure of a rank that only lost a peer counts if there is no other.
+    If a rank only lost its peer, its failure counts only if no other rank failed.
     """
     records, unread = [], ""
     for path in sorted(islice((trial_dir / FAILURES_FOLDER).glob("*.json"), _MAX_FAILURES)):

@@ -136,4 +136,7 @@ def _explain(error: ValidationError, where: Path) -> str:
     field = ".".join(str(part) for part in first["loc"]) or "the file"
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown field {field!r} (value {first['input']!r})"
-    return f"{where}: {field}: {first['msg']}, but it is {first['input']!r}"
+    if first["type"] == "value_error":
+        return f"{where}: {field}: {first['ctx']['error']}"
+    message = "must be a list" if first["type"] == "tuple_type" else first["msg"]
+    return f"{where}: {field}: {message}, but it is {first['input']!r}"

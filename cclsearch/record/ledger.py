@@ -39,7 +39,7 @@ def read_events(path: Path) -> Iterator[Event]:
 def fold_ledger(path: Path) -> RunState:
     """The state after the ledger's events; lines that cannot be used are in its `bad_lines`, and a warning names them.
 
-    Raises UserError if there is no ledger, or if it was written by a newer version.
+    Raises UserError if the run has no ledger, or if a newer version wrote it.
     """
     state = RunState(path)
     for found in _read_lines(path):

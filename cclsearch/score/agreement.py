@@ -133,7 +133,7 @@ class Ballot:
 
     @property
     def largest(self) -> Group | None:
-        """The group with more trials than any other; None if there is no such group."""
+        """The group that has more trials than each other group; None if the largest groups are equal."""
         sizes = sorted((len(group.votes) for group in self.groups), reverse=True)
         if not sizes or sizes[1:2] == sizes[:1]:
             return None

@@ -14,7 +14,7 @@ RULE = "trace_origin"
 def check_trace_origin(evidence: Evidence) -> Verdict:
     """Whether the traces are this attempt's: its nonce, times inside it, and no other trial's or rank's content."""
     if not evidence.is_measured or evidence.trace is None or not evidence.trace.origins:
-        return Verdict(rule=RULE, ok=None, detail="there are no traces")
+        return Verdict(rule=RULE, ok=None, detail="the trial has no traces")
     wrong = _find_foreign_nonce(evidence) or _find_copy(evidence) or _find_wrong_time(evidence)
     if wrong:
         return Verdict(rule=RULE, ok=False, detail=wrong)
@@ -53,7 +53,7 @@ def _find_copy(evidence: Evidence) -> str:
 
 
 def _find_wrong_time(evidence: Evidence) -> str:
-    """Traces with absolute times must lie inside the attempt; clocks of nodes may differ, and may be set."""
+    """The absolute times of a trace must lie inside the attempt. Clocks of nodes may differ, and a clock may be set."""
     assert evidence.trace is not None
     attempt = evidence.attempt
     if attempt is None or not attempt.is_clock_steady:

@@ -36,7 +36,7 @@ def rank_references(view: SearchView, voters: Sequence[Config], *, is_first: boo
 
 
 def count_differences(space: Space, rows: NDArray[np.int64], voters: Sequence[Config]) -> NDArray[np.int64]:
-    """(N,) knobs in which each row differs from the voter that is most like it; all knobs if there are no voters."""
+    """(N,) number of knobs in which each row differs from the voter that it is most like; all, without voters."""
     known = [row for config in voters[-MAX_VOTERS:] if (row := space.row(config)) is not None]
     fewest_N = np.full(len(rows), len(space.knobs))
     for row in known:

@@ -238,7 +238,7 @@ def parse_duration(text: str) -> float | None:
 def read_accounts(job_ids: Sequence[str]) -> list[AccountRow]:
     """Return the accounting's rows of these numbers, also of other jobs that had them, oldest first.
 
-    Empty if there is no accounting or it does not answer.
+    Empty if the cluster has no accounting, or if accounting does not answer.
     """
     rows: list[AccountRow] = []
     for chunk in _chunks(sorted({job.split("_")[0] for job in job_ids})):

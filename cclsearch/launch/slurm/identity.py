@@ -41,7 +41,7 @@ class JobIdentity:
     def is_of(self, listed: ListedJob) -> bool:
         """Whether that is this job: number, name, folder and submit time match.
 
-        The number of an array stands for all of its tasks, which are listed in one line until they start.
+        Slurm lists all tasks of an array that wait in one line; the number of the array then means all of these tasks.
         """
         return (
             listed.job_id in (self.job_id, self.job_id.partition("_")[0])

@@ -27,7 +27,7 @@ def check_traced_layout(evidence: TrainingEvidence) -> Verdict:
     degrees = {axis: evidence.payload.config.as_int(axis) for axis in ("dp", "cp", "tp", "pp", "ep")}
     needed = [name for name, degree in degrees.items() if degree > 1]
     if not needed or evidence.trace is None:
-        return Verdict(rule=RULE, ok=None, detail="one rank exchanges nothing" if not needed else "there are no traces")
+        return Verdict(rule=RULE, ok=None, detail="one rank exchanges nothing" if not needed else "the trial has no traces")
     calls = evidence.trace.collectives
     if calls is None:
         return Verdict(rule=RULE, ok=None, detail="the traces have no whole steps")
