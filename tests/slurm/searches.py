@@ -57,7 +57,8 @@ def kill_and_resume(
     """Run a search of `budget` trials, kill it with SIGKILL at that many random moments, then let it finish."""
     chance = random.Random(seed)
     first = ["run", "-w", "tiny", "-b", str(budget), "-l", "quick", "--strategy", "random", "--name", "killed"]
-    again = ["resume", "killed"]
+    first.append("--keep-going")  # no trial of these is admitted
+    again = ["resume", "killed", "--keep-going"]
     done = 0
     while done < kills:
         is_new = not (runs / "killed" / "search.yaml").exists()
