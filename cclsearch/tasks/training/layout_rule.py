@@ -27,7 +27,8 @@ def check_traced_layout(evidence: TrainingEvidence) -> Verdict:
     degrees = {axis: evidence.payload.config.as_int(axis) for axis in ("dp", "cp", "tp", "pp", "ep")}
     needed = [name for name, degree in degrees.items() if degree > 1]
     if not needed or evidence.trace is None:
-        return Verdict(rule=RULE, ok=None, detail="one rank exchanges nothing" if not needed else "the trial has no traces")
+        detail = "the trial has no traces" if needed else "one rank exchanges nothing"
+        return Verdict(rule=RULE, ok=None, detail=detail)
     calls = evidence.trace.collectives
     if calls is None:
         return Verdict(rule=RULE, ok=None, detail="the traces have no whole steps")
