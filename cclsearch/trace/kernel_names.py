@@ -19,6 +19,11 @@ _SERIAL = re.compile(r"(?:[_.]\d+)+$")
 _WRAPPERS = frozenset({"kernel", "kernel2", "device_kernel", "kentry", "globalkernel", "kernel_launcher", "run_kernel"})
 """Kernels of libraries that wrap any operation (CUTLASS, ck_tile): their template arguments say which."""
 _ADAPTER = re.compile(r"^[\w:]*::enable_[\w]+<|^enable_[\w]+<")
+_CUTE_DSL = re.compile(
+    r"^(?:(?P<own>\w+?)_)?kernel_cutlass_(?:kernel_)?_*(?:main__)?(?P<function>\w*?)"
+    r"(?=_object_at_|_tensor(?:ptr)?\d|_tensorptr|_CopyAtom|_None|_\d+$|$)"
+)
+"""Names that CuTe DSL generates: a prefix, module and class or function run together, and the types of arguments."""
 _NO_OPERATION = re.compile(
     r"^$|^[\d\s]|^\(|^(?:ck_tile::)?gfx\d|^(?:true|false|u?int|float|double|void|unsigned.*|__\w+)$"
 )
@@ -59,6 +64,8 @@ def split_kernel_name(text: str) -> KernelName:
     bare = _NOISE.sub("", text[:MAX_NAME].strip())
     if bare.startswith(("Memcpy ", "Memset ")):
         return KernelName(bare)  # an event of the profiler, whose parentheses hold no parameters
+    if "kernel_cutlass_" in bare and (found := _CUTE_DSL.match(bare)):
+        return KernelName(found["own"] or found["function"] or bare)
     if bare.startswith("_Z"):
         return _split_mangled(bare) or KernelName(bare)
     return _split_demangled(bare.replace("operator()", "operator"))
