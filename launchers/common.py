@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_read_clock = time.clock_gettime  # bound now: replacing a function of `time` later does not change it
+
 FAILURE_FOLDER = "failures"
 """One JSON file per failed rank: rank, time, kind and the root exception."""
 
@@ -168,6 +170,11 @@ def number_sequences(global_batch: int, *, rank: int, ranks: int) -> Iterator[in
     for step in itertools.count():
         first = step * global_batch + rank * share
         yield from range(first, first + share)
+
+
+def window_clock_s() -> float:
+    """Return the kernel's monotonic clock in seconds, for `timed_window_s`: step times are read from another clock."""
+    return _read_clock(time.CLOCK_MONOTONIC)
 
 
 def host_name() -> str:

@@ -34,6 +34,7 @@ from common import (
     package_versions,
     read_trial,
     reporting_failures,
+    window_clock_s,
     write_result,
 )
 from cpu_model import Axis, Layout, MixtureOfExperts, Stage, all_reduce
@@ -251,14 +252,17 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
         trainer.run_step()
     dist.barrier()
     start, step_times_s = CpuClock.read(), []
+    window_start_s = window_clock_s()
     for _ in range(trial.data["timed_steps"]):
         start_s = time.perf_counter()
         trainer.run_step()
         step_times_s.append(time.perf_counter() - start_s)
+    timed_window_s = window_clock_s() - window_start_s
     dist.barrier()
     end, layout = CpuClock.read(), trainer.layout
     return {
         "step_times_s": step_times_s,
+        "timed_window_s": timed_window_s,
         "clock": (start, end),
         "num_params": trainer.stage.num_params,
         "sequences": layout.dp.size * trainer.accumulation * trainer.micro_batch,
@@ -293,6 +297,7 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
         num_layers=trial.data["arch"]["num_layers"],
         num_params=sum(report["num_params"] for report in reports),
         step_times_s=[max(times) for times in zip(*(r["step_times_s"] for r in reports), strict=True)],
+        timed_window_s=max(report["timed_window_s"] for report in reports),
         warmup_steps=trial.data["warmup_steps"],
         peak_memory_bytes=[report["peak_memory_bytes"] for report in reports],
         memory_kind="rss",

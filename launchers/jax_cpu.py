@@ -28,6 +28,7 @@ from common import (
     package_versions,
     read_trial,
     reporting_failures,
+    window_clock_s,
     write_json,
     write_result,
 )
@@ -318,14 +319,17 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
     for _ in range(trial.data["warmup_steps"]):
         trainer.run_step()
     start, step_times_s = CpuClock.read(), []
+    window_start_s = window_clock_s()
     for _ in range(trial.data["timed_steps"]):
         start_s = time.perf_counter()
         trainer.run_step()
         step_times_s.append(time.perf_counter() - start_s)
+    timed_window_s = window_clock_s() - window_start_s
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
     return {
         "step_times_s": step_times_s,
+        "timed_window_s": timed_window_s,
         "foreign_cpu_cores": foreign_cores(start, end, own_s),
         "host": host_name(),
         "device": device_name(),
@@ -372,6 +376,7 @@ def _write_report(trial: Trial, trainer: Trainer, reports: list[dict[str, Any]])
         num_layers=trainer.model.arch["num_layers"],
         num_params=trainer.model.num_params,
         step_times_s=[max(step) for step in zip(*times, strict=True)],
+        timed_window_s=max(report["timed_window_s"] for report in reports),
         warmup_steps=trial.data["warmup_steps"],
         peak_memory_bytes=[report["peak_bytes"] // share for report in reports for _ in range(share)],
         memory_kind="rss",

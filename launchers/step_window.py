@@ -11,7 +11,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from common import CpuClock, PeakMemory, Trial, device_name, foreign_cores, host_name, package_versions, write_result
+from common import (
+    CpuClock,
+    PeakMemory,
+    Trial,
+    device_name,
+    foreign_cores,
+    host_name,
+    package_versions,
+    window_clock_s,
+    write_result,
+)
 from energy import EnergyCounter, energy_per_step, open_counter, read_energy
 
 
@@ -42,6 +52,7 @@ class StepWindow:
         self.first_profiled = self.first_timed + int(data["timed_steps"])
         self.num_steps = count_steps(trial)
         self.step, self.step_times_s = 0, []
+        self.timed_window_s = 0.0
         self.returned: list[Any] = []
         self.on_gpu = torch.cuda.is_available()
         self.memory = None if self.on_gpu else PeakMemory()
@@ -76,12 +87,15 @@ class StepWindow:
             self.energy = open_counter()
             torch.distributed.barrier()
             self._read_clocks()
+            self.timed_window_s = -window_clock_s()
         elif self.step == self.first_profiled:
             self._start_profiler()
 
     def _close(self, time_s: float, returned: Any) -> None:
         if self.first_timed <= self.step < self.first_profiled:
             self.step_times_s.append(time_s)
+            if self.step == self.first_profiled - 1:
+                self.timed_window_s += window_clock_s()
         self.returned.append(returned)
         if self.profiler is not None:
             self.profiler.step()
@@ -125,6 +139,7 @@ class StepWindow:
             self.profiler.export_chrome_trace(str(self.trial.trace_folder / f"rank{rank}.json.gz"))
         report = {
             "step_times_s": self.step_times_s,
+            "timed_window_s": self.timed_window_s,
             "losses": self.read_losses(self.returned),
             "num_params": self.count_parameters(),
             "peak_bytes": self.peak_bytes,
@@ -158,6 +173,7 @@ class StepWindow:
             self.trial,
             world_size=len(reports),
             step_times_s=[max(times) for times in zip(*(r["step_times_s"] for r in reports), strict=True)],
+            timed_window_s=max(report["timed_window_s"] for report in reports),
             warmup_steps=self.first_timed,
             num_params=sum(report["num_params"] for report in reports),
             peak_memory_bytes=[report["peak_bytes"] for report in reports],

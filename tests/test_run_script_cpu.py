@@ -30,6 +30,8 @@ def test_reports_what_it_did_and_traces_every_rank(tmp_path: Path) -> None:
     assert result.world_size == 2
     assert len(result.step_times_s) == 3
     assert all(time_s > 0 for time_s in result.step_times_s)
+    assert result.timed_window_s is not None
+    assert result.timed_window_s <= sum(result.step_times_s) + 0.1, "another clock agrees with the step times"
     assert len(result.peak_memory_bytes) == len(result.devices) == len(result.hosts) == 2
     assert min(result.peak_memory_bytes) > 4 * 10 * result.num_params / 4, "weights, gradients and two moments at least"
     assert result.foreign_cpu_cores is not None

@@ -123,7 +123,16 @@ def test_a_result_of_training_keeps_its_fields(tmp_path: Path) -> None:
     fields = set(json.loads(training.RESULT.model_dump_json()))
     assert fields == {
         *("schema_version", "status", "failure", "world_size", "global_batch_size", "seq_len", "num_layers"),
-        *("num_params", "step_times_s", "warmup_steps", "peak_memory_bytes", "memory_kind", "losses", "versions"),
+        *(
+            "num_params",
+            "step_times_s",
+            "timed_window_s",
+            "warmup_steps",
+            "peak_memory_bytes",
+            "memory_kind",
+            "losses",
+            "versions",
+        ),
         *(
             "precision",
             "devices",

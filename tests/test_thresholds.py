@@ -25,6 +25,16 @@ def first_step(ratio: float, **result: Any) -> Evidence:
     return make_evidence({"step_times_s": (ratio, 1.0, 1.0, 1.0, 1.0), **result})
 
 
+def last_step(ratio: float, **result: Any) -> Evidence:
+    """A run whose last timed step took that many times the others."""
+    return make_evidence({"step_times_s": (1.0, 1.0, 1.0, 1.0, ratio), **result})
+
+
+def window(seconds: float, **result: Any) -> Evidence:
+    """A run whose timed steps took 5 s, in a window of so many seconds."""
+    return make_evidence({"step_times_s": (1.0, 1.0, 1.01, 0.99, 1.0), "timed_window_s": seconds, **result})
+
+
 def spread(fraction: float, **result: Any) -> Evidence:
     return dataclasses.replace(make_evidence(result), spread=fraction)
 
@@ -69,6 +79,10 @@ def foreign_cores(cores: float, **result: Any) -> Evidence:
         ("warmup", first_step(4.0, **ON_CPU), first_step(4.01, **ON_CPU)),
         ("spread", spread(0.15), spread(0.151)),
         ("spread", spread(0.5, **ON_CPU), spread(0.501, **ON_CPU)),
+        ("spread", last_step(4.2), last_step(4.3)),
+        ("spread", last_step(9.0, **ON_CPU), last_step(9.1, **ON_CPU)),
+        ("step_times", window(6.35), window(6.36)),
+        ("step_times", window(5.35, **ON_CPU), window(5.36, **ON_CPU)),
         ("work", parameters(0.981), parameters(0.979)),
         ("work", parameters(1.149), parameters(1.151)),
         ("traced_work", traced_flops(0.95), traced_flops(0.949)),

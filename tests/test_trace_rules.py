@@ -120,6 +120,23 @@ def test_timed_steps_fit_into_the_time_that_the_attempt_took() -> None:
     assert judge("step_times", attempt=short) == (False, "the timed steps take 5.02 s, but the attempt took 4 s")
 
 
+def test_step_times_that_do_not_fill_their_window_are_refused() -> None:
+    times = (0.5, 0.505, 0.495, 0.5, 0.51)
+    assert judge("step_times", result={"step_times_s": times, "timed_window_s": 5.02}) == (
+        False,
+        "the timed steps take 2.51 s, but their window took 5.02 s by another clock (2.00x; at most 1.25x and 0.1 s"
+        " more are allowed)",
+    )
+    assert judge("step_times", result={"timed_window_s": 5.03})[1] == "4 different step times in a window of 5.03 s"
+    assert judge("step_times")[1].endswith("the run script does not report timed_window_s")
+
+
+def test_steps_that_nobody_waited_for_are_refused() -> None:
+    ok, detail = judge("spread", result={"step_times_s": (0.011, 0.01, 0.0101, 0.0099, 4.9)})
+    assert ok is False
+    assert detail.endswith("some took the time of others. Wait for the device after each step")
+
+
 def test_the_traced_time_is_compared_with_the_searchs_other_trials() -> None:
     three = tuple(map(other, (1, 2, 3)))
     assert judge("trace_time", {"step_time_s": 2.3})[0] is True
@@ -263,6 +280,18 @@ def test_the_gradients_of_all_parameters_are_reduced() -> None:
         "dp is 4, but the collectives of a traced step reduce the gradients of 50.0% of the parameters only",
     )
     assert judge("traced_layout", calls("dp", "tp", "pp", elements=None))[0] is True
+
+
+def test_gradients_are_reduced_in_the_cards_precision() -> None:
+    half = {"precision": "bf16", "elements": 4.0 * PARAMETERS}
+    card = CARD.model_copy(update={"precision": "float32"})
+    ok, detail = judge("traced_layout", calls("dp", "tp", "pp", **half), card=card)
+    assert (ok, detail) == (
+        False,
+        "dp is 4, but 100.0% of the gradients are rounded to less than the card's float32",
+    )
+    assert judge("traced_layout", calls("dp", "tp", "pp", **half))[0] is True
+    assert judge("traced_layout", calls("dp", "tp", "pp", **half | {"precision": ""}), card=card)[0] is True
 
 
 def test_what_a_format_does_not_show_is_not_missing() -> None:

@@ -60,7 +60,7 @@ class Accelerator(Model):
 
     def peak_flops_of(self, precision: str) -> float | None:
         """Dense peak FLOP/s at that dtype; None if the chip has no such units or no vendor states it."""
-        return self.peak_flops.get(PRECISIONS.get(precision.lower(), precision.lower()))
+        return self.peak_flops.get(canonical_precision(precision))
 
 
 PRECISIONS = {
@@ -77,6 +77,11 @@ PRECISIONS = {
 """Alternative names of a dtype -> the name used here."""
 PRECISION_BITS = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 """Precision -> bits of an operand that the matrix units use."""
+
+
+def canonical_precision(name: str) -> str:
+    """Return a dtype's name as this project writes it: `bf16` for `torch.bfloat16`."""
+    return PRECISIONS.get(name.lower(), name.lower())
 
 
 def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:

@@ -44,6 +44,8 @@ class TracedCollective(Model):
     axis: str = ""
     """The group's name in the framework (`mesh_dp`); empty if the trace has none."""
     group_size: int | None = None
+    precision: str = ""
+    """Of its elements, as cards name it (`bf16`); empty if the trace does not say."""
     calls: float
     """Over all ranks."""
     elements: float | None = None

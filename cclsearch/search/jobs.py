@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -22,7 +22,8 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import attempt_folder, prepare_folder, publish_attempt, read_published
-from cclsearch.score.outcome import LOAD_RULE, Outcome
+from cclsearch.score.outcome import CONSTRAINTS_RULE, LOAD_RULE, Outcome
+from cclsearch.tasks.base import task_of
 
 EvaluateTrial = Callable[[Trial, TrialInput, RunWriter, Failure | None], Outcome]
 """Evaluates a finished trial from its evidence; the failure is the launcher's own reason, if it has one."""
@@ -211,7 +212,9 @@ class JobRunner:
             writer.check_present()
         if outcome.failure and outcome.failure.kind.is_infrastructure and self._may_retry(trial):
             self._retry_failed(writer, trial, outcome.failure)
-        elif (disturbance := _find_disturbance(outcome)) and self._may_retry(trial):
+        elif (disturbance := find_disturbance(outcome, task_of(self.spec.card).load_effects)) and self._may_retry(
+            trial
+        ):
             self._retry(writer, trial, RetryKind.DISTURBED, disturbance)
         else:
             self._finish(writer, trial, outcome)
@@ -273,9 +276,11 @@ class JobRunner:
         )
 
 
-def _find_disturbance(outcome: Outcome) -> str | None:
-    """Why a measured run was disturbed by other processes and by nothing else; None if it was not."""
+def find_disturbance(outcome: Outcome, effects: Collection[str]) -> str | None:
+    """Why a measured run was disturbed by other processes, by which the rules in `effects` may be violated as well;
+    None if it was not, or if another rule is violated: the run would be excluded without the load too."""
     if outcome.provenance is not Provenance.MEASURED or outcome.admission is None or outcome.admission.admitted:
         return None
-    violated = [verdict for verdict in outcome.admission.verdicts if verdict.ok is False]
-    return violated[0].detail if len(violated) == 1 and violated[0].rule == LOAD_RULE else None
+    violated = {verdict.rule: verdict.detail for verdict in outcome.admission.verdicts if verdict.ok is False}
+    is_explained = violated.keys() <= {LOAD_RULE, CONSTRAINTS_RULE, *effects}
+    return violated.get(LOAD_RULE) if is_explained else None

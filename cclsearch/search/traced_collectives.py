@@ -9,6 +9,7 @@ import numpy as np
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.score.traced import TracedCollective
+from cclsearch.search.traced_products import PRECISION_OF_DTYPE
 from cclsearch.trace.events import Collective
 from cclsearch.trace.view import RankView, TraceView
 
@@ -18,7 +19,7 @@ def read_collectives(trace: TraceView) -> tuple[TracedCollective, ...] | None:
     views = list(trace.ranks.values())
     if not views or not all(view.windows.are_steps for view in views):
         return None
-    calls: dict[tuple[str, str, int | None], list[tuple[float, int | None]]] = defaultdict(list)
+    calls: dict[tuple[str, str, int | None, str], list[tuple[float, int | None]]] = defaultdict(list)
     for view in views:
         for call, count in _count_calls(view):
             calls[_key(call)].append((count / view.windows.num_steps, call.in_nelems or None))
@@ -32,17 +33,21 @@ def _count_calls(view: RankView) -> list[tuple[Collective, int]]:
     return [(view.table.collectives[n], count) for n, count in zip(distinct.tolist(), counts.tolist(), strict=True)]
 
 
-def _key(call: Collective) -> tuple[str, str, int | None]:
+def _key(call: Collective) -> tuple[str, str, int | None, str]:
     size = call.group_size or (len(call.group_ranks) if call.group_ranks else None)
-    return call.kind.value, redact(one_line(call.group_desc or "", 60)), size
+    precision = PRECISION_OF_DTYPE.get((call.dtype or "").lower(), "")
+    return call.kind.value, redact(one_line(call.group_desc or "", 60)), size, precision
 
 
-def _describe(kind: str, axis: str, size: int | None, made: list[tuple[float, int | None]]) -> TracedCollective:
+def _describe(
+    kind: str, axis: str, size: int | None, precision: str, made: list[tuple[float, int | None]]
+) -> TracedCollective:
     known = [count * elements for count, elements in made if elements is not None]
     return TracedCollective(
         kind=kind,
         axis=axis,
         group_size=size,
+        precision=precision,
         calls=sum(count for count, _ in made),
         elements=sum(known) if len(known) == len(made) else None,
     )

@@ -75,6 +75,8 @@ class Task:
     """What the trials of one search must agree on, whatever their configuration; None if nothing is compared."""
     work_rules: Collection[str] = frozenset({"world_size"})
     """The rules of the gate whose violation means that the job did not do the requested work."""
+    load_effects: Collection[str] = frozenset()
+    """The rules that load of other processes may violate: if `load` is violated too, the trial is retried."""
 
     def __init_subclass__(cls) -> None:
         """Raise UserError if a search cannot optimize the primary metric: the surrogate models its logarithm."""

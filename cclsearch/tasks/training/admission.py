@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from cclsearch.card.arch import count_parameters
@@ -81,13 +81,18 @@ def check_warmup(evidence: TrainingEvidence) -> Verdict:
 
 
 def check_spread(evidence: TrainingEvidence) -> Verdict:
-    """Whether the spread of the step times is small enough."""
+    """Whether the spread of the step times is small enough, and no few steps took the time of the others."""
     if evidence.spread is None:
         return Verdict(rule="spread", ok=None, detail="only one step time")
     bound = DEFAULT.max_spread_cpu if evidence.is_on_cpu else DEFAULT.max_spread
     detail = f"the spread of the step times is {evidence.spread:.1%}"
     if evidence.spread > bound:
         return Verdict(rule="spread", ok=False, detail=f"{detail}; at most {bound:.0%} is allowed")
+    times, most = evidence.result.step_times_s, DEFAULT.max_mean_cpu if evidence.is_on_cpu else DEFAULT.max_mean
+    if len(times) > 3 and (ratio := mean(times[1:]) / median(times[1:])) > most:
+        detail += f", but the mean without the first is {ratio:.1f} x the median (at most {most:g} x)"
+        remedy = "some took the time of others. Wait for the device after each step"
+        return Verdict(rule="spread", ok=False, detail=f"{detail}: {remedy}")
     return Verdict(rule="spread", ok=True, detail=detail)
 
 

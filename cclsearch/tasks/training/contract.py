@@ -43,6 +43,9 @@ class TrainingResult(TrialResult):
     """Parameters of the whole model as built (counted once over all ranks)."""
     step_times_s: tuple[float, ...] = ()
     """Seconds of each optimizer step of the unprofiled timed window, by the slowest rank."""
+    timed_window_s: float | None = Field(default=None, gt=0)
+    """Seconds from the start of the first timed step to the end of the last one, by the slowest rank, read from a clock
+    other than the step times'; None if it was not measured."""
     warmup_steps: int = 0
     """Optimizer steps run before that window."""
     precision: str | None = None

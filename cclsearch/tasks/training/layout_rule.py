@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from cclsearch.card.arch import count_parts
+from cclsearch.card.hardware import PRECISION_BITS, canonical_precision
 from cclsearch.score.outcome import Verdict
 from cclsearch.score.traced import TracedCollective
 from cclsearch.tasks.training.contract import TrainingEvidence
@@ -56,7 +57,7 @@ Check = tuple[str, str]
 
 
 def _check_replicas(evidence: TrainingEvidence, degrees: dict[str, int], calls: Iterable[TracedCollective]) -> Check:
-    """Every replica reduces the gradients of every parameter: dp x cp times the parameters, over all ranks."""
+    """Every replica reduces the gradients of every parameter, dp x cp times over all ranks, in the card's precision."""
     replicas = degrees["dp"] * degrees["cp"]
     reductions = [call for call in calls if call.kind in _REDUCTIONS and _may_be(call, "dp")]
     if not reductions:
@@ -66,7 +67,11 @@ def _check_replicas(evidence: TrainingEvidence, degrees: dict[str, int], calls: 
         return "", "gradients are reduced"
     parts = count_parts(evidence.card.arch)
     spread_out = parts.experts * parts.moe_layers if degrees["ep"] > 1 else 0
-    share = sum(call.elements or 0.0 for call in reductions) / replicas / (parts.total - spread_out)
+    needed = replicas * (parts.total - spread_out)
+    share = sum(call.elements or 0.0 for call in reductions) / needed
+    narrow = sum(call.elements or 0.0 for call in reductions if _is_narrower(call, evidence.card.precision)) / needed
+    if share - narrow < DEFAULT.min_reduced_share <= share:
+        return f"{narrow:.1%} of the gradients are rounded to less than the card's {evidence.card.precision}", ""
     if share < DEFAULT.min_reduced_share:
         return f"the collectives of a traced step reduce the gradients of {share:.1%} of the parameters only", ""
     return "", "the gradients of all parameters are reduced"
@@ -101,6 +106,12 @@ def _check_experts(evidence: TrainingEvidence, degrees: dict[str, int], calls: I
     if kinds & {"all_gather", "reduce_scatter", "broadcast", *_POINT_TO_POINT}:
         return "", ""
     return "the traces have no exchange of tokens between experts", ""
+
+
+def _is_narrower(call: TracedCollective, precision: str) -> bool:
+    """Whether a call's elements have fewer bits than those of that precision; False if either is unknown."""
+    bits, wanted = PRECISION_BITS.get(call.precision), PRECISION_BITS.get(canonical_precision(precision))
+    return bits is not None and wanted is not None and bits < wanted
 
 
 def _may_be(call: TracedCollective, axis: str) -> bool:

@@ -53,6 +53,7 @@ class TrainingTask(Task):
     admission_rules = ADMISSION_RULES
     agreement = SameLosses()
     work_rules = WORK_RULES
+    load_effects = frozenset({"spread", "warmup", "trace_time"})
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         batch, seq_len = card.number("global_batch_size"), card.number("seq_len")

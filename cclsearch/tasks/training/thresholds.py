@@ -18,6 +18,11 @@ class TrainingThresholds(Model):
     """Relative spread of the step times on accelerators."""
     max_spread_cpu: float = Field(default=0.5, gt=0)
     """The same if ranks share the cores of a CPU."""
+    max_mean: float = Field(default=1.8, gt=1)
+    """Mean divided by median of the step times, on accelerators: above it, a few steps took the time of the others, as
+    if the device is not waited for after each step."""
+    max_mean_cpu: float = Field(default=3.0, gt=1)
+    """The same if ranks share the cores of a CPU."""
     max_first_step: float = Field(default=2.0, gt=1)
     """First timed step divided by the median of the others: above it, a warm-up step was timed."""
     max_first_step_cpu: float = Field(default=4.0, gt=1)
@@ -59,6 +64,13 @@ class TrainingThresholds(Model):
     """The same if ranks share the cores of a CPU."""
     max_sigmas: float = Field(default=4.0, gt=0)
     """Spreads (median absolute deviation x 1.4826) of the others' ratios within which a ratio is not questioned."""
+    max_uncounted: float = Field(default=0.25, ge=0)
+    """Time of the timed window between its steps, as a share of the steps' sum, on accelerators: a framework may log or
+    load data there."""
+    max_uncounted_cpu: float = Field(default=0.05, ge=0)
+    """The same on a CPU: the shipped run scripts do nothing there."""
+    max_uncounted_s: float = Field(default=0.1, ge=0)
+    """Seconds of the window that are never questioned: a process that waits for a core."""
     max_quantum: float = Field(default=0.05, gt=0)
     """Step times that are all multiples of this share of their median were rounded or made up."""
     max_mfu: float = Field(default=1.0, gt=0)

@@ -28,12 +28,30 @@ def check_step_times(evidence: TrainingEvidence) -> Verdict:
     if elapsed_s is not None and total_s > elapsed_s:
         detail = f"the timed steps take {total_s:.4g} s, but the attempt took {elapsed_s:.4g} s"
         return Verdict(rule=rule, ok=False, detail=detail)
+    if uncounted := _find_uncounted(evidence, total_s):
+        return Verdict(rule=rule, ok=False, detail=uncounted)
     if len(times) < 3:
         return Verdict(rule=rule, ok=None, detail="too few step times to tell measured from invented ones")
     pattern = _find_pattern(evidence)
     if pattern:
         return Verdict(rule=rule, ok=False, detail=f"{pattern}: report the time of each step as measured")
-    return Verdict(rule=rule, ok=True, detail=f"{len(set(times))} different step times")
+    window_s = evidence.result.timed_window_s
+    words = (
+        "; the run script does not report timed_window_s" if window_s is None else f" in a window of {window_s:.4g} s"
+    )
+    return Verdict(rule=rule, ok=True, detail=f"{len(set(times))} different step times{words}")
+
+
+def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
+    """How much longer the timed window was than the sum of its steps; "" if as long, or if it is not reported."""
+    window_s = evidence.result.timed_window_s
+    share = DEFAULT.max_uncounted_cpu if evidence.is_on_cpu else DEFAULT.max_uncounted
+    if window_s is None or window_s <= total_s * (1 + share) + DEFAULT.max_uncounted_s:
+        return ""
+    return (
+        f"the timed steps take {total_s:.4g} s, but their window took {window_s:.4g} s by another clock"
+        f" ({window_s / total_s:.2f}x; at most {1 + share:g}x and {DEFAULT.max_uncounted_s:g} s more are allowed)"
+    )
 
 
 def _find_pattern(evidence: TrainingEvidence) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cclsearch.card.arch import count_parts, tokens_per_step
-from cclsearch.card.hardware import PRECISION_BITS, PRECISIONS
+from cclsearch.card.hardware import PRECISION_BITS, canonical_precision
 from cclsearch.core.values import Config
 from cclsearch.score.outcome import Verdict
 from cclsearch.score.traced import TracedProducts
@@ -95,9 +95,9 @@ def _recomputes(config: Config) -> bool:
 
 def check_precision(evidence: TrainingEvidence) -> Verdict:
     """Whether matrix products ran in the card's precision: as declared, and by types and kernel names in the traces."""
-    rule, wanted = "precision", _canonical(evidence.card.precision)
+    rule, wanted = "precision", canonical_precision(evidence.card.precision)
     declared = evidence.result.precision
-    if declared is not None and _canonical(declared) != wanted:
+    if declared is not None and canonical_precision(declared) != wanted:
         return Verdict(rule=rule, ok=False, detail=f"the run script declares {declared}, but the card has {wanted}")
     products = evidence.trace.products if evidence.trace else None
     seconds = products.seconds_by_precision if products else {}
@@ -113,8 +113,3 @@ def check_precision(evidence: TrainingEvidence) -> Verdict:
         remedy = f"; the card has {wanted}: name the precision in the card, or compute in {wanted}"
         return Verdict(rule=rule, ok=False, detail=detail + remedy)
     return Verdict(rule=rule, ok=True, detail=detail)
-
-
-def _canonical(precision: str) -> str:
-    lowered = precision.lower()
-    return PRECISIONS.get(lowered, lowered)
