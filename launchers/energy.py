@@ -47,11 +47,12 @@ def read_energy(counter: EnergyCounter | None) -> float | None:
 
 
 def energy_per_step(used: Mapping[str, float | None], window_s: float, num_steps: int) -> float | None:
-    """Return joules per step of all devices together; None if one is unknown or the window is too short.
+    """Return joules per step of all devices together; None if one is unknown, stood still or was reset, or if the
+    window is too short.
 
     `used` has each device's joules over the window: a device that several ranks share is in it once.
     """
-    known = [joules for joules in used.values() if joules is not None]
+    known = [joules for joules in used.values() if joules is not None and joules > 0]
     if window_s < MIN_WINDOW_S or not known or len(known) < len(used):
         return None
     return sum(known) / num_steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,34 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
 
 
+NUMBER, WHOLE = "Input should be a valid number", "Input should be a valid integer"
+NOT_FIGURES = [
+    ("step_times_s", "[0.5, true]", f"step_times_s.1: {NUMBER} (True)"),
+    ("step_times_s", '["0.5"]', f"step_times_s.0: {NUMBER} ('0.5')"),
+    ("step_times_s", "[1e300]", "step_times_s.0: Input should be less than or equal to 1000000000 (1e+300)"),
+    ("step_times_s", "[1e-300]", "step_times_s.0: Input should be greater than or equal to 0.000000001 (1e-300)"),
+    ("step_times_s", "[-1]", "step_times_s.0: Input should be greater than or equal to 0.000000001 (-1)"),
+    ("step_times_s", "[NaN]", "step_times_s.0: Input should be "),
+    ("energy_j", "0", "energy_j: Input should be greater than 0 (0)"),
+    ("energy_j", "-3.5", "energy_j: Input should be greater than 0 (-3.5)"),
+    ("energy_j", "Infinity", "energy_j: Input should be a finite number (inf)"),
+    ("energy_j", '"120"', f"energy_j: {NUMBER} ('120')"),
+    ("peak_memory_bytes", "[1, -1]", "peak_memory_bytes.1: Input should be greater than or equal to 0 (-1)"),
+    ("peak_memory_bytes", "[true]", f"peak_memory_bytes.0: {WHOLE} (True)"),
+    ("peak_memory_bytes", "[1.5]", f"peak_memory_bytes.0: {WHOLE} (1.5)"),
+    ("world_size", '"4"', f"world_size: {WHOLE} ('4')"),
+    ("world_size", "0", "world_size: Input should be greater than or equal to 1 (0)"),
+    ("global_batch_size", "7.5", f"global_batch_size: {WHOLE} (7.5)"),
+    ("num_params", "-1", "num_params: Input should be greater than or equal to 1 (-1)"),
+    ("warmup_steps", "true", f"warmup_steps: {WHOLE} (True)"),
+    ("foreign_cpu_cores", "-0.5", "foreign_cpu_cores: Input should be greater than or equal to 0 (-0.5)"),
+    ("losses", "[true]", f"losses.0: {NUMBER} (True)"),
+    ("metrics", '{"a": "1"}', f"metrics.a: {NUMBER} ('1')"),
+    ("recorded", '"no"', "recorded: Input should be a valid boolean ('no')"),
+    ("failure", '{"stage": "run", "kind": "crashed", "message": "", "rank": "3"}', f"failure.rank: {WHOLE} ('3')"),
+]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -98,6 +127,7 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
         ("", "not JSON"),
         ("[" * 100000, "not JSON"),
         ('{"status": "ok", "world_size": NaN}', "world_size"),
+        *((f'{{"status": "ok", "{name}": {value}}}', words) for name, value, words in NOT_FIGURES),
     ],
 )
 def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
@@ -106,6 +136,17 @@ def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str,
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.CRASHED
     assert words in failure.message
+
+
+def test_whole_numbers_count_whether_a_script_writes_them_with_a_point_or_without(tmp_path: Path) -> None:
+    given = {"step_times_s": [1, 2], "energy_j": 3, "losses": [math.nan, 2], "metrics": {"a": 4, "b": math.inf}}
+    counts = {"world_size": 4.0, "peak_memory_bytes": [2.0e9, 0], "warmup_steps": 2.0, "num_params": 1e9}
+    (tmp_path / "result.json").write_text(json.dumps({"status": "ok", **given, **counts}))
+    result = collect_result(tmp_path, TrainingResult)
+    assert isinstance(result, TrainingResult)
+    assert (result.step_times_s, result.energy_j, result.losses[1]) == ((1.0, 2.0), 3.0, 2.0)
+    assert (result.world_size, result.peak_memory_bytes, result.num_params) == (4, (2_000_000_000, 0), 10**9)
+    assert type(result.world_size) is int
 
 
 def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path: Path) -> None:

@@ -100,3 +100,5 @@ def test_energy_of_a_step_counts_each_device_once(energy: Any) -> None:
     assert energy.energy_per_step({"host GPU-a": 100.0, "": None}, 2.0, 4) is None, "one device is unknown"
     assert energy.energy_per_step({"host GPU-a": 100.0}, energy.MIN_WINDOW_S / 2, 4) is None, "a tick is too much of it"
     assert energy.energy_per_step({}, 2.0, 4) is None
+    assert energy.energy_per_step({"host GPU-a": 100.0, "host GPU-b": 0.0}, 2.0, 4) is None, "a counter stood still"
+    assert energy.energy_per_step({"host GPU-a": -5.0}, 2.0, 4) is None, "a counter was reset"

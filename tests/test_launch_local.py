@@ -94,6 +94,21 @@ def test_a_job_inherits_no_secret(start, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "SOME_API_KEY" not in output
 
 
+@pytest.mark.parametrize(("field", "value"), [("timeout_s", -1), ("timeout_s", True), ("pid", "7")])
+def test_a_job_that_spoils_its_own_record_has_failed_and_the_message_says_what_is_wrong(
+    start, field: str, value: object
+) -> None:
+    launcher, handle = start("import time; time.sleep(600)")
+    path = handle.trial_dir / "job.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    [status] = launcher.poll([handle])
+    assert status.failure is not None
+    assert status.failure.kind is FailureKind.CRASHED
+    assert f"changed its own record: job.json: {field}: Input should be " in status.failure.message
+    assert status.failure.message.endswith(f"({value!r})")
+    assert start_ticks(int(handle.job_id)) is None, "its processes must not be left behind"
+
+
 def test_a_job_over_its_time_limit_is_ended_with_all_its_processes(start) -> None:
     script = (
         "import subprocess, sys, time, os\n"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, StrictInt
 from pydantic_core import CoreSchema, core_schema
 
 from cclsearch.core.job_file import RESULT_BYTES, read_job_bytes
@@ -162,7 +162,7 @@ class Failure(Model):
     kind: FailureKind
     message: str
     """The root exception of the first rank that failed, or the launcher's own reason."""
-    rank: int | None = None
+    rank: StrictInt | None = None
 
 
 class Provenance(StrEnum):

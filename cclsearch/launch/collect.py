@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
-from cclsearch.core.job_file import RESULT_BYTES, JobFileError, has_job_file, read_job_json, read_job_text, read_tail
+from cclsearch.core.figures import Count
+from cclsearch.core.job_file import (
+    RESULT_BYTES,
+    JobFileError,
+    has_job_file,
+    read_job_bytes,
+    read_job_json,
+    read_job_text,
+    read_tail,
+)
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, RunStatus, TrialEnd
@@ -109,6 +118,19 @@ def collect_result(
     return failure
 
 
+def explain_record(path: Path, model: type[Model]) -> str:
+    """Return why a launcher's record in a trial's folder cannot be used; empty if it can, or if there is none."""
+    try:
+        model.model_validate_json(read_job_bytes(path, RESULT_BYTES))
+    except FileNotFoundError:
+        return ""
+    except ValidationError as error:
+        return f"{path.name}: {_explain_violation(error)}"
+    except (OSError, JobFileError) as error:
+        return str(error)
+    return ""
+
+
 def classify_log(text: str) -> Failure | None:
     """Return the root failure in a log, with its rank if lines name it; None if there is none.
 
@@ -148,13 +170,19 @@ def _validate_result(data: Any, model: type[Result]) -> Result | Failure:
     try:
         result = model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        return _crashed(f"{RESULT_FILE} violates the trial contract: {field}: {first['msg']} ({first['input']!r:.100})")
+        return _crashed(f"{RESULT_FILE} violates the trial contract: {_explain_violation(error)}")
     if result.status is RunStatus.FAILED:
         failure = result.failure or _crashed(f"{RESULT_FILE} has status `failed` but no `failure`")
         return _own_failure(failure.stage, failure.kind, failure.message, failure.rank)
     return result
+
+
+def _explain_violation(error: ValidationError) -> str:
+    """The first wrong field, what it must be, and what it is."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the file"
+    problem = "Input should be a JSON object" if first["type"] == "model_type" else first["msg"]
+    return f"{field}: {problem} ({first['input']!r:.100})"
 
 
 def _read_exit_code(trial_dir: Path) -> int | None:
@@ -168,8 +196,8 @@ class _RankFailure(Model):
 
     model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
 
-    rank: int
-    time_ns: int
+    rank: Count
+    time_ns: Count
     kind: FailureKind
     message: str
 
@@ -184,8 +212,7 @@ def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
         try:
             found = _RankFailure.model_validate(read_job_json(path))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            unread = ": ".join((path.name, *map(str, first["loc"]), first["msg"]))
+            unread = f"{path.name}: {_explain_violation(error)}"
         except (OSError, JobFileError) as error:
             unread = str(error)
         else:

@@ -11,9 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StrictBool
 
 from cclsearch.card.model import ModelArch
+from cclsearch.core.figures import Count, Joules, NotNegative, Number, PositiveCount
 from cclsearch.core.values import Config, Failure, Model, Value
 
 RESULT_FILE = "result.json"
@@ -74,7 +75,7 @@ class TrialEnd(Model):
 
     model_config = ConfigDict(extra="ignore")
 
-    schema_version: int = 1
+    schema_version: PositiveCount = 1
     status: RunStatus
     failure: Failure | None = None
     """The reason if status is `failed`."""
@@ -85,8 +86,8 @@ class TrialResult(TrialEnd):
 
     model_config = ConfigDict(extra="forbid")
 
-    world_size: int | None = None
-    peak_memory_bytes: tuple[int, ...] = ()
+    world_size: PositiveCount | None = None
+    peak_memory_bytes: tuple[Count, ...] = ()
     """Peak memory by rank."""
     memory_kind: MemoryKind = MemoryKind.DEVICE
     versions: dict[str, str] = {}
@@ -95,17 +96,17 @@ class TrialResult(TrialEnd):
     """Device name by rank."""
     hosts: tuple[str, ...] = ()
     """Host name by rank."""
-    foreign_cpu_cores: float | None = None
+    foreign_cpu_cores: NotNegative | None = None
     """CPU cores that other processes used during the measurement; None if unknown."""
-    logical_cores: int | None = Field(default=None, ge=1)
+    logical_cores: PositiveCount | None = None
     """Logical cores of the host that measured `foreign_cpu_cores`."""
-    energy_j: float | None = None
+    energy_j: Joules | None = None
     """Energy in joules of all accelerators per unit of the task's work, if power is recorded."""
-    metrics: dict[Annotated[str, Field(max_length=200)], float] = Field(default={}, max_length=1000)
+    metrics: dict[Annotated[str, Field(max_length=200)], Number] = Field(default={}, max_length=1000)
     """Measurements of the script, by name: all that have no field of their own. Bounded, as the ledger keeps them."""
-    recorded: bool = False
+    recorded: StrictBool = False
     """Whether it comes from a table of earlier measurements: nothing ran."""
-    simulated: bool = False
+    simulated: StrictBool = False
     """Whether a model of the hardware computed it: nothing ran."""
     extra: dict[str, str] = {}
 

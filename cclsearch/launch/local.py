@@ -22,6 +22,7 @@ from pydantic import Field, field_validator
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UserError
+from cclsearch.core.figures import Count, Number, PositiveCount, TimeLimit
 from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
@@ -31,6 +32,7 @@ from cclsearch.launch.collect import (
     MEMORY_RAN_OUT,
     clear_results,
     collect_end,
+    explain_record,
     explain_timeout,
     quote_last_line,
 )
@@ -77,15 +79,15 @@ class LocalJobRecord(Model):
 
     job_name: str
     run_id: str
-    pid: int
-    start_ticks: int
+    pid: PositiveCount
+    start_ticks: Count
     boot_id: str
     pid_ns: str = ""
     """PID namespace that `pid` is of."""
-    started_s: float
+    started_s: Number
     """Unix time of its start, for people: the time limit goes by `start_ticks`, which no clock changes."""
-    timeout_s: float
-    oom_kills: int
+    timeout_s: TimeLimit
+    oom_kills: Count
     """Processes that the kernel had killed for memory on this machine before the job started."""
 
 
@@ -241,6 +243,9 @@ class LocalLauncher:
         age_s = _age_s(record) if record else 0.0
         if result.is_file():
             return self._finish(handle, result)
+        if record is None and (problem := explain_record(handle.trial_dir / JOB_FILE, LocalJobRecord)):
+            processes.terminate_processes(_find_processes(handle))
+            return JobStatus.failed(FailureKind.CRASHED, f"the trial changed its own record: {problem}")
         if record is not None and age_s > record.timeout_s and not (handle.trial_dir / EXIT_FILE).is_file():
             return self._time_out(handle, record)
         if _is_running(handle):

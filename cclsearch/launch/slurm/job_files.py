@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.figures import TimeLimit
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
 from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.values import Failure, Model, Value
@@ -63,7 +64,7 @@ class JobSpec(Model):
     """Container command in front of the rank's own."""
     srun_arguments: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    timeout_s: float
+    timeout_s: TimeLimit
     step_name: str = ""
     """Name of the step in a held allocation, in which several runs of one name may have steps; empty: `name`."""
     run_inode: str = ""

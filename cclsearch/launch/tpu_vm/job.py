@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
+from cclsearch.core.figures import TimeLimit
 from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import Job, JobStatus
@@ -48,7 +49,7 @@ class TpuJobRecord(Model):
     name: str
     trial_dir: Path
     num_processes: int
-    timeout_s: float
+    timeout_s: TimeLimit
     submitted_s: float
     token: str = ""
     """The run's token: two runs of the same name may use the same workers."""

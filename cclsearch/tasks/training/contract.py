@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from cclsearch.card.model import ModelArch
+from cclsearch.core.figures import Count, Number, PositiveCount, Seconds
 from cclsearch.core.values import Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.score.evidence import EvidenceOf
@@ -35,22 +36,22 @@ class TrainingInput(TrialInput):
 class TrainingResult(TrialResult):
     """`result.json` of training; `energy_j` is per optimizer step."""
 
-    global_batch_size: int | None = None
+    global_batch_size: PositiveCount | None = None
     """Sequences per optimizer step that were trained, over all ranks."""
-    seq_len: int | None = None
-    num_layers: int | None = None
-    num_params: int | None = None
+    seq_len: PositiveCount | None = None
+    num_layers: PositiveCount | None = None
+    num_params: PositiveCount | None = None
     """Parameters of the whole model as built (counted once over all ranks)."""
-    step_times_s: tuple[float, ...] = ()
+    step_times_s: tuple[Seconds, ...] = ()
     """Seconds of each optimizer step of the unprofiled timed window, by the slowest rank."""
-    timed_window_s: float | None = Field(default=None, gt=0)
+    timed_window_s: Seconds | None = None
     """Seconds from the start of the first timed step to the end of the last one, by the slowest rank, read from a clock
     other than the step times'; None if it was not measured."""
-    warmup_steps: int = 0
+    warmup_steps: Count = 0
     """Optimizer steps run before that window."""
     precision: str | None = None
     """What the matrix multiplications were computed in: `fp32`, `bf16`, ..."""
-    losses: tuple[float, ...] = ()
+    losses: tuple[Number, ...] = ()
     """Training loss of each optimizer step in order: warm-up, timed window, profiled window with its own warm-up."""
 
 
