@@ -1,11 +1,15 @@
 """Measures how fast secrets are masked: MB/s of processor time for each kind of log, and of hostile lines.
 
-`--before FOLDER` also measures the checkout in that folder, line by line as its logs were masked, and prints the ratio.
+Logs are masked in pieces, as a search does it, with no secret in the environment and with twenty. `--before FOLDER`
+also measures the checkout in that folder, line by line as its logs were masked; `--peer PYTHON` detect-secrets in that
+interpreter's environment, which finds secrets line by line and masks nothing. Ratios are of this run. `--logs FILE...`
+measures files in place of the made lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import subprocess
 import sys
 import time
@@ -31,6 +35,22 @@ _LOGS: dict[str, Callable[[int], str]] = {
     ),
 }
 _HOSTILE = ("token=", "eyJ", "-----BEGIN PRIVATE KEY-----", "eyJ_", "cookie:", "token='", "authorization:")
+_NAMES = ("token", "api_key", "password", "secret")
+_PEER = """
+import sys, time
+from detect_secrets.core.scan import scan_line
+from detect_secrets.settings import default_settings
+lines = sys.stdin.read().splitlines()
+with default_settings():
+    list(scan_line(lines[0]))
+    size, start = 0, time.process_time()
+    for line in lines:
+        list(scan_line(line))
+        size += len(line) + 1
+        if time.process_time() - start > 2:
+            break
+print(size / (time.process_time() - start) / 1e6)
+"""
 _MEASURE = """
 import sys, time
 from cclsearch.core.redact import redact
@@ -49,34 +69,53 @@ def main() -> int:
     """Print a table of MB/s."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, help="folder of another checkout")
+    parser.add_argument("--peer", type=Path, help="Python that has detect-secrets")
     parser.add_argument("--lines", type=int, default=20_000)
+    parser.add_argument("--logs", type=Path, nargs="+", help="text files to measure")
     options = parser.parse_args()
-    for kind, line in _LOGS.items():
-        text = "".join(line(i) + "\n" for i in range(options.lines))
-        now, before = _measure(text), ""
+    for kind, text in _texts(options).items():
+        now = _measure(text)
+        others = [f"{now:7.1f} MB/s, with 20 secrets {_measure(text, 20):7.1f}"]
         if options.before:
-            value = _measure_before(text, options.before)
-            before = f"  before {value:5.2f} MB/s  {now / value:6.1f} x"
-        print(f"{kind:30} {now:7.1f} MB/s{before}")
+            others.append(_compare("before", now, _run([sys.executable, "-c", _MEASURE], text, options.before)))
+        if options.peer:
+            others.append(_compare("detect-secrets", now, _run([str(options.peer), "-c", _PEER], text, None)))
+        print(f"{kind:24}" + "  ".join(others))
     for piece in _HOSTILE:
         sizes = [_measure(piece * (kib * 1024 // len(piece))) for kib in (64, 256, 1024)]
         print(f"{piece!r:30} " + ", ".join(f"{value:.2f}" for value in sizes) + " MB/s in a line of 64, 256, 1024 KiB")
     return 0
 
 
-def _measure(text: str) -> float:
+def _texts(options: argparse.Namespace) -> dict[str, str]:
+    if options.logs:
+        return {path.name: path.read_text("utf-8", "replace") for path in options.logs}
+    return {kind: "".join(line(i) + "\n" for i in range(options.lines)) for kind, line in _LOGS.items()}
+
+
+def _compare(what: str, now: float, other: float) -> str:
+    return f"{what} {other:5.2f} MB/s ({now / other:.1f}x)"
+
+
+def _measure(text: str, secrets: int = 0) -> float:
+    """MB/s of the faster of three passes."""
     from cclsearch.core.redact import Masker
+    from cclsearch.run.log_masking import PIECE_BYTES
 
-    data, masker = text.encode(), Masker()
-    start = time.process_time()
-    masker.mask(data)
-    return len(data) / (time.process_time() - start) / 1e6
+    data = text.encode()
+    masker = Masker({f"{_NAMES[i % 4]}_{i}": hashlib.sha256(b"%d" % i).hexdigest()[:40] for i in range(secrets)})
+    pieces = [data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
+    taken = []
+    for _ in range(3):
+        start = time.process_time()
+        for piece in pieces:
+            masker.mask(piece)
+        taken.append(time.process_time() - start)
+    return len(data) / min(taken) / 1e6
 
 
-def _measure_before(text: str, folder: Path) -> float:
-    answer = subprocess.run(
-        [sys.executable, "-c", _MEASURE], input=text, text=True, capture_output=True, check=True, cwd=folder
-    )
+def _run(command: list[str], text: str, folder: Path | None) -> float:
+    answer = subprocess.run(command, input=text, text=True, capture_output=True, check=True, cwd=folder)
     return float(answer.stdout)
 
 

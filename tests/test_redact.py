@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cclsearch.core.redact import MASK, redact
 
@@ -176,3 +178,20 @@ def test_honest_logs_and_settings_are_unchanged(text: str) -> None:
 def test_repeated_pieces_end(piece: str) -> None:
     masked = redact(piece * (2**17 // len(piece)), {})
     assert masked == redact(masked, {})
+
+
+LINES = st.one_of(
+    st.sampled_from([*SECRET_TEXTS, *KEY_LINES, "step 7 loss=2.5 tokens_per_s: 12345.6", "KeyError: 'a.key'", ""]),
+    st.tuples(st.sampled_from(SECRET_TEXTS), st.text(max_size=8)).map("".join),
+    st.text(alphabet="TOKENtoken_=:-@/ sk\u00e9", max_size=30),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(LINES, max_size=60), st.sampled_from(["\n", "\r", " "]))
+def test_a_long_text_is_masked_as_a_short_one(lines: list[str], between: str) -> None:
+    """A long text is scanned in another way (`find_contained`), which must not show."""
+    environment = {"HF_TOKEN": RANDOM[::-1], "DB_PASS": 'corr"ect/h\u00f6rse'}
+    text = between.join([*lines, RANDOM[::-1], 'corr"ect/h\u00f6rse'])
+    filler = "\n" + "step 7\n" * 1000
+    assert redact(text + filler, environment) == redact(text, environment) + filler

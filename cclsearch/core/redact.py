@@ -18,6 +18,7 @@ from urllib.parse import quote, quote_plus
 
 import yaml
 
+from cclsearch.core.contained import find_contained
 from cclsearch.core.private_keys import KeyMasker
 from cclsearch.core.secret_names import (
     NOT_SECRET_NAME,
@@ -35,8 +36,15 @@ __all__ = ["NOT_SECRET_NAME", "SECRET_NAME", "declare_secret", "is_secret_name"]
 MASK = "[secret]"
 _MASK = MASK.encode()
 _FORMATS_FILE = Path(__file__).with_name("secret_formats.yaml")
-_START = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrtb])|(?<=%[0-9A-Fa-f]{2})|(?<=\[\dm)|(?<=\[\d\dm))"
-"""Where a secret may begin: not within a word, but after `\\n`, `%3D` or a colour."""
+_STARTS = (
+    rb"(?<![A-Za-z0-9]%s)",
+    rb"(?<=\\[nrtb]%s)",
+    rb"(?<=%%[0-9A-Fa-f]{2}%s)",
+    rb"(?<=\[\dm%s)",
+    rb"(?<=\[\d\dm%s)",
+)
+"""What may be before the beginning of a secret: nothing of a word, but `\\n`, `%3D` or a colour."""
+_REST_OF_WORD = re.compile(rb"[\w.\-]*+")
 
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _MAX_NAME, _JUDGED = 80, 256
@@ -86,26 +94,23 @@ _SCHEMES = (
         ),
     ),
     (b"cookie:", re.compile(rb"cookie:\s{0,8}([^\r\n\"'\\]{4,4096}+)")),
-    (b"sig=", re.compile(rb"(?<=[?&;])sig=([a-z0-9%+/=_\-]{8,}+)")),
+    (b"sig=", re.compile(rb"sig=(?<=[?&;]sig=)([a-z0-9%+/=_\-]{8,}+)")),
     (b"x-amz-", re.compile(rb"x-amz-(?:signature|credential|security-token)=([^\s&\"'\\]{8,}+)")),
     (b"://", re.compile(rb"://[^/\s:@\"'\\]{0,200}+:([^/\s@\"'\\]{1,500}+)@")),
     (b"://", _USERINFO),
-    (b"-u", re.compile(rb"(?<!\S)-u\s{0,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
-    (b"--user", re.compile(rb"(?<!\S)--user[\s=]{1,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
+    (b"-u", re.compile(rb"-u(?<!\S-u)\s{0,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
+    (b"--user", re.compile(rb"--user(?<!\S--user)[\s=]{1,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
 )
 """Words in lower case with what follows them there; the last group is the secret."""
+_WORDS = tuple(dict.fromkeys(word for word, _ in (*_SCHEMES, *_FIELDS)))
 
 
-_WORD = b"a" * 16
-_TO_WORDS = bytes(
-    97 if chr(code).isascii() and (chr(code).isalnum() or chr(code) in "_-.") else 32 for code in range(256)
-)
-"""Translates a text so that a word of at least 16 characters contains `_WORD`."""
-
-
-class _Formats(NamedTuple):
-    words: re.Pattern[bytes]
-    found: tuple[tuple[bytes, re.Pattern[bytes]], ...]
+class _Format(NamedTuple):
+    find: bytes
+    pattern: re.Pattern[bytes]
+    """The last group is the secret."""
+    is_word: bool
+    """Whether the secret is the beginning of a word."""
 
 
 class Masker:
@@ -117,9 +122,8 @@ class Masker:
 
     def mask(self, text: bytes) -> bytes:
         """Return the next piece of the text with every known secret, and everything that looks like one, masked."""
-        for value in self._values:
-            if value in text:
-                text = text.replace(value, _MASK)
+        for value in find_contained(self._values, text):
+            text = text.replace(value, _MASK)
         text = self._mask_keys(text)
         spans = sorted([*_find_formats(text), *_find_schemes_and_fields(text)])
         return _cover(text, spans) if spans else text
@@ -171,16 +175,22 @@ def _base64_of(data: bytes, shift: int) -> Iterator[bytes]:
 
 
 @functools.cache
-def _formats() -> _Formats:
+def _formats() -> tuple[_Format, ...]:
     """The rules of `secret_formats.yaml`; loaded when first needed."""
-    rules: list[dict[str, str]] = yaml.safe_load(_FORMATS_FILE.read_text("utf-8"))
-    words = "|".join(rule["secret"] for rule in rules if "find" not in rule)
-    found = (
-        (rule["find"].encode(), re.compile(f"{rule.get('keep', '')}({rule['secret']})".encode()))
-        for rule in rules
-        if "find" in rule
-    )
-    return _Formats(re.compile(_START + b"(?:" + words.encode() + b")"), tuple(found))
+    return tuple(_read_format(rule) for rule in yaml.safe_load(_FORMATS_FILE.read_text("utf-8")))
+
+
+def _read_format(rule: dict[str, str]) -> _Format:
+    secret = rule["secret"].encode()
+    if "find" in rule:
+        pattern = rule.get("keep", "").encode() + b"(" + secret + b")"
+        return _Format(find=rule["find"].encode(), pattern=re.compile(pattern), is_word=False)
+    begin = re.match(rb"(?:[\w\-]|\\\.)+", secret)
+    assert begin, f"{rule}: the secret begins with no literal text"
+    # The literal text is first, so that `re` searches for it; what must be before it is checked after it.
+    start = b"|".join(start % begin.group() for start in _STARTS)
+    pattern = begin.group() + b"(?:" + start + b")" + secret[begin.end() :]
+    return _Format(find=begin.group().replace(b"\\", b""), pattern=re.compile(b"(" + pattern + b")"), is_word=True)
 
 
 _LONG = 100
@@ -188,30 +198,28 @@ _LONG = 100
 
 
 def _find_formats(text: bytes) -> Iterator[tuple[int, int]]:
-    formats = _formats()
-    for find, pattern in formats.found:
-        if find in text:
-            yield from (match.span(1) for match in pattern.finditer(text))
-    words = text.translate(_TO_WORDS)
-    at = words.find(_WORD)
-    while at >= 0:
-        start, end = words.rfind(b" ", 0, at) + 1, words.find(b" ", at)
-        end = len(text) if end < 0 else end
-        for match in formats.words.finditer(text, start, end):
-            if match.end() - match.start() >= _LONG:  # the expressions are bounded, the secret may go on
-                yield match.start(), end
-                break
-            yield match.span()
-        at = words.find(_WORD, end)
+    contained = find_contained([format.find for format in _formats()], text)
+    for format in _formats():
+        if format.find in contained:
+            yield from (_span(text, match, format) for match in format.pattern.finditer(text))
+
+
+def _span(text: bytes, match: re.Match[bytes], format: _Format) -> tuple[int, int]:
+    start, end = match.span(1)
+    if format.is_word and end - start >= _LONG:  # the expressions are bounded, the secret may go on
+        rest = _REST_OF_WORD.match(text, end)
+        end = rest.end() if rest else end
+    return start, end
 
 
 def _find_schemes_and_fields(text: bytes) -> Iterator[tuple[int, int]]:
     lower = text.lower()
+    contained = find_contained(_WORDS, lower)
     for word, pattern in _SCHEMES:
-        if word in lower:
+        if word in contained:
             yield from (match.span(match.re.groups) for match in pattern.finditer(lower) if _is_secret_of_scheme(match))
     for word, pattern in _FIELDS:
-        if word in lower:
+        if word in contained:
             yield from filter(None, (_find_value(text, match) for match in pattern.finditer(lower)))
 
 
@@ -229,13 +237,18 @@ def _find_value(text: bytes, field: re.Match[bytes]) -> tuple[int, int] | None:
     """Return where the secret is that the field has, whose name contains a word of `_FIELDS`; None if it has none."""
     at, sign, mark = field.start(), field.group(2), field.group(3) or b""
     head = text[max(0, at - _MAX_NAME) : at]
+    is_option = sign.isspace()
+    if is_option and b"--" not in head:
+        return None
     whole = head[len(head.rstrip(_NAME_CHARS)) :]
-    if sign.isspace() and not whole.startswith(b"--"):
+    if is_option and not whole.startswith(b"--"):
         return None
     name = (whole.lstrip(b".-") + text[at : field.start(1)]).decode()
+    if not is_secret_field(name):
+        return None
     first, rest = _VALUES[mark if len(mark) == 1 else b""]
     value = first.match(text, field.end())
-    if value is None or value.group().startswith(_TEMPLATE) or not is_secret_field(name):
+    if value is None or value.group().startswith(_TEMPLATE):
         return None
     is_bare = not mark and b"=" not in sign and sign[-1:].isspace()
     if not is_secret_value(name, value.group().decode("latin-1"), is_bare=is_bare):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 SECRET_NAME = re.compile(
@@ -44,6 +45,7 @@ _DECLARED: set[str] = set()
 def declare_secret(name: str) -> None:
     """Treat the variable of that name as a secret from now on, even if its name does not look like one."""
     _DECLARED.add(name)
+    is_secret_field.cache_clear()
 
 
 def is_secret_name(name: str) -> bool:
@@ -51,6 +53,7 @@ def is_secret_name(name: str) -> bool:
     return name in _DECLARED or (bool(SECRET_NAME.search(name)) and not NOT_SECRET_NAME.search(name))
 
 
+@functools.lru_cache(maxsize=4096)
 def is_secret_field(name: str) -> bool:
     """Whether what follows such a name in a text may be a secret; `is_secret_value` then judges it."""
     suggests = _SECRET_FIELD.search(name) or (name.isupper() and is_secret_name(name))

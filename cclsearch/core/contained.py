@@ -1,0 +1,40 @@
+"""Which of many byte strings a text contains, in one pass over the text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+_SHORT = 4096
+"""Bytes below which looking for each string takes less time than the pass."""
+_BITS = 31
+"""Bits of a byte that are compared in the pass: the same for both cases of a letter."""
+
+
+def find_contained(strings: Sequence[bytes], text: bytes) -> list[bytes]:
+    """Return those of the strings that occur in the text, in their order.
+
+    In a long text, a string is looked for only if each of its trigrams occurs there (folded to 5 bits a byte).
+    """
+    if len(text) >= _SHORT:
+        seen = _see_trigrams(text)
+        strings = [string for string in strings if all(seen[code] for code in _trigrams(string))]
+    return [string for string in strings if string in text]
+
+
+def _see_trigrams(text: bytes) -> bytes:
+    """Return whether each trigram occurs in the text, by its code of 15 bits."""
+    import numpy as np
+
+    folded: Any = (np.frombuffer(text, np.uint8) & _BITS).astype(np.uint16)
+    seen = np.zeros(1 << 15, np.uint8)
+    seen[(folded[:-2] << 10) | (folded[1:-1] << 5) | folded[2:]] = 1
+    return seen.tobytes()
+
+
+@functools.lru_cache(maxsize=4096)
+def _trigrams(string: bytes) -> tuple[int, ...]:
+    """Return the codes of a string's first trigrams; none if it is shorter than three bytes."""
+    folded = [byte & _BITS for byte in string[:12]]
+    return tuple(a << 10 | b << 5 | c for a, b, c in zip(folded, folded[1:], folded[2:], strict=False))
