@@ -433,6 +433,14 @@ def test_a_rank_without_device_events_is_excluded_and_named() -> None:
     )
 
 
+def test_one_reason_does_not_hide_another() -> None:
+    timelines = [step_timeline(rank, 3, steps=1) for rank in (0, 1)]
+    tables = [timelines[0].table(), timelines[1].table(), Timeline(rank=2, world_size=3).table()]
+    found = measure(tables, "idle_frac", set_fields={"reasons": (Reason.TRACE_TRUNCATED,), "message": "rank 1 is cut"})
+    assert found.reason is Reason.TOO_FEW_STEPS
+    assert found.detail == "one step only; rank 1 is cut; no device event of rank 2"
+
+
 def test_communication_time_by_link_follows_the_cards_nodes() -> None:
     timeline = Timeline(world_size=16)
     timeline.collective(0, 10, group_ranks=tuple(range(8)), group="tp", group_size=8)

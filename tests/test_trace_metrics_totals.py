@@ -60,7 +60,8 @@ def test_a_trace_without_communication_has_no_calls_and_no_mean() -> None:
     timeline = Timeline()
     timeline.kernel(0, 10)
     calls, mean = (measure([timeline.table()], name) for name in ("comm_calls", "comm_mean_time"))
-    assert calls.value == 0
+    assert (calls.value, calls.unit) == (0, "calls")  # there are no steps to count them per
+    assert measure([step_timeline().table()], "comm_calls").unit == "calls/step"
     assert mean.reason is Reason.NO_COMM_EVENTS
 
 
@@ -154,6 +155,12 @@ def test_the_roofline_says_how_much_it_covers() -> None:
     result = measure([table], "compute_bound_frac")
     assert (result.value, result.status, result.reason) == (pytest.approx(0.3), Status.PARTIAL, Reason.NO_SHAPES)
     assert "60% of compute time" in result.detail
+    norms = shaped_timeline(unknown_us=0)
+    norms.kernel(900, 20, "rms_norm", name_class=ComputeClass.NORM)
+    assert (
+        "of compute time the kernel's class decides"
+        in measure([norms.table(shapes=SHAPES)], "memory_bound_frac").detail
+    )
 
 
 def test_the_roofline_of_an_unknown_device_is_not_available() -> None:

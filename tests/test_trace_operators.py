@@ -71,6 +71,16 @@ def test_tables_of_a_trace_without_steps_say_that_they_cover_the_file() -> None:
     assert "cover 90.0% of it in the first trace and 94.7% in the second" in text
 
 
+def test_markers_of_steps_are_no_operators_and_operators_of_a_cpu_no_kernels(tmp_path: Path) -> None:
+    timeline = nested_timeline()
+    timeline.add(Kind.ANNOTATION, 0, 90, "step[DECODE bs=32]", device=-1, stream=0)
+    assert build_operator_tree(view(timeline.table())).nodes[0].path == ("block",)
+    cpu = Timeline()
+    cpu.add(Kind.COMPUTE, 0, 10, "aten::mystery", device=-1, stream=0)
+    assert list_unclassified(view(cpu.table(accelerator="cpu"))) == ()
+    assert list_unclassified(view(cpu.table()))[0].name == "aten::mystery"
+
+
 def test_an_operator_of_another_thread_encloses_nothing() -> None:
     timeline = Timeline()
     timeline.add(Kind.CPU_OP, 0, 100, "aten::mm", device=-1, stream=1)

@@ -45,6 +45,20 @@ def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path: Path) -> 
     assert "request log" in first.detail
 
 
+@pytest.mark.parametrize("name", ["result.json", "bench.json", "bench.jsonl"])
+def test_statistics_of_a_load_generator_are_used_if_it_lists_no_requests(tmp_path: Path, name: str) -> None:
+    found = {"completed": 8, "duration": 2.0, "median_ttft_ms": 41.5, "p99_ttft_ms": 90.0, "median_tpot_ms": "nan"}
+    (tmp_path / name).write_text(json.dumps(found))
+    log = read_run_log(tmp_path)
+    if name == "result.json":  # the file of the trial contract
+        assert log is None
+        return
+    first = measure([step_timeline().table()], "ttft", set_fields={"run_log": log})
+    assert (first.value, first.inputs) == (pytest.approx(0.0415), {"p99_s": 0.09, "num_requests": 8})
+    assert first.detail.endswith(f"as written in {name}")
+    assert measure([step_timeline().table()], "tpot", set_fields={"run_log": log}).value is None
+
+
 def test_a_request_log_may_have_one_request_per_line(tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text(
         '{"ttft_s": 0.5, "tpot_s": 0.02}\nno json\n{"ttft_s": -1}\n{"ttft_s": 0.7}\n'

@@ -22,6 +22,7 @@ from cclsearch.trace.operators import build_operator_tree
 from cclsearch.trace.partial_card import load_scoring_card
 from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.text_report import (
+    NO_KERNELS,
     compare_metrics,
     format_changes,
     format_comparison,
@@ -167,7 +168,8 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
         if args.operators and view.ranks:
             parts.append(format_operators(build_operator_tree(view)))
         if args.unclassified and view.ranks:
-            parts.append(format_unclassified(list_unclassified(view), view.covered))
+            is_cpu = all(one.table.accelerator == "cpu" for one in view.ranks.values())
+            parts.append(NO_KERNELS if is_cpu else format_unclassified(list_unclassified(view), view.covered))
     if args.diff:
         parts.append(format_changes(compare_traces(*views), [view.covered for view in views]))
     if len(results) == 2:

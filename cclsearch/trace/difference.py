@@ -121,6 +121,8 @@ def list_unclassified(trace: TraceView) -> tuple[UnknownKernel, ...]:
     total = 0.0
     for view in trace.ranks.values():
         table = view.table
+        if table.accelerator == "cpu":
+            continue  # operators of the host, which need no class
         rows = view.in_windows(view.rows(Kind.COMPUTE))
         scale = 1.0 / max(len(view.windows.spans_W2), 1) / len(trace.ranks)
         ns = np.bincount(table.name_id[rows], weights=table.dur_ns[rows].astype(float), minlength=len(table.names))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -126,7 +126,7 @@ def _measure_ranks(metric: Metric, trace: TraceView) -> Draft:
         per_rank=values,
         n_steps=min((w.num_steps for w in steps), default=0),
         reason=refusals[0].reason if refusals else None,
-        detail=refusals[0].detail if refusals else "",
+        detail="; ".join(dict.fromkeys(answer.detail for answer in refusals if answer.detail)),
     )
 
 
@@ -137,14 +137,9 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | 
     value = float(draft.value)
     if not math.isfinite(value):
         raise NotAvailable(Reason.FORMAT_UNSUPPORTED, f"the metric returned {value}")
-    reason, detail = draft.reason, draft.detail
-    if reason is None and windows is not None and draft.needs_steps:
-        reason, detail = windows, "; ".join(filter(None, (detail, _WINDOW_DETAILS.get(windows, ""))))
-    if reason is None and (problem := _find_trace_problem(trace.trace_set)):
-        reason, detail = problem, detail or trace.trace_set.message
-    if reason is None and trace.excluded_ranks:
-        excluded = ", ".join(map(str, trace.excluded_ranks))
-        reason, detail = Reason.RANKS_MISSING, detail or f"no device event of rank {excluded}"
+    problems = list(_find_problems(trace, draft, windows))
+    reason = next((problem for problem, _ in problems), None)
+    detail = "; ".join(dict.fromkeys(text for text in (draft.detail, *(text for _, text in problems)) if text))
     per_rank = {
         int(rank): None if v is None or not math.isfinite(float(v)) else float(v) for rank, v in draft.per_rank.items()
     }
@@ -152,7 +147,7 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | 
     return MetricResult(
         name=metric.name,
         value=value,
-        unit=metric.unit,
+        unit=metric.unit if _has_steps(trace) else metric.unit.removesuffix("/step"),
         per_rank=per_rank,
         per_step=tuple(float(v) for v in draft.per_step),
         n_ranks=counted if draft.n_ranks is None else draft.n_ranks,
@@ -165,10 +160,26 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | 
     )
 
 
+def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None) -> Iterator[tuple[Reason, str]]:
+    """Yield every reason for which a value is partial, with what to say about it; the first is the result's reason."""
+    if draft.reason is not None:
+        yield draft.reason, "" if draft.detail else _WINDOW_DETAILS.get(draft.reason, "")
+    if windows is not None and draft.needs_steps and windows is not draft.reason:
+        yield windows, _WINDOW_DETAILS.get(windows, "")
+    if problem := _find_trace_problem(trace.trace_set):
+        yield problem, trace.trace_set.message
+    if trace.excluded_ranks:
+        yield Reason.RANKS_MISSING, f"no device event of rank {', '.join(map(str, trace.excluded_ranks))}"
+
+
 def _find_trace_problem(trace_set: TraceSet) -> Reason | None:
     """Return the first problem of the trace that makes every value of it partial."""
     reasons = [*trace_set.reasons, *(r for table in trace_set.tables.values() for r in table.reasons)]
     return next((reason for reason in _TRACE_PROBLEMS if reason in reasons), None)
+
+
+def _has_steps(trace: TraceView) -> bool:
+    return any(view.windows.are_steps for view in trace.ranks.values())
 
 
 def _not_available(metric: Metric, trace: TraceView, reason: Reason, detail: str) -> MetricResult:

@@ -11,6 +11,7 @@ from pydantic import JsonValue
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.step_markers import read_marker
 from cclsearch.trace.view import RankView, TraceView
 
 MAX_DEPTH = 24
@@ -123,7 +124,8 @@ def enclosing_operators(view: RankView, rows: Int64s) -> tuple[dict[int, int], I
 
 def _step_names(view: RankView) -> list[int]:
     markers = {step.name for step in view.table.steps}
-    return [number for number, name in enumerate(view.table.names) if name in markers]
+    names = enumerate(view.table.names)
+    return [number for number, name in names if name in markers or read_marker(name) is not None]
 
 
 def _path_of(view: RankView, parent: dict[int, int], op: int) -> tuple[str, ...]:

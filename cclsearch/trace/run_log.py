@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,17 @@ class ServingLog:
 
 
 @dataclass(frozen=True)
+class LatencySummary:
+    """Latency over the requests of a load generator that wrote no list of them; seconds."""
+
+    median_s: float
+    others: Mapping[str, float]
+    """`mean_s`, `p90_s`, `p95_s`, `p99_s` and `std_s`, as far as the file has them."""
+    source: str
+    """The file."""
+
+
+@dataclass(frozen=True)
 class RunLog:
     """Figures of the whole run, reported by the run itself."""
 
@@ -60,6 +71,8 @@ class RunLog:
     tpot_s: tuple[float, ...] = ()
     """Mean time between tokens, for each request with several tokens."""
     serving: ServingLog | None = None
+    summaries: Mapping[str, LatencySummary] = field(default_factory=dict)
+    """`ttft` and `tpot`, if a load generator wrote only their statistics."""
 
 
 def read_run_log(path: Path) -> RunLog | None:
@@ -73,16 +86,19 @@ def read_run_log(path: Path) -> RunLog | None:
     peaks = tuple(_positive(result.get("peak_memory_bytes"))) if isinstance(result, dict) else ()
     logs = (_read_requests(place / name) for place in folders for name in REQUEST_LOGS)
     ttft, tpot, serving = next((log for log in logs if any(log)), ((), (), None))
+    summaries: dict[str, LatencySummary] = {}
     for data, name in _load_results(folders):
+        for key, summary in _read_summaries(data, name):
+            summaries.setdefault(key, summary)
         first, token, load = _read_result(data, name)
         ttft, tpot = ttft or first, tpot or token
         serving = serving if serving is not None and serving.duration_s else load
         if serving is not None:
             break
-    if not (peaks or ttft or tpot or serving):
+    if not (peaks or ttft or tpot or serving or summaries):
         return None
     is_device = not (isinstance(result, dict) and result.get("memory_kind") == "rss")
-    return RunLog(tuple(int(peak) for peak in peaks), is_device, ttft, tpot, serving)
+    return RunLog(tuple(int(peak) for peak in peaks), is_device, ttft, tpot, serving, summaries)
 
 
 Requests = tuple[tuple[float, ...], tuple[float, ...], ServingLog | None]
@@ -132,6 +148,16 @@ def _read_result(data: Mapping[str, Any], name: str) -> Requests:
         _whole(data.get("total_input_tokens", data.get("total_input"))),
     )
     return tuple(_positive(data.get("ttfts"))), tokens, load
+
+
+def _read_summaries(data: Mapping[str, Any], name: str) -> Iterator[tuple[str, LatencySummary]]:
+    """Yield the statistics that both load generators write in any case: `median_ttft_ms`, `p99_tpot_ms`, ..."""
+    for key in ("ttft", "tpot"):
+        median = _number(data.get(f"median_{key}_ms"))
+        if median is not None:
+            found = {word: _number(data.get(f"{word}_{key}_ms")) for word in ("mean", "std", "p90", "p95", "p99")}
+            others = {f"{word}_s": value / 1e3 for word, value in found.items() if value is not None}
+            yield key, LatencySummary(median / 1e3, others, name)
 
 
 def _read_requests(path: Path) -> Requests:

@@ -82,7 +82,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:
-    """Return a table by rank (and by step): the period, and the shares that add up to it."""
+    """Return a table by rank (and by step): the time of a step or of the file, and the shares that add up to it."""
     rows = []
     for rank, view in list(trace.ranks.items())[:MAX_RANKS_SHOWN]:
         parts, windows = view.parts, view.windows
@@ -97,7 +97,8 @@ def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:
             shares = [f"{100 * int(ns.sum()) / total:.2f} %" for ns in columns]
             steps = str(windows.num_steps) if windows.are_steps else "file"
             rows.append((str(rank), steps, format_value(total / len(windows.numbers) / 1e9, "s"), *shares))
-    heads = ("rank", "step" if by_step else "steps", "period", "compute", "exposed comm", "exposed copies", "idle")
+    length = "step time" if all(view.windows.are_steps for view in trace.ranks.values()) else "time"
+    heads = ("rank", "step" if by_step else "steps", length, "compute", "exposed comm", "exposed copies", "idle")
     text = format_table(heads, rows)
     more = len(trace.ranks) - MAX_RANKS_SHOWN
     return f"{text}\n... and {more} more ranks" if more > 0 else text
@@ -185,6 +186,9 @@ def _operator_coverage(changes: Mapping[str, Sequence[NamedChange]]) -> str:
     if min(first, second) > 0.9995 or not operators:
         return ""
     return f" The operators cover {first:.1%} of it in the first trace and {second:.1%} in the second."
+
+
+NO_KERNELS = "no kernels: the work of this trace is operators on CPUs, which have no class"
 
 
 def format_unclassified(kernels: Sequence[UnknownKernel], covers: str = "per step") -> str:

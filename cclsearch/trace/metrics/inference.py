@@ -13,6 +13,7 @@ from cclsearch.card.model import Phase
 from cclsearch.trace.events import DEVICE_WORK, Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.result import if_available
+from cclsearch.trace.run_log import RunLog
 from cclsearch.trace.step_markers import read_marker
 from cclsearch.trace.view import RankView, TraceView
 
@@ -55,6 +56,15 @@ def _from_log(seconds: Sequence[float], of: str) -> Draft:
     return Draft(float(np.median(seconds)), {}, detail=f"{of}, from the request log", inputs=inputs)
 
 
+def _from_summary(log: RunLog, key: str, of: str) -> Draft:
+    """Return the median that a load generator computed; `inputs` has its other statistics."""
+    summary = log.summaries[key]
+    inputs: dict[str, JsonValue] = {**summary.others}
+    if log.serving is not None and log.serving.num_requests:
+        inputs["num_requests"] = log.serving.num_requests
+    return Draft(summary.median_s, {}, detail=f"{of}, median as written in {summary.source}", inputs=inputs)
+
+
 def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     card = trace.card
     phase = if_available(lambda: card.phase) if card is not None else None
@@ -89,6 +99,8 @@ def measure_ttft(trace: TraceView) -> Draft:
     log = trace.trace_set.run_log
     if log is not None and log.ttft_s:
         return _from_log(log.ttft_s, "includes queueing")
+    if log is not None and "ttft" in log.summaries:
+        return _from_summary(log, "ttft", "includes queueing")
     batches = _require_batches(trace)
     values = {
         rank: [b.end_ns - b.start_ns for b in found if b.num_prefill and not b.num_decode]
@@ -105,6 +117,8 @@ def measure_tpot(trace: TraceView) -> Draft:
     log = trace.trace_set.run_log
     if log is not None and log.tpot_s:
         return _from_log(log.tpot_s, "mean gap between a request's tokens")
+    if log is not None and "tpot" in log.summaries:
+        return _from_summary(log, "tpot", "mean gap between a request's tokens")
     batches = _require_batches(trace)
     periods = {rank: _decode_periods(found) for rank, found in batches.items()}
     if any(periods.values()):

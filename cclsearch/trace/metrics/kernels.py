@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import JsonValue
 
 from cclsearch.trace.events import Reason
@@ -13,6 +14,7 @@ from cclsearch.trace.metrics.totals import seconds_by_class
 from cclsearch.trace.view import RankView, TraceView
 
 SMALL_KERNEL_NS = 5_000
+_EDGES_US = (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
 NUM_TOP = 5
 
 
@@ -100,33 +102,32 @@ def measure_small_kernel_frac(trace: TraceView) -> Draft:
     """Summed duration of small kernels over that of all compute kernels, mean over ranks. `inputs` has their number and
     a histogram of the durations of all compute kernels."""
     shares: dict[int, float | None] = {}
-    every = []
+    count_B, seconds_B = np.zeros(len(_EDGES_US)), np.zeros(len(_EDGES_US))
     for rank, view in trace.ranks.items():
         dur_ns = view.table.dur_ns[_require_kernels(view)]
-        every.append(dur_ns)
+        bins = np.searchsorted(np.array(_EDGES_US) * 1000, dur_ns, side="right") - 1
+        count_B += np.bincount(bins, minlength=len(_EDGES_US))
+        seconds_B += np.bincount(bins, weights=dur_ns / 1e9, minlength=len(_EDGES_US))
         shares[rank] = float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum()) if dur_ns.sum() else None
     found = [share for share in shares.values() if share is not None]
     if not found:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
-    inputs = _describe_durations(np.concatenate(every))
+    inputs = _describe_durations(count_B, seconds_B)
     return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
 
 
-def _describe_durations(dur_ns: Int64s) -> dict[str, JsonValue]:
-    """Return number and share of small kernels, and number and seconds of kernels by duration."""
-    edges_us = (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
-    bins = np.searchsorted(np.array(edges_us) * 1000, dur_ns, side="right") - 1
+def _describe_durations(count_B: npt.NDArray[np.float64], seconds_B: npt.NDArray[np.float64]) -> dict[str, JsonValue]:
+    """Return number and share of small kernels, and number and seconds of kernels by duration; B: `_EDGES_US`."""
     histogram: dict[str, JsonValue] = {}
-    for i, low in enumerate(edges_us):
-        label = f"{low} to {edges_us[i + 1]} us" if i + 1 < len(edges_us) else f"{low} us and more"
-        inside = dur_ns[bins == i]
-        if len(inside):
-            histogram[label] = {"num_kernels": len(inside), "seconds": float(inside.sum()) / 1e9}
-    small = int((dur_ns < SMALL_KERNEL_NS).sum())
+    for i, low in enumerate(_EDGES_US):
+        label = f"{low} to {_EDGES_US[i + 1]} us" if i + 1 < len(_EDGES_US) else f"{low} us and more"
+        if count_B[i]:
+            histogram[label] = {"num_kernels": int(count_B[i]), "seconds": float(seconds_B[i])}
+    small = int(count_B[: _EDGES_US.index(SMALL_KERNEL_NS // 1000)].sum())
     return {
         "num_small": small,
-        "num_kernels": len(dur_ns),
-        "small_count_frac": small / len(dur_ns),
+        "num_kernels": int(count_B.sum()),
+        "small_count_frac": small / int(count_B.sum()),
         "histogram": histogram,
     }
 
@@ -134,18 +135,18 @@ def _describe_durations(dur_ns: Int64s) -> dict[str, JsonValue]:
 @metric("launch_rate", unit="kernels/s", over="trace")
 def measure_launch_rate(trace: TraceView) -> Draft:
     """Kernels started per second (queue depth of the device in --json). Per second of step time, mean over ranks; the
-    queue depth is the number of events launched, not started."""
-    rates, depths = {}, []
+    queue depth is the number of events launched, not started; its percentiles are means over ranks."""
+    rates: dict[int, float | None] = {}
+    depths: dict[str, list[float]] = {"p50": [], "p5": []}
     for rank, view in trace.ranks.items():
         kernels = _require_kernels(view)
         rates[rank] = len(kernels) / (float(view.parts.window_ns_W.sum()) / 1e9)
-        depths.append(_queue_depths(view))
-    known = np.concatenate(depths)
-    inputs: dict[str, JsonValue] = {}
-    if len(known):
-        inputs = {"queue_depth_p50": float(np.median(known)), "queue_depth_p5": float(np.percentile(known, 5))}
-    reason = None if len(known) else Reason.NO_LAUNCH_RECORDS
-    detail = "" if len(known) else "no launch records: the queue depth is not known"
+        if len(known := _queue_depths(view)):
+            for name, found in depths.items():
+                found.append(float(np.percentile(known, int(name[1:]))))
+    inputs: dict[str, JsonValue] = {f"queue_depth_{name}": float(np.mean(v)) for name, v in depths.items() if v}
+    reason = None if inputs else Reason.NO_LAUNCH_RECORDS
+    detail = "" if inputs else "no launch records: the queue depth is not known"
     value = float(np.mean(list(rates.values())))
     return Draft(value, rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 

@@ -186,6 +186,14 @@ def _describe_cost(cost: OperationCost, peak: Peak) -> JsonValue:
     }
 
 
+def _describe_coverage(bounds: Bounds, is_full: bool) -> str:
+    """Return what the share leaves out, and which part of it rests on the class of the kernel alone."""
+    by_class = bounds.by_class_s / bounds.total_s
+    left_out = "" if is_full else f"a lower bound: {bounds.coverage:.0%} of compute time has a known bound"
+    assumed = f"for {by_class:.0%} of compute time the kernel's class decides, not shapes" if by_class else ""
+    return "; ".join(filter(None, (left_out, assumed)))
+
+
 def _draft(trace: TraceView, bounds: Bounds, seconds: float) -> Draft:
     if not bounds.total_s:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
@@ -195,7 +203,7 @@ def _draft(trace: TraceView, bounds: Bounds, seconds: float) -> Draft:
         n_ranks=len(trace.ranks),
         n_steps=trace.num_steps,
         reason=trace.window_reason if full else Reason.NO_SHAPES,
-        detail="" if full else f"a lower bound: {bounds.coverage:.0%} of compute time has a known bound",
+        detail=_describe_coverage(bounds, full),
         inputs=_inputs(bounds),
     )
 
