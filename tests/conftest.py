@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +46,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "ccl-search.yaml").write_text("{}\n")
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def nightly_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a project whose nights run on a scripted launcher, days apart."""
+    import nights
+
+    nights.put_launcher(project)
+    nights.put_days_between(monkeypatch)
+    yield project
+    nights.DECIDE.clear()
