@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from real_traces import measure, needs_traces, view_of
 
 from cclsearch.plugins import METRICS
 from cclsearch.trace.ccl_bench import measure_by_name
@@ -19,25 +17,8 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.file_summary import summarize_file
 from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import MetricResult
-from cclsearch.trace.read import read_traces
-from cclsearch.trace.view import TraceView
 
-FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
-pytestmark = pytest.mark.skipif(
-    not FOLDER, reason="CCL_CONFORMANCE_TRACES names no folder of real traces (CI sets it, and there this must run)"
-)
-
-
-@cache
-def view_of(name: str) -> TraceView:
-    folder = Path(FOLDER) / name
-    assert folder.is_dir(), f"CCL_CONFORMANCE_TRACES is set, but {folder} does not exist"
-    return TraceView(read_traces(folder, use_cache=False))
-
-
-def measure(name: str, metric: str) -> MetricResult:
-    result: MetricResult = METRICS.get(metric)(view_of(name))
-    return result
+pytestmark = needs_traces
 
 
 def value_of(name: str, metric: str) -> float:

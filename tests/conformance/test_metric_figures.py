@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
-from pathlib import Path
-
 import pytest
+from real_traces import measure, needs_traces, view_of
 
-from cclsearch.plugins import METRICS
 from cclsearch.trace.difference import list_unclassified
-from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.operators import build_operator_tree
-from cclsearch.trace.read import read_traces
-from cclsearch.trace.view import TraceView
 
-FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
-pytestmark = pytest.mark.skipif(
-    not FOLDER, reason="CCL_CONFORMANCE_TRACES names no folder of real traces (CI sets it, and there this must run)"
-)
-
-
-@cache
-def view_of(name: str) -> TraceView:
-    return TraceView(read_traces(Path(FOLDER) / name, use_cache=False))
-
-
-def measure(name: str, metric: str) -> MetricResult:
-    result: MetricResult = METRICS.get(metric)(view_of(name))
-    return result
+pytestmark = needs_traces
 
 
 def test_launch_statistics_agree_with_holistic_trace_analysis() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from real_traces import FOLDER, needs_traces
 
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, TraceSet
 from cclsearch.trace.read import read_traces
 
-FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
-pytestmark = pytest.mark.skipif(not FOLDER, reason="CCL_CONFORMANCE_TRACES names no folder of real traces")
+pytestmark = needs_traces
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -11,30 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from real_traces import FOLDER, measure, needs_traces, view_of
 
-from cclsearch.plugins import METRICS
 from cclsearch.trace.diagnosis.causes import Cause
 from cclsearch.trace.diagnosis.diagnose import diagnose_trace
-from cclsearch.trace.metric import MetricResult
-from cclsearch.trace.read import read_traces
-from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.cost_model import Scenario
 from cclsearch.trace.whatif.projection import prepare_replay
 
-FOLDER = os.environ.get("CCL_CONFORMANCE_TRACES", "")
-pytestmark = pytest.mark.skipif(
-    not FOLDER, reason="CCL_CONFORMANCE_TRACES names no folder of real traces (CI sets it, and there this must run)"
-)
-
-
-@cache
-def view_of(name: str) -> TraceView:
-    return TraceView(read_traces(Path(FOLDER) / name, use_cache=False))
-
-
-def measure(name: str, metric: str) -> MetricResult:
-    result: MetricResult = METRICS.get(metric)(view_of(name))
-    return result
+pytestmark = needs_traces
 
 
 @cache
