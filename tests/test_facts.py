@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,18 +13,27 @@ import pytest
 from scripted_launcher import Ending, ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
+from cclsearch.cli import main
 from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Job
 from cclsearch.launch.local import LocalLauncher
+from cclsearch.nightly.history import read_night
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
+from cclsearch.record.event import TrialRevised
+from cclsearch.record.trial import Trial, describe_counts
 from cclsearch.record.writer import RunWriter
+from cclsearch.report.charts import draw_progress
+from cclsearch.report.gather import gather_run
 from cclsearch.report.objective_figure import find_figure, format_share
+from cclsearch.report.page import render_page
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
+from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import Objective, Term
+from cclsearch.score.outcome import Admission, Outcome
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner
 from cclsearch.search.loop import run_search
@@ -149,11 +159,6 @@ def test_the_warning_is_an_event_before_the_first_trial(project: Path) -> None:
 
 
 def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path) -> None:
-    from cclsearch.report.charts import draw_progress
-    from cclsearch.report.gather import gather_run
-    from cclsearch.report.page import render_page
-    from cclsearch.run.folder import load_run
-
     folder, session = open_search(project, Measured(lambda job: ran(job, 0.68, simulated=False)), budget=1, parallel=1)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
@@ -185,3 +190,57 @@ def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
     assert reason in plan.spec.banner[0]
     fine = plan_search(SearchRequest("tiny", SearchLimits(budget=1), constraints=("step_time_s <= 5",)))
     assert not any("no trial can satisfy" in line for line in fine.spec.banner)
+
+
+def end_in_every_way(project: Path) -> Path:
+    """With a confirmation; trial 1 crashes, 2 is lost, 3 is refused, 4 cannot be judged, 5 is refused later."""
+    kinds = {1: FailureKind.CRASHED, 2: FailureKind.NODE_FAILED}
+
+    def decide(job: Job) -> Ending:
+        kind = kinds.get(job.trial)
+        return Failure(stage=Stage.RUN, kind=kind, message="boom") if kind else ran(job, 5.0 - 0.1 * job.trial)
+
+    folder, session = open_search(project, Measured(decide), budget=6, parallel=1, max_attempts=1, confirm=1)
+    evaluator = TrialEvaluator(session.spec)
+
+    def evaluate(trial: Trial, *arguments: Any) -> Any:
+        outcome = evaluator(trial, *arguments)
+        if trial.number == 4:
+            failure = Failure(stage=Stage.SCORE, kind=FailureKind.JUDGING_ERROR, message="ours")
+            return Outcome(provenance=Provenance.MEASURED, failure=failure)
+        return outcome if outcome.failure or trial.number == 3 else admit(outcome)
+
+    jobs = JobRunner(session.spec, session.jobs.launcher, evaluate, lambda trial: make_input(session.spec, trial))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, replace(session, jobs=jobs))
+        run_search(writer, replace(session, jobs=jobs))
+        refused = writer.state.trials[5].outcome
+        assert refused is not None
+        worse = refused.model_copy(update={"admission": Admission(admitted=False, verdicts=()), "loss": None})
+        writer.record(TrialRevised(time_s=writer.state.last_s, trial=5, outcome=worse, text="refused later"))
+    return folder
+
+
+def test_every_place_counts_the_trials_alike(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = end_in_every_way(project)
+    run = load_run(folder)
+    assert len(run.state.trials) == 9
+    counts = "4 of 9 trials admitted (1 failed, 2 not admitted, 1 lost to infrastructure, 1 could not be judged)"
+    assert counts in summarize_run(run.spec, run.state, folder).lines
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    assert f"r  ended; {counts}; best 4." in capsys.readouterr().out
+    assert main(["status", "r"]) == 0
+    assert f"\n{counts}\n" in capsys.readouterr().out
+    page = gather_run(run)
+    assert page.counts == counts
+    assert ("trials admitted", "4 of 9") in page.facts
+    scene = draw_progress(page)
+    assert scene is not None
+    assert scene.summary.startswith(f"{counts}.")
+    assert main(["export", "r", "--to", "csv"]) == 0
+    assert counts in capsys.readouterr().out
+    with (folder / "trials.csv").open() as file:
+        assert sum(row["state"] == "ranked" for row in csv.DictReader(file)) == 4
+    ends = read_night(run).ends
+    assert describe_counts(ends) == counts

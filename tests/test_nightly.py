@@ -212,7 +212,7 @@ def test_the_totals_of_a_night_are_the_sums_of_its_jobs(nightly_project: Path) -
     jobs = [{**BASE["jobs"][0], "name": name, "seed": seed} for seed, name in enumerate("ab")]
     summary = night(jobs=jobs)
     for job in summary.jobs:
-        assert job.trials == job.admitted + job.failed + job.refused + job.lost
+        assert job.trials == job.admitted + job.failed + job.refused + job.lost + job.unjudged
         runs = load_run(Path("runs") / str(job.run)).state.trials
         assert job.admitted == sum(trial.loss is not None for trial in runs.values())
     for name, total in summary.spent:
@@ -221,7 +221,7 @@ def test_the_totals_of_a_night_are_the_sums_of_its_jobs(nightly_project: Path) -
     counts = [sum(getattr(job, name) for job in summary.jobs) for name in ("trials", "admitted", "failed", "refused")]
     assert counts == [12, 8, 2, 2]
     text = (Path("runs") / "nights").glob("**/summary.md")
-    assert "12 trials: 8 admitted, 2 failed, 2 not admitted; 12 of the budget" in next(iter(text)).read_text()
+    assert "8 of 12 trials admitted (2 failed, 2 not admitted); 12 of the budget" in next(iter(text)).read_text()
 
 
 def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(

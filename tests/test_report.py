@@ -94,7 +94,7 @@ def test_the_progress_chart_shows_every_trial_its_configuration_and_its_failure(
     # kernel never varies, so it has no row of its own; every other knob has a cell a trial
     cells = [item for item in scene.items if isinstance(item, Rect)]
     assert len(cells) == 3 * 7
-    assert "7 trials, 1 failed, 1 not admitted" in scene.summary
+    assert "5 of 7 trials admitted (1 failed, 1 not admitted)" in scene.summary
 
 
 def test_charts_without_data_are_left_out_and_not_drawn_empty() -> None:

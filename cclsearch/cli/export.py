@@ -9,7 +9,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
 from cclsearch.export.cards import write_cards
 from cclsearch.export.tables import write_csv, write_optuna, write_parquet
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 
@@ -32,7 +32,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.to == "parquet":
         write_parquet(loaded, path)
     url = write_optuna(loaded, path) if args.to == "optuna" else None
-    print(plain(f"wrote {path}" + (f"\nopen with: optuna-dashboard {url}" if url else "")))
+    print(
+        plain(
+            f"wrote {path}: {describe_counts(count_states(loaded.state.trials.values()))}"
+            + (f"\nopen with: optuna-dashboard {url}" if url else "")
+        )
+    )
     return EXIT_OK
 
 

@@ -11,6 +11,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.propose.agent.arbiter.states import format_moves
 from cclsearch.propose.events import ArbiterMove, LlmTurn
+from cclsearch.record.trial import TrialState, count_states, describe_counts
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import describe_result, result_text
@@ -36,20 +37,20 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
             rows.append({"run": folder.name, "standing": "unreadable", "why": str(error)})
             lines.append(f"{folder.name}  unreadable: {one_line(str(error))}")
             continue
-        best = run.state.best
+        best, ends = run.state.best, count_states(run.state.trials.values())
         rows.append(
             {
                 "run": folder.name,
                 "standing": run.status,
                 "trials": len(run.state.trials),
+                "admitted": ends[TrialState.ADMITTED],
                 f"best_{metric.name}": best.outcome.metrics.get(metric.name) if best and best.outcome else None,
                 "best_config": str(best.config) if best else None,
                 "provenance": run.spec.provenance.value,
             }
         )
         result = f"best {figure.format(best)} ({run.spec.provenance.value})  {best.config}" if best else ""
-        trials = count_of(len(run.state.trials), "trial")
-        lines.append(f"{folder.name}  {run.status}, {trials}, {result or 'no best yet'}")
+        lines.append(f"{folder.name}  {run.status}; {describe_counts(ends)}; {result or 'no best yet'}")
     if as_json:
         print(json.dumps(rows))
     elif not rows:

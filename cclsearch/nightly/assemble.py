@@ -25,6 +25,7 @@ from cclsearch.nightly.summary import (
     count_verdicts,
     summarize_changes,
 )
+from cclsearch.record.trial import TrialState
 from cclsearch.run.folder import load_run
 from cclsearch.stats.noise import confidence_interval, estimate_noise
 from cclsearch.tasks.base import task_of
@@ -80,11 +81,12 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         text=redact(one_line(compared.text, 600)),
         best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
-        admitted=sum(map(len, tonight.samples.values())),
+        admitted=tonight.ends[TrialState.ADMITTED],
         spent=night.count_spent_by(state),
-        failed=len(tonight.failed),
-        refused=len(tonight.refused),
-        lost=tonight.num_lost,
+        failed=tonight.ends[TrialState.FAILED],
+        refused=tonight.ends[TrialState.REFUSED],
+        lost=tonight.ends[TrialState.LOST],
+        unjudged=tonight.ends[TrialState.UNJUDGED],
         noise=compared.noise.relative if compared.noise and run.spec.provenance is Provenance.MEASURED else None,
         nights_before=len(earlier),
         ending=redact(one_line(ending, 300)),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cclsearch.core.redact import is_secret_name
-from cclsearch.core.text import one_line
+from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Config
 from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, NightFigure, RankedRun, mean_of, read_surroundings
 from cclsearch.record.event import RetryKind
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState
 from cclsearch.report.objective_figure import MAX_SHARE
 from cclsearch.run.closest import find_closest
 from cclsearch.score.outcome import Outcome
@@ -76,8 +76,9 @@ def compare_night(
     tonight: Night, earlier: Sequence[Night], *, tolerance: float, confidence: float, ending: str = ""
 ) -> Comparison:
     """Compare tonight with earlier nights of the same work; `earlier` starts with the oldest."""
-    if not tonight.samples and tonight.num_lost:
-        text = f"{tonight.num_lost} trials failed because of the infrastructure, and no trial was ranked"
+    lost = tonight.ends[TrialState.LOST]
+    if not tonight.samples and lost:
+        text = f"{count_of(lost, 'trial')} failed because of the infrastructure, and no trial was ranked"
         return Comparison(NightVerdict.TROUBLE, _join(text, ending))
     noise = estimate_night_noise(tonight, earlier)
     changes = compare_configs(tonight, earlier, noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from cclsearch.core.job_file import RESULT_BYTES, read_job_json
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState, count_states, find_state
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec
@@ -95,8 +96,8 @@ class Night:
     samples: Mapping[Config, tuple[RankedRun, ...]]
     failures: Mapping[Config, Trial] = field(default_factory=dict)
     """Configurations that failed for their own reasons and never ranked."""
-    num_lost: int = 0
-    """Trials lost to infrastructure failures."""
+    ends: Counter[TrialState] = field(default_factory=Counter)
+    """How the finished trials of the night ended."""
     failed: tuple[Trial, ...] = ()
     """Trials that failed for their own reasons."""
     refused: tuple[Trial, ...] = ()
@@ -112,7 +113,7 @@ class Night:
     @property
     def num_trials(self) -> int:
         """Number of finished trials, confirmations included."""
-        return sum(map(len, self.samples.values())) + len(self.failed) + len(self.refused) + self.num_lost
+        return self.ends.total()
 
     @property
     def best(self) -> Config | None:
@@ -173,13 +174,15 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
     failed: list[Trial] = []
     refused: list[Trial] = []
     unfinished: list[Trial] = []
-    lost, figure = 0, choose_figure(run.spec)
+    ended: list[Trial] = []
+    figure = choose_figure(run.spec)
     for trial in run.state.trials.values():
         if trial.outcome is None:
             unfinished.append(trial)
             continue
         if (trial.finished_s or 0.0) < since_s:
             continue
+        ended.append(trial)
         value = run.state.corrected_loss(trial.number)
         if value is not None and _has_own_losses(run.spec):
             measured = trial.outcome.metrics.get(figure.name)
@@ -187,18 +190,16 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         if value is not None:
             sample = RankedRun(trial.number, value, run.trial_folder(trial.number))
             samples.setdefault(trial.config, []).append(sample)
-        elif trial.outcome.failure and not trial.outcome.failure.kind.counts:
-            lost += 1
-        elif trial.outcome.failure:
+        elif (trial_state := find_state(trial)) is TrialState.FAILED:
             failed.append(trial)
-        else:
+        elif trial_state is TrialState.REFUSED:
             refused.append(trial)
     return Night(
         stamp=stamp_of(run.folder),
         run=run,
         samples={config: tuple(found) for config, found in samples.items()},
         failures={trial.config: trial for trial in failed if trial.config not in samples},
-        num_lost=lost,
+        ends=count_states(ended),
         failed=tuple(failed),
         refused=tuple(refused),
         unfinished=tuple(unfinished),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cclsearch.core.text import count_of, one_line
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Provenance
 from cclsearch.nightly.compare import Change, NightVerdict
 from cclsearch.nightly.history import NightFigure
 from cclsearch.nightly.share import Spent
+from cclsearch.record.trial import TrialState, describe_counts
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
@@ -78,13 +79,15 @@ class JobSummary(Model):
     """Its unit."""
     best: BestSummary | None = None
     trials: int = 0
-    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of the four below."""
+    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of the five below."""
     admitted: int = 0
     failed: int = 0
     refused: int = 0
     """Trials that ran and were not admitted."""
     lost: int = 0
     """Trials lost to infrastructure failures."""
+    unjudged: int = 0
+    """Trials that could not be judged because of an error of ccl-search."""
     spent: Spent = Spent()
     """What counts against budgets; its trials are those that the search proposed."""
     worse: tuple[ChangeSummary, ...] = ()
@@ -127,17 +130,15 @@ class NightSummary(Model):
 
 
 def describe_trials(night: NightSummary) -> str:
-    """The trials of all jobs in words: `12 trials: 8 admitted, 2 failed, 1 not admitted, 1 lost`."""
+    """The trials of all jobs in words: `8 of 12 trials admitted (2 failed, 1 not admitted, 1 lost ...)`."""
     names = {
-        "admitted": "admitted",
-        "failed": "failed",
-        "refused": "not admitted",
-        "lost": "lost to infrastructure",
+        TrialState.ADMITTED: "admitted",
+        TrialState.FAILED: "failed",
+        TrialState.REFUSED: "refused",
+        TrialState.LOST: "lost",
+        TrialState.UNJUDGED: "unjudged",
     }
-    counts = {words: sum(getattr(job, name) for job in night.jobs) for name, words in names.items()}
-    parts = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-    total = count_of(sum(job.trials for job in night.jobs), "trial")
-    return f"{total}: {parts}" if parts else total
+    return describe_counts({end: sum(getattr(job, name) for job in night.jobs) for end, name in names.items()})
 
 
 def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from cclsearch.core.moment import BootMoment
-from cclsearch.core.values import Config
+from cclsearch.core.text import count_of
+from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.record.event import (
@@ -126,3 +129,41 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
             return replace(trial, handle=None, outcome=event.outcome, finished_s=finished_s, revisions=revisions)
         case _:
             return trial
+
+
+class TrialState(StrEnum):
+    """What became of a trial; each has exactly one state, whatever its purpose."""
+
+    ADMITTED = "admitted"
+    FAILED = "failed"
+    """For a reason of its own."""
+    REFUSED = "not admitted"
+    """It ran, and an admission rule or a constraint refused it, perhaps later."""
+    LOST = "lost to infrastructure"
+    UNJUDGED = "could not be judged"
+    RUNNING = "running"
+
+
+def find_state(trial: Trial) -> TrialState:
+    """The state of a trial by its latest evaluation."""
+    outcome = trial.outcome
+    if outcome is None:
+        return TrialState.RUNNING
+    if outcome.failure is None:
+        return TrialState.REFUSED if trial.loss is None else TrialState.ADMITTED
+    if outcome.failure.kind is FailureKind.JUDGING_ERROR:
+        return TrialState.UNJUDGED
+    return TrialState.FAILED if outcome.failure.kind.counts else TrialState.LOST
+
+
+def count_states(trials: Iterable[Trial]) -> Counter[TrialState]:
+    """State -> number of trials; confirmations, controls and references are trials too."""
+    return Counter(map(find_state, trials))
+
+
+def describe_counts(counts: Mapping[TrialState, int]) -> str:
+    """The counts in words: `8 of 12 trials admitted (2 failed, 1 not admitted, 1 running)`."""
+    total, num_admitted = sum(counts.values()), counts.get(TrialState.ADMITTED, 0)
+    others = [f"{counts[s]} {s}" for s in TrialState if s is not TrialState.ADMITTED and counts.get(s)]
+    admitted = f"{num_admitted} of {count_of(total, 'trial')} admitted"
+    return f"{admitted} ({', '.join(others)})" if others else admitted

@@ -249,10 +249,8 @@ def _trial_ticks(count: int) -> list[float]:
 
 
 def _summarize_progress(page: RunPage, shown: Sequence[tuple[TrialRow, float]], unit: str) -> str:
-    failed = sum(t.state == FAILED for t in page.trials)
-    refused = sum(t.state == NOT_ADMITTED for t in page.trials)
     best = page.best_trial
-    summary = f"{len(page.trials)} trials, {failed} failed, {refused} not admitted."
+    summary = f"{page.counts}."
     if best is not None:
         values = [v for t, v in shown if t.number == best.number]
         figure = show_number(values[0]) if values else "unknown"

@@ -117,6 +117,8 @@ class RunPage:
     """`ended`, `running`, ..., with the reason."""
     banner: tuple[str, ...]
     trials: tuple[TrialRow, ...]
+    counts: str
+    """How many trials were admitted and how the others ended."""
     best: int | None
     baseline: int | None
     facts: tuple[tuple[str, str], ...]

@@ -12,7 +12,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
 from cclsearch.propose.events import LlmTurn
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import (
     FAILED,
@@ -64,6 +64,7 @@ def gather_run(run: Run) -> RunPage:
         status=_describe_status(run),
         banner=tuple(clean(line) for line in spec.banner),
         trials=rows,
+        counts=describe_counts(count_states(state.trials.values())),
         best=best.number if best else None,
         baseline=baseline.number if baseline else None,
         facts=_gather_facts(run, rows),
@@ -159,8 +160,8 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         shown = [task.metric(name) for name in task.highlights if name in metrics]
         shown.sort(key=lambda metric: metric.unit == "fraction")
         facts += [(metric.words, show_value(metric, metrics[metric.name])) for metric in shown]
-    failed = sum(row.state == FAILED for row in rows)
-    facts.append((f"trials ({failed} failed)", str(len(rows))))
+    ends = count_states(run.state.trials.values())
+    facts.append(("trials admitted", f"{ends[TrialState.ADMITTED]} of {ends.total()}"))
     facts.append(("configurations in the space", f"{spec.space_size:,}"))
     return tuple(facts)
 

@@ -13,7 +13,7 @@ from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.report.certainty import Certainty, estimate_certainty
 from cclsearch.report.figures import format_value, name_value, name_values
 from cclsearch.report.objective_figure import ObjectiveFigure, find_figure, format_share
@@ -41,7 +41,8 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
         lines = [*_best_lines(spec, state, folder, best), *_refusal_lines(state)]
     else:
         lines = _no_best_lines(spec, state)
-    return Summary((*lines, *_failure_lines(state), f"evidence: {folder}"))
+    counted = [describe_counts(count_states(state.trials.values()))] if state.trials else []
+    return Summary((*lines, *counted, *_failure_lines(state), f"evidence: {folder}"))
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
