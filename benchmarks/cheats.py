@@ -12,14 +12,16 @@ import argparse
 import ast
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.analysis.re_evaluate import re_evaluate_run
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Config, Value
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
+from cclsearch.record.event import Purpose
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import create_run, load_run
 from cclsearch.run.spec import SearchLimits
@@ -28,17 +30,25 @@ from cclsearch.search.session import begin_or_resume, open_session
 
 CHEATS = Path(__file__).parent.parent / "tests" / "cheats"
 TRICKS_FILE = "tricks.json"
+MODULES = {
+    "work_tricks": "less or other work",
+    "numeric_tricks": "precision, recomputation, layout",
+    "time_tricks": "step times",
+    "trace_tricks": "traces and results",
+}
+"""Files of the tricks, in the order of the table -> the group's name."""
+EDITED = "result_edited_afterwards"
 LAYOUT: dict[str, Value] = {
     "tp": 1, "dp": 2, "pp": 1, "micro_batch_size": 2, "activation_checkpointing": "none", "zero_stage": 0,
 }  # fmt: skip
-LAYOUT_OF: dict[str, dict[str, Value]] = {
+LAYOUT_OF: dict[str, Mapping[str, Value]] = {
     "three_layers_recomputed": {"activation_checkpointing": "full"},
     "full_checkpointing_lied": {"activation_checkpointing": "full"},
     "selective_checkpointing_lied": {"activation_checkpointing": "selective"},
     "last_stage_dropped": {"dp": 1, "pp": 2},
 }
 """Trick -> what differs from the usual layout."""
-HONEST: tuple[dict[str, Value], ...] = (
+HONEST: tuple[Mapping[str, Value], ...] = (
     {},
     {"micro_batch_size": 8},
     {"micro_batch_size": 4, "activation_checkpointing": "full"},
@@ -65,31 +75,45 @@ class Row:
     details: tuple[str, ...]
 
 
+Entry = tuple[str, Mapping[str, Value]]
+"""A trick, or several (`bf16+no_reduction`), or `honest`; what differs from the usual layout."""
+MAJORITY: tuple[Entry, ...] = (
+    ("same_data", {}), ("same_data", {"micro_batch_size": 8}), ("same_data", {"dp": 1, "micro_batch_size": 8}),
+    ("honest", {}), ("honest", {"micro_batch_size": 4}),
+)  # fmt: skip
+"""Three trials with one trick, whose losses agree, before two honest ones."""
+
+
 def read_tricks() -> dict[str, str]:
-    """Return trick -> its docstring, in the order of the file."""
-    tree = ast.parse((CHEATS / "launchers" / "cheats.py").read_text())
+    """Return trick -> its docstring, in the order of the files."""
+    return {name: words for module in MODULES for name, words in read_module(module).items()}
+
+
+def read_module(name: str) -> dict[str, str]:
+    """Return trick -> its docstring for one file of tricks."""
+    tree = ast.parse((CHEATS / "launchers" / f"{name}.py").read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     marked = [node for node in functions if any(getattr(d, "id", "") == "trick" for d in node.decorator_list)]
     return {node.name: (ast.get_docstring(node) or "").split("\n")[0] for node in marked}
 
 
-def make_request(tricks: Sequence[str], honest: Sequence[dict[str, Value]], run_id: str) -> SearchRequest:
-    """Return a search over honest layouts, the tricks, and the rest of the honest layouts."""
-    before, rest = honest[: len(honest) // 2 + 1], honest[len(honest) // 2 + 1 :]
-    tricked = [LAYOUT_OF.get(trick, {}) for trick in tricks]
-    layouts = (*before, *tricked, *rest)
-    first = tuple(Config({**LAYOUT, **layout, "number": number}) for number, layout in enumerate(layouts))
-    limits = SearchLimits(budget=len(first), max_attempts=1, trial_timeout_s=600.0)
-    return SearchRequest("tiny", limits, framework="cheats", strategy="random", first=first, run_id=run_id)
+def list_entries(tricks: Sequence[str], honest: Sequence[Mapping[str, Value]]) -> list[Entry]:
+    """Return honest layouts, the tricks, and the rest of the honest layouts."""
+    layouts: list[Entry] = [("honest", layout) for layout in honest]
+    middle = len(honest) // 2 + 1
+    return [*layouts[:middle], *((trick, LAYOUT_OF.get(trick, {})) for trick in tricks), *layouts[middle:]]
 
 
-def run_cheats(tricks: Sequence[str], honest: Sequence[dict[str, Value]], runs: Path, run_id: str = "cheats") -> Path:
-    """Run the search and return its folder; an interrupted one is continued."""
+def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats") -> Path:
+    """Run a search over these and return its folder; an interrupted one is continued."""
     os.environ["CCL_SEARCH_PATH"] = str(CHEATS)
     folder = runs / run_id
     if not folder.is_dir():
-        folder = create_run(plan_search(make_request(tricks, honest, run_id)).spec, runs)
-        numbered = dict(enumerate(tricks, start=len(honest) // 2 + 1))
+        first = tuple(Config({**LAYOUT, **layout, "number": number}) for number, (_, layout) in enumerate(entries))
+        limits = SearchLimits(budget=len(first), max_attempts=1, trial_timeout_s=600.0)
+        request = SearchRequest("tiny", limits, framework="cheats", strategy="random", first=first, run_id=run_id)
+        folder = create_run(plan_search(request).spec, runs)
+        numbered = {number: trick for number, (trick, _) in enumerate(entries) if trick != "honest"}
         (folder / TRICKS_FILE).write_text(json.dumps(numbered, indent=1))
     session = open_session(folder)
     with RunWriter(folder) as writer:
@@ -109,7 +133,7 @@ def read_rows(folder: Path) -> list[Row]:
         verdicts = outcome.admission.verdicts if outcome.admission else ()
         wrong = [verdict for verdict in verdicts if verdict.ok is False]
         names, details = [verdict.rule for verdict in wrong], [verdict.detail for verdict in wrong]
-        if not wrong and outcome.failure:
+        if not wrong and outcome.failure is not None:
             names, details = [outcome.failure.kind.value], [outcome.failure.message]
         trick = tricks.get(str(trial.config["number"]), "honest")
         rows.append(Row(trick, trial.number, outcome.is_ranked, tuple(names), tuple(details)))
@@ -126,29 +150,61 @@ def edit_result(folder: Path, number: int) -> Row:
     path.write_text(text)
     wrong = [verdict for verdict in found.verdicts if verdict.ok is False]
     names, details = tuple(verdict.rule for verdict in wrong), tuple(verdict.detail for verdict in wrong)
-    return Row("result_edited_afterwards", number, found.now.is_ranked, names, details)
+    return Row(EDITED, number, found.now.is_ranked, names, details)
 
 
 def render(rows: Sequence[Row], words: dict[str, str]) -> str:
-    """Return the table: trick, verdict, the rules that refused it, and the first of their reasons."""
-    honest = [row for row in rows if row.trick == "honest"]
+    """Return the table of docs/reliability.md: trick, verdict and the rules that refused it; then counts by group."""
     tricked = [row for row in rows if row.trick != "honest"]
-    lines = [
-        f"{sum(not row.is_ranked for row in tricked)} of {len(tricked)} tricks refused;"
-        f" {sum(row.is_ranked for row in honest)} of {len(honest)} honest trials admitted",
-        "",
-        "| trick | verdict | rules | why |",
-        "| --- | --- | --- | --- |",
-    ]
+    lines = [count_refused(rows), "", "| trick | verdict | rules that refuse it |", "| --- | --- | --- |"]
     for row in tricked:
         verdict = "**admitted**" if row.is_ranked else "refused"
         rules = ", ".join(f"`{rule}`" for rule in row.refused_by)
         text = words.get(row.trick, "The step times in `result.json` are halved after the trial.").rstrip(".")
-        lines.append(f"| {text} | {verdict} | {rules} | {row.details[0] if row.details else ''} |")
-    for row in honest:
-        if not row.is_ranked:
-            lines.append(f"| honest, trial {row.number} | **refused** | {', '.join(row.refused_by)} | {row.details} |")
+        lines.append(f"| {text} | {verdict} | {rules} |")
+    lines += ["", "| group | refused | admitted |", "| --- | --- | --- |"]
+    for module, title in MODULES.items():
+        names = {*read_module(module), *([EDITED] if module == "trace_tricks" else [])}
+        ranked = [row.is_ranked for row in tricked if row.trick in names]
+        lines.append(f"| {title} | {ranked.count(False)} | {ranked.count(True)} |")
     return "\n".join(lines)
+
+
+def count_refused(rows: Sequence[Row]) -> str:
+    """Return how many tricks were refused, and how many honest trials were admitted."""
+    honest = [row.is_ranked for row in rows if row.trick == "honest"]
+    tricked = [row.is_ranked for row in rows if row.trick != "honest"]
+    return (
+        f"{tricked.count(False)} of {len(tricked)} tricks refused;"
+        f" {honest.count(True)} of {len(honest)} honest trials admitted"
+    )
+
+
+def explain(rows: Sequence[Row], folder: Path) -> str:
+    """Return the reasons of refused trials, refused honest ones first, and how steady the honest ones were."""
+    lines = [f"trial {row.number}, {row.trick}: {'; '.join(row.details)}" for row in rows if row.details]
+    lines.sort(key=lambda line: ", honest:" not in line)
+    trials = load_run(folder).state.trials
+    ratios, windows = [], []
+    for row in rows:
+        outcome = trials[row.number].outcome
+        if row.trick != "honest" or outcome is None or "trace_step_time" not in outcome.metrics:
+            continue
+        ratios.append(outcome.metrics["trace_step_time"] / outcome.metrics["step_time_s"])
+        result = json.loads((folder / "trials" / f"{row.number:04d}" / "result.json").read_text())
+        windows.append(result["timed_window_s"] / sum(result["step_times_s"]))
+    if ratios:
+        lines.append(f"honest trials: traced / timed step {min(ratios):.2f} to {max(ratios):.2f}")
+        lines.append(f"honest trials: timed window / sum of its steps {min(windows):.4f} to {max(windows):.4f}")
+    return "\n".join(lines)
+
+
+def name_best(folder: Path, rows: Sequence[Row]) -> str:
+    """Return which trial won the search, and how many reference trials it ran."""
+    state = load_run(folder).state
+    best = next((row.trick for row in rows if state.best and row.number == state.best.number), "none")
+    references = sum(trial.purpose is Purpose.REFERENCE for trial in state.trials.values())
+    return f"best: {best}; {count_of(references, 'reference trial')}"
 
 
 def main() -> None:
@@ -158,14 +214,18 @@ def main() -> None:
     parser.add_argument("--honest", type=int, default=len(HONEST), help="number of honest trials")
     args = parser.parse_args()
     words = read_tricks()
-    folder = run_cheats(args.only or list(words), HONEST[: args.honest], args.runs.absolute())
+    runs = args.runs.absolute()
+    folder = run_cheats(list_entries(args.only or list(words), HONEST[: args.honest]), runs)
     rows = read_rows(folder)
     first = next((row.number for row in rows if row.trick == "honest" and row.is_ranked), None)
     if first is not None:
         rows.append(edit_result(folder, first))
-    print(render(rows, words))
-    best = load_run(folder).state.best
-    print(f"\nbest: {next((row.trick for row in rows if best and row.number == best.number), 'none')}")
+    print(f"{render(rows, words)}\n\n{explain(rows, folder)}")
+    print(f"\n{name_best(folder, rows)}")
+    if not args.only:
+        folder = run_cheats(MAJORITY, runs, "majority")
+        rows = read_rows(folder)
+        print(f"\nThree trials with one trick, then two honest ones: {count_refused(rows)}; {name_best(folder, rows)}")
 
 
 if __name__ == "__main__":

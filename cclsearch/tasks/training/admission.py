@@ -89,7 +89,7 @@ def check_spread(evidence: TrainingEvidence) -> Verdict:
     if evidence.spread > bound:
         return Verdict(rule="spread", ok=False, detail=f"{detail}; at most {bound:.0%} is allowed")
     times, most = evidence.result.step_times_s, DEFAULT.max_mean_cpu if evidence.is_on_cpu else DEFAULT.max_mean
-    if len(times) > 3 and (ratio := mean(times[1:]) / median(times[1:])) > most:
+    if len(times) > 3 and (ratio := mean(times[1:]) / median(times)) > most:
         detail += f", but the mean without the first is {ratio:.1f} x the median (at most {most:g} x)"
         remedy = "some took the time of others. Wait for the device after each step"
         return Verdict(rule="spread", ok=False, detail=f"{detail}: {remedy}")

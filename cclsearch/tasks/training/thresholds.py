@@ -67,8 +67,8 @@ class TrainingThresholds(Model):
     max_uncounted: float = Field(default=0.25, ge=0)
     """Time of the timed window between its steps, as a share of the steps' sum, on accelerators: a framework may log or
     load data there."""
-    max_uncounted_cpu: float = Field(default=0.05, ge=0)
-    """The same on a CPU: the shipped run scripts do nothing there."""
+    max_uncounted_cpu: float = Field(default=0.1, ge=0)
+    """The same on a CPU, where `cpu` and `jax-cpu` do nothing between steps."""
     max_uncounted_s: float = Field(default=0.1, ge=0)
     """Seconds of the window that are never questioned: a process that waits for a core."""
     max_quantum: float = Field(default=0.05, gt=0)
