@@ -3,8 +3,8 @@
     python benchmarks/fuzz_native.py [--seconds 180] [--seed 0] [--out benchmarks/fuzz-native.md]
 
 Traces are damaged at random (odd values, members twice, cut and copied text, broken bytes) and read in blocks of
-several sizes, by C and by Python alone: tables and reports must be equal. Every text is also scanned as one piece of
-exactly its length. The exit code is 1 if a table differs or a sanitizer stops the process.
+several sizes, by C in one and in two threads and by Python alone: tables and reports must be equal. Every text is also
+scanned as one piece of exactly its length. The exit code is 1 if a table differs or a sanitizer stops the process.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
     from cclsearch.trace.read import read_file
     from cclsearch.trace.readers import json_events, kineto_native
     from cclsearch.trace.readers.json_structs import TimePrefix
+    from cclsearch.trace.readers.stream import ReadLimits
 
     kineto_native.library_path = lambda: library
     document = write.kineto_document(rich_events())
@@ -63,17 +64,19 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
             path.write_bytes(data)
             json_events.BLOCK_BYTES = draw.choice(BLOCKS)
             answers = []
-            for switch in ("1", "0"):
+            for switch, threads in (("0", 1), ("1", 1), ("1", 2)):
                 os.environ[kineto_native.SWITCH] = switch
-                answers.append(read_file(TraceFile(path, path.name, "chrome-json", "kineto")))
-            (tables, report), (expected, expected_report) = answers
-            same = report == expected_report and len(tables) == len(expected)
-            if not same or any(difference(*pair) for pair in zip(tables, expected, strict=True)):
-                counts["differences"] += 1
-                print(f"seed {seed + counts['traces']} differs", file=sys.stderr)
+                file = TraceFile(path, path.name, "chrome-json", "kineto")
+                answers.append(read_file(file, limits=ReadLimits(threads=threads)))
+            expected, expected_report = answers[0]
+            for tables, report in answers[1:]:
+                same = report == expected_report and len(tables) == len(expected)
+                if not same or any(difference(*pair) for pair in zip(tables, expected, strict=True)):
+                    counts["differences"] += 1
+                    print(f"seed {seed + counts['traces']} differs", file=sys.stderr)
             piece = bytearray(mutate(pieces[which], draw))
             if piece:
-                kineto_native.PieceScanner().scan(piece, 0, len(piece), TimePrefix.find(bytes(piece)))
+                kineto_native.PieceScanner().scan(piece, 0, [len(piece)], TimePrefix.find(bytes(piece)))
             counts["traces"] += 1
     return counts
 

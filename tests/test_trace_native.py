@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -16,8 +17,9 @@ from trace_mutations import difference, mutate
 from cclsearch.trace.events import EventTable, FileReport
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.read import read_file
-from cclsearch.trace.readers import json_events, kineto_native
+from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native
 from cclsearch.trace.readers.native import build
+from cclsearch.trace.readers.stream import ReadLimits
 
 ROOT = Path(__file__).parents[1]
 NUM_DAMAGED = 400
@@ -56,16 +58,18 @@ def scans(built: Path, monkeypatch: pytest.MonkeyPatch) -> Scans:
     return counted
 
 
-def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[EventTable, ...], FileReport]:
-    """Read the file in both ways, check that they agree, and return the result."""
+def read_both(path: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> tuple[tuple[EventTable, ...], FileReport]:
+    """Read the file in every way, check that they agree, and return the result."""
     results = []
-    for switch in ("1", "0"):
+    for switch, threads in (("0", 1), ("1", 1), ("1", 2)):
         monkeypatch.setenv(kineto_native.SWITCH, switch)
-        results.append(read_file(TraceFile(path, path.name, "chrome-json", "kineto")))
-    (tables, report), (expected, expected_report) = results
-    assert report == expected_report
-    assert [difference(*pair) for pair in zip(tables, expected, strict=True)] == [""] * len(expected)
-    return tables, report
+        file = TraceFile(path, path.name, "chrome-json", "kineto")
+        results.append(read_file(file, limits=ReadLimits(threads=threads, **limits)))
+    expected, expected_report = results[0]
+    for tables, report in results[1:]:
+        assert report == expected_report
+        assert [difference(*pair) for pair in zip(tables, expected, strict=True)] == [""] * len(expected)
+    return results[0]
 
 
 def rich_events() -> list[dict[str, Any]]:
@@ -143,6 +147,39 @@ def test_damaged_traces_give_the_same_tables_and_reports(
         read_both(path, monkeypatch)
         path.unlink()
     assert min(scans.accepted, scans.refused) > NUM_DAMAGED // 10
+
+
+def test_threads_scan_a_file_and_give_back_what_is_refused(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
+    groups: list[bool] = []
+    scan = kineto_ahead.BlockGroup.scan
+
+    def count(self: kineto_ahead.BlockGroup) -> Any:
+        piece = scan(self)
+        groups.append(piece is not None)
+        return piece
+
+    monkeypatch.setattr(kineto_ahead.BlockGroup, "scan", count)
+    events = [event for _ in range(16) for event in rich_events()]
+    text = write.layout_kineto(write.kineto_document(events))
+    path = write.write_kineto(tmp_path / "rank0_trace.json", text=text)
+    read_both(path, monkeypatch)
+    num_groups = len(groups)
+    assert num_groups >= len(text) // (2000 * kineto_ahead.GROUP_BLOCKS) >= 10
+    assert all(groups[: num_groups - 2])
+    middle = text.index('"dur": ', len(text) // 2) + len('"dur": ')
+    path.write_text(text[:middle] + 'NaN, "x": ' + text[middle:])
+    assert read_both(path, monkeypatch)[1].status == "partial"
+    assert not all(groups[num_groups:-2])
+    packed = path.with_suffix(".json.gz")
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert read_both(packed, monkeypatch)[1].status == "complete"
+    packed.write_bytes(packed.read_bytes()[: packed.stat().st_size * 2 // 3])
+    assert read_both(packed, monkeypatch)[1].reason == "trace_truncated"
+    for limits in ({"raw_bytes": len(text) // 2}, {"rows": 300}):
+        assert read_both(path, monkeypatch, **limits)[1].reason == "too_large"
 
 
 def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

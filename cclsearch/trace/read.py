@@ -22,12 +22,15 @@ from cclsearch.trace.status import FileStatus, Status
 
 BYTES_PER_PROCESS = 256 << 20
 """Plain JSON that repays the start of a process (0.35 s of CPU time; C reads 0.4 to 0.8 GB/s)."""
+BYTES_FOR_THREADS = 16 << 20
+"""Plain JSON that repays the threads of one file."""
 
 
 def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -> TraceSet:
     """Return the tables of every rank found at `path` (one file, or a folder of files).
 
-    The content of a file never raises: status and reasons say what is wrong. `workers` processes share the files.
+    The content of a file never raises: status and reasons say what is wrong. `workers` processes share the files, or
+    as many threads scan each large file; the tables do not depend on it.
     Columns come from the cache next to the trace if size and modification time of the trace are unchanged.
     """
     path = Path(path)
@@ -69,9 +72,9 @@ def _report(file: TraceFile, tables: Sequence[EventTable]) -> FileReport:
     return FileReport(file.relative, worst.status, reason, rank=tables[0].rank if len(tables) == 1 else None)
 
 
-def _read_and_keep(file: TraceFile, use_cache: bool, *, is_one_of_many: bool) -> FileTables:
+def _read_and_keep(file: TraceFile, use_cache: bool, *, is_one_of_many: bool, threads: int = 1) -> FileTables:
     """Read the file and save its columns; of many files they are then mapped, so that all fit into memory."""
-    tables, report = read_file(file)
+    tables, report = read_file(file, limits=ReadLimits(threads=threads))
     target = cache_path(file.path)
     if tables and use_cache and save_tables(target, file.path, tables) and is_one_of_many:
         tables = load_tables(target, file.path) or tables
@@ -82,14 +85,16 @@ def _read_all(files: Sequence[TraceFile], workers: int, use_cache: bool) -> dict
     """Return tables and report of each file; several processes share them if they repay their start."""
     sizes = {file: _expected_bytes(file) for file in files}
     files = sorted(files, key=lambda file: -sizes[file])  # the largest first, so that the processes end together
-    workers = min(workers, len(files), sum(sizes.values()) // BYTES_PER_PROCESS)
-    if workers < 2:
-        return {file: _read_and_keep(file, use_cache, is_one_of_many=len(files) > 1) for file in files}
+    processes = min(workers, len(files), sum(sizes.values()) // BYTES_PER_PROCESS)
+    if processes < 2:
+        threads = {file: workers if sizes[file] >= BYTES_FOR_THREADS else 1 for file in files}
+        is_one_of_many = len(files) > 1
+        return {f: _read_and_keep(f, use_cache, is_one_of_many=is_one_of_many, threads=threads[f]) for f in files}
     with tempfile.TemporaryDirectory(prefix="ccl-columns-") as scratch:
         places = {file: str(Path(scratch) / f"{number}.ccl-columns") for number, file in enumerate(files)}
         return read_in_processes(
             files,
-            workers,
+            processes,
             targets_of=lambda file: [*([str(cache_path(file.path))] if use_cache else []), places[file]],
             read_here=lambda file: _read_and_keep(file, use_cache, is_one_of_many=True),
         )

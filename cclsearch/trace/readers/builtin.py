@@ -13,7 +13,7 @@ from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.kineto_native import open_scanner
+from cclsearch.trace.readers.kineto_native import PieceScanner, open_scanner
 from cclsearch.trace.readers.kineto_scanned import ScannedRows
 from cclsearch.trace.readers.kineto_table import build_table
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, read_head
@@ -41,17 +41,18 @@ class ChromeJson:
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """Return one table (Kineto), or one per device (XLA)."""
         with ByteStream(path, limits) as stream:
-            scanner = open_scanner()
-            reader = EventReader(stream, limits, scanner=scanner)
+            reader = EventReader(stream, limits, scanner=open_scanner())
             builder = KinetoBuilder(reader, limits)
-            scanned = ScannedRows(builder, scanner) if scanner else None
+            rows_of: dict[PieceScanner, ScannedRows] = {}
             for batch in reader:
                 if builder.base_us is None and is_xla(reader, batch):
                     break
                 if isinstance(batch, list):
                     builder.add_batch(batch)
-                elif scanned:
-                    scanned.add(batch)
+                else:
+                    if batch.scanner not in rows_of:
+                        rows_of[batch.scanner] = ScannedRows(builder, batch.scanner)
+                    rows_of[batch.scanner].add(batch)
             else:
                 return (self._finish(builder, path),)
         from cclsearch.trace.readers.xla_json import read_xla_json

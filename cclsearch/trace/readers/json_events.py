@@ -8,6 +8,7 @@ fails event by event with Python's own parser, which also accepts NaN, broken UT
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,13 @@ import msgspec
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
 from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid, TimePrefix
+from cclsearch.trace.readers.kineto_ahead import Block, Cutting, ScanAhead
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
+SCANS_AHEAD = 4
+"""A file of which threads scanned parts in vain as often as this is read in order."""
 
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"
@@ -55,6 +59,9 @@ class EventReader:
         self._time_prefix = TimePrefix(b"", b"", 0)
         self._slow = EventScanner(self._span_type, limits)
         self.scanner = scanner
+        self._unread: deque[Block] = deque()
+        """Blocks of the stream that other threads scanned in vain."""
+        self._scans_ahead = SCANS_AHEAD if limits.threads > 1 and scanner else 0
         self._shortened = 0
         """Times before this position are shortened."""
         self.complete = False
@@ -77,6 +84,31 @@ class EventReader:
                 yield batch
             if done:
                 return
+            if self._scans_ahead and self._can_scan_ahead():
+                yield from self._scan_ahead()
+
+    def _can_scan_ahead(self) -> bool:
+        """Whether the first time is known, and other threads have not scanned the next block."""
+        is_known = self.scanner is not None and self.scanner.base_us is not None
+        return is_known and bool(self._separator) and not self._unread and not self._at_end
+
+    def _scan_ahead(self) -> Iterator[ScannedPiece]:
+        """Yield what several threads scan of the text that follows, up to the end or a piece that is refused."""
+        scanner, prefix = self.scanner, self._time_prefix
+        if scanner is None or scanner.base_us is None:
+            return
+        self._scans_ahead -= 1
+        scanned = scanner.take()
+        if scanned:
+            yield scanned
+        cutting = Cutting(BLOCK_BYTES, self._separator, prefix, scanner.base_us, self._max_unseparated_bytes)
+        rest = bytes(self._buffer[self._start : self._end])
+        ahead = ScanAhead(self._stream.readinto, cutting, self._limits.threads, rest)
+        yield from ahead
+        self._buffer = bytearray(max(2 * BLOCK_BYTES, len(ahead.rest)))
+        self._buffer[: len(ahead.rest)] = ahead.rest
+        self._start, self._end, self._shortened = 0, len(ahead.rest), 0
+        self._unread.extend(ahead.blocks)
 
     def _next_batch(self) -> tuple[list[Any], bool]:
         if not self._at_end:
@@ -93,7 +125,7 @@ class EventReader:
         buffer = self._buffer
         while buffer[self._start] in b" \t\r\n":
             self._start += 1
-        if self.scanner and self.scanner.scan(buffer, self._start, stop, self._time_prefix):
+        if self.scanner and self.scanner.scan(buffer, self._start, [stop], self._time_prefix):
             self._start = stop
             return [], False
         self._shorten_times()
@@ -172,9 +204,21 @@ class EventReader:
             self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still refer to it
         stop = min(self._end + BLOCK_BYTES, len(self._buffer))
         if stop > self._end:
-            count = self._stream.readinto(memoryview(self._buffer)[self._end : stop])
+            count = self._read_block(memoryview(self._buffer)[self._end : stop])
             self._end += count
             self._at_end = count == 0
+
+    def _read_block(self, view: memoryview) -> int:
+        if not self._unread:
+            return self._stream.readinto(view)
+        block = self._unread.popleft()
+        if isinstance(block, TraceError):
+            raise block
+        count = min(len(block), len(view))
+        view[:count] = block[:count]
+        if count < len(block):
+            self._unread.appendleft(block[count:])
+        return count
 
     def _fill_up_to(self, size: int) -> None:
         """Read, at least once, until the buffer has `size` bytes (sizes that double keep repeated searches cheap)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 2
+VERSION = 3
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES = range(6)
@@ -34,7 +34,7 @@ _ACCEPTED, _REFUSED = 0, 1
 _HOST, _RUNTIME, _ON_DEVICE = 0, 1, 2
 _SMALLEST_EVENT_BYTES = len('{"ph":"M"},')
 _INPUTS = (
-    *(("text", ctypes.c_void_p), ("size", ctypes.c_int64), ("time_prefix", ctypes.c_char_p)),
+    *(("text", ctypes.c_void_p), ("time_prefix", ctypes.c_char_p)),
     *(("time_prefix_size", ctypes.c_int64), ("time_offset_us", ctypes.c_double), ("capacity", ctypes.c_int64)),
     *(("base_us", ctypes.c_int64), ("has_base", ctypes.c_int64)),
 )
@@ -105,7 +105,8 @@ def load_library(path: Path) -> ctypes.CDLL | None:
         None,
     )
     library.ccl_was_seen.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.ccl_scan.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Piece)]
+    stops = ctypes.POINTER(ctypes.c_int64)
+    library.ccl_scan.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Piece), stops, ctypes.c_int64]
     return library
 
 
@@ -117,7 +118,9 @@ def open_scanner() -> PieceScanner | None:
 class ScannedPiece:
     """The columns of one or more scanned pieces: views that are valid until the scanner scans again."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, scanner: PieceScanner, capacity: int) -> None:
+        self.scanner = scanner
+        """The scanner whose numbers the columns have."""
         self.capacity = capacity
         self._arrays = {name: np.empty(capacity, dtype) for name, dtype in _COLUMNS.items()}
         self.raw = _Piece(capacity=capacity)
@@ -160,7 +163,7 @@ class PieceScanner:
             name = category.encode()
             library.ccl_add_category(self._handle, name, len(name), int(kind), flag)
         self._meta_decoder = msgspec.json.Decoder(list[Meta])
-        self._piece = ScannedPiece(EVENTS_AT_ONCE)
+        self._piece = ScannedPiece(self, EVENTS_AT_ONCE)
         self._is_taken = False
         self._unread: dict[int, set[int]] = {NAMES: set(), THREADS: set()}
         self._texts: dict[int, list[Any]] = {NAMES: [], THREADS: []}
@@ -185,32 +188,36 @@ class PieceScanner:
         self._is_taken = True
         return self._piece
 
-    def scan(self, buffer: bytearray, start: int, stop: int, prefix: TimePrefix) -> bool:
-        """Scan `buffer[start:stop]`, a bracket or comma and the events after it; return whether it is accepted."""
+    def scan(self, buffer: bytearray, start: int, stops: Sequence[int], prefix: TimePrefix) -> bool:
+        """Scan consecutive pieces from `start`, which end at `stops`; return whether all are accepted.
+
+        Each is a bracket or comma and the events after it; space may precede it.
+        """
         if self._is_taken:
             self._piece.clear()
             self._is_taken = False
         piece, raw = self._piece, self._piece.raw
         before = tuple(getattr(raw, name) for name in _COUNTS)
         text = ctypes.c_char.from_buffer(buffer, start)
-        raw.text, raw.size = ctypes.addressof(text), stop - start
+        raw.text = ctypes.addressof(text)
         raw.time_prefix, raw.time_prefix_size, raw.time_offset_us = prefix.old, len(prefix.old), float(prefix.offset_us)
         raw.base_us, raw.has_base = self.base_us or 0, self.base_us is not None
-        answer = self._library.ccl_scan(self._handle, ctypes.byref(raw))
+        ends = (ctypes.c_int64 * len(stops))(*(stop - start for stop in stops))
+        answer = self._library.ccl_scan(self._handle, ctypes.byref(raw), ends, len(stops))
         if answer not in (_ACCEPTED, _REFUSED):
             raise MemoryError
         is_read = self._read_texts(before[_COUNTS.index("rows")])
         if answer == _REFUSED:
             return False
         try:
-            metas = self._read_metas(memoryview(buffer)[start:stop], before[_COUNTS.index("metas")], prefix)
+            metas = self._read_metas(memoryview(buffer)[start:], before[_COUNTS.index("metas")], prefix)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             is_read, metas = False, []
         if not is_read:
             for name, count in zip(_COUNTS, before, strict=True):
                 setattr(raw, name, count)
             return False
-        self._keep_calls(memoryview(buffer)[start:stop], before[_COUNTS.index("calls")])
+        self._keep_calls(memoryview(buffer)[start:], before[_COUNTS.index("calls")])
         piece.metas += metas
         piece.categories += self._seen_categories()
         if raw.has_base:

@@ -16,7 +16,7 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Limits of reading a trace file; a file that exceeds them is `too_large` and cannot exhaust memory."""
+    """Limits of reading a trace file; a file that exceeds those of size is `too_large` and cannot exhaust memory."""
 
     raw_bytes: int = 64 << 30
     """Unpacked size."""
@@ -26,6 +26,8 @@ class ReadLimits:
     event_bytes: int = 64 << 20
     """Size of one event, or of the text before the first one."""
     rows: int = 400_000_000
+    threads: int = 1
+    """Threads that may scan one file; the result does not depend on it."""
     bad_events: int = 2000
     """After more broken events than this, the rest of the file is skipped."""
 

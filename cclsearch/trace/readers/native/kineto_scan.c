@@ -6,7 +6,7 @@
  * else (a number with an exponent, an escaped key, a key twice, broken UTF-8, deep nesting, an unknown phase, ...) it
  * refuses the whole piece, and the caller reads that piece in Python. A refusal costs time and never changes a result.
  *
- * No byte outside [text, text + size) is read, and nothing is written beyond `capacity` entries of an output array.
+ * No byte outside [text, text + the last of `stops`) is read, and nothing is written beyond `capacity` entries of an output array.
  * `make fuzz-native` runs it with the address and undefined-behaviour sanitizers.
  */
 #include <stdint.h>
@@ -20,7 +20,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -67,7 +67,6 @@ typedef struct {
 
 typedef struct {
     Text text;
-    int64_t size;
     Text time_prefix; /* `"ts": 1712`: leading digits that are read as one digit 1 */
     int64_t time_prefix_size;
     double time_offset_us; /* subtracted from times above LONG_TIME_US */
@@ -852,8 +851,7 @@ EXPORT int ccl_was_seen(const Scanner *scanner, int64_t category) {
     return scanner->tables[CATEGORIES].entries[category].seen == scanner->call;
 }
 
-static int scan(Scanner *scanner, Piece *piece) {
-    Text p = piece->text, end = p + piece->size;
+static int scan(Scanner *scanner, Piece *piece, Text p, Text end) {
     Event event;
     if (p >= end || (*p != '[' && *p != ',')) return REFUSED;
     for (int is_first = 1; p < end; is_first = 0) {
@@ -868,12 +866,20 @@ static int scan(Scanner *scanner, Piece *piece) {
     return scanner->odd_ids == 3 ? REFUSED : ACCEPTED;
 }
 
-/* Scans a bracket or comma, then events with commas between them, and appends them to the columns if it accepts all. */
-EXPORT int ccl_scan(Scanner *scanner, Piece *piece) {
+/* Scans consecutive pieces of the text, which end at `stops`, and appends their events to the columns if it accepts all:
+ * each is space, a bracket or comma, then events with commas between them. */
+EXPORT int ccl_scan(Scanner *scanner, Piece *piece, const int64_t *stops, int64_t count) {
     Piece before = *piece;
+    Text p = piece->text;
+    int answer = ACCEPTED;
     scanner->call++;
-    scanner->odd_ids = scanner->no_memory = 0;
-    int answer = scan(scanner, piece);
+    scanner->no_memory = 0;
+    for (int64_t i = 0; i < count && answer == ACCEPTED; i++) {
+        Text end = piece->text + stops[i];
+        scanner->odd_ids = 0;
+        answer = scan(scanner, piece, skip_space(p, end), end);
+        p = end;
+    }
     if (answer != ACCEPTED) *piece = before;
     return scanner->no_memory ? NO_MEMORY : answer;
 }
