@@ -237,22 +237,21 @@ def test_state_is_rebuilt_from_the_ledger_alone() -> None:
 
 
 def test_a_slow_turn_never_leaves_slots_empty() -> None:
-    release, asked = threading.Event(), threading.Event()
+    release, asked, answered = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(ScriptedModel):
         def ask(self, request: CompletionRequest) -> Answer:
             asked.set()
-            assert release.wait(60)
+            release.wait(60)
+            answered.set()
             return super().ask(request)
 
     search = Search(budget=12)
     arbiter = make(Slow(FAST[0]), parallel=4, rules=ArbiterSettings(num_seeds=1))
-    started = time.monotonic()
     while len(search.running) < 4:
         assert search.ask(arbiter, 4 - len(search.running))
+    assert not answered.is_set(), "no slot waited for the answer"
     assert asked.wait(60)
-    assert not release.is_set()
-    assert time.monotonic() - started < 60
     assert "llm" not in list_proposers(search)
     release.set()
     deadline = time.monotonic() + 60

@@ -186,7 +186,9 @@ def test_a_job_left_by_a_killed_search_is_found_and_finished(start, project: Pat
 def test_a_job_survives_the_death_of_its_search(project: Path) -> None:
     """A real search process is killed with SIGKILL while its trial runs."""
     (project / "launchers").mkdir()
-    (project / "launchers" / "mine.py").write_text("import time; time.sleep(3)\n" + WRITE_RESULT)
+    gate = project / "gate"
+    waits = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
+    (project / "launchers" / "mine.py").write_text(waits + WRITE_RESULT)
     (project / "launchers" / "mine.framework.yaml").write_text(
         yaml.safe_dump({"script": "mine.py", "runner": "process", "knobs": [{"name": "tp", "choices": [1, 2]}]})
     )
@@ -207,6 +209,7 @@ def test_a_job_survives_the_death_of_its_search(project: Path) -> None:
     later = make_launcher(profile, framework="mine", run_dir=project / "runs" / "lost")
     assert isinstance(later, LocalLauncher)
     [found] = later.find("lost")
+    gate.touch()
     try:
         assert wait_until_done(later, found).failure is None
     finally:

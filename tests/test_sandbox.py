@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from llm.hostile import HOSTILE, SLOW
 
 from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
 
+PATIENT = SandboxLimits(time_s=60.0)
+"""The limits count wall time, also that in which a busy machine runs something else."""
 TIGHT = SandboxLimits(time_s=0.4, memory_bytes=48 * 2**20, output_bytes=20_000)
 INPUT = ({"config_space": [{"key": "tp", "type": "int", "choices": [1, 2], "description": ""}]}, {"total_gpus": 2})
 
 
 def run(program: str, limits: SandboxLimits | None = None) -> dict[str, object]:
-    return run_policy(program, *INPUT, limits=limits)
+    return run_policy(program, *INPUT, limits=limits or PATIENT)
 
 
 def test_an_ordinary_program_runs() -> None:
@@ -134,20 +137,25 @@ def test_no_hostile_program_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert all(text.strip() and len(text) <= 1600 for text in outputs)
     assert set(tmp_path.iterdir()) == before
     assert canary.read_text() == "canary-in-a-file"
-    assert not leftovers()
+    deadline = time.monotonic() + 60
+    while leftovers() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert leftovers() == []
 
 
 def leftovers() -> list[str]:
-    """Interpreters of the sandbox that still run as children of this process."""
+    """Processes of the sandbox that still run: children of this process, and interpreters without their parent."""
     found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = stat.read_text().rsplit(")", 1)
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue
-        parent, name = int(fields[1].split()[1]), fields[0].split("(", 1)[1]
-        if parent == os.getpid() and ("monty" in name or "sandbox" in name):
-            found.append(name)
+        is_child = "sandbox_child.py" in command and int(parent) == os.getpid()
+        is_orphan = command.endswith("monty subprocess ") and int(parent) == 1
+        if state != "Z" and (is_child or is_orphan):
+            found.append(command)
     return found
 
 

@@ -84,20 +84,20 @@ def test_columns_are_kept_next_to_the_traces(folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("program", "message"),
+    ("program", "timeout_s", "message"),
     [
-        ("import os; input(); os.kill(os.getpid(), 9)", "killed by signal 9"),
-        ("import time; time.sleep(60)", "longer than"),
-        ("import time; input(); print('{}', flush=True); time.sleep(60)", "killed by signal 9"),
+        ("import os; input(); os.kill(os.getpid(), 9)", 60.0, "killed by signal 9"),
+        ("import time; time.sleep(60)", 0.2, "longer than"),
+        ("import time; input(); print('{}', flush=True); time.sleep(60)", 60.0, "killed by signal 9"),
     ],
 )
 def test_a_process_that_dies_or_hangs_is_a_status_of_its_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, message: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, timeout_s: float, message: str
 ) -> None:
     slow_here(monkeypatch, 2)
     monkeypatch.setattr(pool, "COMMAND", (sys.executable, "-c", program))
-    monkeypatch.setattr(pool, "FILE_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(pool, "EXIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(pool, "FILE_TIMEOUT_S", timeout_s)
+    monkeypatch.setattr(pool, "EXIT_TIMEOUT_S", 0.2 if "sleep" in program else 60.0)
     found = read_traces(folder, workers=2)
     refused = [report for report in found.files if report.status == "not_available"]
     assert found.status == "partial"
