@@ -153,6 +153,14 @@ def test_the_traced_time_is_compared_with_the_searchs_other_trials() -> None:
     assert judge("trace_time", {"step_time_s": 2.3}, others=scattered)[0] is True
 
 
+def test_a_traced_step_shorter_than_the_timed_one_is_compared_with_the_others_too() -> None:
+    faster = tuple(other(number, step_time_s=1.0, trace_step_time=0.61) for number in (1, 2, 3))
+    assert judge("trace_time", {"step_time_s": 0.9}, others=faster)[0] is True
+    ok, detail = judge("trace_time", {"step_time_s": 0.97}, others=faster)
+    assert ok is False
+    assert detail.endswith("0.97x the timed 1 s; the median of 3 other trials is 0.61x: 1.6x more is too far off")
+
+
 def test_a_profiler_that_makes_the_device_wait_is_not_a_trick() -> None:
     three = tuple(map(other, (1, 2, 3)))
     waiting = {"step_time_s": 2.3, "metrics": {"gemm_tflops": 100.0, "idle_frac": 0.4}}
