@@ -1,6 +1,7 @@
 """Records the small traces under `tests/recorded`: torch on CPU over gloo (two ranks), and JAX on two CPU devices.
 
 python tests/record_traces.py gloo TARGET
+python tests/record_traces.py execution TARGET
 python tests/record_traces.py jax TARGET
 """
 
@@ -13,39 +14,45 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
-def record_gloo(target: Path, world: int = 2) -> None:
-    """Record three DDP steps of a small network on each rank, with shapes."""
+def record_gloo(target: Path, world: int = 2, *, execution: bool = False) -> None:
+    """Record three DDP steps of a small network on each rank, with shapes or with an execution trace beside."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as scratch:
-        mp.spawn(_run_rank, args=(world, str(target), f"{scratch}/store"), nprocs=world)
+        mp.spawn(_run_rank, args=(world, str(target), f"{scratch}/store", execution), nprocs=world)
 
 
-def _run_rank(rank: int, world: int, target: str, store: str) -> None:
+def _run_rank(rank: int, world: int, target: str, store: str, execution: bool) -> None:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
-    from torch.profiler import ProfilerActivity, profile, schedule
+    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = schedule(wait=1, warmup=1, active=3)
-    with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True) as profiler:
+    Path(target).mkdir(parents=True, exist_ok=True)
+    operators = Path(target) / f"execution_rank{rank}.json"
+    observer = ExecutionTraceObserver().register_callback(str(operators)) if execution else None
+    options: dict[str, Any] = {"record_shapes": not execution, "execution_trace_observer": observer}
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, **options) as profiler:
         for _ in range(5):
             model(torch.randn(16, 64)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
     path = Path(target) / f"rank{rank}_trace.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     profiler.export_chrome_trace(str(path))
-    text = path.read_text().replace(socket.gethostname(), "host").replace(str(Path(target)), ".")
-    path.with_suffix(".json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
-    path.unlink()
+    text = path.read_text().replace(socket.gethostname(), "host").replace(str(Path(target).resolve()), ".")
+    path.write_text(text)
+    for written in (path, operators) if execution else (path,):
+        written.with_suffix(".json.gz").write_bytes(gzip.compress(written.read_bytes(), mtime=0))
+        written.unlink()
     dist.destroy_process_group()
 
 
@@ -84,4 +91,4 @@ def record_jax(target: Path, devices: int = 2) -> None:
 if __name__ == "__main__":
     where = Path(sys.argv[2])
     shutil.rmtree(where, ignore_errors=True)
-    record_gloo(where) if sys.argv[1] == "gloo" else record_jax(where)
+    record_jax(where) if sys.argv[1] == "jax" else record_gloo(where, execution=sys.argv[1] == "execution")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import execution_writer
 import pytest
 import trace_writer as write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocprof_writer import rocprof_document, training_process
 from test_trace_chakra_input import METADATA, node
+from trace_mutations import mutate
 
+from cclsearch.plugins import METRICS
 from cclsearch.trace.cache import cache_path
+from cclsearch.trace.call_tree import build_call_tree
 from cclsearch.trace.events import TraceSet
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_view
@@ -32,6 +37,7 @@ CHAKRA = METADATA + b"".join(
     node(i, kind, 10 * i, 5, ("comm_type", 9, 0), ("comm_size", 9, 64), ("is_cpu_op", 27, 0), ("pg_name", 29, "0"))
     for i, kind in enumerate((4, 7, 5, 2), start=1)
 )
+EXECUTION = execution_writer.as_bytes()
 STATUSES = ("ok", "partial", "not_available")
 
 json_values = st.recursive(
@@ -89,6 +95,7 @@ def check(found: TraceSet) -> TraceSet:
             ("h.xplane.pb", SPACE),
             ("1_results.json", ROCPROF),
             ("chakra.0.et", CHAKRA),
+            ("et_rank0.json", EXECUTION),
         ]
     ),
 )
@@ -134,6 +141,30 @@ def test_rocprofiler_json_truncated_anywhere_gives_a_status(size: int) -> None:
 @given(size=st.integers(0, len(CHAKRA)))
 def test_a_chakra_trace_truncated_anywhere_gives_a_status(size: int) -> None:
     assert read_bytes("chakra.0.et", CHAKRA[:size]).status in STATUSES
+
+
+@light
+@given(size=st.integers(0, len(EXECUTION)))
+def test_an_execution_trace_truncated_anywhere_gives_a_status(size: int) -> None:
+    assert read_bytes("et_rank0.json", EXECUTION[:size]).status in STATUSES
+
+
+odd_node = st.dictionaries(
+    st.sampled_from(["id", "name", "ctrl_deps", "inputs", "outputs", "attrs", "parent", "rf_id", "input_shapes"]),
+    json_values,
+)
+
+
+@light
+@given(st.integers(0, 2**32), st.lists(odd_node, max_size=5))
+def test_any_execution_trace_gives_a_status_and_scores_with_a_reason(seed: int, odd: list[dict[str, Any]]) -> None:
+    nodes = [*odd, *execution_writer.training_nodes()]
+    data = mutate(json.dumps(execution_writer.document(nodes), indent=1), random.Random(seed))
+    trace = TraceView(read_bytes("et_rank0.json", data))
+    build_call_tree(trace)
+    for result in score_view(trace).metrics.values():
+        assert "raised" not in result.detail, result.detail
+        assert result.value is None or not METRICS.get(result.name).needs_times or not trace.ranks
 
 
 rocprof_keys = st.sampled_from(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sqlite3
 from pathlib import Path
 
@@ -13,20 +11,10 @@ import trace_writer as write
 from cclsearch.trace.events import Reason
 from cclsearch.trace.read import read_traces
 
-EXECUTION_TRACE = {
-    "schema": "1.1.1-chakra.0.0.4",
-    "pid": 7,
-    "time": "2025-01-01 00:00:00",
-    "start_ts": 5,
-    "nodes": [{"id": 2, "name": "aten::mm", "ctrl_deps": 1}],
-}
-
 
 @pytest.mark.parametrize(
     ("name", "data", "advice"),
     [
-        ("et_rank0.json", json.dumps(EXECUTION_TRACE, indent=2).encode(), "export_chrome_trace"),
-        ("pytorch_et.json.gz", gzip.compress(json.dumps(EXECUTION_TRACE).encode()), "export_chrome_trace"),
         ("out.pftrace", b"\n\x04abcd", "--output-format json"),
         ("908_kernel_trace.csv", b'"Kind"\n', "--output-format json"),
         ("a.otf2", b"", "--output-format json"),
@@ -57,7 +45,6 @@ def test_a_database_of_rocprofv3_is_refused_with_what_to_do(tmp_path: Path) -> N
 
 def test_beside_a_trace_that_can_be_read_it_is_left_out(tmp_path: Path) -> None:
     write.write_kineto(tmp_path / "rank0_trace.json")
-    (tmp_path / "et_rank0.json").write_text(json.dumps(EXECUTION_TRACE))
     (tmp_path / "out.pftrace").write_bytes(b"\n\x04abcd")
     found = read_traces(tmp_path)
     assert (found.status, found.reasons, list(found.tables)) == ("ok", (), [0])

@@ -12,6 +12,7 @@ import orjson
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import plain
 from cclsearch.plugins import METRICS
+from cclsearch.trace.call_tree import build_call_tree
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
 from cclsearch.trace.difference import compare_traces, list_unclassified
 from cclsearch.trace.export.perfetto import export_perfetto
@@ -24,6 +25,7 @@ from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.text_report import (
     NO_KERNELS,
     compare_metrics,
+    format_call_tree,
     format_changes,
     format_comparison,
     format_diagnosis,
@@ -33,7 +35,7 @@ from cclsearch.trace.text_report import (
     format_table,
     format_unclassified,
 )
-from cclsearch.trace.view import TraceView
+from cclsearch.trace.view import NO_TIMES, TraceView
 
 CORE = (
     *("trace_step_time", "compute_frac", "exposed_comm_frac", "exposed_mem_frac", "idle_frac", "comm_time"),
@@ -41,6 +43,8 @@ CORE = (
     *("peak_memory", "tokens_per_s", "mfu", "trace_quality"),
 )
 """Metrics shown by default."""
+CORE_WITHOUT_TIMES = ("op_calls", "op_flops", "comm_calls", "comm_volume")
+"""Metrics shown by default for execution traces."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,15 +65,26 @@ def run(args: argparse.Namespace) -> int:
         os.environ[VARIABLE] = str(Path(args.kernel_classes).absolute())
     if args.perfetto:
         require_writable(Path(args.perfetto), "--perfetto")
-    names = _wanted_names(args)
+    for name in args.metric:
+        check_metric_name(name)
     views = _open_views(args)
+    names = _wanted_names(args, is_timed=all(view.is_timed for view in views))
     results = [_measure(view, names, args) for view in views]
+    if args.perfetto or args.diff or args.unclassified or args.picture:
+        _require_times(views)
     if args.picture:
         _write_pictures(views[-1], Path(args.picture))
     if args.perfetto:
         export_perfetto(views[-1], Path(args.perfetto))
     _print_results(views, results, args)
     return 0 if all(view.ranks for view in views) else 1
+
+
+def _require_times(views: list[TraceView]) -> None:
+    for view in views:
+        if not view.is_timed:
+            what = "--perfetto, --diff, --picture and --unclassified need times"
+            raise UserError(f"{what}: {NO_TIMES}")
 
 
 def _list_metrics() -> str:
@@ -83,16 +98,14 @@ def _list_metrics() -> str:
     return format_table(("metric", "unit", "meaning"), rows)
 
 
-def _wanted_names(args: argparse.Namespace) -> list[str]:
-    for name in args.metric:
-        check_metric_name(name)
+def _wanted_names(args: argparse.Namespace, *, is_timed: bool) -> list[str]:
     if args.metric:
         return list(dict.fromkeys(args.metric))
     if _only_tables(args):
         return []
     if args.all or args.json:
         return METRICS.names()
-    return list(CORE)
+    return list(CORE if is_timed else CORE_WITHOUT_TIMES)
 
 
 def _only_tables(args: argparse.Namespace) -> bool:
@@ -145,7 +158,7 @@ def _as_data(view: TraceView, found: dict[str, MetricResult], args: argparse.Nam
         return diagnosis.model_dump(mode="json") if diagnosis else None
     data: dict[str, object] = {name: result.model_dump(mode="json") for name, result in found.items()}
     if args.operators:
-        data["operators"] = build_operator_tree(view).as_data()
+        data["operators"] = (build_operator_tree(view) if view.is_timed else build_call_tree(view)).as_data()
     if args.unclassified:
         data["unclassified"] = [asdict(kernel) for kernel in list_unclassified(view)]
     return data
@@ -158,15 +171,15 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
         heading = f"{path}: {len(view.ranks)} of {view.world_size or '?'} ranks, {trace.status}"
         if trace.message:
             heading += f" ({trace.reason}: {trace.message})" if trace.reason else f" ({trace.message})"
-        parts.append(heading)
+        parts.append(heading if view.is_timed else f"{heading}\nWithout times: {NO_TIMES}")
         whole = not (args.metric or _only_tables(args)) or args.diagnosis
         diagnosis = try_diagnose(view) if whole else None
         if diagnosis:
             parts.append(format_diagnosis(diagnosis))
-        if (whole or args.steps) and view.ranks:
+        if (whole or args.steps) and view.ranks and view.is_timed:
             parts.append(format_ranks(view, by_step=args.steps))
         if args.operators and view.ranks:
-            parts.append(format_operators(build_operator_tree(view)))
+            parts.append(_format_tree(view))
         if args.unclassified and view.ranks:
             is_cpu = all(one.table.accelerator == "cpu" for one in view.ranks.values())
             parts.append(NO_KERNELS if is_cpu else format_unclassified(list_unclassified(view), view.covered))
@@ -176,6 +189,12 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
         return [*parts, format_comparison(*results) if results[0] else ""]
     shown = results[0] if views[0].ranks or args.metric else {}
     return [*parts, format_metrics(shown) if shown else ""]
+
+
+def _format_tree(view: TraceView) -> str:
+    if view.is_timed:
+        return format_operators(build_operator_tree(view))
+    return format_call_tree(build_call_tree(view), view.covered)
 
 
 def _write_pictures(view: TraceView, folder: Path) -> None:

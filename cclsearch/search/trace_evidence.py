@@ -12,10 +12,18 @@ from cclsearch.score.evidence import TraceEvidence
 from cclsearch.search.traced_collectives import read_collectives
 from cclsearch.search.traced_origin import read_origins
 from cclsearch.search.traced_products import read_products
+from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_view
 from cclsearch.trace.status import Status
-from cclsearch.trace.view import TraceView
+from cclsearch.trace.view import NO_TIMES, TraceView
+
+
+def _require_times(traces: TraceSet) -> TraceSet:
+    """Return the traces; execution traces, which have no times, prove nothing and count as unreadable."""
+    if all(table.is_timed for table in traces.tables.values()):
+        return traces
+    return TraceSet({}, Status.NOT_AVAILABLE, (Reason.NO_TIMES,), NO_TIMES, files=traces.files, folder=traces.folder)
 
 
 def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence | None:
@@ -25,7 +33,7 @@ def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceE
     """
     if not payload.wants_traces:
         return None
-    traces = read_traces(folder)
+    traces = _require_times(read_traces(folder))
     devices = {device.name for table in traces.tables.values() for device in table.devices if device.name}
     view = TraceView(traces, card=card, config=payload.config)
     score = score_view(view)

@@ -116,10 +116,10 @@ def explain_no_communication(trace: TraceView) -> str:
 
 
 def sized_share(view: RankView) -> float:
-    """Return the share of the rank's communication time in calls of known message size."""
+    """Return the share of communication time (without times: of the calls) in calls of known message size."""
     table = view.table
     rows = view.comm_rows
-    dur_ns = table.dur_ns[rows]
+    dur_ns = table.dur_ns[rows] if table.is_timed else np.ones(len(rows), dtype=np.int64)
     if not dur_ns.sum():
         return 0.0
     known = np.array([_is_sized(call) for call in table.collectives] or [False])

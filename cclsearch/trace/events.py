@@ -108,6 +108,7 @@ class Reason(StrEnum):
     CARD_MISSING_FIELD = "card_missing_field"
     PHASE_MISMATCH = "phase_mismatch"
     PATH_INCOMPLETE = "path_incomplete"
+    NO_TIMES = "no_times"
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
         "op": "<i4",
         "shape_id": "<i4",
         "grid_id": "<i4",
+        "rf_id": "<i8",
     }
 )
 """The columns that few rows have, and their types."""
@@ -306,7 +308,9 @@ class TableFacts:
     world_size: int | None = None
     """From the trace; None if it does not say."""
     format: str = "kineto"
-    """kineto, xla, nsys, rocprof or chakra."""
+    """kineto, xla, nsys, rocprof, chakra or pytorch-et."""
+    is_timed: bool = True
+    """False for a trace without times: `ts_ns` and `dur_ns` are then places in the order of starts, not nanoseconds."""
     accelerator: str = "gpu"
     """gpu, tpu or cpu: type of the device."""
     devices: tuple[DeviceInfo, ...] = ()
@@ -366,6 +370,8 @@ class EventTable(TableFacts):
     """For an operator whose FLOPs can be counted: index into `shapes`; else -1."""
     grid_id: ClassVar[cached_property[Ints32]] = _dense("grid_id")
     """For a kernel: index into `grids`; else -1."""
+    rf_id: ClassVar[cached_property[Ints]] = _dense("rf_id")
+    """PyTorch's id of the recorded function, only in execution traces: the profiler of the same process has it too."""
 
     def __len__(self) -> int:
         return len(self.ts_ns)

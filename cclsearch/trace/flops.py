@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import Kind, OpShape
 from cclsearch.trace.intervals import Int64s, outermost
 from cclsearch.trace.view import RankView
 
 Dims = Sequence[Sequence[int]]
-
+_CLASSES_WITH_FORMULA = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION)
 
 _PRECISIONS = {
     **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
@@ -24,12 +25,14 @@ _PRECISIONS = {
     **dict.fromkeys(("signed char", "int8", "char"), "int8"),
 }
 
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_mm"})
 _CONVOLUTIONS = {
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), (3, 4, 5)),
     **dict.fromkeys(("miopen_convolution", "mkldnn_convolution"), (4, 3, 5)),
     "cudnn_convolution": (3, 2, 4),
 }
 """Forward convolutions -> positions of stride, padding and dilation in the arguments."""
+_CONVOLUTION_GRADIENTS = frozenset({"convolution_backward", "cudnn_convolution_backward_input"})
 
 
 def count_op_flops(name: str, shape: OpShape) -> float | None:
@@ -41,17 +44,24 @@ def count_op_flops(name: str, shape: OpShape) -> float | None:
     base = name.split("::")[-1]
     dims = shape.dims
     try:
-        if base in {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_mm"}:
+        if base in _PRODUCTS:
             return _product_flops(base, dims)
         if "attention" in base:
             return _attention_flops(base, dims)
         if base in _CONVOLUTIONS:
             return _convolution_flops(shape, _CONVOLUTIONS[base])
-        if base in {"convolution_backward", "cudnn_convolution_backward_input"}:
+        if base in _CONVOLUTION_GRADIENTS:
             return _convolution_backward_flops(base, dims)
-    except (IndexError, ValueError, TypeError, ZeroDivisionError):
+    except (IndexError, ValueError, TypeError, ArithmeticError):
         return None
     return None
+
+
+def _has_formula(name: str) -> bool:
+    """Whether it is an operator of PyTorch whose FLOP follow from shapes."""
+    library, _, base = name.rpartition("::")
+    known = base in _PRODUCTS or base in _CONVOLUTIONS or base in _CONVOLUTION_GRADIENTS or "attention" in base
+    return library == "aten" and known
 
 
 def count_op_bytes(name: str, shape: OpShape) -> float | None:
@@ -77,7 +87,7 @@ def count_op_bytes(name: str, shape: OpShape) -> float | None:
         else:
             inner = (shape.dims[1] if base in {"addmm", "baddbmm"} else shape.dims[0])[-1]
             results = flops / 2.0 / inner
-    except (IndexError, ValueError, StopIteration, ZeroDivisionError):
+    except (IndexError, ValueError, StopIteration, ArithmeticError):
         return None
     return float(size) * (sum(math.prod(d) for d in dims) + results)
 
@@ -150,17 +160,45 @@ def find_flops(view: RankView) -> tuple[float, Int64s] | None:
 def count_ops(view: RankView) -> tuple[Int64s, npt.NDArray[np.float64]]:
     """Return the operators in the rank's windows whose shapes determine their FLOP, and the FLOP of each."""
     table = view.table
-    if table.accelerator == "cpu":
+    on_host = table.accelerator == "cpu" or not table.is_timed
+    if on_host:
         ops = view.in_windows(np.flatnonzero((table.shape_id >= 0) & (table.kind == Kind.CPU_OP)))
     else:
         launched_by = table.op[view.in_windows(view.compute_kernels)]
         ops = np.unique(launched_by[launched_by >= 0])
     flops = _flops_of_rows(view, ops)
     ops, flops = ops[flops > 0], flops[flops > 0]
-    if table.accelerator == "cpu":
+    if on_host:
         top = _outermost_of_threads(view, ops)
         ops, flops = ops[top], flops[top]
     return ops, flops
+
+
+def count_undetermined(view: RankView, ops: Int64s) -> int:
+    """Count what has FLOP of a known formula but not these: `ops` are the operators whose FLOP is known.
+
+    On a GPU, kernels in the windows of matrix products, attention and convolutions that no such operator launched; on
+    the host, operators of these kinds that neither contain one of `ops` nor are inside one.
+    """
+    table = view.table
+    if table.accelerator != "cpu" and table.is_timed:
+        kernels = view.in_windows(view.compute_kernels)
+        kernels = kernels[np.isin(table.name_class[table.name_id[kernels]], _CLASSES_WITH_FORMULA)]
+        return int((~np.isin(table.op[kernels], ops)).sum())
+    has_formula = np.array([_has_formula(name) for name in table.names] or [False])
+    rows = view.in_windows(view.rows(Kind.CPU_OP))
+    rows = rows[has_formula[table.name_id[rows]]]
+    count = 0
+    for thread in np.unique(table.stream[rows]):
+        here, known = rows[table.stream[rows] == thread], ops[table.stream[ops] == thread]
+        known = known[np.argsort(table.ts_ns[known], kind="stable")]
+        at = np.searchsorted(table.ts_ns[known], table.end_ns[here], side="left") - 1
+        overlaps = (
+            (at >= 0) & (table.end_ns[known][at] > table.ts_ns[here]) if len(known) else np.zeros(len(here), bool)
+        )
+        free = here[~overlaps]
+        count += int(outermost(table.ts_ns[free], table.end_ns[free]).sum()) if len(free) else 0
+    return count
 
 
 def _flops_of_rows(view: RankView, ops: Int64s) -> npt.NDArray[np.float64]:

@@ -15,7 +15,7 @@ from cclsearch.trace.status import FileStatus, Status
 
 MAX_GAP_NS = 600 * 10**9
 """Largest gap between the profiled windows of one run's ranks on one clock; a wider gap means two runs."""
-_FORMATS = ("kineto", "xla", "nsys", "rocprof", "chakra")
+_FORMATS = ("kineto", "xla", "nsys", "rocprof", "chakra", "pytorch-et")
 _MOST_SEVERE_FIRST = (
     Reason.MIXED_RUNS,
     Reason.UNREADABLE,

@@ -27,7 +27,7 @@ from cclsearch.core.text import one_line
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.result import Draft, MetricResult, NotAvailable, Status
-from cclsearch.trace.view import TraceView
+from cclsearch.trace.view import NO_TIMES, TraceView
 
 __all__ = ["Better", "Combine", "Draft", "Metric", "MetricResult", "NotAvailable", "Status", "metric"]
 
@@ -62,11 +62,15 @@ class Metric:
     function: Callable[[Any], Any]
     better: Better | None = None
     """Which direction is better; None if that depends on the goal, or if the metric describes only the trace."""
+    needs_times: bool = True
+    """False: the metric counts, so that it also covers execution traces, which have no times."""
 
     def __call__(self, trace: TraceView) -> MetricResult:
         """Return the result over a trace; an exception of the metric becomes `not_available` with a reason."""
         if not trace.ranks:
             return _not_available(self, trace, trace.trace_set.reason or Reason.NO_TRACE_FILES, trace.trace_set.message)
+        if self.needs_times and not trace.is_timed:
+            return _not_available(self, trace, Reason.NO_TIMES, NO_TIMES)
         uses = {rank: view.window_uses for rank, view in trace.ranks.items()}
         try:
             draft = self.function(trace) if self.over == "trace" else _measure_ranks(self, trace)
@@ -90,12 +94,13 @@ def metric(
     over: Literal["rank", "trace"] = "rank",
     combine: Combine = "mean",
     better: Better | None = None,
+    needs_times: bool = True,
 ) -> Callable[[F], F]:
     """Return a decorator that registers a function as the metric `name`; the function itself stays callable."""
 
     def register(function: F) -> F:
         METRICS.register(name)(
-            Metric(name, unit, summary or _first_sentence(function), over, combine, function, better)
+            Metric(name, unit, summary or _first_sentence(function), over, combine, function, better, needs_times)
         )
         return function
 

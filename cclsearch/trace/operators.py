@@ -98,7 +98,7 @@ def enclosing_operators(view: RankView, rows: Int64s) -> tuple[dict[int, int], I
         return {}, rows
     launch = table.launch[rows]
     host = view.rows(*_HOST_KINDS)
-    host = host[~np.isin(table.name_id[host], _step_names(view))]
+    host = host[~np.isin(table.name_id[host], step_names(view))]
     calls = np.unique(launch[launch >= 0])
     both = np.concatenate([host, calls])
     is_call = np.concatenate([np.zeros(len(host), bool), np.ones(len(calls), bool)])
@@ -122,17 +122,23 @@ def enclosing_operators(view: RankView, rows: Int64s) -> tuple[dict[int, int], I
     return parent, np.array([of_call.get(row, -1) for row in launch.tolist()], dtype=np.int64)
 
 
-def _step_names(view: RankView) -> list[int]:
+def step_names(view: RankView) -> list[int]:
+    """Return the numbers of the names of the steps' markers."""
     markers = {step.name for step in view.table.steps}
     names = enumerate(view.table.names)
     return [number for number, name in names if name in markers or read_marker(name) is not None]
+
+
+def bare_name(name: str) -> str:
+    """Return the name of an operator without the number of the call: `block` for `block #3`."""
+    return _SERIAL.sub("", name) or name
 
 
 def _path_of(view: RankView, parent: dict[int, int], op: int) -> tuple[str, ...]:
     names: list[str] = []
     while op >= 0 and len(names) < MAX_DEPTH:
         name = one_line(view.table.names[view.table.name_id[op]], 100)
-        names.append(_SERIAL.sub("", name) or name)
+        names.append(bare_name(name))
         op = parent.get(op, -1)
     return tuple(reversed(names))
 

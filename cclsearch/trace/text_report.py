@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cclsearch.core.text import one_line
+from cclsearch.trace.call_tree import CallNode
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.difference import NamedChange, UnknownKernel
 from cclsearch.trace.metric import MetricResult, Status
@@ -225,3 +226,18 @@ def format_operators(tree: OperatorTree) -> str:
     ]
     table = format_table(("operator", "device time", "share", "kernels"), rows)
     return f"{table}\nSummed device time {tree.covers}, mean over ranks; {tree.coverage:.1%} of it has an operator."
+
+
+def format_call_tree(root: CallNode, covers: str) -> str:
+    """Return the tree as an indented table, without what has below half a percent of the calls and of the FLOP."""
+    nodes = list(root.walk())
+    calls = sum(node.calls for _, node in nodes)
+    flops = sum(node.flops for depth, node in nodes if depth == 0)
+    rows = [
+        ("  " * depth + one_line(node.name, 90), f"{node.calls:g}", format_value(node.flops, "FLOP") if flops else "")
+        for depth, node in nodes
+        if node.calls >= MIN_SHARE_SHOWN * calls or (node.flops and node.flops >= MIN_SHARE_SHOWN * flops)
+    ]
+    if not rows:
+        return "no operator is recorded"
+    return f"{format_table(('operator', 'calls', 'FLOP'), rows)}\nCalls and FLOP {covers}, mean over ranks."

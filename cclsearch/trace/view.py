@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_RESIDENT_BYTES = 128 << 20
 """Columns of all ranks that may stay in memory; 64 ranks of 100 MB of JSON have 640 MB of columns."""
 MIN_RELEASED_BYTES = 1 << 16
+NO_TIMES = "the trace records operators without times; give the profiler's trace of the same run"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ class RankView:
         return np.asarray(self.device_rows[(kinds == Kind.MEMCPY) | (kinds == Kind.MEMSET)])
 
     def merge_rows(self, rows: Int64s) -> Int64s:
-        """Return the union of the spans of these rows, shape (M, 2)."""
+        """Return the union of the spans of these rows, shape (M, 2); raises NotAvailable if the trace has no times."""
+        if not self._table.is_timed:
+            raise NotAvailable(Reason.NO_TIMES, NO_TIMES)
         start_ns = self.table.ts_ns[rows]
         return merge_spans(start_ns, start_ns + self.table.dur_ns[rows])
 
@@ -151,6 +154,8 @@ class RankView:
 
     @cached_property
     def _windows(self) -> Windows:
+        if not self._table.is_timed:
+            return find_windows(self._table, np.array([[0, len(self._table)]], dtype=np.int64), self.device_rows)
         return find_windows(self.table, self.busy_M2, self.device_rows)
 
     @property
@@ -204,7 +209,9 @@ class TraceView:
         residency = Residency(trace_set.tables.values())
         views = {rank: RankView(trace_set.tables[rank], residency) for rank in trace_set.ranks}
         with_work = {rank: view for rank, view in views.items() if len(view.device_rows)}
-        self.ranks: Mapping[int, RankView] = with_work or views
+        self.is_timed = all(table.is_timed for table in trace_set.tables.values())
+        """False if the traces are execution traces, which have no times."""
+        self.ranks: Mapping[int, RankView] = (with_work if self.is_timed else None) or views
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""
@@ -287,7 +294,9 @@ class TraceView:
 
     @cached_property
     def matching(self) -> Matching:
-        """Collectives matched across ranks."""
+        """Collectives matched across ranks; raises NotAvailable if the traces have no times."""
+        if not self.is_timed:
+            raise NotAvailable(Reason.NO_TIMES, NO_TIMES)
         return match_collectives({rank: view.table for rank, view in self.ranks.items()}, self.world_size)
 
     @property

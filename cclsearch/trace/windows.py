@@ -82,7 +82,7 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
 
 def _is_marked_on_the_device(table: EventTable, device_rows: Int64s) -> bool:
     """Whether the markers are on the device's own timeline, so that a step's window is that of its marker."""
-    if table.accelerator == "cpu":
+    if table.accelerator == "cpu" or not table.is_timed:
         return True
     if table.format != "xla":
         return False

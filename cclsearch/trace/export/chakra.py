@@ -23,7 +23,7 @@ from cclsearch.trace.export.protobuf import (
     text_field,
     uint_field,
 )
-from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.view import NO_TIMES, RankView, TraceView
 from cclsearch.trace.whatif.graph import RankGraph, build_graph
 
 SCHEMA_VERSION = "0.0.4"
@@ -50,6 +50,8 @@ def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
 
     Returns the paths. Raises UserError if no rank has a device event, or if the folder cannot be written to.
     """
+    if not trace.is_timed:
+        raise UserError(f"--chakra needs times: {NO_TIMES}")
     graphs = [(view, _graph_of(trace, view)) for view in trace.ranks.values() if len(view.windows.spans_W2)]
     if not graphs:
         raise UserError("no device event to export: choose a trace that `ccl-search score` can read")

@@ -4,7 +4,19 @@ from importlib import import_module
 
 MODULES = (
     *("balance", "bandwidth", "breakdown", "chip", "communication", "critical_path", "efficiency", "idle"),
-    *("inference", "kernels", "launches", "memory", "quality", "roofline", "scaling", "serving", "steps", "totals"),
+    *(
+        "inference",
+        "kernels",
+        "launches",
+        "memory",
+        "operators",
+        "quality",
+        "roofline",
+        "scaling",
+        "serving",
+        "steps",
+        "totals",
+    ),
 )
 
 for _module in MODULES:

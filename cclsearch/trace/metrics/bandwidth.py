@@ -53,7 +53,8 @@ def _explain_no_samples(trace: TraceView) -> NotAvailable:
         dtypes = sorted({str(call.dtype) for call in calls if call.in_nelems and call.in_bytes is None})
         return NotAvailable(Reason.UNKNOWN_DTYPE, f"unknown data types: {', '.join(dtypes)}")
     if any(call.message_bytes for call in calls) and trace.num_devices < 2:
-        return NotAvailable(Reason.SINGLE_RANK, "a group of one rank moves no data")
+        unknown = "no trace records how many ranks the groups of the calls have"
+        return NotAvailable(Reason.SINGLE_RANK, "a group of one rank moves no data" if trace.world_size else unknown)
     return NotAvailable(Reason.NO_COLLECTIVE_ARGS, "no collective records its message size")
 
 
@@ -149,7 +150,7 @@ def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
     return hardware.scale_out_gbps / 8 if hardware.scale_out_gbps else None
 
 
-@metric("comm_volume", unit="B/step", better="lower", over="trace")
+@metric("comm_volume", unit="B/step", better="lower", over="trace", needs_times=False)
 def measure_comm_volume(trace: TraceView) -> Draft:
     """Bytes that a rank's links carry per step: message bytes times the collective's factor, mean over ranks. Never of
     the whole file or summed over ranks; `inputs` has the message bytes."""
@@ -159,11 +160,12 @@ def measure_comm_volume(trace: TraceView) -> Draft:
     wire: dict[str, float] = defaultdict(float)
     message: dict[str, float] = defaultdict(float)
     shares = []
+    world = trace.num_devices if trace.world_size or trace.num_devices > 1 else None
     for rank, view in trace.ranks.items():
         rows = _rows_of_steps(view)
         per_step = max(view.windows.num_steps, 1)
         kinds = [str(call.kind) for call in view.table.collectives]
-        bytes_ = wire_bytes_of(view, rows, trace.num_devices)
+        bytes_ = wire_bytes_of(view, rows, world)
         known = np.isfinite(bytes_)
         volumes[rank] = float(bytes_[known].sum()) / per_step if known.any() or not len(rows) else None
         shares.append(sized_share(view))
@@ -176,13 +178,13 @@ def measure_comm_volume(trace: TraceView) -> Draft:
     if not found:
         raise _explain_no_samples(trace)
     reason, detail = _volume_caveat(trace, min(shares))
-    detail = detail or explain_no_communication(trace)
+    detail = detail or (explain_no_communication(trace) if trace.is_timed else "")
     inputs: dict[str, JsonValue] = {
         "wire_bytes_by_collective": dict(wire),
         "message_bytes_by_collective": dict(message),
         "message_bytes": sum(message.values()),
         "all_ranks_bytes": sum(found),
-        "sized_share_of_comm_time": min(shares),
+        "sized_share_of_comm_time" if trace.is_timed else "sized_share_of_calls": min(shares),
     }
     return Draft(float(np.mean(found)), volumes, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
 
@@ -200,7 +202,8 @@ def _rows_of_steps(view: RankView) -> Int64s:
 
 def _volume_caveat(trace: TraceView, share: float) -> tuple[Reason | None, str]:
     if share < MIN_SIZED_SHARE:
-        return (Reason.NO_COLLECTIVE_ARGS, f"a lower bound: {share:.0%} of communication time has a known size")
+        of = "communication time has" if trace.is_timed else "communication calls have"
+        return (Reason.NO_COLLECTIVE_ARGS, f"a lower bound: {share:.0%} of {of} a known size")
     reason = trace.window_reason
     if reason is None and trace.device_count_caveat and any(map(_has_unsized_groups, trace.ranks.values())):
         return Reason.RANKS_MISSING, trace.device_count_caveat

@@ -68,7 +68,7 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
     return Draft(float(np.mean(known)), rates, detail=f"{direction} copies", inputs=inputs)
 
 
-@metric("peak_memory", unit="B", better="lower", over="trace")
+@metric("peak_memory", unit="B", better="lower", over="trace", needs_times=False)
 def measure_peak_memory(trace: TraceView) -> Draft:
     """Peak memory that the run reports, largest rank; else the allocator's peak in the profiled window. The run's peak
     is that of `result.json` for its whole duration; the allocator's is the largest allocated total in the file, with

@@ -15,7 +15,7 @@ from cclsearch.trace.metrics.breakdown import (
     measure_idle_frac,
 )
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
-from cclsearch.trace.view import TraceView
+from cclsearch.trace.view import NO_TIMES, TraceView
 
 Rule = Literal["strong", "weak"]
 
@@ -30,6 +30,8 @@ def measure_scaling_efficiency(trace: TraceView) -> Draft:
     """
     if trace.baseline is None:
         raise NotAvailable(Reason.NO_TRACE_FILES, "needs a base trace: ccl-search score BASE TRACE")
+    if not trace.baseline.is_timed:
+        raise NotAvailable(Reason.NO_TIMES, f"the base trace: {NO_TIMES}")
     base, (rule, work_ratio, stated) = trace.baseline, _batch_rule(trace, trace.baseline)
     here, there = measure_step_time(trace), measure_step_time(base)
     ratio = trace.num_devices / base.num_devices

@@ -32,14 +32,14 @@ def _draft(log: ServingLog, value: float | None, what: str) -> Draft:
     return Draft(value, n_ranks=0, detail=f"from {log.source}", inputs=inputs, needs_steps=False)
 
 
-@metric("output_tokens_per_s", unit="tokens/s", better="higher", over="trace")
+@metric("output_tokens_per_s", unit="tokens/s", better="higher", over="trace", needs_times=False)
 def measure_output_tokens_per_s(trace: TraceView) -> Draft:
     """Generated tokens of all requests per second of the load, from the load generator's result or the request log."""
     log = _require_log(trace)
     return _draft(log, log.output_tokens_per_s, "output tokens and their time")
 
 
-@metric("requests_per_s", unit="requests/s", better="higher", over="trace")
+@metric("requests_per_s", unit="requests/s", better="higher", over="trace", needs_times=False)
 def measure_requests_per_s(trace: TraceView) -> Draft:
     """Completed requests per second of the load, from the load generator's result or the request log."""
     log = _require_log(trace)

@@ -119,14 +119,14 @@ def measure_comm_kernel_frac(trace: TraceView) -> Draft:
     return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason)
 
 
-@metric("comm_calls", unit="calls/step", over="trace")
+@metric("comm_calls", unit="calls/step", over="trace", needs_times=False)
 def measure_comm_calls(trace: TraceView) -> Draft:
     """Communication calls of a rank per step, mean over ranks. `inputs` has them by collective, and the calls of all
     ranks in the whole file."""
     counts: dict[int, float | None] = {}
     by_collective: dict[str, float] = {}
     for rank, view in trace.ranks.items():
-        steps = max(len(require_windows(view)), 1)
+        steps = max(len(require_windows(view) if trace.is_timed else view.windows.spans_W2), 1)
         rows = view.in_windows(view.comm_rows)
         counts[rank] = len(rows) / steps
         for call_id, count in enumerate(np.bincount(view.table.coll_id[rows], minlength=1).tolist()):

@@ -16,13 +16,16 @@ from cclsearch.trace.readers.kineto_args import plain_args
 from cclsearch.trace.readers.kineto_native import PieceScanner, open_scanner
 from cclsearch.trace.readers.kineto_scanned import ScannedRows
 from cclsearch.trace.readers.kineto_table import build_table
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, read_head
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.unsupported import find_unsupported
 
 _JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
 _TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)
 _EVENTS = re.compile(rb'"traceEvents"|^\s*\[\s*\{[^}]{0,2000}"ph"')
 _ROCPROFILER = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"rocprofiler-sdk-tool"')
+_EXECUTION_TRACE = re.compile(
+    rb'(\xef\xbb\xbf)?\s*\{[^\[\]]{0,500}"schema"\s*:\s*"\d[^"]*"[^\[\]]{0,500}"nodes"\s*:\s*\['
+)
 
 
 @READERS.register("chrome-json")
@@ -133,6 +136,23 @@ class RocprofilerJson:
         return read_rocprof(path, limits)
 
 
+@READERS.register("pytorch-et")
+class PytorchExecutionTrace:
+    """Reads the execution traces of PyTorch's `ExecutionTraceObserver`."""
+
+    format = "pytorch-et"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """Whether it is JSON that begins with a schema and a list of nodes."""
+        return bool(_JSON_NAME.search(path.name) and _EXECUTION_TRACE.match(head[:4096]))
+
+    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+        """Return the table of the file's rank, without times."""
+        from cclsearch.trace.readers.execution_trace import read_execution_trace
+
+        return read_execution_trace(path, limits)
+
+
 @READERS.register("chakra-et")
 class ChakraTraces:
     """Reads Chakra execution traces (`*.et`) whose nodes have times."""
@@ -158,9 +178,9 @@ class Unsupported:
 
     def claims(self, path: Path, head: bytes) -> bool:
         """Whether the file is of a format in the table."""
-        return find_unsupported(path.name, head) is not None
+        return find_unsupported(path.name) is not None
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """Raise TraceError with what to do."""
-        known = find_unsupported(path.name, read_head(path))
+        known = find_unsupported(path.name)
         raise TraceError(Reason.FORMAT_UNSUPPORTED, known.message if known else "the file has changed")

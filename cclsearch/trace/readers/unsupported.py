@@ -5,29 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_HEAD_BYTES = 4096
-
 
 @dataclass(frozen=True)
 class UnsupportedFormat:
-    """A format by its file's name and, for JSON, its beginning."""
+    """A format by its file's name."""
 
     name: re.Pattern[str]
     message: str
-    head: re.Pattern[bytes] | None = None
 
 
-def _format(name: str, message: str, head: bytes | None = None) -> UnsupportedFormat:
-    return UnsupportedFormat(re.compile(name, re.IGNORECASE), message, re.compile(head) if head else None)
+def _format(name: str, message: str) -> UnsupportedFormat:
+    return UnsupportedFormat(re.compile(name, re.IGNORECASE), message)
 
 
-_KINETO = "profile with torch.profiler and export_chrome_trace"
 UNSUPPORTED = (
-    _format(
-        r"\.json(\.gz)?$",
-        f"a PyTorch execution trace: operators and their dependencies without times; {_KINETO} in the same run",
-        rb'^\s*\{[^\[\]]{0,500}"schema"\s*:\s*"\d[^"]*"[^\[\]]{0,500}"nodes"\s*:\s*\[',
-    ),
     _format(
         r"\.(pftrace|perfetto-trace)(\.gz)?$",
         "a Perfetto trace, which is only written; of rocprofv3, record with --output-format json, else read what it "
@@ -48,13 +39,6 @@ UNSUPPORTED = (
 )
 
 
-def find_unsupported(name: str, head: bytes) -> UnsupportedFormat | None:
-    """Return the format of a file with this name and beginning; None if it is not in the table."""
-    return next(
-        (
-            known
-            for known in UNSUPPORTED
-            if known.name.search(name) and (known.head is None or known.head.search(head[:_HEAD_BYTES]))
-        ),
-        None,
-    )
+def find_unsupported(name: str) -> UnsupportedFormat | None:
+    """Return the format of a file with this name; None if it is not in the table."""
+    return next((known for known in UNSUPPORTED if known.name.search(name)), None)
