@@ -230,3 +230,17 @@ def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps() -> None
     trace = TraceView(make_set(random_tables(7, num_ranks=1, num_steps=4)))
     seconds = median_causes(trace)[0]
     assert sum(seconds.values()) == pytest.approx(measure_step_time(trace).value, rel=1e-9)
+
+
+def test_the_diagnosis_says_why_waiting_cannot_be_separated() -> None:
+    tables = []
+    for rank, calls in ((0, 3), (1, 2)):
+        timeline = Timeline(rank=rank, world_size=2)
+        for i in range(3):
+            number = timeline.step(i * 100, i * 100 + 50)
+            timeline.kernel(i * 100, 10, step_id=number)
+            if i < calls:
+                timeline.collective(i * 100 + 10, 10, step_id=number)
+        tables.append(timeline.table())
+    last = diagnose_trace(TraceView(make_set(tables))).sentences[-1]
+    assert last.endswith("separating the two (process group '0': 3 collectives on rank 0, 2 on rank 1).")

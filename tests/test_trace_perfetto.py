@@ -14,6 +14,7 @@ import trace_writer as write
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.trace.diagnosis.critical_path import walk_critical_path
 from cclsearch.trace.diagnosis.gaps import split_idle_ns
 from cclsearch.trace.export.perfetto import export_perfetto
 from cclsearch.trace.export.perfetto_writer import PacketSequence, Slice
@@ -134,7 +135,7 @@ def test_every_row_is_a_slice_with_its_name_and_time(tmp_path: Path) -> None:
     export_perfetto(trace, tmp_path / "t.pftrace")
     shown = decode(tmp_path / "t.pftrace")
     table = trace.ranks[0].table
-    own = {"steps", "idle, by cause", "waiting for other ranks"}
+    own = {"steps", "idle, by cause", "waiting for other ranks", "critical path"}
     rows = sorted((n, s, e) for _, track, n, s, e, _ in shown.slices if track not in own)
     expected = zip(table.name_id.tolist(), table.ts_ns.tolist(), table.end_ns.tolist(), strict=True)
     assert rows == sorted((table.names[name], start, end) for name, start, end in expected)
@@ -171,6 +172,19 @@ def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path: Path) -> None:
         assert by_cause == {cause: ns for cause, ns in split_idle_ns(view).items() if ns}
         notes = [notes for p, t, *_, notes in shown.slices if (p, t) == (process, "steps")]
         assert [sum(part.values()) for part in notes] == view.parts.window_ns_W.tolist()
+
+
+def test_the_critical_path_fills_a_step_and_passes_from_rank_to_rank(tmp_path: Path) -> None:
+    trace = open_view(tmp_path, 2)
+    export_perfetto(trace, tmp_path / "t.pftrace")
+    shown = decode(tmp_path / "t.pftrace")
+    path = sorted((start, end, name) for rank in (1, 2) for name, start, end in shown.on("critical path", rank))
+    spent = Counter[str]()
+    for start, end, name in path:
+        spent[name] += end - start
+    assert spent == {part: ns for part, ns in walk_critical_path(trace).items() if ns}
+    assert [end for _, end, _ in path][:-1] == [start for start, *_ in path][1:]  # without a gap
+    assert path[0][0] in [start for _, start, _ in shown.on("steps", 1)]
 
 
 def test_collectives_say_how_long_they_waited(tmp_path: Path) -> None:

@@ -265,6 +265,14 @@ def test_the_last_of_several_iterations_is_read(tmp_path: Path) -> None:
     assert {table.source.split("/")[0] for table in found.tables.values()} == {"iteration_10"}
 
 
+def test_a_rank_with_several_devices_says_that_they_are_not_separated(tmp_path: Path) -> None:
+    events = write.gpu_events()
+    more = [{**e, "args": {**e["args"], "device": 1}} for e in events if "device" in e["args"]]
+    write.write_kineto(tmp_path / "rank0.json", write.kineto_document([*events, *more]))
+    found = read_traces(tmp_path, use_cache=False)
+    assert found.message == "rank0.json: one rank with 2 devices, which count as busy while any of them is"
+
+
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     write_ranks(tmp_path, ["rank0.json", "", "rank2.json", ""])
     found = read_traces(tmp_path, use_cache=False)

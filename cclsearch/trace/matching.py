@@ -137,7 +137,7 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
         if problem and key[0] == PAIR:
             continue
         if problem:
-            mismatched.append(f"group {' '.join(key)}: {problem}")
+            mismatched.append(f"{_describe_group(key)}: {problem}")
         else:
             groups.append(_make_group(key, sizes[key], by_rank))
     on_one_clock = share_clock(tables.values())
@@ -160,6 +160,13 @@ def match_collectives(tables: Mapping[int, EventTable], world_size: int | None) 
         misaligned="; ".join(filter(None, (*misaligned.values(), misaligned_rank))),
         transfers=_transfers_by_rank(groups),
     )
+
+
+def _describe_group(key: GroupKey) -> str:
+    if key[0] == WORLD:
+        return "the group of all ranks"
+    name = f" {key[-1]!r}" if key[-1] else ""
+    return f"process group{name} of ranks {key[1]}" if key[0] == "ranks" else f"process group{name}"
 
 
 def _sequences_of(rank: int, table: EventTable, world_size: int) -> Iterator[tuple[GroupKey, int, _Sequence]]:
@@ -321,7 +328,7 @@ def _find_misaligned_calls(group: MatchedGroup, offsets: Mapping[int, int]) -> s
     if misaligned_K.mean() <= MAX_MISALIGNED_SHARE:
         return ""
     return (
-        f"group {' '.join(group.key)}: {int(misaligned_K.sum())} of {len(columns)} collectives end on one rank"
+        f"{_describe_group(group.key)}: {int(misaligned_K.sum())} of {len(columns)} collectives end on one rank"
         f" {float(np.median(gap_ns_K[misaligned_K])) / 1e9:.3g} s before another begins them"
     )
 

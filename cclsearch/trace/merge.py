@@ -59,6 +59,7 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
     if missing:
         reasons.add(Reason.RANKS_MISSING)
         problems.append(f"{len(missing)} of {world} ranks have no trace")
+    problems += _describe_devices(tables)
     return TraceSet(
         by_rank,
         Status.PARTIAL if reasons else Status.OK,
@@ -69,6 +70,15 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
         files=reports,
         folder=folder,
     )
+
+
+def _describe_devices(tables: Sequence[EventTable]) -> list[str]:
+    """Return a line for each file whose rank has work on several devices: no figure separates them."""
+    return [
+        f"{table.source}: one rank with {len(table.devices)} devices, which count as busy while any of them is"
+        for table in tables
+        if len(table.devices) > 1
+    ]
 
 
 def assign_ranks(pairs: Sequence[tuple[TraceFile, EventTable]]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.trace.diagnosis.causes import median_window
-from cclsearch.trace.diagnosis.gaps import LAUNCH_GAP_NS
+from cclsearch.trace.diagnosis.gaps import LAUNCH_GAP_NS, MIN_MATCHED, launch_matched_share
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import NotAvailable
@@ -40,8 +40,36 @@ class _Lane:
     """Ends of the host's synchronizations, sorted."""
 
 
+@dataclass(frozen=True, slots=True)
+class PathSegment:
+    """One part of the path, on one rank."""
+
+    rank: int
+    part: str
+    """One of `PATH_PARTS`."""
+    start_ns: int
+    """On the common clock."""
+    end_ns: int
+
+
+def require_launches(trace: TraceView) -> None:
+    """Raise NotAvailable if too few launches are known to say what an event waited for."""
+    unmatched = [rank for rank, view in trace.ranks.items() if launch_matched_share(view) < MIN_MATCHED]
+    if unmatched:
+        said = f"too few device events of rank {unmatched[0]} have a launch record"
+        raise NotAvailable(Reason.NO_LAUNCH_RECORDS, said)
+
+
 def walk_critical_path(trace: TraceView) -> dict[str, int]:
-    """Return the ns of the path by activity, over the median step of the rank with the longest one.
+    """Return the ns of the path by activity, over the median step of the rank with the longest one."""
+    spent = dict.fromkeys(PATH_PARTS, 0)
+    for segment in find_critical_path(trace):
+        spent[segment.part] += segment.end_ns - segment.start_ns
+    return spent
+
+
+def find_critical_path(trace: TraceView) -> list[PathSegment]:
+    """Return the path over the median step of the rank with the longest one, the last segment first.
 
     Going back from an event: if another device event of the rank ended just before it started and its launch was
     already issued, it waited for that event (stream order, or an event between streams); else the host was late, and
@@ -56,9 +84,9 @@ def walk_critical_path(trace: TraceView) -> dict[str, int]:
     walk = _Walk(lanes, arrivers, low, rank, high, _launch_after(trace.ranks[rank], offsets.get(rank, 0), high))
     while walk.step():
         pass
-    if walk.now > low or sum(walk.spent.values()) != high - low:
+    if walk.now > low or sum(part.end_ns - part.start_ns for part in walk.segments) != high - low:
         raise NotAvailable(Reason.PATH_INCOMPLETE, "the path does not reach the start of the step")
-    return walk.spent
+    return walk.segments
 
 
 class _Walk:
@@ -73,7 +101,7 @@ class _Walk:
         high: int,
         next_launch_ns: int,
     ) -> None:
-        self.spent = dict.fromkeys(PATH_PARTS, 0)
+        self.segments: list[PathSegment] = []
         self.now = high
         self._lanes, self._arrivers, self._low = lanes, arrivers, low
         self._unused = {rank: len(lane.rows) for rank, lane in lanes.items()}
@@ -89,24 +117,36 @@ class _Walk:
         """Account for the event that the path has reached and for the gap after it; False at the end of the path."""
         lane, at = self._lanes[self._rank], self._at
         end = max(int(lane.end_ns[at]), self._low) if at >= 0 else self._low
-        self.spent[self._gap] += max(self.now - end, 0)
-        self.now = min(self.now, end)
+        self._spend(self._gap, end)
         if at < 0 or self.now <= self._low:
             return False
         self._unused[self._rank] = at
         peer = self._arrivers.get((self._rank, int(lane.rows[at])))
         if peer is not None and peer[0] != self._rank:
             entered = max(min(peer[1], self.now), self._low)
-            _spend(self.spent, lane, at, self.now - entered)
-            self.now = entered
+            self._spend_event(lane, at, entered)
             lane = self._lanes[peer[0]]
             self._go(peer[0], *_predecessor(lane, entered, _launch_of(lane, peer[2]), len(lane.rows)))
         else:
             start = min(max(int(lane.start_ns[at]), self._low), self.now)
-            _spend(self.spent, lane, at, self.now - start)
-            self.now = start
+            self._spend_event(lane, at, start)
             self._go(self._rank, *_predecessor(lane, start, int(lane.launch_ns[at]), at))
         return self.now > self._low
+
+    def _spend(self, part: str, start_ns: int) -> None:
+        """Account for the time back to `start_ns`; nothing if the path is already there."""
+        if start_ns < self.now:
+            self.segments.append(PathSegment(self._rank, part, start_ns, self.now))
+            self.now = start_ns
+
+    def _spend_event(self, lane: _Lane, at: int, start_ns: int) -> None:
+        """Account for an event; a collective ends with its transfer, before which it waits."""
+        kind, transfer = int(lane.kind[at]), int(lane.transfer_ns[at])
+        if kind != Kind.COMM:
+            self._spend("compute" if kind == Kind.COMPUTE else "memcpy", start_ns)
+            return
+        self._spend("transfer", start_ns if transfer < 0 else max(start_ns, self.now - transfer))
+        self._spend("wait", start_ns)
 
 
 def _pick_window(trace: TraceView, offsets: Mapping[int, int]) -> tuple[int, int, int]:
@@ -176,19 +216,6 @@ def _launch_after(view: RankView, offset_ns: int, time_ns: int) -> int:
 def _launch_of(lane: _Lane, row: int) -> int:
     found = np.flatnonzero(lane.rows == row)
     return int(lane.launch_ns[found[0]]) if len(found) else -1
-
-
-def _spend(spent: dict[str, int], lane: _Lane, at: int, ns: int) -> None:
-    kind = int(lane.kind[at])
-    if kind == Kind.COMM:
-        transfer = int(lane.transfer_ns[at])
-        moved = min(ns, transfer) if transfer >= 0 else ns
-        spent["transfer"] += moved
-        spent["wait"] += ns - moved
-    elif kind == Kind.COMPUTE:
-        spent["compute"] += ns
-    else:
-        spent["memcpy"] += ns
 
 
 def _last_arrivers(trace: TraceView) -> dict[tuple[int, int], tuple[int, int, int]]:

@@ -172,7 +172,8 @@ def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     if communicates and (absent := explain_no_communication(trace)):
         sentences.append(f"{absent[0].upper()}{absent[1:]}.")
     elif communicates and trace.matching.is_empty:
-        sentences.append("Exposed data transfer includes waiting: this trace does not allow separating the two.")
+        why = f" ({trace.matching.mismatched[0]})" if trace.matching.mismatched else ""
+        sentences.append(f"Exposed data transfer includes waiting: this trace does not allow separating the two{why}.")
     return sentences
 
 

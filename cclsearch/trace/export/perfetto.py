@@ -1,13 +1,14 @@
 """The timeline of all ranks with the diagnosis' causes, for Perfetto's UI (`score --perfetto FILE`).
 
 A rank is a process with a track per stream and host thread, arrows from launches to what they launched, and tracks of
-what ccl-search found: step windows with their time by cause, idle gaps with their cause, and waiting for other ranks.
+what ccl-search found: step windows with their time by cause, idle gaps with their cause, waiting for other ranks, and
+the critical path of the median step.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import group_label
 from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.diagnosis.causes import split_windows
+from cclsearch.trace.diagnosis.critical_path import PathSegment, find_critical_path, require_launches
 from cclsearch.trace.diagnosis.gaps import CAUSES, find_idle_gaps
 from cclsearch.trace.events import Collective, EventTable, Kind
 from cclsearch.trace.export.perfetto_writer import PacketSequence, Slice, Unit
@@ -39,6 +41,7 @@ def export_perfetto(trace: TraceView, path: Path) -> None:
     origins = find_origins(trace, ranks)
     is_aligned = trace.matching.offset_ns is not None or len(ranks) == 1
     tracks = count(1)
+    segments = _find_path(trace)
     scratch = path.with_name(path.name + ".part")
     with writing_to(path):
         try:
@@ -47,10 +50,20 @@ def export_perfetto(trace: TraceView, path: Path) -> None:
                     view = trace.ranks[rank]
                     name = _process_name(view.table, is_aligned)
                     sequence = PacketSequence(file, number, name, tracks=tracks)
-                    _RankWriter(trace, view, sequence, number, origins[rank]).write()
+                    writer = _RankWriter(trace, view, sequence, number, origins[rank])
+                    writer.write([segment for segment in segments if segment.rank == rank])
             os.replace(scratch, path)
         finally:
             scratch.unlink(missing_ok=True)
+
+
+def _find_path(trace: TraceView) -> list[PathSegment]:
+    """Return the critical path; empty if the trace does not allow finding it."""
+    try:
+        require_launches(trace)
+        return find_critical_path(trace)
+    except NotAvailable:
+        return []
 
 
 def find_origins(trace: TraceView, ranks: Iterable[int]) -> dict[int, int]:
@@ -84,11 +97,12 @@ class _RankWriter:
         self._notes = dict(zip(_NOTES, sequence.number_note_names(_NOTES), strict=True))
         self._transfer_ns = trace.matching.transfer_ns_of(view.rank, np.arange(len(view.table)))
 
-    def write(self) -> None:
-        """Write what was found first, then the rows and the counters."""
+    def write(self, path: Sequence[PathSegment]) -> None:
+        """Write what was found first (`path`: what passes this rank), then the rows and the counters."""
         self._write_steps()
         self._write_idle_gaps()
         self._write_waits()
+        self._write_path(path)
         self._write_rows()
         self._write_counters()
 
@@ -146,6 +160,14 @@ class _RankWriter:
         self._spans(
             "waiting for other ranks", ((start, start + wait, str(call.kind), {}) for start, wait, call in columns)
         )
+
+    def _write_path(self, path: Sequence[PathSegment]) -> None:
+        """Write the critical path of the median step, where it passes this rank."""
+        if path:
+            move = self._table.base_ns + (self._trace.matching.offset_ns or {}).get(self._view.rank, 0)
+            none: Mapping[str, int] = {}
+            spans = ((part.start_ns - move, part.end_ns - move, part.part, none) for part in reversed(path))
+            self._spans("critical path", spans)
 
     def _write_rows(self) -> None:
         table = self._table

@@ -21,6 +21,8 @@ from cclsearch.trace.export.protobuf import (
 
 MAX_NAME_CHARS = 1000
 _NAMES_PER_PACKET = 500
+_MAX_NOTES_KEPT = 10_000
+"""Encoded annotations that are used again: classes, steps and groups repeat, bytes of copies seldom."""
 _BEGIN, _END, _COUNTER = 1, 2, 4
 """`TrackEvent.Type`."""
 _CLEARED, _NEEDS_STATE = 1, 2
@@ -55,6 +57,8 @@ class PacketSequence:
     def __init__(self, file: IO[bytes], number: int, process: str, *, tracks: Iterator[int]) -> None:
         self._file = file
         self._sequence = uint_field(10, number)
+        self._event_end = present_uint_field(13, _NEEDS_STATE) + self._sequence
+        self._notes: dict[tuple[int, int | str], bytes] = {}
         self._tracks = tracks
         self._names: dict[str, int] = {}
         self._note_names: dict[str, int] = {}
@@ -102,17 +106,25 @@ class PacketSequence:
             event += fixed64_field(47, flow)
         if item.flow_in:
             event += fixed64_field(48, item.flow_in)
-        for name, value in item.notes:
-            encoded = text_field(6, value) if isinstance(value, str) else present_uint_field(4, value)
-            event += bytes_field(4, uint_field(1, name) + encoded)
+        for note in item.notes:
+            event += self._notes.get(note) or self._encode_note(note)
         self._event(item.start_ns, event)
+
+    def _encode_note(self, note: tuple[int, int | str]) -> bytes:
+        name, value = note
+        encoded = text_field(6, value) if isinstance(value, str) else present_uint_field(4, value)
+        encoded = bytes_field(4, uint_field(1, name) + encoded)
+        if len(self._notes) < _MAX_NOTES_KEPT:
+            self._notes[note] = encoded
+        return encoded
 
     def _end(self, track: bytes, time_ns: int) -> None:
         self._event(time_ns, present_uint_field(9, _END) + track)
 
     def _event(self, time_ns: int, event: bytes) -> None:
-        body = present_uint_field(8, max(time_ns, 0)) + bytes_field(11, event) + present_uint_field(13, _NEEDS_STATE)
-        self._write(body)
+        self._file.write(
+            bytes_field(1, present_uint_field(8, max(time_ns, 0)) + bytes_field(11, event) + self._event_end)
+        )
 
     def _add_track(self, name: str, more: bytes = b"") -> int:
         track = next(self._tracks)

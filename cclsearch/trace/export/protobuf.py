@@ -6,21 +6,36 @@ The encoding is documented at protobuf.dev (encoding); fields are written in the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
+_TABLE_SIZE = 1 << 14
 
 
 def encode_varint(value: int) -> bytes:
     """Return an unsigned varint; negative numbers use the ten bytes of their two's complement, like int64."""
+    ends, continued = _two_byte_tables()
+    if 0 <= value < _TABLE_SIZE:
+        return ends[value]
     value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    out = b""
+    while value >= _TABLE_SIZE:
+        out += continued[value % _TABLE_SIZE]
+        value >>= 14
+    return out + ends[value]
 
 
+@cache
+def _two_byte_tables() -> tuple[list[bytes], list[bytes]]:
+    """Return the last bytes of a varint, and two bytes that others follow, for each 14 bits: files have millions."""
+    continued = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TABLE_SIZE)]
+    ends = [
+        bytes((value,)) if value < 0x80 else bytes((value & 0x7F | 0x80, value >> 7)) for value in range(_TABLE_SIZE)
+    ]
+    return ends, continued
+
+
+@cache
 def _key(number: int, kind: int) -> bytes:
     return encode_varint(number << 3 | kind)
 

@@ -7,8 +7,7 @@ from pydantic import JsonValue
 
 from cclsearch.trace.collectives import explain_no_communication
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
-from cclsearch.trace.diagnosis.critical_path import PATH_PARTS, walk_critical_path
-from cclsearch.trace.diagnosis.gaps import MIN_MATCHED, launch_matched_share
+from cclsearch.trace.diagnosis.critical_path import PATH_PARTS, require_launches, walk_critical_path
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import TraceView
@@ -39,9 +38,7 @@ def measure_what_if_link(trace: TraceView) -> Draft:
 def measure_critical_path(trace: TraceView) -> Draft:
     """Share of compute on the longest path through launches, streams and collectives (others in --json). Of one median
     step; `inputs` has host, launch, idle, transfer, wait and memcpy."""
-    slow = [rank for rank, view in trace.ranks.items() if launch_matched_share(view) < MIN_MATCHED]
-    if slow:
-        raise NotAvailable(Reason.NO_LAUNCH_RECORDS, f"too few device events of rank {slow[0]} have a launch record")
+    require_launches(trace)
     path_ns = walk_critical_path(trace)
     total = sum(path_ns.values())
     if not total:
