@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median
 
 from cclsearch.analysis.re_evaluate import re_evaluate_run
 from cclsearch.core.text import count_of
@@ -184,18 +185,19 @@ def explain(rows: Sequence[Row], folder: Path) -> str:
     """Return the reasons of refused trials, refused honest ones first, and how steady the honest ones were."""
     lines = [f"trial {row.number}, {row.trick}: {'; '.join(row.details)}" for row in rows if row.details]
     lines.sort(key=lambda line: ", honest:" not in line)
-    trials = load_run(folder).state.trials
-    ratios, windows = [], []
-    for row in rows:
-        outcome = trials[row.number].outcome
-        if row.trick != "honest" or outcome is None or "trace_step_time" not in outcome.metrics:
-            continue
-        ratios.append(outcome.metrics["trace_step_time"] / outcome.metrics["step_time_s"])
-        result = json.loads((folder / "trials" / f"{row.number:04d}" / "result.json").read_text())
-        windows.append(result["timed_window_s"] / sum(result["step_times_s"]))
-    if ratios:
-        lines.append(f"honest trials: traced / timed step {min(ratios):.2f} to {max(ratios):.2f}")
-        lines.append(f"honest trials: timed window / sum of its steps {min(windows):.4f} to {max(windows):.4f}")
+    honest = {row.number for row in rows if row.trick == "honest"}
+    figures: dict[str, list[float]] = {}
+    for trial in load_run(folder).state.trials.values():
+        if trial.number in honest and trial.outcome is not None and trial.outcome.failure is None:
+            result = json.loads((folder / "trials" / f"{trial.number:04d}" / "result.json").read_text())
+            times, metrics = result["step_times_s"], trial.outcome.metrics
+            for name, value in (
+                ("traced / timed step", metrics["trace_step_time"] / metrics["step_time_s"]),
+                ("timed window / sum of its steps", result["timed_window_s"] / sum(times)),
+                ("mean without the first step / median", mean(times[1:]) / median(times)),
+            ):
+                figures.setdefault(name, []).append(value)
+    lines += [f"honest trials, {name}: {min(found):.3f} to {max(found):.3f}" for name, found in figures.items()]
     return "\n".join(lines)
 
 

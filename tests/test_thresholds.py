@@ -82,7 +82,7 @@ def foreign_cores(cores: float, **result: Any) -> Evidence:
         ("spread", last_step(4.2), last_step(4.3)),
         ("spread", last_step(9.0, **ON_CPU), last_step(9.1, **ON_CPU)),
         ("step_times", window(6.35), window(6.36)),
-        ("step_times", window(5.6, **ON_CPU), window(5.61, **ON_CPU)),
+        ("step_times", window(5.35, **ON_CPU), window(5.36, **ON_CPU)),
         ("work", parameters(0.981), parameters(0.979)),
         ("work", parameters(1.149), parameters(1.151)),
         ("traced_work", traced_flops(0.95), traced_flops(0.949)),
