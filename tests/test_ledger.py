@@ -39,8 +39,8 @@ from cclsearch.record.event import (
     TrialProposed,
     TrialRetried,
 )
-from cclsearch.record.ledger import Ledger, explain_bad_lines, fold_ledger, read_events
-from cclsearch.record.line import BadLine, decode_line
+from cclsearch.record.ledger import Ledger, fold_ledger, read_events
+from cclsearch.record.line import BadLine, decode_line, explain_bad_lines
 
 
 def note(text: str) -> Note:

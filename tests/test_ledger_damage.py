@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import math
 import os
@@ -242,3 +243,18 @@ def test_every_command_uses_what_remains_and_says_once_what_is_missing(
     assert "Traceback" not in out + err
     assert damaged.read_bytes() == before
     assert sys.exc_info() == (None, None, None)
+
+
+IN_OUTPUT = [f"status {RUN} --json", "status --json", f"show {RUN} 1 --json", f"pareto {RUN} --json"]
+
+
+@pytest.mark.parametrize("command", [*IN_OUTPUT, f"report {RUN}", f"pareto {RUN}"])
+def test_what_a_person_or_a_program_reads_later_names_the_lines_as_the_terminal_does(
+    damaged: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert main(command.split()) == 0
+    out, err = capsys.readouterr()
+    line = err.partition(": ")[2].strip().replace(str(damaged.parent.parent) + "/", "")
+    assert line.startswith(f"'{RUN}/ledger.jsonl': 1 line is not used, all others are: line ")
+    pages = [path.read_text() for path in damaged.parent.glob("*.html")]
+    assert line in html.unescape(pages[0]) if pages else json.dumps(line)[1:-1] in out

@@ -13,13 +13,18 @@ import yaml
 from nights import BASE, DECIDE, NightLauncher, night, run_stopped, time_of, write
 from scripted_launcher import Ending, failed, ran
 
-from cclsearch.core.errors import UnavailableError
+from cclsearch.core.errors import DamagedLedger, UnavailableError
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.nightly.run import run_night
 from cclsearch.nightly.summary import NightSummary
+from cclsearch.record.event import TrialProposed
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import fold_trial
+from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.search.jobs import StopSignal
+from cclsearch.search.loop import run_search
 
 
 def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Path) -> None:
@@ -234,3 +239,55 @@ def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(
     assert "the same error ended trials 1, 2 and 3" in job.ending
     job = night(jobs=[{**BASE["jobs"][0], "name": "kept", "keep_going": True}]).jobs[0]
     assert job.trials == 6
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0, "no result"), (1, "infrastructure trouble")])
+def test_a_night_does_not_blame_the_infrastructure_for_what_it_could_not_judge_and_names_ignored_ledger_lines(
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, lost: int, verdict: str
+) -> None:
+    from cclsearch.nightly import night as module
+    from cclsearch.search import evaluate
+
+    def fail(*arguments: Any, **fields: Any) -> Any:
+        raise KeyError("our own mistake")
+
+    def search(writer: RunWriter, session: Any) -> None:
+        run_search(writer, session)
+        with (writer.folder / "ledger.jsonl").open("ab") as ledger:
+            ledger.write(b"not an event\n")
+
+    monkeypatch.setattr(evaluate, "evaluate_evidence", fail)
+    monkeypatch.setattr(module, "run_search", search)
+    DECIDE.append(lambda job: failed(FailureKind.LAUNCHER) if job.trial <= lost else ran(job))
+    with pytest.warns(DamagedLedger):
+        summary = night()
+    [job] = summary.jobs
+    assert (job.verdict.value, job.trials, job.lost, job.unjudged) == (verdict, 3 + lost, lost, 3)
+    assert "3 not judged because of an error of ccl-search" in job.text
+    assert ("infrastructure" in job.text) == bool(lost)
+    [note] = summary.notes
+    assert note.startswith(f"'{job.run}/ledger.jsonl': 1 line is not used, all others are: line ")
+    page = Path("runs") / "nights" / "nightly" / summary.night / "summary.md"
+    assert "1 line is not used" in page.read_text()
+
+
+def test_node_hours_are_counted_by_a_clock_that_nobody_sets(
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cclsearch.nightly import meter as module
+
+    run = load_run(Path("runs") / str(night().jobs[0].run))
+    spec = run.spec.model_copy(update={"provenance": Provenance.MEASURED})
+    stop, state = StopSignal(), RunState()
+    meter = module.Meter(spec, module.Allowance(node_hours=1.5, hours=1.5), stop, lambda: None)
+    event = TrialProposed(time_s=time.time(), trial=1, config=run.state.trials[1].config, proposer="random")
+    state.apply(event, 0, 1)
+    monkeypatch.setattr(state.trials, "_read", lambda index: fold_trial([event]))
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 7200)
+    meter.watch(event, state)
+    assert not stop.is_set()
+    boot_s = module.boot_clock_s()
+    monkeypatch.setattr(module, "boot_clock_s", lambda: boot_s + 7200)
+    meter.watch(event, state)
+    assert stop.is_set()

@@ -32,19 +32,19 @@ def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_else(nightly_p
     trials = Path("runs") / str(first.run) / "trials"
     winner, loser, foreign = first.best.trial, *[n for n in range(1, 7) if n != first.best.trial][:2]
     for number in (winner, loser):
-        held = scratch / f"{first.run}-t{number:04d}-a1" / "trace"
+        held = scratch / f"{first.run}-t{number:04d}-a1-00c0ffee" / "trace"
         held.mkdir(parents=True)
         (held / "rank0.json").write_bytes(b"x" * 5000)
         (trials / f"{number:04d}" / "trace").symlink_to(held)
     others = scratch / "others-t0001-a1" / "trace"
     others.mkdir(parents=True)
-    (scratch / f"{first.run}-t{loser:04d}-a1" / "out").symlink_to(others)
+    (scratch / f"{first.run}-t{loser:04d}-a1-00c0ffee" / "out").symlink_to(others)
     (trials / f"{foreign:04d}" / "trace").symlink_to(others)
     summary = night(keep={"nights": None, "gib": 4000 / 2**30})
     assert summary.pruned.trials == 5
     assert summary.pruned.gib > 5000 / 2**30
     kept = sorted(path.name for path in scratch.iterdir())
-    assert kept == sorted([f"{first.run}-t{winner:04d}-a1", "others-t0001-a1"])
+    assert kept == sorted([f"{first.run}-t{winner:04d}-a1-00c0ffee", "others-t0001-a1"])
     assert others.is_dir()
 
 

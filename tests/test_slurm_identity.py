@@ -135,6 +135,37 @@ def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue
     assert slurm.cancelled == ["77"]
 
 
+@pytest.mark.parametrize(
+    ("index", "num_jobs", "own"),
+    [(None, 1, "mine-t0001-a1"), (0, 2, "mine-x2"), (1, 3, "mine-x3"), (0, None, "mine-t0001-a1")],
+)
+def test_a_job_that_an_earlier_version_submitted_is_known_by_the_name_it_gave(
+    run: tuple[SlurmLauncher, Handle],
+    slurm: FakeSlurm,
+    tmp_path: Path,
+    index: int | None,
+    num_jobs: int | None,
+    own: str,
+) -> None:
+    """It recorded neither name nor submit time; an array has a name of its own."""
+    _, handle = run
+    folder, place = Path(handle.details["folder"]), place_of(handle)
+    (folder / "seen.json").unlink()
+    record = json.loads((folder / "submission.json").read_text())
+    (folder / "submission.json").write_text(json.dumps({**record, "index": index, "is_identified": False}))
+    (place / "jobs.json").unlink(missing_ok=True)
+    if num_jobs is not None:
+        jobs = [str(folder / "payload.json")] * num_jobs
+        (place / "jobs.json").write_text(json.dumps({"run_id": "mine", "jobs": jobs}))
+    for name in {"mine-t0001-a1", "mine-x2", "mine-x3", "my-thesis"} - {own}:
+        slurm.list_jobs(row("77", "RUNNING", place, name))
+        open_run(tmp_path).cancel([handle])
+        assert slurm.cancelled == [], name
+    slurm.list_jobs(row("77", "RUNNING", place, own))
+    open_run(tmp_path).cancel([handle])
+    assert slurm.cancelled == ["77"]
+
+
 def test_on_several_clusters_only_the_jobs_own_is_asked_to_cancel(
     run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
 ) -> None:

@@ -39,8 +39,10 @@ from cclsearch.launch.slurm.job_files import (
     StartRecord,
     Submission,
     classify_trial,
+    link_scratch,
     make_job_spec,
     prepare_folder,
+    remove_scratch,
 )
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
@@ -295,6 +297,29 @@ def test_a_step_in_another_shells_allocation_is_found_and_cancelled(
     launcher.cancel(handles)
     assert "scancel 77.3" in asked.read_text().splitlines()
     assert "--jobs=77 " in asked.read_text()
+
+
+def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scratch(tmp_path: Path) -> None:
+    settings = SlurmSettings(cpu_only=True, scratch=str(tmp_path / "scratch"))
+    specs = []
+    for project in ("a", "b"):
+        run = tmp_path / project / "night"
+        specs.append(make_job_spec(make_job(run, 1, ranks=1), RunScript(Path(__file__), "process", {}), settings))
+        specs[-1].trial_dir.mkdir(parents=True, exist_ok=True)
+        link_scratch(specs[-1], settings)
+    assert specs[0].name == specs[1].name
+    mine, others = (spec.trial_dir / "trace" for spec in specs)
+    (mine / "rank0.json").write_text("mine")
+    assert list(others.iterdir()) == []
+    link_scratch(specs[0], settings)
+    assert (mine / "rank0.json").read_text() == "mine", "a second call keeps the folder"
+    remove_scratch(specs[0], settings)
+    assert [path.resolve() for path in (tmp_path / "scratch").glob("*/trace")] == [others.resolve()]
+    others.unlink()
+    (tmp_path / "precious" / "trace").mkdir(parents=True)
+    others.symlink_to(tmp_path / "precious" / "trace")
+    remove_scratch(specs[1], settings)
+    assert (tmp_path / "precious" / "trace").is_dir(), "a link to any other place is not ours"
 
 
 def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path: Path, commands: Path) -> None:

@@ -230,7 +230,7 @@ def _grow(
 
 
 def _notes(runs: Sequence[Run], without_scores: bool) -> tuple[str, ...]:
-    notes = [line for run in runs for line in run.spec.banner]
+    notes = [line for run in runs for line in (*run.state.damage, *run.spec.banner)]
     if runs[0].spec.provenance is not Provenance.MEASURED:
         notes.append("the noise of the source is unknown, so no intervals are drawn")
     if without_scores:

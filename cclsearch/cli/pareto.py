@@ -56,6 +56,7 @@ def pareto_as_json(page: ParetoPage) -> dict[str, object]:
     return {
         "runs": list(page.runs),
         "provenance": page.provenance,
+        "notes": list(page.notes),
         "objective": page.objective,
         "metrics": [axis.metric for axis in page.axes],
         "hypervolume": page.hypervolume,

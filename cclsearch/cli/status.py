@@ -47,6 +47,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
                 f"best_{metric.name}": best.outcome.metrics.get(metric.name) if best and best.outcome else None,
                 "best_config": str(best.config) if best else None,
                 "provenance": run.spec.provenance.value,
+                "damage": run.state.damage,
             }
         )
         result = f"best {figure.format(best)} ({run.spec.provenance.value})  {best.config}" if best else ""
@@ -74,7 +75,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         ]
         notes = [{"topic": event.label, "text": event.text} for event in state.reported]
         facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
-        print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes}))
+        print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes, "damage": state.damage}))
         return EXIT_OK
     failures = [trial.outcome.failure for trial in state.trials.values() if trial.outcome and trial.outcome.failure]
     lost = sum(failure.kind.is_infrastructure for failure in failures)

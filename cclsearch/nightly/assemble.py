@@ -134,6 +134,7 @@ def assemble_summary(
 ) -> NightSummary:
     """Summary of the whole night."""
     notes = (STOPPED,) if is_stopped else ()
+    damage = (line for job in jobs for one in job.nights for line in one.run.state.damage)
     verdicts = [job.summary.verdict for job in jobs]
     window = night.window
     return NightSummary(
@@ -148,5 +149,5 @@ def assemble_summary(
         jobs=tuple(job.summary for job in jobs),
         spent=sum((job.summary.spent for job in jobs), Spent()),
         pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
-        notes=(*pruned.notes, *notes),
+        notes=(*pruned.notes, *damage, *notes),
     )

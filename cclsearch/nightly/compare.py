@@ -78,7 +78,8 @@ def compare_night(
     """Compare tonight with earlier nights of the same work; `earlier` starts with the oldest."""
     lost = tonight.ends[TrialState.LOST]
     if not tonight.samples and lost:
-        text = f"{count_of(lost, 'trial')} failed because of the infrastructure, and no trial was ranked"
+        others = "".join(f", {part}" for part in _count_unjudged(tonight))
+        text = f"{count_of(lost, 'trial')} failed because of the infrastructure{others}, and no trial was ranked"
         return Comparison(NightVerdict.TROUBLE, _join(text, ending))
     noise = estimate_night_noise(tonight, earlier)
     changes = compare_configs(tonight, earlier, noise)
@@ -105,12 +106,20 @@ def describe_unranked(tonight: Night) -> str:
     if tonight.failed and (outcome := tonight.failed[-1].outcome) is not None and outcome.failure is not None:
         failure = outcome.failure
         parts.append(f"{len(tonight.failed)} failed ({failure.kind.value}: {one_line(failure.message, 120)})")
+    parts += _count_unjudged(tonight)
     if tonight.unfinished:
         lost = last_infrastructure_failure(tonight.unfinished)
         why = f" ({one_line(lost, 160)}; no other attempt finished)" if lost else ""
         parts.append(f"{len(tonight.unfinished)} did not finish{why}")
     text = f"no trial was ranked: {', '.join(parts)}" if parts else "no trial was ranked"
     return f"{text}; {closest.text}" if closest else text
+
+
+def _count_unjudged(tonight: Night) -> list[str]:
+    """Trials that failed neither for their own reasons nor because of the infrastructure."""
+    if not (count := tonight.ends[TrialState.UNJUDGED]):
+        return []
+    return [f"{count} not judged because of an error of ccl-search (`admit --write` judges again)"]
 
 
 def last_infrastructure_failure(unfinished: Sequence[Trial]) -> str | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.share import Spent
 from cclsearch.propose.events import LlmTurn
-from cclsearch.record.event import EndKind, Event, Purpose
+from cclsearch.record.event import EndKind, Event, TrialProposed, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
@@ -40,11 +41,20 @@ def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) ->
 
 def count_node_hours(spec: RunSpec, trial: Trial, since_s: float, now_s: float) -> float:
     """Nodes times hours from the proposal to the end (or now), after `since_s`; 0 if nothing was measured."""
-    if spec.provenance is not Provenance.MEASURED:
-        return 0.0
-    nodes = math.ceil(count_ranks(trial.config) / max(spec.card.hardware.accelerators_per_node, 1))
     seconds = (trial.finished_s or now_s) - max(trial.proposed_s, since_s)
-    return nodes * max(seconds, 0.0) / 3600
+    return count_nodes(spec, trial) * max(seconds, 0.0) / 3600
+
+
+def count_nodes(spec: RunSpec, trial: Trial) -> int:
+    """Number of nodes of a trial; 0 if nothing is measured."""
+    if spec.provenance is not Provenance.MEASURED:
+        return 0
+    return math.ceil(count_ranks(trial.config) / max(spec.card.hardware.accelerators_per_node, 1))
+
+
+def _hours_since(moment_s: float) -> float:
+    """Hours since a moment of the boot clock, which nothing sets: only the deadline is a time of day."""
+    return (boot_clock_s() - moment_s) / 3600
 
 
 @dataclass(frozen=True)
@@ -67,12 +77,10 @@ class Meter:
 
     def __init__(self, spec: RunSpec, allowance: Allowance, stop: StopSignal, heartbeat: Callable[[], None]) -> None:
         self._spec, self._allowance, self._stop, self._heartbeat = spec, allowance, stop, heartbeat
-        self._begun_s = time.time()
-        self._begun_monotonic_s = time.monotonic()
+        self._begun_s = boot_clock_s()
         self._done_node_hours = 0.0
-        self._node_rates: dict[int, float] = {}
-        """Running trial -> node-hours per hour."""
-        self._since: dict[int, float] = {}
+        self._running: dict[int, tuple[float, int]] = {}
+        """Running trial -> since when, by the boot clock, and its number of nodes."""
         self._tokens = 0.0
         self._usd = 0.0
         self._mutex = threading.Lock()
@@ -93,7 +101,7 @@ class Meter:
     @property
     def hours(self) -> float:
         """Wall time so far, hours."""
-        return (time.monotonic() - self._begun_monotonic_s) / 3600
+        return _hours_since(self._begun_s)
 
     def watch(self, event: Event, state: RunState) -> None:
         """Count one event of the ledger."""
@@ -102,18 +110,18 @@ class Meter:
                 self._tokens += event.cost.usage.total
                 self._usd += event.cost.usd or 0.0
             number = getattr(event, "trial", None)
-            if isinstance(number, int):
-                self._update_trial(state.trials[number])
+            if isinstance(number, int) and not isinstance(event, TrialRevised):
+                self._update_trial(state.trials[number], is_new=isinstance(event, TrialProposed))
         self._check()
 
-    def _update_trial(self, trial: Trial) -> None:
+    def _update_trial(self, trial: Trial, *, is_new: bool) -> None:
+        """Count a trial from its proposal to its end; from the beginning if an earlier process proposed it."""
+        first_s = boot_clock_s() if is_new else self._begun_s
+        since_s, nodes = self._running.pop(trial.number, (first_s, count_nodes(self._spec, trial)))
         if trial.is_finished:
-            self._node_rates.pop(trial.number, None)
-            self._done_node_hours += count_node_hours(self._spec, trial, self._begun_s, time.time())
-        elif trial.purpose in (Purpose.SEARCH, Purpose.CONFIRMATION, Purpose.REFERENCE, Purpose.CONTROL):
-            hour_later = max(trial.proposed_s, self._begun_s) + 3600
-            self._node_rates[trial.number] = count_node_hours(self._spec, trial, self._begun_s, hour_later)
-            self._since[trial.number] = max(trial.proposed_s, self._begun_s)
+            self._done_node_hours += nodes * _hours_since(since_s)
+        else:
+            self._running[trial.number] = since_s, nodes
 
     def _tick(self) -> None:
         while not self._finished.wait(CHECK_INTERVAL_S):
@@ -126,11 +134,11 @@ class Meter:
             self._stop.request(*exhausted)
 
     def _find_exhausted(self) -> tuple[str, EndKind] | None:
-        now_s, limit = time.time(), self._allowance
+        limit = self._allowance
         with self._mutex:
-            running = sum(n * max(now_s - self._since[t], 0.0) / 3600 for t, n in self._node_rates.items())
+            running = sum(nodes * _hours_since(since_s) for since_s, nodes in self._running.values())
             node_hours, tokens, usd = self._done_node_hours + running, self._tokens, self._usd
-        if limit.deadline_s is not None and now_s >= limit.deadline_s:
+        if limit.deadline_s is not None and time.time() >= limit.deadline_s:
             return "the night's deadline is reached", EndKind.TIME_LIMIT
         pairs = (
             ("hours", self.hours, limit.hours),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UnavailableError, UserError
+from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
@@ -116,8 +117,8 @@ class NightRun:
         self.config, self.runs, self.window, self.stop = config, runs, window, stop
         self.plans = plans
         self._lock, self._say = lock, say
-        self._begun_monotonic_s = time.monotonic()
-        self._saved_monotonic_s = self._begun_monotonic_s
+        self._begun_boot_s = boot_clock_s()
+        self._saved_boot_s = self._begun_boot_s
         self.states = {
             job.key: NightlyJobState(job, hours=window.job_hours.get(job.key, 0.0)) for job in config.all_jobs
         }
@@ -177,7 +178,7 @@ class NightRun:
     @property
     def _hours(self) -> float:
         """Hours that this night ran, before an interruption too; hours while no process ran do not count."""
-        return self.window.hours + (time.monotonic() - self._begun_monotonic_s) / 3600
+        return self.window.hours + (boot_clock_s() - self._begun_boot_s) / 3600
 
     def count_spent_by(self, state: NightlyJobState) -> Spent:
         """What a job spent tonight, its wall time included; rounded, so that what is shown adds up."""
@@ -287,10 +288,10 @@ class NightRun:
         self, state: NightlyJobState, run: Run, max_trials: int, limits: dict[str, float | None]
     ) -> EndKind | None:
         """Run or continue the job's search; returns why it ended."""
-        stop, before_hours, begun_s = StopSignal(), state.hours, time.monotonic()
+        stop, before_hours, begun_s = StopSignal(), state.hours, boot_clock_s()
 
         def heartbeat() -> None:
-            state.hours = before_hours + (time.monotonic() - begun_s) / 3600
+            state.hours = before_hours + (boot_clock_s() - begun_s) / 3600
             self._heartbeat(stop)
 
         session = replace(open_session(run.folder, stop=stop), max_trials=max_trials)
@@ -317,7 +318,7 @@ class NightRun:
         self._lock.refresh()
         if self.stop.is_set():
             stop.request("the night was stopped", EndKind.SIGNAL)
-        if time.monotonic() - self._saved_monotonic_s >= SAVE_INTERVAL_S:
+        if boot_clock_s() - self._saved_boot_s >= SAVE_INTERVAL_S:
             with suppress(OSError):
                 self._save()
 
@@ -333,7 +334,7 @@ class NightRun:
             "hours": self._hours,
             "job_hours": {key: state.hours for key, state in self.states.items() if state.hours},
         }
-        self._saved_monotonic_s = time.monotonic()
+        self._saved_boot_s = boot_clock_s()
         window.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(window.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
 

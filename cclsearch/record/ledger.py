@@ -7,22 +7,19 @@ import json
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.atomic_file import sync_folder
 from cclsearch.core.errors import DamagedLedger, UserError
-from cclsearch.core.text import count_of
 from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded, SearchStarted
-from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, has_checksum
+from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, explain_bad_lines, has_checksum
 from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"
 BUFFER_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 << 20
-SHOWN_BAD_LINES = 3
-"""Lines that a message describes; it counts the others."""
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -55,14 +52,6 @@ def fold_ledger(path: Path) -> RunState:
     if state.bad_lines:
         warnings.warn(explain_bad_lines(path, state.bad_lines), DamagedLedger, stacklevel=2)
     return state
-
-
-def explain_bad_lines(path: Path, bad: Sequence[BadLine]) -> str:
-    """One line about the lines of a ledger that are not used."""
-    shown = "; ".join(line.describe() for line in bad[:SHOWN_BAD_LINES])
-    more = f"; and {len(bad) - SHOWN_BAD_LINES} more" if len(bad) > SHOWN_BAD_LINES else ""
-    verb = "is" if len(bad) == 1 else "are"
-    return f"{str(path)!r}: {count_of(len(bad), 'line')} {verb} not used, all others are: {shown}{more}"
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import ValidationError
 
+from cclsearch.core.text import count_of, one_line
 from cclsearch.record.event import EVENT, Event
 from cclsearch.record.version_1 import upgrade
 
 _END = b',"crc":"%08x"}\n'
 _NUM_BYTES = len(_END % 0)
-
+SHOWN_BAD_LINES = 3
+"""Lines that a message describes; it counts the others."""
 
 _EVENT = re.compile(rb'"event" ?: ?"([a-z_]{1,40})"')
 _TRIAL = re.compile(rb'"trial" ?: ?(\d{1,7})[,}]')
@@ -46,7 +50,15 @@ def describe_bad_line(number: int, line: bytes, error: Exception) -> BadLine:
     else:
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
     event, trial = _EVENT.search(line), _TRIAL.search(line)
-    return BadLine(number, problem[:200], event[1].decode() if event else "", int(trial[1]) if trial else None)
+    return BadLine(number, one_line(problem, 200), event[1].decode() if event else "", int(trial[1]) if trial else None)
+
+
+def explain_bad_lines(path: Path, bad: Sequence[BadLine]) -> str:
+    """One line about the lines of a ledger that are not used."""
+    shown = "; ".join(line.describe() for line in bad[:SHOWN_BAD_LINES])
+    more = f"; and {len(bad) - SHOWN_BAD_LINES} more" if len(bad) > SHOWN_BAD_LINES else ""
+    verb = "is" if len(bad) == 1 else "are"
+    return f"{str(path)!r}: {count_of(len(bad), 'line')} {verb} not used, all others are: {shown}{more}"
 
 
 def encode_line(event: Event) -> bytes:
@@ -56,7 +68,7 @@ def encode_line(event: Event) -> bytes:
     """
     data = EVENT.dump_json(event)
     if EVENT.validate_json(data) != event:
-        raise ValueError(f"the event {event.event!r} would not be read as it is: {data[:500]!r}")
+        raise ValueError(f"the event {event.event!r} would not be read as it is: {one_line(data.decode(), 500)}")
     return data[:-1] + _END % zlib.crc32(data[:-1])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.propose.events import ReportedEvent
 from cclsearch.record.event import (
@@ -29,7 +30,7 @@ from cclsearch.record.event import (
     TrialRetried,
     TrialRevised,
 )
-from cclsearch.record.line import BadLine
+from cclsearch.record.line import BadLine, explain_bad_lines
 from cclsearch.record.trial import Trial
 from cclsearch.record.trial_table import TrialTable
 from cclsearch.record.windows import ClusterWindows
@@ -107,6 +108,16 @@ class RunState:
     def skip(self, line: BadLine) -> None:
         """Note that a line cannot be used."""
         self.bad_lines.append(line)
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What the terminal says about the lines that cannot be used, for pages and JSON; empty if all can.
+
+        The ledger is named as `RUN/ledger.jsonl`: a page that is passed on does not say where the run was.
+        """
+        if not self.bad_lines or self.path is None:
+            return ()
+        return (redact(explain_bad_lines(Path(self.path.parent.name, self.path.name), self.bad_lines)),)
 
     @property
     def has_begun(self) -> bool:

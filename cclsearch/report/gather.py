@@ -62,7 +62,7 @@ def gather_run(run: Run) -> RunPage:
         score_label=spec.objective.score_label,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         status=_describe_status(run),
-        banner=tuple(clean(line) for line in spec.banner),
+        banner=tuple(clean(line) for line in (*state.damage, *spec.banner)),
         trials=rows,
         counts=describe_counts(count_states(state.trials.values())),
         best=best.number if best else None,

@@ -101,7 +101,8 @@ def summarize_as_json(spec: RunSpec, state: RunState, folder: Path) -> str:
     best, closest = best_as_json(spec, state, folder), closest_as_json(spec, state)
     end = state.ended or state.stopped
     facts = {"event": "summary", "best": best, "ended": bool(state.ended), "reason": end.reason if end else None}
-    return json.dumps(facts | ({"closest": closest} if closest else {}))
+    more = {"closest": closest, "damage": state.damage}
+    return json.dumps(facts | {name: value for name, value in more.items() if value})
 
 
 def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> list[str]:

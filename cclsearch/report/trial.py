@@ -33,6 +33,7 @@ def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
         "outcome": trial.outcome.model_dump(mode="json") if trial.outcome else None,
         "evidence": str(run.trial_folder(trial.number)),
         "provenance": run.spec.provenance.value,
+        "damage": run.state.damage,
     }
 
 

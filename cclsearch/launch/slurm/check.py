@@ -37,6 +37,7 @@ from cclsearch.launch.slurm.job_files import (
     make_job_spec,
     prepare_folder,
     read_object,
+    remove_scratch,
 )
 from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.refusal import suggest_remedy
@@ -75,8 +76,7 @@ def check_cluster(settings: SlurmSettings, run_script: RunScript, ranks: int, fo
         )
         checks.extend(_check_job(spec, settings, run_script))
     if not may_run or all(check.ok for check in checks):
-        if settings.scratch is not None:
-            shutil.rmtree(Path(settings.scratch).expanduser() / spec.name, ignore_errors=True)
+        remove_scratch(spec, settings)
         shutil.rmtree(work_dir, ignore_errors=True)
     return checks
 

@@ -6,6 +6,7 @@ They hold the state of a job when Slurm does not answer or has already forgotten
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
@@ -216,18 +217,30 @@ def prepare_folder(spec: JobSpec) -> None:
 
 
 def link_scratch(spec: JobSpec, settings: SlurmSettings) -> None:
-    """Put the traces on `scratch`, if the profile has one: `trace` becomes a link to a folder of the attempt there."""
+    """Put the traces on `scratch`, if the profile has one: `trace` becomes a link to a new folder there.
+
+    Its name has a random part: runs of the same name in two projects may share a scratch folder.
+    """
     link = spec.trial_dir / TRACE_FOLDER
     if settings.scratch is None or link.exists():
         return
     scratch = Path(settings.scratch).expanduser()
-    target = scratch / spec.name / TRACE_FOLDER
+    target = scratch / f"{spec.name}-{secrets.token_hex(4)}" / TRACE_FOLDER
     link.unlink(missing_ok=True)  # a link to a folder that was removed since
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        target.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"scratch must be a writable folder, but {str(scratch)!r}: {error.strerror}") from None
     link.symlink_to(target, target_is_directory=True)
+
+
+def remove_scratch(spec: JobSpec, settings: SlurmSettings) -> None:
+    """Remove the trial's folder on `scratch`, if `trace` links to one there."""
+    link = spec.trial_dir / TRACE_FOLDER
+    if settings.scratch is not None and link.is_symlink():
+        folder = link.readlink().parent
+        if folder.parent == Path(settings.scratch).expanduser() and folder.name.startswith(spec.name):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sees_file(path: Path) -> bool:
