@@ -321,6 +321,8 @@ class TableFacts:
     base_ns: int = 0
     """Absolute time of ts_ns = 0: Unix time if `clock` is "unix", else only comparable within one host."""
     clock: str = "unix"
+    process_id: int | None = None
+    """Number of the recorded process, only in execution traces."""
     run_key: str = ""
     """Equal for all ranks of one run if the trace has such a key, else ""."""
     source: str = ""

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from cclsearch.core.text import one_line
 from cclsearch.trace.cache import release_memory
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
+from cclsearch.trace.execution_join import join_execution_trace, read_record_ids
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
+from cclsearch.trace.readers.stream import TraceError
 from cclsearch.trace.status import FileStatus, Status
 
 MAX_GAP_NS = 600 * 10**9
 """Largest gap between the profiled windows of one run's ranks on one clock; a wider gap means two runs."""
-_FORMATS = ("kineto", "xla", "nsys", "rocprof", "chakra", "pytorch-et")
+EXECUTION = "pytorch-et"
+_FORMATS = ("kineto", "xla", "nsys", "rocprof", "chakra", EXECUTION)
 _MOST_SEVERE_FIRST = (
     Reason.MIXED_RUNS,
     Reason.UNREADABLE,
@@ -37,16 +41,57 @@ def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, f
         first = next((r for r in reports if (r.reason or Reason.UNREADABLE) == worst[0]), reports[0])
         message = f"{first.path}: {first.message or 'cannot be read'}"
         return TraceSet({}, Status.NOT_AVAILABLE, worst, message, files=reports, folder=folder)
+    pairs, notes = _join_execution_traces(pairs)
     pairs = _one_format(pairs)
+    if pairs[0][1].format != EXECUTION:  # what only adds to a profile cannot make it partial
+        unusable = [r for f, r in zip(files, reports, strict=True) if f.format == EXECUTION and r.reason]
+        notes += [f"{report.path} is not used: {report.message or report.reason}" for report in unusable]
+        reports = tuple(report for report in reports if report not in unusable)
     ranks = assign_ranks(pairs)
     tables = [replace(table, rank=rank) for rank, (_, table) in zip(ranks, pairs, strict=True)]
     mixed = find_mixed_runs(tables)
     if mixed:
         return TraceSet({}, Status.NOT_AVAILABLE, (Reason.MIXED_RUNS,), mixed, files=reports, folder=folder)
-    return _finish(tables, reports, folder)
+    return _finish(tables, reports, folder, notes)
 
 
-def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folder: Path) -> TraceSet:
+def _join_execution_traces(
+    pairs: list[tuple[TraceFile, EventTable]],
+) -> tuple[list[tuple[TraceFile, EventTable]], list[str]]:
+    """Return the pairs, Kineto's tables joined with execution traces of their ranks, and what that gave."""
+    executions = [pair for pair in pairs if pair[1].format == EXECUTION]
+    profiles = [pair for pair in pairs if pair[1].format == "kineto"]
+    if not executions or not profiles:
+        return pairs, []
+    ranks = assign_ranks(profiles)
+    of_rank = dict(zip(_ranks_beside(executions, ranks), executions, strict=True))
+    joined, notes = [], []
+    for rank, (file, table) in zip(ranks, profiles, strict=True):
+        if rank not in of_rank:
+            joined.append((file, table))
+            continue
+        try:
+            table, note = join_execution_trace(table, of_rank[rank][1], read_record_ids(file.path))
+        except (TraceError, OSError) as error:
+            note = f"{file.relative} cannot be joined: {one_line(str(error))}"
+        joined.append((file, table))
+        notes.append(note)
+    strangers = sorted(table.source for rank, (_, table) in of_rank.items() if rank not in ranks)
+    notes += [f"{source} is of a rank without a profiler's trace: not joined" for source in strangers]
+    return joined, notes
+
+
+def _ranks_beside(executions: Sequence[tuple[TraceFile, EventTable]], ranks: Sequence[int]) -> list[int]:
+    """Return the rank of each execution trace; of one without any number, beside one profile, that of the profile."""
+    (file, table), alone = executions[0], len(executions) == len(ranks) == 1
+    if alone and table.rank < 0 and file.rank_in_name is None:
+        return [ranks[0]]
+    return assign_ranks(executions)
+
+
+def _finish(
+    tables: Sequence[EventTable], reports: tuple[FileReport, ...], folder: Path, notes: Sequence[str]
+) -> TraceSet:
     worlds = [table.world_size for table in tables if table.world_size is not None]
     world = max(worlds) if worlds else None
     by_rank = {table.rank: table for table in sorted(tables, key=lambda table: table.rank)}
@@ -60,6 +105,7 @@ def _finish(tables: Sequence[EventTable], reports: tuple[FileReport, ...], folde
         reasons.add(Reason.RANKS_MISSING)
         problems.append(f"{len(missing)} of {world} ranks have no trace")
     problems += _describe_devices(tables)
+    problems += filter(None, notes)
     return TraceSet(
         by_rank,
         Status.PARTIAL if reasons else Status.OK,

@@ -51,6 +51,7 @@ class _Collector:
         self.calls = ExecutionCalls()
         self.groups: dict[str, ProcessGroup] = {}
         self.accelerator = "cpu"
+        self.process_id: int | None = None
         self.num_bad = 0
 
     def add(self, batch: list[ExecutionNode]) -> None:
@@ -106,11 +107,13 @@ def read_execution_trace(path: Path, limits: ReadLimits) -> tuple[EventTable, ..
     """Return the table of the file's rank; raises TraceError if it has no nodes."""
     collected, schema = _Collector(limits), ""
     with ByteStream(path, limits) as stream:
-        types = {"nodes": ExecutionNode, "schema": str}
+        types = {"nodes": ExecutionNode, "schema": str, "pid": int}
         reader = SectionReader(stream, limits, entered=frozenset({""}), types=types)
         for place, batch in reader:
             if place == "nodes":
                 collected.add(batch)
+            elif place == "pid":
+                collected.process_id = batch[0] if 0 < batch[0] < MAX_ID else None
             elif batch and not _SCHEMA.match(schema := batch[0]):
                 message = f"an execution trace of schema {schema[:40]!r}; 1.0 and 1.1 are read"
                 raise TraceError(Reason.FORMAT_UNSUPPORTED, message)
@@ -179,6 +182,7 @@ def _build(collected: _Collector, source: str) -> EventTable:
         accelerator=collected.accelerator,
         distributed=Distributed("", tuple(collected.groups.values())),
         clock="none",
+        process_id=collected.process_id,
         source=source,
     )
 

@@ -41,7 +41,7 @@ def apply_cpu_rules(table: EventTable) -> EventTable:
     device = table.device.copy()
     device[calls] = 0
     op_of_call = match_calls_to_ops(table, calls)
-    numbers, collectives = _describe_calls(table, calls, op_of_call)
+    numbers, collectives = describe_calls(table, calls, op_of_call)
     sparse = dict(table.sparse)
     sparse["coll_id"] = (calls.astype(np.int32), numbers)
     marked = replace(table, kind=kind, device=device, collectives=collectives, sparse=MappingProxyType(sparse))
@@ -147,7 +147,7 @@ def _outermost(table: EventTable) -> Ints:
     return outer
 
 
-def _describe_calls(
+def describe_calls(
     table: EventTable, calls: Ints, op_of_call: Mapping[int, int]
 ) -> tuple[NDArray[np.int32], tuple[Collective, ...]]:
     """Return for each backend call the number of its collective, and the distinct collectives."""
