@@ -7,18 +7,24 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-serial test-gpu gpu-bundle check lint types format docs fuzz-native clean
+.PHONY: demo test test-light test-untimed test-serial test-gpu gpu-bundle check lint types format docs fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
 
-test: $(VENV)/.installed-dev test-light test-serial  ## set up what tests need, then run them all
+test: $(VENV)/.installed-dev test-light test-untimed test-serial  ## set up what tests need, then run them all
+
+# Without bytecode each worker and each started command compiles every module again.
+test-light test-untimed test-serial: export PYTHONDONTWRITEBYTECODE :=
 
 test-light: $(VENV)/.installed-dev
 	$(PYTEST) -n $(JOBS) -m "not serial"
 
-test-serial: $(VENV)/.installed-dev
-	$(PYTEST) -n 0 -m serial --durations=15
+test-untimed: $(VENV)/.installed-dev  ## Slurm clusters, sshd, LLM servers, killed searches, losses: three files at once
+	$(PYTEST) -n 3 --dist loadfile -m "serial and untimed" --durations=15
+
+test-serial: $(VENV)/.installed-dev  ## what is timed runs alone
+	$(PYTEST) -n 0 -m "serial and not untimed" --durations=15
 
 test-gpu:  ## check the product on this machine's GPU (ten minutes, no internet; PYTHON has torch)
 	$(PYTHON) benchmarks/gpu.py

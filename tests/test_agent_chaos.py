@@ -13,6 +13,7 @@ from cclsearch.plugins import PROPOSERS
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_every_search_completes_under_all_provider_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     report = run_chaos(

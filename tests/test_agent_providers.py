@@ -43,7 +43,7 @@ from cclsearch.propose.agent.providers.types import (
     ToolSpec,
 )
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 TOOL = ToolSpec(name="submit", description="decide", parameters={"type": "object", "properties": {}})
 ASK = CompletionRequest(system="be brief", messages=(Message(role=Role.USER, text="go"),), tools=(TOOL,))

@@ -15,7 +15,7 @@ from cclsearch.propose.agent.providers.types import CompletionRequest
 from cclsearch.run.spec import read_spec
 from cclsearch.search.llm_agent import FolderEvidence, read_options
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 
 @pytest.mark.parametrize("protocol", ["anthropic", "compatible"])

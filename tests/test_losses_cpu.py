@@ -12,7 +12,7 @@ from cclsearch.core.values import Value
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 DENSE_LAYOUTS: list[dict[str, Value]] = [
     {"dp": 2, "micro_batch_size": 2, "zero_stage": 1, "activation_checkpointing": "full"},

@@ -18,7 +18,7 @@ from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("jax")
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 LAYOUT: dict[str, Value] = {"dp": 2, "ep": 2, "tp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"}
 

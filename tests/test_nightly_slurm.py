@@ -50,6 +50,7 @@ def wait_for(is_so: Callable[[], bool], night: subprocess.Popen[bytes], log: Pat
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job() -> None:
     with start_cluster("--no-db") as cluster, tempfile.TemporaryDirectory(prefix="ccl-ni-") as folder:
         project = Path(folder)

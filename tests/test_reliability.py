@@ -16,6 +16,7 @@ INTERRUPTIONS = {"kill -9", "SIGTERM", "full disk", "read-only disk", "clock jum
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
     command = [
         sys.executable,
@@ -50,6 +51,7 @@ def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_memory_does_not_grow_over_many_trials() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "600", "--every", "300", "--traced"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)

@@ -19,7 +19,7 @@ from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

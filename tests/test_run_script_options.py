@@ -268,6 +268,7 @@ def test_a_global_batch_has_the_same_sequences_for_any_number_of_ranks(
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchtitan passes lists of micro-batches and sets timeouts in calls that torch 2.13 has by other names."""
     import torch
@@ -321,6 +322,7 @@ for path in sys.argv[2:]:
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path) -> None:
     """Runs torchtitan's own parser and models in another process, if it is installed (it needs triton too)."""
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")

@@ -114,6 +114,7 @@ def test_program_without_the_function_is_refused() -> None:
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 def test_no_hostile_program_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = tmp_path / "canary.txt"
     canary.write_text("canary-in-a-file")
@@ -160,6 +161,7 @@ def leftovers() -> list[str]:
 
 
 @pytest.mark.serial
+@pytest.mark.untimed
 @pytest.mark.parametrize("program", SLOW, ids=range(len(SLOW)))
 def test_an_endless_program_ends_at_its_limit(program: str) -> None:
     with pytest.raises(SandboxError):

@@ -29,7 +29,7 @@ from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.framework import RequiredVariable
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 SCRIPT = Path(__file__).parent / "slurm" / "trial_script.py"
 PATIENCE_S = 120.0

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from slurm.cluster import Cluster, start_cluster
 from slurm.searches import kill_and_resume, start, wait_until_idle
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 
 def test_a_repeatedly_killed_search_loses_and_repeats_nothing() -> None:

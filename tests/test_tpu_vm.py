@@ -22,8 +22,6 @@ import workers
 HERE = Path(__file__).parent
 BUDGET = ["--workload", "tiny-jax", "--strategy", "random"]
 
-serial = pytest.mark.serial
-
 
 @pytest.fixture
 def sshd() -> None:
@@ -218,7 +216,8 @@ def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path: Path) 
             process.wait()
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_trial_runs_on_every_host_and_leaves_nothing_there(
     sshd: None, project: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +237,8 @@ def test_trial_runs_on_every_host_and_leaves_nothing_there(
         assert not any(worker.processes() for worker in hosts.workers)
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_failure_of_a_rank_is_reported_and_an_existing_slice_is_kept(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
@@ -253,7 +253,8 @@ def test_failure_of_a_rank_is_reported_and_an_existing_slice_is_kept(
     assert "RESOURCE_EXHAUSTED" in failure["message"]
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
@@ -264,7 +265,8 @@ def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(
         assert (cloud.resources(), cloud.num_created()) == ({}, 1)
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_trial_is_retried_when_a_lost_worker_is_back(sshd: None, project: Path, quick: dict[str, Any]) -> None:
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
@@ -286,7 +288,8 @@ def test_trial_is_retried_when_a_lost_worker_is_back(sshd: None, project: Path, 
     assert max(starts(project).values()) == 1
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_preempted_slice_is_replaced_and_deleted(sshd: None, project: Path, quick: dict[str, Any]) -> None:
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
@@ -308,7 +311,8 @@ def test_preempted_slice_is_replaced_and_deleted(sshd: None, project: Path, quic
         assert max(starts(project).values()) == 1
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_quota_error_ends_the_search_and_missing_capacity_is_retried(
     sshd: None, project: Path, quick: dict[str, Any]
 ) -> None:
@@ -326,7 +330,8 @@ def test_quota_error_ends_the_search_and_missing_capacity_is_retried(
         assert cloud.resources() == {}
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 @pytest.mark.parametrize("moment", ["create", "running"])
 def test_killed_search_is_resumed_without_starting_anything_twice(
     sshd: None, project: Path, quick: dict[str, Any], moment: str
@@ -352,7 +357,8 @@ def test_killed_search_is_resumed_without_starting_anything_twice(
         assert "has no unfinished job and no resource" in call(project, "clean", "r1").stdout
 
 
-@serial
+@pytest.mark.serial
+@pytest.mark.untimed
 def test_clean_removes_job_and_resource_of_a_killed_search(sshd: None, project: Path, quick: dict[str, Any]) -> None:
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
@@ -366,7 +372,7 @@ def test_clean_removes_job_and_resource_of_a_killed_search(sshd: None, project: 
         assert not any(machine.processes() for machine in cloud.machines())
 
 
-@serial
+@pytest.mark.serial
 def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd: None, project: Path) -> None:
     pytest.importorskip("jax")
     settings = {"hardware": {"accelerators_per_node": 2}, "environment": {"OMP_NUM_THREADS": 1}}

@@ -56,7 +56,8 @@ def start_cluster(*options: str) -> Iterator[Cluster]:
         pytest.fail(reason) if REQUIRED else pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="ccl-sl-", dir="/tmp"))  # short: paths of sockets are limited
     folder.chmod(0o755)
-    cluster = Cluster(folder, find_ports(80))
+    guard, port = reserve_ports(80)
+    cluster = Cluster(folder, port)
     before = os.environ.get("SLURM_CONF")
     try:
         cluster.up(*([] if REQUIRED else ["--no-install"]), *options)
@@ -70,6 +71,7 @@ def start_cluster(*options: str) -> Iterator[Cluster]:
         subprocess.run(
             ["bash", str(HERE / "slurm-down"), str(folder), "--purge"], capture_output=True, timeout=180, check=False
         )
+        guard.close()
 
 
 def find_problem() -> str | None:
@@ -86,11 +88,21 @@ def find_problem() -> str | None:
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "munged", "mariadbd")
 
 
-def find_ports(count: int) -> int:
-    """Return the first of `count` consecutive free ports, below the range of outgoing connections."""
+def reserve_ports(count: int) -> tuple[socket.socket, int]:
+    """Return the first of `count` consecutive free ports, below the range of outgoing connections.
+
+    The socket keeps the port after them, so that no cluster that starts at the same time chooses the same ones.
+    """
     for base in range(12000 + os.getpid() % 50 * 100, 19000, 100):
+        guard = socket.socket()
+        try:
+            guard.bind(("127.0.0.1", base + count))
+        except OSError:
+            guard.close()
+            continue
         if all(_is_free(port) for port in range(base, base + count)):
-            return base
+            return guard, base
+        guard.close()
     raise AssertionError("no free ports")
 
 
