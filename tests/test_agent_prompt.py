@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 
+from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES, Prompt, PromptInput, PromptOptions, write_turn_prompt
@@ -19,7 +20,7 @@ from cclsearch.propose.agent.quoting import quote_untrusted
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
-from cclsearch.score.objective import find_task_metric, load_objective
+from cclsearch.score.objective import Objective, Term, find_task_metric, load_objective
 from cclsearch.search.llm_agent import describe_goal
 from cclsearch.space.table import Knob, Space
 
@@ -190,6 +191,13 @@ def test_an_objective_that_is_not_time_is_explained() -> None:
     prompt = write(make_input(search))
     assert "composite" in prompt.system
     assert "step_s" in prompt.user.split("TRIALS")[1].splitlines()[1]
+
+
+def test_prompt_says_what_a_metric_of_the_run_script_is_measured_in() -> None:
+    term = Term(metric="my_quality", direction=Direction.MAXIMIZE, unit="points")
+    quality = Objective(name="quality", description="", terms=(term,))
+    goal = describe_goal(quality, find_task_metric(CARD.task))
+    assert goal == "loss = -my_quality (points), so a higher my_quality is better"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from cclsearch.launch.base import Job
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
+from cclsearch.report.gather import gather_run
+from cclsearch.report.page import render_page
 from cclsearch.report.summary import best_as_json, describe_drift, summarize_run
 from cclsearch.run.folder import load_run
 from cclsearch.search.control import MIN_CONTROLS
@@ -85,6 +87,9 @@ def test_a_fast_window_does_not_decide_which_configuration_is_best(project: Path
     text = "\n".join(summarize_run(session.spec, state, folder).lines)
     assert "1 control ran outside the budget" in text
     assert "figures are shown as measured" in text
+    page = gather_run(load_run(folder))
+    assert page.drift == tuple(describe_drift(state))
+    assert f"Drift: {page.drift[0]}" in render_page([page])
     best = best_as_json(session.spec, state, folder)
     assert best is not None
     assert best["loss"] == state.best.loss, "the ledger keeps what was measured"

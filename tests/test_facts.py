@@ -192,6 +192,20 @@ def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
     assert not any("no trial can satisfy" in line for line in fine.spec.banner)
 
 
+def test_report_and_trial_have_words_and_units(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--workload", "wl2", "--launcher", "replay", "--budget", "3", "--name", "w", "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["show", "w", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "  step time: 24.44 s\n" in shown
+    assert "  accelerators: 16 accelerators\n" not in shown
+    assert "  MFU: 15.28%\n" in shown
+    page = render_page([gather_run(load_run(project / "runs" / "w"))])
+    compared = page[page.index("best / baseline</th>") :]
+    assert '<th scope="row">step time</th>' in compared
+    assert "step_time_s</th>" not in compared
+
+
 def end_in_every_way(project: Path) -> Path:
     """With a confirmation; trial 1 crashes, 2 is lost, 3 is refused, 4 cannot be judged, 5 is refused later."""
     kinds = {1: FailureKind.CRASHED, 2: FailureKind.NODE_FAILED}

@@ -189,13 +189,13 @@ def test_a_pareto_front_of_two_tasks_is_refused(project: Path, capsys: pytest.Ca
     assert "no common Pareto front: task differs (sorting; training)" in capsys.readouterr().err
     front = read_output(capsys, "pareto", "sorted", "--no-png")
     assert "1 of 5 configurations" in front
-    assert "lines_per_s=8,000  num_accelerators=1" in front
+    assert "throughput 8,000 lines/s, 1 accelerator " in front
 
 
 def test_sweep_without_objective_is_over_the_primary_metric(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_recording(project / "rec")
     words = ["--workload", str(folder / "card.yaml"), "--recording", str(folder), "--name", "swept", "--budget", "6"]
-    assert "lines_per_s=8,000" in read_output(capsys, "sweep", *words)
+    assert "throughput 8,000 lines/s" in read_output(capsys, "sweep", *words)
     assert load_run(Path("runs/swept")).spec.objective.metrics == ("lines_per_s", "num_accelerators")
 
 

@@ -7,13 +7,17 @@ import json
 
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.cli import EXIT_OK
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import plain
 from cclsearch.core.values import Provenance
 from cclsearch.draw.axes import show_number
+from cclsearch.report.figures import name_value
 from cclsearch.report.pareto import ParetoPage
 from cclsearch.report.write import write_pareto_page
 from cclsearch.run.catalog import find_run, runs_folder
 from cclsearch.run.folder import load_run
+from cclsearch.score.catalog import list_metrics
+from cclsearch.score.objective import Term
 from cclsearch.stats.pareto import parse_weights
 
 
@@ -43,7 +47,7 @@ def print_pareto(page: ParetoPage) -> None:
         plain(f"Pareto front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials")
     )
     for point in page.front:
-        figures = "  ".join(f"{a.metric}={show_number(v)}" for a, v in zip(page.axes, point.values, strict=True))
+        figures = ", ".join(_name_value(axis, value) for axis, value in zip(page.axes, point.values, strict=True))
         extra = "  knee" if point.is_knee else ""
         if point.chosen:
             extra += f"  weights {show_number(point.chosen[0])} to {show_number(point.chosen[1])}"
@@ -80,3 +84,9 @@ def pareto_as_json(page: ParetoPage) -> dict[str, object]:
             for w, n, score in page.weights
         ],
     }
+
+
+def _name_value(axis: Term, value: float) -> str:
+    """A figure with words and unit: `step time 0.661 s`."""
+    known = list_metrics().get(axis.metric) or MetricInfo(name=axis.metric, unit=None, direction=None, source="script")
+    return name_value(known.model_copy(update={"unit": axis.unit}), value)

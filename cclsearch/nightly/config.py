@@ -98,6 +98,7 @@ class JobSettings(Fields):
     """Finalists to run again; None means 2 if trials are measured."""
     timeout_min: float = Field(default=30.0, gt=0)
     keep_going: bool = False
+    control_every: int = Field(default=0, ge=0)
     """Whether the search continues although several configurations in a row ended for the same reason."""
     priority: float = Field(default=1.0, gt=0)
     """Its share of the remaining budget, relative to the priorities of the other jobs; the highest runs first."""

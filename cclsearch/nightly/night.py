@@ -81,6 +81,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
             parallel=job.parallel,
             trial_timeout_s=job.timeout_min * 60,
             keep_going=job.keep_going,
+            control_every=job.control_every,
         ),
         overlays=job.overlays,
         sets=job.sets,

@@ -126,6 +126,8 @@ class RunPage:
     confidence: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
     """Interval of the best trial's score; None if it is unknown."""
+    drift: tuple[str, ...] = ()
+    """How each window of the cluster compares with the first, one sentence each."""
     neighbors: tuple[Neighbor, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
@@ -140,7 +142,7 @@ class RunPage:
     @property
     def is_by_primary(self) -> bool:
         """Whether the objective ranks by the primary metric, alone or before others."""
-        return self.score_label.split(" ")[0] == self.task.primary
+        return self.score_label.split(" (")[0] == self.metric.words
 
     @property
     def best_trial(self) -> TrialRow | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.draw.axes import show_number
+from cclsearch.plugins import METRICS
+from cclsearch.tasks.base import Task
 
 
 def format_value(metric: MetricInfo, value: float) -> str:
@@ -29,11 +31,31 @@ def show_value(metric: MetricInfo, value: float) -> str:
 def name_value(metric: MetricInfo, value: float) -> str:
     """The value with the metric's words: `peak memory 33.1 GiB`, `12,345 tokens/s per accelerator`, `MFU 45.3%`."""
     shown = show_value(metric, value)
+    if shown == "1" and metric.words == metric.unit:
+        return f"1 {metric.words.removesuffix('s')}"
     return f"{shown} {metric.words}" if metric.has_unit_in_words else f"{metric.words} {shown}"
+
+
+def describe_metric(task: Task, name: str, value: float) -> str:
+    """A metric of a trial in a line of its own: `step time: 0.1736 s`; a metric without words has its name."""
+    metric = find_shown_metric(task, name)
+    shown = format_value(metric, value)
+    return f"{metric.words}: {shown.removesuffix(metric.words).rstrip() if metric.has_unit_in_words else shown}"
+
+
+def find_shown_metric(task: Task, name: str) -> MetricInfo:
+    """Words and unit of a metric of the task or of the traces; of one of the run script only the name is known."""
+    known = task.metric(name)
+    if known.label or name not in METRICS.names():
+        return known
+    unit = known.unit or getattr(METRICS.get(name), "unit", None)
+    return known.model_copy(update={"unit": unit, "label": name.removesuffix("_frac").replace("_", " ")})
 
 
 def name_values(metric: MetricInfo) -> str:
     """The metric's words in the plural: `step times`, `values of MFU`."""
+    if metric.words == metric.unit:
+        return f"numbers of {metric.words}"
     return f"{metric.words}s" if metric.words.endswith("time") else f"values of {metric.words}"
 
 

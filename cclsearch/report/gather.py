@@ -26,6 +26,8 @@ from cclsearch.report.data import (
     TrialRow,
 )
 from cclsearch.report.figures import show_value
+from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.summary import describe_confidence, describe_drift
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
@@ -59,7 +61,7 @@ def gather_run(run: Run) -> RunPage:
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
         constraints=tuple(clean(str(constraint)) for constraint in spec.objective.constraints),
-        score_label=spec.objective.score_label,
+        score_label=find_figure(spec).metric.words_with_unit,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         status=_describe_status(run),
         banner=tuple(clean(line) for line in (*state.damage, *spec.banner)),
@@ -70,6 +72,7 @@ def gather_run(run: Run) -> RunPage:
         facts=_gather_facts(run, rows),
         confidence=_gather_confidence(run),
         interval=(low_high[0], low_high[1]) if low_high else None,
+        drift=tuple(clean(line) for line in describe_drift(state)),
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
         notes=tuple((clean(event.label), clean(event.text)) for event in state.reported),
@@ -156,7 +159,10 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         facts.append((f"best {task.primary_metric.words}", show_value(task.primary_metric, metrics[task.primary])))
         if spec.objective.is_weighted or spec.objective.metrics[0] != task.primary:
             row = next(row for row in rows if row.number == best.number)
-            facts.append((spec.objective.score_label, show_number(row.score) if row.score is not None else "unknown"))
+            figure = find_figure(spec).metric
+            facts.append(
+                (f"best {figure.words}", show_value(figure, row.score) if row.score is not None else "unknown")
+            )
         shown = [task.metric(name) for name in task.highlights if name in metrics]
         shown.sort(key=lambda metric: metric.unit == "fraction")
         facts += [(metric.words, show_value(metric, metrics[metric.name])) for metric in shown]
@@ -167,8 +173,6 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
 
 
 def _gather_confidence(run: Run) -> tuple[str, ...]:
-    from cclsearch.report.summary import describe_confidence
-
     best = run.state.best
     if best is None:
         closest = find_closest(run.spec.objective, run.state)

@@ -32,6 +32,7 @@ from cclsearch.report.compare import (
     split_by_task,
 )
 from cclsearch.report.data import NOT_ADMITTED, RunPage, TrialRow
+from cclsearch.report.figures import find_shown_metric, show_value
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 
 HERE = Path(__file__).parent
@@ -209,10 +210,10 @@ def _compare_two(page: RunPage) -> list[tuple[str, str, str, str]]:
         return []
     compared = (task.primary, *task.highlights, *task.compared)
     names = [name for name in compared if name in best.metrics and name in baseline.metrics]
-    both = [(name, best.metrics[name], baseline.metrics[name]) for name in names]
+    both = [(find_shown_metric(task, name), best.metrics[name], baseline.metrics[name]) for name in names]
     return [
-        (name, show_number(ours), show_number(theirs), f"{ours / theirs:.3g}x" if theirs else "")
-        for name, ours, theirs in both
+        (metric.words, show_value(metric, ours), show_value(metric, theirs), f"{ours / theirs:.3g}x" if theirs else "")
+        for metric, ours, theirs in both
     ]
 
 

@@ -109,10 +109,12 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     assert best.outcome is not None
     metrics, task = best.outcome.metrics, task_of(spec.card)
     mark = spec.provenance.mark
-    lines = [f"best: trial {best.number}  {best.config}"]
+    by = f" by {find_figure(spec).metric.words}" if spec.objective.is_multi else ""
+    lines = [f"best{by}: trial {best.number}  {best.config}"]
     if spec.objective.metrics != (task.primary,):
         lines.append(f"      {describe_figure(spec, best)}{mark}")
-    lines.append(f"      {task.primary_metric.words} {ObjectiveFigure(task.primary_metric).format(best)}{mark}")
+    if not spec.objective.is_multi or task.primary not in spec.objective.metrics:
+        lines.append(f"      {task.primary_metric.words} {ObjectiveFigure(task.primary_metric).format(best)}{mark}")
     figures = [name_value(task.metric(name), metrics[name]) for name in task.highlights if name in metrics]
     if figures:
         lines.append("      " + ", ".join(figures))

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.job_file import read_tail
-from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
-from cclsearch.report.figures import format_value, name_values
+from cclsearch.report.figures import describe_metric, format_value, name_values
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.terminal import result_text
 from cclsearch.run.folder import Run
 from cclsearch.score.outcome import Outcome
-from cclsearch.tasks.base import task_of
+from cclsearch.tasks.base import Task, task_of
 
 
 def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
@@ -52,21 +51,21 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     lines += [f"attempt {number} does not count: {retry.reason}" for number, retry in enumerate(trial.retries, 1)]
     lines += [f"revised: {event.text}" for event in trial.revisions]
     if trial.outcome:
-        lines += _outcome_lines(trial.outcome, metric)
+        lines += _outcome_lines(trial.outcome, task_of(run.spec.card))
     folder = run.trial_folder(trial.number)
     if trial.outcome and trial.outcome.failure:
         lines += _log_tail(folder / STDERR_FILE, log_lines)
     return [*lines, f"evidence: {folder}"]
 
 
-def _outcome_lines(outcome: Outcome, metric: MetricInfo) -> list[str]:
+def _outcome_lines(outcome: Outcome, task: Task) -> list[str]:
     lines = []
     if outcome.failure:
         where = f" (rank {outcome.failure.rank})" if outcome.failure.rank is not None else ""
         lines.append(f"failed in {outcome.failure.stage.value}{where}: {outcome.failure.message}")
-    lines += [f"  {name}: {value:.6g}" for name, value in sorted(outcome.metrics.items())]
+    lines += [f"  {describe_metric(task, name, value)}" for name, value in sorted(outcome.metrics.items())]
     if outcome.spread is not None:
-        lines.append(f"  spread of {name_values(metric)}: {outcome.spread:.1%}")
+        lines.append(f"  spread of {name_values(task.primary_metric)}: {outcome.spread:.1%}")
     if outcome.admission:
         lines.append("admitted" if outcome.admission.admitted else "not admitted")
         for verdict in outcome.admission.verdicts:

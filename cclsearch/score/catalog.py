@@ -22,11 +22,13 @@ _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
 _NO_MEMORY = "the run script reported no peak memory of the accelerator"
 NO_ENERGY = "no power was recorded, so the run script reported no `energy_j`"
 
-SIZE = result_metric(NUM_ACCELERATORS, "accelerators", _LOW, "the run script did not declare its world size")
+SIZE = result_metric(
+    NUM_ACCELERATORS, "accelerators", _LOW, "the run script did not declare its world size", label="accelerators"
+)
 MEMORY = result_metric(
     PEAK_MEMORY, "GiB", _LOW, "the run script reported no peak memory", label="peak memory", heading="memory (GiB)"
 )
-HEADROOM = result_metric("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY, is_positive=False)
+HEADROOM = result_metric("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY, label="free memory", is_positive=False)
 ENERGY = result_metric("energy_j", "J", _LOW, NO_ENERGY, label="energy", needs="energy_j")
 GENERAL_METRICS = (SIZE, MEMORY, HEADROOM)
 """What every task has, whether or not it lists it."""

@@ -95,8 +95,9 @@ def describe_goal(objective: Objective, primary: MetricInfo) -> str:
         parts = [f"loss = 1 / ({' + '.join(shares)})"]
     else:
         parts = [
-            f"{'loss' if i == 0 else f'objective {i + 1}'} = {'1 / ' if term.reciprocal else ''}{term.metric}"
-            + ("" if term.direction is Direction.MINIMIZE or term.reciprocal else ", higher is better")
+            f"{'loss' if i == 0 else f'objective {i + 1}'} = {_minimized(term)}{term.metric}"
+            + (f" ({term.unit})" if term.unit and term.metric != primary.name else "")
+            + ("" if term.direction is Direction.MINIMIZE else f", so a higher {term.metric} is better")
             for i, term in enumerate(objective.terms)
             if objective.metrics != (primary.name,) or term.direction is Direction.MAXIMIZE
         ]
@@ -106,6 +107,11 @@ def describe_goal(objective: Objective, primary: MetricInfo) -> str:
         unit = f" {bound.unit}" if bound.unit else ""
         parts.append(f"only trials with {bound.metric} {' and '.join(limits)}{unit} count")
     return "; ".join(parts)
+
+
+def _minimized(term: Term) -> str:
+    """What turns the metric into a figure of which less is better."""
+    return "" if term.direction is Direction.MINIMIZE else "1 / " if term.reciprocal else "-"
 
 
 def _of_reference(term: Term, is_minimized: bool) -> str:

@@ -43,7 +43,7 @@ def trial_lines(view: SearchView, noise: float) -> list[str]:
 
 
 def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float) -> str:
-    ratio = o.loss / best if best and o.loss is not None else None
+    ratio = o.loss / best if best and best > 0 and o.loss is not None else None
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
     figures = [
         str(o.trial),

@@ -29,15 +29,15 @@ METRICS = (
         "tokens_per_s_per_accelerator", "tokens/s", _HIGH, _NO_TIMES,
         label="tokens/s per accelerator", heading="tokens/s per accel.",
     ),
-    result_metric("samples_per_s", "sequences/s", _HIGH, _NO_TIMES),
+    result_metric("samples_per_s", "sequences/s", _HIGH, _NO_TIMES, label="sequences/s"),
     result_metric("mfu", "fraction", _HIGH, _NO_PEAK, label="MFU"),
     SIZE,
-    result_metric("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES),
+    result_metric("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES, label="cost"),
     MEMORY,
     HEADROOM,
-    result_metric("energy_j_per_step", "J", _LOW, NO_ENERGY, needs=ENERGY.needs),
-    result_metric("energy_j_per_mtoken", "J/Mtoken", _LOW, NO_ENERGY, needs=ENERGY.needs),
-    result_metric("power_w", "W", _LOW, NO_ENERGY, needs=ENERGY.needs),
+    result_metric("energy_j_per_step", "J", _LOW, NO_ENERGY, label="energy per step", needs=ENERGY.needs),
+    result_metric("energy_j_per_mtoken", "J/Mtoken", _LOW, NO_ENERGY, label="energy per token", needs=ENERGY.needs),
+    result_metric("power_w", "W", _LOW, NO_ENERGY, label="power", needs=ENERGY.needs),
 )  # fmt: skip
 """`Mtoken` is a million tokens; a sequence has `seq_len` tokens."""
 
