@@ -4,7 +4,7 @@ The best configuration is repeated every half of the budget (`--control-every`),
 burners take `--share` of each core, which is less than what the admission rule `load` refuses, and are ended by their
 ids. With `--share 0` nothing changes, and "no difference" is the right answer.
 
-    python benchmarks/drift_local.py --share 0.2 --runs FOLDER
+    python benchmarks/drift_local.py --share 0.15 --runs FOLDER
 
 On a shared machine begin with `chrt --rr 1`, so that only the burners come before the trials.
 """
@@ -29,13 +29,13 @@ from cclsearch.run.folder import load_run
 BURN = """
 import time
 while True:
-    end = time.perf_counter() + {busy}
-    while time.perf_counter() < end:
+    while time.time() % {period} < {busy}:
         pass
-    time.sleep({idle})
+    time.sleep({period} - time.time() % {period})
 """
 PERIOD_S = 0.02
-"""Of a burner: well below a step, so that every step is slowed alike."""
+"""Of the burners: well below a step, so that every step is slowed alike. All cores are busy at the same time, so that
+no rank can move to a free one."""
 KNOBS = ("dp=1", "tp=1", "pp=1", "zero_stage=0")
 """One rank, so that the other cores may be busy."""
 
@@ -43,7 +43,7 @@ KNOBS = ("dp=1", "tp=1", "pp=1", "zero_stage=0")
 @contextlib.contextmanager
 def burn(share: float) -> Iterator[None]:
     """Keep a share of each core busy, before processes of ordinary priority."""
-    code = BURN.format(busy=share * PERIOD_S, idle=(1 - share) * PERIOD_S)
+    code = BURN.format(busy=share * PERIOD_S, period=PERIOD_S)
     burners = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)] if share else []
     try:
         with contextlib.suppress(PermissionError):
@@ -95,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--budget", type=int, default=8)
-    parser.add_argument("--share", type=float, default=0.2, help="of each core, from half of the budget on")
+    parser.add_argument("--share", type=float, default=0.15, help="of each core, from half of the budget on")
     args = parser.parse_args()
     name = f"drift-{args.share:g}-{int(time.time())}"
     folder = search(args.runs, name, budget=args.budget, share=args.share)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_launcher import Ending, ScriptedLauncher, ran
-from scripted_search import open_search
+from scripted_search import admit, open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
@@ -16,9 +18,13 @@ from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
+from cclsearch.score.outcome import Outcome
+from cclsearch.search.evaluate import TrialEvaluator
+from cclsearch.search.jobs import JobRunner
 from cclsearch.search.loop import run_search
 from cclsearch.search.session import begin_or_resume
 from cclsearch.search.shared_cause import normalize_message
+from cclsearch.search.trial_input import make_input
 
 
 class Measured(ScriptedLauncher):
@@ -60,10 +66,25 @@ def test_three_configurations_with_the_same_root_exception_end_the_search(projec
     assert "cancelled" not in reason
 
 
-def test_different_exceptions_do_not_end_it(project: Path) -> None:
-    names = ("KeyError: alpha", "ValueError: beta", "TypeError: gamma")
-    state = search(project, lambda job: crash(names[job.trial % 3]))
+@pytest.mark.parametrize("names", [("KeyError: alpha", "ValueError: beta"), ("KeyError: a", "OSError: b", "TypeError")])
+def test_different_exceptions_in_turn_do_not_end_it(project: Path, names: tuple[str, ...]) -> None:
+    state = search(project, lambda job: crash(names[job.trial % len(names)]))
     assert end_of(state) == (EndKind.BUDGET_USED, 8)
+
+
+def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project: Path) -> None:
+    launcher = Measured(lambda job: ran(job, simulated=False) if job.trial == 1 else crash_alike(job))
+    folder, session = open_search(project, launcher, budget=6, parallel=1, max_attempts=1)
+
+    def evaluate(*arguments: Any) -> Outcome:
+        outcome = TrialEvaluator(session.spec)(*arguments)
+        return outcome if outcome.failure else admit(outcome)
+
+    jobs = JobRunner(session.spec, launcher, evaluate, lambda trial: make_input(session.spec, trial))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, jobs=jobs))
+    assert end_of(load_run(folder).state) == (EndKind.BUDGET_USED, 6)
 
 
 def test_three_refusals_by_one_rule_end_it_whatever_their_figures(project: Path) -> None:
