@@ -244,3 +244,20 @@ def test_the_diagnosis_says_why_waiting_cannot_be_separated() -> None:
         tables.append(timeline.table())
     last = diagnose_trace(TraceView(make_set(tables))).sentences[-1]
     assert last.endswith("separating the two (process group '0': 3 collectives on rank 0, 2 on rank 1).")
+
+
+def test_operators_of_cpus_are_not_called_kernels_and_their_idle_time_waits_for_no_host() -> None:
+    timeline = Timeline()
+    for i in range(3):
+        number = timeline.step(i * 100, i * 100 + 100)
+        timeline.kernel(i * 100, 40, "aten::" + "very_long_name_" * 8, step_id=number)
+    cpu, device = (
+        " ".join(diagnose_trace(TraceView(make_set([timeline.table(accelerator=kind)]))).sentences)
+        for kind in ("cpu", "gpu")
+    )
+    assert "idle time 60 us (60%)" in cpu
+    assert "Operators with the most compute time" in cpu
+    assert "host" not in cpu
+    assert "device idle time" in device
+    assert "Kernels with the most compute time" in device
+    assert max(map(len, cpu.split())) <= 70

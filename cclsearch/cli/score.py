@@ -168,7 +168,8 @@ def _text_parts(views: list[TraceView], results: list[dict[str, MetricResult]], 
     parts = []
     for path, view in zip(args.trace, views, strict=True):
         trace = view.trace_set
-        heading = f"{path}: {len(view.ranks)} of {view.world_size or '?'} ranks, {trace.status}"
+        ranks = f"{len(view.ranks)} of {view.world_size} ranks" if view.world_size else _count_ranks(view)
+        heading = f"{path}: {ranks}, {trace.status}"
         if trace.message:
             heading += f" ({trace.reason}: {trace.message})" if trace.reason else f" ({trace.message})"
         parts.append(heading if view.is_timed else f"{heading}\nWithout times: {NO_TIMES}")
@@ -195,6 +196,11 @@ def _format_tree(view: TraceView) -> str:
     if view.is_timed:
         return format_operators(build_operator_tree(view))
     return format_call_tree(build_call_tree(view), view.covered)
+
+
+def _count_ranks(view: TraceView) -> str:
+    """Return the number of ranks of a trace that does not say how many the run has."""
+    return f"{len(view.ranks)} rank{'' if len(view.ranks) == 1 else 's'} (the trace does not say of how many)"
 
 
 def _write_pictures(view: TraceView, folder: Path) -> None:

@@ -168,7 +168,9 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | 
 def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None) -> Iterator[tuple[Reason, str]]:
     """Yield every reason for which a value is partial, with what to say about it; the first is the result's reason."""
     if draft.reason is not None:
-        yield draft.reason, "" if draft.detail else _WINDOW_DETAILS.get(draft.reason, "")
+        said = _WINDOW_DETAILS.get(draft.reason, "")
+        is_said = (bool(said) and said.split(":")[0] in draft.detail) or "over the whole file" in draft.detail
+        yield draft.reason, "" if is_said else said
     if windows is not None and draft.needs_steps and windows is not draft.reason:
         yield windows, _WINDOW_DETAILS.get(windows, "")
     if problem := _find_trace_problem(trace.trace_set):

@@ -77,6 +77,7 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
     rows = [
         (str(cause), format_value(seconds, "s"), f"{100 * seconds / diagnosis.window_s:.1f} %")
         for cause, seconds in causes
+        if seconds
     ]
     rows.append(("total", format_value(diagnosis.window_s, "s"), ""))
     return "\n".join([*diagnosis.sentences, "", format_table(("cause", "time", "share"), rows)])

@@ -76,6 +76,10 @@ class Diagnosis(Model):
     """Why the diagnosis is only partial; None if it is complete."""
 
 
+MAX_NAME_CHARS = 70
+"""Longer names are cut in sentences; `top_kernels` has them whole."""
+
+
 def diagnose_trace(trace: TraceView) -> Diagnosis:
     """Return seconds by cause over all ranks, the worst rank, the top kernels and collectives, and sentences.
 
@@ -153,17 +157,26 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
     return found
 
 
+def _is_on_cpus(trace: TraceView) -> bool:
+    return all(view.table.accelerator == "cpu" for view in trace.ranks.values())
+
+
+def _name_cause(cause: Cause, trace: TraceView) -> str:
+    """Return the cause in words; on CPUs no device waits for a host."""
+    return "idle time" if cause is Cause.HOST_IDLE and _is_on_cpus(trace) else _CAUSE_NAMES[cause]
+
+
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
     shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
     subject = "A traced step" if diagnosis.is_step else f"The recorded window ({trace.unmarked})"
     if diagnosis.shown_rank is not None:
         subject += f" of rank {diagnosis.shown_rank}, the longest of {len(diagnosis.seconds_by_rank)} ranks,"
     shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
-    parts = [f"{_CAUSE_NAMES[cause]} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
+    parts = [f"{_name_cause(cause, trace)} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
     sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
     if diagnosis.top_kernels:
-        top = "; ".join(f"{k.name} {_duration(k.seconds)}" for k in diagnosis.top_kernels)
-        sentences.append(f"Kernels with the most compute time: {top}.")
+        top = "; ".join(f"{one_line(k.name, MAX_NAME_CHARS)} {_duration(k.seconds)}" for k in diagnosis.top_kernels)
+        sentences.append(f"{'Operators' if _is_on_cpus(trace) else 'Kernels'} with the most compute time: {top}.")
     if diagnosis.top_collectives:
         top = "; ".join(f"{c.name} {_duration(c.seconds)}, {_calls(c.count)}" for c in diagnosis.top_collectives)
         sentences.append(f"Collectives with the most time: {top}.")
@@ -187,7 +200,7 @@ def _describe_straggler(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
         return []
     sentence = f"The other ranks wait for rank {diagnosis.worst_rank}" + _describe_arrivals(diagnosis.worst_rank, trace)
     if have_periods(trace):
-        sentence += _describe_excess(diagnosis, diagnosis.worst_rank)
+        sentence += _describe_excess(diagnosis, diagnosis.worst_rank, trace)
     return [sentence + "."]
 
 
@@ -207,7 +220,7 @@ def _describe_arrivals(rank: int, trace: TraceView) -> str:
     )
 
 
-def _describe_excess(diagnosis: Diagnosis, rank: int) -> str:
+def _describe_excess(diagnosis: Diagnosis, rank: int, trace: TraceView) -> str:
     """Return the cause of which the rank has more than the mean of the others, with the difference; else ""."""
     late = diagnosis.seconds_by_rank[rank]
     others = [seconds for other, seconds in diagnosis.seconds_by_rank.items() if other != rank]
@@ -217,7 +230,7 @@ def _describe_excess(diagnosis: Diagnosis, rank: int) -> str:
         if cause not in (Cause.EXPOSED_WAIT, Cause.IMBALANCE)
     }
     main = max(more, key=lambda cause: more[cause])
-    return f"; it has {_duration(more[main])} more {_CAUSE_NAMES[main]} than their mean" if more[main] > 0 else ""
+    return f"; it has {_duration(more[main])} more {_name_cause(main, trace)} than their mean" if more[main] > 0 else ""
 
 
 def _calls(count: float) -> str:

@@ -42,8 +42,8 @@ def require_samples(trace: TraceView) -> tuple[list[CollectiveSample], Reason | 
         raise _explain_no_samples(trace)
     if not free_of_waiting:
         reason = trace.unmatched_reason if trace.matching.is_empty else Reason.RANKS_MISSING
-        alone = "one rank does" if len(trace.ranks) < 2 else "ranks whose collectives are not matched do"
-        return samples, reason, f"includes waiting: durations of {alone} not separate waiting from data transfer"
+        why = "needs durations of several ranks" if len(trace.ranks) < 2 else "needs collectives matched over ranks"
+        return samples, reason, f"includes waiting: separating it from data transfer {why}"
     return samples, *find_caveat(trace)
 
 
