@@ -1,4 +1,4 @@
-"""Chakra execution traces as input: our own export reads back; nodes without times are refused."""
+"""Chakra execution traces as input: our own export reads back; nodes without times are counted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from test_trace_chakra import training_tables
 from trace_tables import make_set
 
+from cclsearch.plugins import METRICS
 from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.export.chakra import export_chakra
@@ -81,8 +82,6 @@ def test_a_linked_trace_has_host_and_device_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (METADATA + node(1, 4, 0, 5) + node(2, 4, 0, 7), Reason.FORMAT_UNSUPPORTED),
-        (METADATA + node(1, 4, 0, 0) + node(2, 7, 0, 0), Reason.FORMAT_UNSUPPORTED),
         (METADATA, Reason.NO_GPU_EVENTS),
         (b"", Reason.UNREADABLE),
         (b"no protocol buffer at all", Reason.UNREADABLE),
@@ -100,3 +99,25 @@ def test_a_file_cut_inside_a_node_is_partial(tmp_path: Path) -> None:
     (tmp_path / "chakra.0.et").write_bytes(METADATA + node(1, 4, 7, 5) + node(2, 4, 12, 5)[:-3])
     found = read_traces(tmp_path)
     assert (found.status, found.reasons, len(found.tables[0])) == ("partial", (Reason.TRACE_TRUNCATED,), 1)
+
+
+@pytest.mark.parametrize("duration_us", [0, 5])
+def test_without_start_times_nodes_and_bytes_are_counted(tmp_path: Path, duration_us: int) -> None:
+    call = (("comm_type", 9, 0), ("comm_size", 9, 4096), ("involved_ranks", 29, "0,1,2,3"))
+    nodes = [node(1, 4, 0, duration_us), node(2, 7, 0, duration_us, *call), node(3, 4, 0, duration_us)]
+    (tmp_path / "chakra.0.et").write_bytes(METADATA + b"".join(nodes))
+    trace = TraceView(read_traces(tmp_path))
+    results = {name: METRICS.get(name)(trace) for name in ("op_calls", "comm_calls", "comm_volume", "op_flops")}
+    assert {name: result.value for name, result in results.items()} == {
+        "op_calls": 2,
+        "comm_calls": 1,
+        "comm_volume": 4096 * 2 * 3 / 4,
+        "op_flops": None,
+    }
+    assert METRICS.get("comm_time")(trace).reason == Reason.NO_TIMES
+
+
+def test_computation_alone_without_start_times_is_counted(tmp_path: Path) -> None:
+    on_host = ("is_cpu_op", 27, 1)
+    (tmp_path / "chakra.0.et").write_bytes(METADATA + node(1, 4, 0, 5, on_host) + node(2, 4, 0, 7, on_host))
+    assert METRICS.get("op_calls")(TraceView(read_traces(tmp_path))).value == 2

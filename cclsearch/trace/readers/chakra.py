@@ -1,7 +1,8 @@
 """Reads Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one rank per file.
 
-Only traces whose nodes have times are a timeline: those that `what-if --chakra` writes, and those that were linked
-with a profiler's trace. A file is a `GlobalMetadata` message and `Node` messages, each after its length.
+Only traces whose nodes have start times are a timeline: those that `what-if --chakra` writes, and those that were
+linked with a profiler's trace. Others are counted: their rows have places in the file instead of times (`is_timed` is
+False). A file is a `GlobalMetadata` message and `Node` messages, each after its length.
 Fields: GlobalMetadata attr=2; Node name=2 type=3 start_time_micros=6 duration_micros=7 attr=10; AttributeProto name=1
 and the value by its type.
 """
@@ -59,6 +60,8 @@ class _Node:
     type: int = 0
     start_us: int = 0
     duration_us: int = 0
+    place: int = 0
+    """Place in the file, in a trace without times."""
     attributes: Attributes = field(default_factory=dict)
 
     def integer(self, name: str, default: int = -1) -> int:
@@ -75,7 +78,7 @@ class _Node:
 
 
 def read_chakra(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-    """Return the table of the file's rank; raises TraceError if its nodes have no times."""
+    """Return the table of the file's rank; raises TraceError if it has no nodes with work."""
     data = read_message_bytes(path, limits)
     try:
         metadata, nodes, is_cut = _read_messages(data, limits)
@@ -84,13 +87,17 @@ def read_chakra(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     timed = [node for node in nodes if node.type in _KINDS]
     if not timed:
         raise TraceError(Reason.TRACE_TRUNCATED if is_cut else Reason.NO_GPU_EVENTS, "contains no node with work")
-    if not any(node.start_us for node in timed) and len(timed) > 1:
-        message = "its nodes have no start times: link it with a profiler's trace, or give the profiler's trace itself"
-        raise TraceError(Reason.FORMAT_UNSUPPORTED, message)
-    table = _build(timed, metadata, path.name)
+    is_timed = len(timed) == 1 or any(node.start_us for node in timed)
+    nodes = timed if is_timed else [_placed(node, place) for place, node in enumerate(timed)]
+    table = _build(nodes, metadata, path.name, is_timed=is_timed)
     if is_cut:
         table = replace(table, status=FileStatus.PARTIAL, reasons=(Reason.TRACE_TRUNCATED,))
     return (table,)
+
+
+def _placed(node: _Node, place: int) -> _Node:
+    """Return the node with its place in the file instead of times."""
+    return replace(node, start_us=0, place=place, attributes={**node.attributes, "duration_ns": 1})
 
 
 def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_Node], bool]:
@@ -161,15 +168,16 @@ def _read_attribute(data: Buffer, span: ByteRange) -> tuple[str, int | str]:
     return name, value
 
 
-def _build(nodes: list[_Node], metadata: Attributes, source: str) -> EventTable:
+def _build(nodes: list[_Node], metadata: Attributes, source: str, *, is_timed: bool) -> EventTable:
+    """Return the table; without times computation counts as operators of the host."""
     is_cpu = all(node.integer("is_cpu_op", 0) for node in nodes)
     rows: list[NsysRow] = []
     host: list[NsysRow] = []
     calls: dict[int, Collective] = {}
     for node in nodes:
-        start_ns, kind = node.start_us * 1000, _KINDS[node.type]
+        start_ns, kind = node.start_us * 1000 + node.place, _KINDS[node.type]
         row = NsysRow(kind, start_ns, start_ns + node.duration_ns, node.name, max(node.integer("stream", 0), 0))
-        if node.integer("is_cpu_op", 0) and not is_cpu:
+        if (node.integer("is_cpu_op", 0) and not is_cpu) if is_timed else kind == Kind.COMPUTE:
             row.kind = Kind.CPU_OP
             host.append(row)
             continue
@@ -178,13 +186,14 @@ def _build(nodes: list[_Node], metadata: Attributes, source: str) -> EventTable:
         if kind == Kind.COMM:
             calls[len(rows)] = _collective(node, is_own=metadata.get("producer") == _OWN_PRODUCER)
         rows.append(row)
-    if not rows:
+    if not rows and is_timed:
         raise TraceError(Reason.NO_GPU_EVENTS, "contains no node of a device")
     table = build_nsys_table(rows, host, DeviceInfo(0), base_ns=0, source=source)
     rank, world = metadata.get("rank"), metadata.get("world_size")
     return replace(
         _with_collectives(table, calls),
         format="chakra",
+        is_timed=is_timed,
         accelerator="cpu" if is_cpu else "gpu",
         rank=rank if isinstance(rank, int) and 0 <= rank < 2**31 else -1,
         world_size=world if isinstance(world, int) and 0 < world < 2**31 else None,
