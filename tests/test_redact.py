@@ -168,6 +168,10 @@ def test_values_of_the_environment_are_masked_in_every_spelling() -> None:
         "https://pypi.example/packages/torch-2.6.0-cp311-cp311-manylinux_2_28_x86_64.whl (766.7 MB)",
         "compute-capability 9.0 driver=570.86.15 uuid=GPU-5d3a1f2b-0000-1111-2222-333344445555",
         "AUTH_METHOD=kerberos SECRET_FILE=/run/secrets/x",
+        "PyJWT==2.3.0 PyJWT==2.10.0rc1 python-jwt==4.1.0.post1 tokenizers==0.21.0+cu121",
+        "    token = uuid.uuid4().hex\n    secret = match.group(1)\n    api_key=api_key,\n    secret=os.environ[name]",
+        'AUTHENTICATION = "authentication" MAX_KEYS = 10_000',
+        "finds keys:\n    break\n    return",
     ],
 )
 def test_honest_logs_and_settings_are_unchanged(text: str) -> None:
@@ -195,3 +199,7 @@ def test_a_long_text_is_masked_as_a_short_one(lines: list[str], between: str) ->
     text = between.join([*lines, RANDOM[::-1], 'corr"ect/h\u00f6rse'])
     filler = "\n" + "step 7\n" * 1000
     assert redact(text + filler, environment) == redact(text, environment) + filler
+
+
+def test_lines_after_words_about_a_private_key_are_unchanged() -> None:
+    assert redact("`-----BEGIN PRIVATE KEY-----`\n    break\nend\n", {}) == f"`{MASK}\n    break\nend\n"

@@ -25,6 +25,7 @@ class KeyMasker:
         self._mask = mask
         self._left = self._between = 0
         """Lines that the key may still have; lines without a part of it that may still come."""
+        self._has_part = False
 
     def __call__(self, text: bytes) -> bytes:
         """Return the text, whole lines, without the parts of private keys."""
@@ -65,7 +66,8 @@ class KeyMasker:
         if end:
             self._left = 0
             return self._mask_part(line[: end.start()])[0] + self._mask + line[end.end() :]
-        masked, has_part = self._mask_part(line)
+        masked, has_part = self._mask_part(line, is_short_part=self._has_part)
+        self._has_part |= has_part
         self._between = _LINES_BETWEEN if has_part else self._between - 1
         self._left *= self._between > 0
         return masked
@@ -76,14 +78,15 @@ class KeyMasker:
         if last:
             self._left = 0
             return line[: begin.start()] + self._mask + line[last.end() :]
-        self._left, self._between = _MAX_LINES, _LINES_BETWEEN
+        self._left, self._between, self._has_part = _MAX_LINES, _LINES_BETWEEN, False
         quote = _QUOTE.search(line, begin.end())
         stop = quote.start() if quote else len(line.rstrip(b"\r\n"))
         return line[: begin.start()] + self._mask + line[stop:]
 
-    def _mask_part(self, line: bytes) -> tuple[bytes, bool]:
+    def _mask_part(self, line: bytes, *, is_short_part: bool = True) -> tuple[bytes, bool]:
+        """Mask the parts of a key in a line, and whether it has one; a short one comes after longer ones."""
         masked, count = _LONG.subn(self._mask, line)
-        last = _LAST.search(masked)
+        last = _LAST.search(masked) if is_short_part else None
         if last and (last.group().endswith(b"=") or _is_alone(masked, last)):
             return masked[: last.start()] + self._mask + masked[last.end() :], True
         return masked, count > 0

@@ -49,7 +49,7 @@ _REST_OF_WORD = re.compile(rb"[\w.\-]*+")
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _MAX_NAME, _JUDGED = 80, 256
 _SIGN = (
-    rb"[\w.\-]{0,80}+((?:\x1b\[[\d;]{0,9}m)?\\{0,3}[\"']?)(\s{0,8}+(?:=>|:=|[=:])\s{0,8}+|\s{1,4}+)(\\{0,3}[\"'])?+"
+    rb"[\w.\-]{0,80}+((?:\x1b\[[\d;]{0,9}m)?\\{0,3}[\"']?)(\s{0,8}+(?:=>|:=|={1,3}+|:)\s{0,8}+|\s{1,4}+)(\\{0,3}[\"'])?+"
     rb"(?![\d.]{1,20}+(?:[\s,;%}]|$))"
 )
 """The end of a name, the sign after it, and the quote before the value; only an option has its value after a space."""
@@ -79,6 +79,8 @@ _VALUES = {
     for quote, char in ((b"", _VALUE), (b'"', rb"[^\"\\\r\n]"), (b"'", rb"[^'\\\r\n]"))
 }
 """Quote -> the beginning of a value, by which it is judged, and the rest of it."""
+_CALL = re.compile(rb"[A-Za-z_]\w{0,60}+(?:\.[A-Za-z_]\w{0,60}+){0,9}[(\[]")
+"""A call or an element in a line of code, as tracebacks show: `token = make_token(`."""
 _TEMPLATE = (b"<", b"[", b"{", b"$", b"%(")
 """A value that begins with one of these is a placeholder (`$NAME`, `{name}`) or was masked before."""
 
@@ -251,7 +253,8 @@ def _find_value(text: bytes, field: re.Match[bytes]) -> tuple[int, int] | None:
     if value is None or value.group().startswith(_TEMPLATE):
         return None
     is_bare = not mark and b"=" not in sign and sign[-1:].isspace()
-    if not is_secret_value(name, value.group().decode("latin-1"), is_bare=is_bare):
+    is_code = not mark and (sign[:1].isspace() or b"." in value.group()) and _CALL.match(text, value.start())
+    if is_code or not is_secret_value(name, value.group().decode("latin-1"), is_bare=is_bare):
         return None
     end = rest.match(text, value.end())
     return value.start(), end.end() if end else value.end()

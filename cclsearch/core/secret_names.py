@@ -36,7 +36,7 @@ _HONEST_KEY = re.compile(
     r"[_-]keys?$"
 )
 _PLAIN_VALUE = re.compile(
-    r"(?i)[\d.,+\-]+(e[+\-]?\d+)?[a-z/%]{0,6}|none|null|true|false|unset|missing|required|default|enabled|disabled"
+    r"(?i)[\d.,_+\-]+(e[+\-]?\d+)?[a-z/%]{0,6}|\d+(\.\d+)+[a-z.+\-]{0,6}\d*([.+][a-z0-9]{1,8})?|none|null|true|false|unset|missing|required|default|enabled|disabled"
 )
 
 _DECLARED: set[str] = set()
@@ -61,7 +61,7 @@ def is_secret_field(name: str) -> bool:
 
 
 def is_plain_value(value: str) -> bool:
-    """Whether a value is a number with or without unit, or a word such as `none` or `true`."""
+    """Whether a value is a number with or without unit, a version (`2.6.0rc1+cu121`), or a word such as `none`."""
     return bool(_PLAIN_VALUE.fullmatch(value))
 
 
@@ -76,6 +76,8 @@ def is_secret_value(name: str, value: str, *, is_bare: bool) -> bool:
     `is_bare`: it follows `name: `, without quotes, as in a sentence.
     """
     if is_plain_value(value) or not any(character.isalnum() for character in value):
+        return False
+    if name.lower().endswith(value.lower()):  # `api_key=api_key` in a line of code
         return False
     if _AMBIGUOUS.search(name) and not name.isupper():
         # `unexpected token: word`, `partition_key=name`: a key contains digits.
