@@ -96,6 +96,7 @@ SECRET_TEXTS = [
     f'"log": "a\\nhf_{RANDOM}\\nb"',
     f"\x1b[31mHF_TOKEN\x1b[0m={RANDOM}",
     f"client_secret: {RANDOM}",
+    f"\x1b[1;31mDB_PASS=\x1b[0m{RANDOM}",
 ]
 
 
@@ -191,10 +192,10 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(LINES, max_size=60), st.sampled_from(["\n", "\r", " "]))
 def test_a_long_text_is_masked_as_a_short_one(lines: list[str], between: str) -> None:
-    """A long text is scanned in another way (`find_contained`), which must not show."""
+    """A long text is scanned in another way (`Trigrams`), which must not show."""
     environment = {"HF_TOKEN": RANDOM[::-1], "DB_PASS": 'corr"ect/h\u00f6rse'}
     text = between.join([*lines, RANDOM[::-1], 'corr"ect/h\u00f6rse'])
     filler = "\n" + "step 7\n" * 1000
@@ -203,3 +204,19 @@ def test_a_long_text_is_masked_as_a_short_one(lines: list[str], between: str) ->
 
 def test_lines_after_words_about_a_private_key_are_unchanged() -> None:
     assert redact("`-----BEGIN PRIVATE KEY-----`\n    break\nend\n", {}) == f"`{MASK}\n    break\nend\n"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.recursive(
+        LINES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(LINES, inner | st.integers(), max_size=4)
+    )
+)
+def test_a_masked_json_text_is_still_json(value: object) -> None:
+    import json
+
+    for indent in (None, 1):
+        text = json.dumps([value, "\n".join([*SECRET_TEXTS, *KEY_LINES]), value], indent=indent)
+        masked = redact(text, {})
+        assert len(json.loads(masked)) == 3
+        assert RANDOM not in masked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 _SHORT = 4096
@@ -12,15 +12,18 @@ _BITS = 31
 """Bits of a byte that are compared in the pass: the same for both cases of a letter."""
 
 
-def find_contained(strings: Sequence[bytes], text: bytes) -> list[bytes]:
-    """Return those of the strings that occur in the text, in their order.
+class Trigrams:
+    """The trigrams of a text, folded to 5 bits a byte: the same for its spelling in lower case."""
 
-    In a long text, a string is looked for only if each of its trigrams occurs there (folded to 5 bits a byte).
-    """
-    if len(text) >= _SHORT:
-        seen = _see_trigrams(text)
-        strings = [string for string in strings if all(seen[code] for code in _trigrams(string))]
-    return [string for string in strings if string in text]
+    def __init__(self, text: bytes) -> None:
+        self._seen = _see_trigrams(text) if len(text) >= _SHORT else None
+
+    def find_contained(self, strings: Iterable[bytes], text: bytes) -> list[bytes]:
+        """Return those of the strings that occur in the text, in their order; one without their trigrams is skipped."""
+        seen = self._seen
+        if seen is not None:
+            strings = [string for string in strings if all(seen[code] for code in _codes(string))]
+        return [string for string in strings if string in text]
 
 
 def _see_trigrams(text: bytes) -> bytes:
@@ -34,7 +37,7 @@ def _see_trigrams(text: bytes) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def _trigrams(string: bytes) -> tuple[int, ...]:
+def _codes(string: bytes) -> tuple[int, ...]:
     """Return the codes of a string's first trigrams; none if it is shorter than three bytes."""
     folded = [byte & _BITS for byte in string[:12]]
     return tuple(a << 10 | b << 5 | c for a, b, c in zip(folded, folded[1:], folded[2:], strict=False))

@@ -8,7 +8,8 @@ _BEGIN = re.compile(
     rb"-----?[ ]?BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?[ ]?-----?|PuTTY-User-Key-File-\d: |Private-Lines: \d"
 )
 _END = re.compile(rb"-----?[ ]?END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?[ ]?-----?|Private-MAC: [0-9a-f]{0,80}")
-_LONG = re.compile(rb"[A-Za-z0-9+/]{24,}+={0,2}")
+_LONG = re.compile(rb"(?<!\\)(?![0-9]{24,200}+(?![A-Za-z+/]))[A-Za-z0-9+/]{24,}+={0,2}")
+"""A piece of a key, which follows `\\n` in JSON; not a number."""
 _LAST = re.compile(rb"(?<![^\s>|\"'\]:])[A-Za-z0-9+/]{1,100}+={0,2}(?=[\"',\\]{0,4}\s*$)")
 """The last word of a line, if it may be a piece of a key."""
 _QUOTE = re.compile(rb"[\"']")
@@ -72,16 +73,27 @@ class KeyMasker:
         self._left *= self._between > 0
         return masked
 
-    def _begin(self, line: bytes, begin: re.Match[bytes]) -> bytes:
-        """Mask from the first BEGIN of a line to the last END on it; without one, to the next quote or its end."""
-        *_, last = [None, *_END.finditer(line, begin.end())]
-        if last:
+    def _begin(self, line: bytes, begin: re.Match[bytes] | None) -> bytes:
+        """Mask every key of a line, from its BEGIN to its END or, without one, to the next quote or the line's end."""
+        parts: list[bytes] = []
+        done, found = 0, begin
+        while found:
+            parts.append(line[done : found.start()])
+            end = _END.search(line, found.end())
+            stop = end.start() if end else len(line.rstrip(b"\r\n"))
+            parts.append(self._mask_body(line[found.end() : stop]))
+            done = end.end() if end else stop
+            if not end:
+                self._left, self._between, self._has_part = _MAX_LINES, _LINES_BETWEEN, False
+                break
             self._left = 0
-            return line[: begin.start()] + self._mask + line[last.end() :]
-        self._left, self._between, self._has_part = _MAX_LINES, _LINES_BETWEEN, False
-        quote = _QUOTE.search(line, begin.end())
-        stop = quote.start() if quote else len(line.rstrip(b"\r\n"))
-        return line[: begin.start()] + self._mask + line[stop:]
+            found = _BEGIN.search(line, done)
+        return b"".join([*parts, line[done:]])
+
+    def _mask_body(self, body: bytes) -> bytes:
+        """Mask what is between BEGIN and END on one line; if it has quotes, such as a list of lines, only the parts."""
+        quote = _QUOTE.search(body)
+        return self._mask if quote is None else self._mask + _LONG.sub(self._mask, body[quote.start() :])
 
     def _mask_part(self, line: bytes, *, is_short_part: bool = True) -> tuple[bytes, bool]:
         """Mask the parts of a key in a line, and whether it has one; a short one comes after longer ones."""

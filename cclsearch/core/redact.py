@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus
 
 import yaml
 
-from cclsearch.core.contained import find_contained
+from cclsearch.core.contained import Trigrams
 from cclsearch.core.private_keys import KeyMasker
 from cclsearch.core.secret_names import (
     NOT_SECRET_NAME,
@@ -48,13 +48,14 @@ _REST_OF_WORD = re.compile(rb"[\w.\-]*+")
 
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _MAX_NAME, _JUDGED = 80, 256
+_COLOUR = rb"(?:(?:\x1b|\\{1,2}(?:u001b|x1b|033))\[[\d;]{0,9}m)?"
 _SIGN = (
-    rb"[\w.\-]{0,80}+((?:\x1b\[[\d;]{0,9}m)?\\{0,3}[\"']?)(\s{0,8}+(?:=>|:=|={1,3}+|:)\s{0,8}+|\s{1,4}+)(\\{0,3}[\"'])?+"
-    rb"(?![\d.]{1,20}+(?:[\s,;%}]|$))"
+    *(rb"[\w.\-]{0,80}+(", _COLOUR, rb"\\{0,3}[\"']?)"),
+    *(rb"(\s{0,8}+(?:=>|:=|={1,3}+|:)", _COLOUR, rb"\s{0,8}+|\s{1,4}+)(\\{0,3}[\"'])?+(?![\d.]{1,20}+(?:[\s,;%}]|$))"),
 )
 """The end of a name, the sign after it, and the quote before the value; only an option has its value after a space."""
 _FIELDS = tuple(
-    (word, re.compile(word + _SIGN))
+    (word, re.compile(b"".join((word, *_SIGN))))
     for word in (
         *(
             b"token",
@@ -73,10 +74,17 @@ _FIELDS = tuple(
     )
 )
 """Words of names of secrets, in lower case, each with the expression for the field around it."""
+_END_OF_COLOUR = re.compile(rb"^\d{1,3}m")
 _VALUE = rb"[^\s\"'\\,;&<>{}()\[\]]"
+_STRUCTURE = rb"(?![,:}\])])"
+"""After a quote: it was the end of a JSON string, not the beginning of a value."""
 _VALUES = {
-    quote: (re.compile(char + rb"{4,%d}+" % _JUDGED), re.compile(char + rb"*+"))
-    for quote, char in ((b"", _VALUE), (b'"', rb"[^\"\\\r\n]"), (b"'", rb"[^'\\\r\n]"))
+    quote: (re.compile(start + char + rb"{4,%d}+" % _JUDGED), re.compile(char + rb"*+"))
+    for quote, start, char in (
+        (b"", b"", _VALUE),
+        (b'"', _STRUCTURE, rb"[^\"\\\r\n]"),
+        (b"'", _STRUCTURE, rb"(?:[^'\"\\\r\n]|\"(?![\s,:}\]]))"),
+    )
 }
 """Quote -> the beginning of a value, by which it is judged, and the rest of it."""
 _CALL = re.compile(rb"[A-Za-z_]\w{0,60}+(?:\.[A-Za-z_]\w{0,60}+){0,9}[(\[]")
@@ -124,10 +132,13 @@ class Masker:
 
     def mask(self, text: bytes) -> bytes:
         """Return the next piece of the text with every known secret, and everything that looks like one, masked."""
-        for value in find_contained(self._values, text):
+        trigrams, given = Trigrams(text), text
+        for value in trigrams.find_contained(self._values, text):
             text = text.replace(value, _MASK)
         text = self._mask_keys(text)
-        spans = sorted([*_find_formats(text), *_find_schemes_and_fields(text)])
+        if text is not given:
+            trigrams = Trigrams(text)
+        spans = sorted([*_find_formats(text, trigrams), *_find_schemes_and_fields(text, trigrams)])
         return _cover(text, spans) if spans else text
 
 
@@ -199,8 +210,8 @@ _LONG = 100
 """Length in bytes from which a match may be the beginning of a longer secret: the shortest bound of an expression."""
 
 
-def _find_formats(text: bytes) -> Iterator[tuple[int, int]]:
-    contained = find_contained([format.find for format in _formats()], text)
+def _find_formats(text: bytes, trigrams: Trigrams) -> Iterator[tuple[int, int]]:
+    contained = trigrams.find_contained([format.find for format in _formats()], text)
     for format in _formats():
         if format.find in contained:
             yield from (_span(text, match, format) for match in format.pattern.finditer(text))
@@ -214,9 +225,9 @@ def _span(text: bytes, match: re.Match[bytes], format: _Format) -> tuple[int, in
     return start, end
 
 
-def _find_schemes_and_fields(text: bytes) -> Iterator[tuple[int, int]]:
+def _find_schemes_and_fields(text: bytes, trigrams: Trigrams) -> Iterator[tuple[int, int]]:
     lower = text.lower()
-    contained = find_contained(_WORDS, lower)
+    contained = trigrams.find_contained(_WORDS, lower)
     for word, pattern in _SCHEMES:
         if word in contained:
             yield from (match.span(match.re.groups) for match in pattern.finditer(lower) if _is_secret_of_scheme(match))
@@ -243,6 +254,11 @@ def _find_value(text: bytes, field: re.Match[bytes]) -> tuple[int, int] | None:
     if is_option and b"--" not in head:
         return None
     whole = head[len(head.rstrip(_NAME_CHARS)) :]
+    before = head[: len(head) - len(whole)]
+    if before.endswith(b"\\"):
+        whole = whole[1:]  # the n of `\\n` in JSON
+    elif before.endswith((b"[", b";")):
+        whole = _END_OF_COLOUR.sub(b"", whole)
     if is_option and not whole.startswith(b"--"):
         return None
     name = (whole.lstrip(b".-") + text[at : field.start(1)]).decode()

@@ -6,23 +6,34 @@ What an interrupted search left is masked when it goes on. Until then, whatever 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import queue
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, BinaryIO
 
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
-from cclsearch.core.redact import Masker
+from cclsearch.core.redact import MASK, Masker, redact
 from cclsearch.record.state import RunState
 
 PIECE_BYTES = 1 << 18
 """Bytes of a log that are in memory at once; a line that is longer is masked in parts."""
 DONE_FILE = "masked_logs.txt"
 """In the run folder: inode, size and time in ns of each log that is masked, one a line."""
+PREFIX = ".masking-"
+"""Start of the name of a file that is written to take the place of one with secrets; it contains none itself."""
 TRIALS_FOLDER = "trials"
-_LOGS = ("*.log", "failures/*.json", "again-*/*.log")
+_PATTERNS = ("*", "failures/*", "again-*/*", "trace/**/*")
+_SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".toml", ".html")
+"""Endings of the names of text, also with `.gz`, which jobs and frameworks leave in a trial's folder."""
+_DERIVED = ".ccl-columns"
+"""End of the name of a trace's index, which is made anew if it is missing."""
+_MAX_BYTES = 1 << 33
+"""Bytes of one unpacked file that are looked at: a small packed file may unpack to any size."""
 _WAIT_S = 1.0
 
 moving = threading.Lock()
@@ -31,8 +42,16 @@ moving = threading.Lock()
 
 def scrub_logs(folder: Path) -> None:
     """Mask secrets, known by value or by shape, in the logs of an ended trial or attempt, in bounded memory."""
+    _rename_files(folder)
     for path in _find_logs(folder):
         with contextlib.suppress(FileNotFoundError, JobFileError):
+            _scrub(path)
+
+
+def scrub_result(path: Path) -> None:
+    """Mask secrets in a job's `result.json`, whose hash is recorded later; one that is too large is refused later."""
+    with contextlib.suppress(OSError, JobFileError):
+        if path.lstat().st_size <= RESULT_BYTES:
             _scrub(path)
 
 
@@ -87,6 +106,10 @@ class LogMasker:
 
     def _mask(self, folder: Path) -> None:
         done = self._read_done()
+        for left in folder.rglob(f"{PREFIX}*"):  # by a search that was killed
+            with contextlib.suppress(OSError):
+                left.unlink()
+        _rename_files(folder)
         for path in _find_logs(folder):
             with contextlib.suppress(FileNotFoundError, JobFileError):
                 if _identity(path.lstat()) in done:
@@ -116,10 +139,28 @@ def _append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
+def _rename_files(folder: Path) -> None:
+    """Mask secrets in the names of files."""
+    for path in _find_files(folder):
+        name = redact(path.name)
+        if name != path.name:
+            name = name.replace(MASK, "secret")
+            while os.path.lexists(path.with_name(name)):
+                name = f"again-{name}"
+            with moving, contextlib.suppress(FileNotFoundError):
+                path.rename(path.with_name(name))
+
+
 def _find_logs(folder: Path) -> Iterator[Path]:
-    for pattern in _LOGS:
+    return (path for path in _find_files(folder) if path.name.removesuffix(".gz").endswith(_SUFFIXES))
+
+
+def _find_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of the folder; behind a link that a job left are files of others."""
+    own = folder.resolve()
+    for pattern in _PATTERNS:
         for path in sorted(folder.glob(pattern)):
-            if path.is_file() and not path.is_symlink():
+            if path.is_file() and not path.is_symlink() and path.parent.resolve().is_relative_to(own):
                 yield path
 
 
@@ -128,22 +169,46 @@ def _identity(status: os.stat_result) -> str:
 
 
 def _scrub(path: Path) -> None:
-    masker, changed = Masker(), False
-    source = open_job_file(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # a path that no job can prepare
+    """Mask the secrets of a text file, packed or not; one without secrets is only read."""
+    with open_job_file(path) as source:
+        opened = os.fstat(source.fileno())
+        with contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
+            if any(masked != piece for piece, masked in _mask_pieces(source, path)):
+                source.seek(0)
+                _replace(path, source, opened)
+
+
+def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
+    """Put the masked text in the place of the opened file, unless that was moved aside meanwhile."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX)  # a path that no job can prepare
     clean = Path(name)
     try:
-        with source, os.fdopen(descriptor, "wb") as target:
-            while piece := source.read(PIECE_BYTES):
-                piece += source.readline(PIECE_BYTES)
-                masked = masker.mask(piece)
-                changed |= masked != piece
-                target.write(masked)
-            opened = os.fstat(source.fileno())
-        if changed:
-            clean.chmod(0o644)
-            with moving:
-                if os.path.samestat(opened, path.lstat()):  # else it was moved aside meanwhile
-                    clean.replace(path)
+        with os.fdopen(descriptor, "wb") as target:
+            packed = gzip.GzipFile(fileobj=target, mode="wb", compresslevel=6) if _is_packed(path) else None
+            for _, masked in _mask_pieces(source, path):
+                (packed or target).write(masked)
+            if packed:
+                packed.close()
+        clean.chmod(0o644)
+        with moving:
+            if os.path.samestat(opened, path.lstat()):
+                clean.replace(path)
+                path.with_name(f".{path.name}{_DERIVED}").unlink(missing_ok=True)
     finally:
         clean.unlink(missing_ok=True)
+
+
+def _mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each piece of the unpacked text, and what it is with its secrets masked."""
+    masker, left = Masker(), _MAX_BYTES
+    reader: IO[bytes] = gzip.GzipFile(fileobj=source) if _is_packed(path) else source
+    while piece := reader.read(PIECE_BYTES):
+        piece += reader.readline(PIECE_BYTES)
+        left -= len(piece)
+        if _is_packed(path) and left < 0:
+            raise JobFileError(f"{path.name} unpacks to more than {_MAX_BYTES >> 30} GiB")
+        yield piece, masker.mask(piece)
+
+
+def _is_packed(path: Path) -> bool:
+    return path.name.endswith(".gz")

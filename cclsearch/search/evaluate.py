@@ -13,7 +13,7 @@ from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.log_masking import LogMasker, scrub_logs
+from cclsearch.run.log_masking import LogMasker, scrub_logs, scrub_result
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import write_outcome_files
 from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
@@ -39,12 +39,13 @@ class TrialEvaluator:
         folder = writer.trial_folder(trial.number)
 
         def evaluate() -> Outcome:
-            (scrub_logs if self._masker is None else self._masker.add)(folder)
+            scrub_result(folder / RESULT_FILE)
             outcome = self._evaluate(folder, trial, payload, failure, writer.state)
             return outcome if self._comparison is None else self._comparison.judge(trial, outcome, writer.state)
 
         outcome, traceback = judge(evaluate, self._spec.provenance)
         write_outcome_files(folder, outcome, traceback)
+        (scrub_logs if self._masker is None else self._masker.add)(folder)  # now no trace is read any more
         return outcome
 
     def _evaluate(
