@@ -76,7 +76,7 @@ def search(name: str) -> list[str]:
         return Say(tuple((call.name, call.arguments) for call in expert.ask(request).calls))
 
     with serve(script) as server:
-        words = ["run", "-w", "tiny", "--framework", "leaky", "--launcher", "leaky", "--budget", "7", "--keep-going"]
+        words = ["run", "-w", "tiny", "--framework", "leaky", "--launcher", "leaky", "--budget", "4", "--keep-going"]
         assert main([*words, "--llm", f"{server.url}/v1#{MODEL}", "--name", name]) in (0, 1)
         assert server.requests
         return [json.dumps(body) for body in server.bodies]
@@ -96,30 +96,28 @@ def test_what_a_job_leaks_is_found_nowhere(
     project: Path, chat: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, secrets = plant()
-    planted = project.parent / "planted.txt"
-    planted.write_text(text)
-    monkeypatch.setenv("PLANTED", str(planted))
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
     for name in NAMES:
         monkeypatch.setenv(name, value_of(name))
     shutil.copytree(LAUNCHERS, project / "launchers")
+    (project / "launchers" / "planted.txt").write_text(text)
     outputs: dict[str, str] = {f"prompt {number}": body for number, body in enumerate(search("r"))}
     job: dict[str, Any] = {"workload": "tiny", "framework": "leaky", "launcher": "leaky", "name": "n"}
-    night = {"webhook_env": "NIGHT_HOOK", "jobs": [{**job, "budget": {"trials": 2}}]}
+    night = {"webhook_env": "NIGHT_HOOK", "jobs": [{**job, "budget": {"trials": 1}}]}
     (project / "nightly.yaml").write_text(json.dumps(night))
     main(["nightly", "nightly.yaml", "--once"])
     assert chat
     outputs |= {f"message {number}": body.decode() for number, body in enumerate(chat)}
     commands = [["status", "r", "--json"], *([word, "r"] for word in ("report", "status", "best", "admit", "resume"))]
-    commands += [["show", "r", trial, *more] for trial in "1237" for more in ([], ["--json"])]
+    commands += [["show", "r", trial, *more] for trial in "123" for more in ([], ["--json"])]
     commands += [["export", "r", "--to", form] for form in ("csv", "parquet", "optuna")]
     commands += [["export", "r", "--to", "cards", "--trials", "all"], ["replay-turns", "r", "--json"]]
     codes = {" ".join(command): main(command) for command in commands}
     assert [name for name, code in codes.items() if code not in (0, 1)] == []
     shown = capsys.readouterr()
-    outputs |= {"stdout": shown.out, "stderr": shown.err, **read_all(project)}
+    outputs |= {"stdout": shown.out, "stderr": shown.err, **read_all(project / "runs")}
     found = {where: [secret for secret in secrets if secret in content] for where, content in outputs.items()}
     assert {where: leaked for where, leaked in found.items() if leaked} == {}
-    traces = [path for path in outputs if path.startswith("runs/r/trials") and "/trace/rank" in path]
+    traces = [path for path in outputs if path.startswith("r/trials") and "/trace/rank" in path]
     assert traces, "evidence is kept"
-    assert "[secret]" in outputs["runs/r/trials/0001/stdout.log"]
+    assert "[secret]" in outputs["r/trials/0001/stdout.log"]

@@ -8,10 +8,12 @@ import tempfile
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import public_environment
+from cclsearch.core.redact import redact
+from cclsearch.core.text import plain
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
+from cclsearch.launch.environment import inherited_environment
 from cclsearch.run.spec import RunSpec
-from cclsearch.space.framework import load_framework
+from cclsearch.space.framework import Framework, load_framework
 
 SHOW_FLAGS = "--show-flags"
 """Given this option, a run script prints one framework option per line and exits."""
@@ -23,7 +25,7 @@ def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
         framework = load_framework(spec.framework)
     except UserError:  # a recording may name a framework that has no file
         return f"knobs: {payload.config} (options of {spec.framework} are unknown: there is no such framework file)"
-    flags = _framework_flags(framework.script_path, payload) if framework.script else []
+    flags = _framework_flags(framework, payload) if framework.script else []
     if flags:
         return f"options of {framework.name}: {' '.join(flags)}"
     why = (
@@ -32,14 +34,18 @@ def describe_flags(spec: RunSpec, payload: TrialInput) -> str:
     return f"knobs: {payload.config} (options of {framework.name} are unknown: {why})"
 
 
-def _framework_flags(script: Path, payload: TrialInput) -> list[str]:
-    command = [sys.executable, str(script), SHOW_FLAGS]
+def _framework_flags(framework: Framework, payload: TrialInput) -> list[str]:
+    command = [sys.executable, str(framework.script_path), SHOW_FLAGS]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
-        environment = {**public_environment(), **trial_environment(folder, payload)}
+        environment = {
+            **inherited_environment(need.env for need in framework.needs),
+            **trial_environment(folder, payload),
+        }
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return []
-    return done.stdout.split("\n")[:-1] if done.returncode == 0 else []
+    lines = redact(done.stdout.decode("utf-8", "replace")).split("\n")[:-1]
+    return [plain(line) for line in lines] if done.returncode == 0 else []

@@ -1,4 +1,4 @@
-"""Writes what stands in the file PLANTED wherever a job can write; a third of the trials also fail with it."""
+"""Writes the text of `planted.txt` wherever a job can write; a third of the trials also fail with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-TEXT = Path(os.environ["PLANTED"]).read_text()
+TEXT = Path(__file__).with_name("planted.txt").read_text()
 
 
 def main() -> None:
@@ -18,6 +18,8 @@ def main() -> None:
     given = json.loads(Path(os.environ["CCL_CONFIG"]).read_text())
     print(TEXT, flush=True)
     print(TEXT, file=sys.stderr, flush=True)
+    if "--show-flags" in sys.argv:
+        return
     (folder / "args.yaml").write_text(TEXT)
     write_traces(folder / "trace", given)
     if given["trial"] % 3 == 2:
@@ -44,7 +46,7 @@ def describe(given: dict) -> dict:
         "seq_len": given["seq_len"],
         "num_layers": given["arch"]["num_layers"],
         "warmup_steps": given["warmup_steps"],
-        "step_times_s": [0.1 + 0.001 * step for step in range(given["timed_steps"])],
+        "step_times_s": [0.001 + 0.00001 * step for step in range(given["timed_steps"])],
         "peak_memory_bytes": [2**28] * ranks,
         "devices": ["cpu"] * (ranks - 1) + [TEXT],
         "hosts": [f"https://u:{line}@host" for line in TEXT.splitlines()[:1]] * ranks,
