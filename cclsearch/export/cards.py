@@ -15,7 +15,7 @@ import yaml
 from cclsearch.card.model import Card, ModelArch
 from cclsearch.core.atomic_file import staging_folder, write_atomically
 from cclsearch.core.errors import UserError, writing_to
-from cclsearch.core.redact import redact, secret_values
+from cclsearch.core.redact import MASK, Masker, redact, secret_values
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
@@ -96,7 +96,8 @@ def copy_evidence(source: Path, target: Path, *, traces: bool = True) -> dict[st
     Links and special files are skipped; binary files that contain a secret are left out, and listed with the reason.
     """
     manifest: dict[str, dict[str, Any]] = {}
-    for relative, path in _evidence_files(source, traces=traces):
+    for named, path in _evidence_files(source, traces=traces):
+        relative = redact(named).replace(MASK, "secret")
         copy = target / relative
         copy.parent.mkdir(parents=True, exist_ok=True)
         why = _copy_masked(path, copy)
@@ -145,9 +146,9 @@ def _copy_masked(source: Path, target: Path) -> str | None:
 
 def _mask_stream(read: IO[bytes] | gzip.GzipFile, write: IO[bytes] | gzip.GzipFile) -> None:
     """Copy block by block of whole lines, so that no secret is split and long files need little memory."""
+    masker = Masker()
     while lines := read.readlines(CHUNK_BYTES):
-        text = b"".join(lines).decode("utf-8", errors="surrogateescape")
-        write.write(redact(text).encode("utf-8", errors="surrogateescape"))
+        write.write(masker.mask(b"".join(lines)))
 
 
 def _holds_secret(path: Path) -> bool:

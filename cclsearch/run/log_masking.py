@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, cast
 
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
 from cclsearch.core.redact import MASK, Masker, redact
@@ -201,7 +201,7 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
 def _mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield each piece of the unpacked text, and what it is with its secrets masked."""
     masker, left = Masker(), _MAX_BYTES
-    reader: IO[bytes] = gzip.GzipFile(fileobj=source) if _is_packed(path) else source
+    reader = cast(IO[bytes], gzip.GzipFile(fileobj=source) if _is_packed(path) else source)
     while piece := reader.read(PIECE_BYTES):
         piece += reader.readline(PIECE_BYTES)
         left -= len(piece)
