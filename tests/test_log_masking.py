@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,3 +129,53 @@ def test_what_lies_in_place_of_the_list_of_masked_logs_is_not_waited_for_and_log
     mask(tmp_path)
     assert SECRET not in log.read_text()
     assert outside.read_text() == "as it was"
+
+
+@pytest.mark.parametrize("call", ["os.fdopen", "pathlib.Path.chmod", "pathlib.Path.replace"])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_while_a_log_is_masked_leaves_no_secret_once_the_search_goes_on(
+    call: str, is_after: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "trials" / "0001"
+    log = write_log(folder)
+    with log.open("a") as file:
+        file.write("step 7 loss 2.5\n" * 1000)
+    owner, name = call.rsplit(".", 1)
+    program = f"""
+import os, pathlib, signal, sys
+from cclsearch.run.log_masking import scrub_logs
+real = {call}
+def killed(*arguments, **named):
+    if {is_after}:
+        real(*arguments, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+{owner}.{name} = killed
+scrub_logs(pathlib.Path(sys.argv[1]))
+"""
+    patched = (
+        program
+        if call != "os.fdopen"
+        else program.replace("real = ", "mode = 'wb'; real = ").replace(
+            "    if ", "    if 'wb' not in arguments:\n        return real(*arguments, **named)\n    if ", 1
+        )
+    )
+    done = subprocess.run([sys.executable, "-c", patched, str(folder)], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.name for path in folder.iterdir() if path != log and SECRET in path.read_text()] == []
+    for _ in range(2):
+        mask(tmp_path)
+        assert log.read_text() == "HF_TOKEN [secret]\n" + "step 7 loss 2.5\n" * 1000
+        assert [path.name for path in folder.iterdir()] == ["stdout.log"]
+
+
+def test_packed_traces_and_names_of_files_are_masked_and_files_behind_links_are_not(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "trials" / "0001", write_log(tmp_path / "outside")
+    trace = folder / "trace" / f"rank0-{SECRET}.json.gz"
+    trace.parent.mkdir(parents=True)
+    trace.write_bytes(gzip.compress(f'{{"env": {{"HF_TOKEN": "{SECRET}"}}, "traceEvents": []}}'.encode()))
+    (folder / "failures").symlink_to(outside.parent)
+    mask(tmp_path)
+    left = list(trace.parent.iterdir())
+    assert [path.name for path in left] == ["rank0-secret.json.gz"]
+    assert gzip.decompress(left[0].read_bytes()) == b'{"env": {"HF_TOKEN": "[secret]"}, "traceEvents": []}'
+    assert SECRET in outside.read_text()

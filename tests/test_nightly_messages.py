@@ -71,6 +71,39 @@ def forbid_large_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
 
 
+class _Moved(BaseHTTPRequestHandler):
+    """Sends every message to another host, and repeats the address in its answer."""
+
+    asked: list[str] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(self.headers["Host"])
+        self.send_response(307, f"moved {self.path}")
+        self.send_header("Location", f"http://localhost:{self.server.server_address[1]}{self.path}")
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+    do_GET = do_POST
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_redirect_of_the_chat_to_another_host_is_not_followed_and_its_answer_is_not_shown(
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Moved) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{server.server_address[1]}/hook/very-secret-part")
+        summary = night(code=0, webhook_env="NIGHT_HOOK")
+        server.shutdown()
+    assert summary.notes[-1] == "the message may not have arrived: status 307"
+    assert [host.split(":")[0] for host in _Moved.asked] == ["127.0.0.1"]
+    output = capsys.readouterr()
+    kept = b"".join(path.read_bytes() for path in nightly_project.rglob("*") if path.is_file())
+    assert b"very-secret-part" not in kept + (output.out + output.err).encode()
+
+
 def test_an_unreachable_chat_is_a_note_and_not_a_failure(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

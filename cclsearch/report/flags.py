@@ -8,10 +8,9 @@ import tempfile
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.redact import public_environment, redact
 from cclsearch.core.text import plain
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
-from cclsearch.launch.environment import inherited_environment
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.framework import Framework, load_framework
 
@@ -39,10 +38,7 @@ def _framework_flags(framework: Framework, payload: TrialInput) -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
-        environment = {
-            **inherited_environment(need.env for need in framework.needs),
-            **trial_environment(folder, payload),
-        }
+        environment = {**public_environment(), **trial_environment(folder, payload)}
         try:
             done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired):
