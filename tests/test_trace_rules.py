@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import execution_writer
 import numpy as np
 import pytest
 import trace_writer as write
@@ -400,3 +401,11 @@ def test_the_hash_of_a_trace_does_not_depend_on_its_nonce_and_times(tmp_path: Pa
 )
 def test_kernel_names_show_the_precision(kernel: str, precision: str) -> None:
     assert classify_precision(kernel) == precision
+
+
+def test_an_execution_trace_proves_nothing_since_it_has_no_times(tmp_path: Path) -> None:
+    (tmp_path / "et_rank0.json").write_bytes(execution_writer.as_bytes())
+    trace = read_trace_evidence(tmp_path, CARD, PAYLOAD)
+    assert trace is not None
+    assert (trace.ranks, trace.metrics, trace.products, trace.collectives) == ((), {}, None, None)
+    assert "without times" in trace.notes[0]
