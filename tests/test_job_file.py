@@ -129,6 +129,14 @@ def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path: Path) -> None:
         read_job_bytes(path, 5)
 
 
+def test_a_result_of_more_than_64_mib_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "result.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    found = collect_result(tmp_path, TrainingResult)
+    assert isinstance(found, Failure)
+    assert found.message == "result.json has 67,108,865 bytes, more than the 67,108,864 allowed"
+
+
 def test_a_record_that_a_job_replaced_by_a_fifo_is_a_missing_record(tmp_path: Path) -> None:
     class Record(Model):
         pid: int

@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from recorded_versions import copy_run
 
 from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
@@ -41,6 +42,7 @@ from cclsearch.record.event import (
 )
 from cclsearch.record.ledger import Ledger, fold_ledger, read_events
 from cclsearch.record.line import BadLine, decode_line, explain_bad_lines
+from cclsearch.record.writer import RunWriter
 
 
 def note(text: str) -> Note:
@@ -214,6 +216,18 @@ def test_a_resumed_search_of_an_earlier_version_had_none_of_the_later_options() 
     event = decode_line(json.dumps(fields).encode())
     assert isinstance(event, SearchResumed)
     assert (event.budget, event.confirm, event.keep_going, event.left_trials) == (9, 0, False, ())
+
+
+def test_a_ledger_of_version_1_says_once_from_where_its_lines_are_of_version_2(tmp_path: Path) -> None:
+    path = copy_run(tmp_path, "measured") / "ledger.jsonl"
+    before = path.read_bytes()
+    assert fold_ledger(path).ledger_version == 1
+    for text in ("a", "b"):
+        with RunWriter(path.parent) as writer:
+            writer.record(note(text))
+    assert path.read_bytes().startswith(before)
+    assert [event.event for event in read_events(path)][-3:] == ["ledger_upgraded", "note", "note"]
+    assert fold_ledger(path).ledger_version == 2
 
 
 def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path) -> None:

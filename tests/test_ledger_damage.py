@@ -27,6 +27,7 @@ from cclsearch.record.event import EVENT, LEDGER_VERSION, Note, SearchStarted, T
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger, read_events
 from cclsearch.record.line import decode_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
+from cclsearch.record.writer import RunWriter
 from cclsearch.score.outcome import Outcome
 
 RECORDED = sorted((Path(__file__).parent / "recorded" / "runs-0.1.0").rglob(LEDGER_FILE))
@@ -194,6 +195,29 @@ def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_use
     )
 
 
+def test_a_line_of_more_than_64_mib_is_left_out_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 5)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + encode_line(Note(topic="t", text="after")))
+    state = fold(path)
+    assert [event.text for event in state.reported] == ["after"]
+    assert [line.describe() for line in state.bad_lines] == [
+        "line 1: it has 67,108,870 bytes, more than the 67,108,864 allowed"
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 200_000])
+def test_a_torn_line_of_any_length_is_cut_and_nothing_before_it(tmp_path: Path, size: int) -> None:
+    path = tmp_path / LEDGER_FILE
+    line = encode_line(Note(topic="t", text="kept"))
+    for kept in (line, b""):
+        path.write_bytes(kept + b"x" * size)
+        Ledger(path).close()
+        assert path.read_bytes() == kept
+
+
 def test_a_fifo_in_place_of_the_ledger_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / LEDGER_FILE
     os.mkfifo(path)
@@ -203,6 +227,55 @@ def test_a_fifo_in_place_of_the_ledger_is_refused_and_not_waited_for(tmp_path: P
     with pytest.raises(UserError, match="is not a regular file"):
         fold_ledger(path)
     end.join()
+
+
+EDITED: dict[str, Callable[[bytes], bytes]] = {
+    "CRLF": lambda data: data.replace(b"\n", b"\r\n"),
+    "byte order mark": lambda data: b"\xef\xbb\xbf" + data,
+    "both": lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITED)
+def test_a_ledger_that_an_editor_on_windows_saved_is_read_in_full_and_continued(tmp_path: Path, edit: str) -> None:
+    path = tmp_path / LEDGER_FILE
+    start = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
+    trials = [TrialProposed(time_s=1, trial=n, config=Config(tp=n), proposer="random") for n in (1, 2)]
+    path.write_bytes(EDITED[edit](b"".join(map(encode_line, (start, *trials)))))
+    ledger = Ledger(path)
+    ledger.append(Note(topic="t", text="after"))
+    ledger.close()
+    state = fold_ledger(path)
+    assert (state.bad_lines, state.run_id) == ([], "r")
+    assert [trial.config for trial in state.trials.values()] == [Config(tp=1), Config(tp=2)]
+    assert [event.event for event in read_events(path)][-1] == "note"
+
+
+@pytest.mark.parametrize("name", [LEDGER_FILE, "search.yaml", "lock"])
+@pytest.mark.parametrize("odd", ["a link to itself", "a FIFO", "a link to a device", "UTF-16"])
+def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waited_for(
+    damaged: Path, capsys: pytest.CaptureFixture[str], name: str, odd: str
+) -> None:
+    path = damaged.parent / name
+    text = path.read_text() if path.exists() else "{}"
+    path.unlink(missing_ok=True)
+    if odd == "a FIFO":
+        os.mkfifo(path)
+    elif odd == "UTF-16":
+        path.write_bytes(text.encode("utf-16"))
+    else:
+        path.symlink_to(name if odd == "a link to itself" else "/dev/zero")
+    os.utime(path, (0, 0), follow_symlinks=False)
+    if name == "lock":
+        assert main(["status", RUN]) == 0
+        with pytest.warns(DamagedLedger), RunWriter(damaged.parent):
+            assert path.is_file()
+        return
+    for command in ("status", "resume"):
+        assert main([command, RUN]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert name in line
+        assert any(word in line for word in ("is not a regular file", "symbolic links", "UTF-16", "must be UTF-8"))
 
 
 def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from cclsearch.record.event import (
     TrialSubmitting,
 )
 from cclsearch.record.ledger import Ledger, fold_ledger, read_events
+from cclsearch.record.state import RunState
 from cclsearch.record.trial import fold_trial
 from cclsearch.score.outcome import Admission, Outcome
 
@@ -75,6 +76,35 @@ def test_trials_are_complete_in_any_interleaving_of_their_lines(tmp_path: Path, 
     assert 8 not in state.trials
     with pytest.raises(KeyError):
         state.trials[8]
+
+
+def test_failures_in_a_row_are_counted_by_kind_and_named_for_this_session_only() -> None:
+    """A search stops after several in a row, and says which trials of this session the infrastructure lost."""
+    state = RunState()
+
+    def propose(number: int) -> None:
+        event = TrialProposed(time_s=1, trial=number, config=Config(tp=number), proposer="random")
+        state.apply(event, number, number)
+
+    def finish(number: int, kind: FailureKind | None) -> tuple[int, int]:
+        failure = Failure(stage=Stage.RUN, kind=kind, message="") if kind else None
+        outcome = Outcome(provenance=Provenance.MEASURED, failure=failure)
+        state.apply(TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome), number, number)
+        return state.num_consecutive_infrastructure_failures, state.num_consecutive_judging_errors
+
+    lost, unjudged = FailureKind.LAUNCHER, FailureKind.JUDGING_ERROR
+    kinds = [lost, lost, unjudged, unjudged, unjudged, FailureKind.CRASHED, lost]
+    expected = [(1, 0), (2, 0), (0, 1), (0, 2), (0, 3), (0, 0), (1, 0)]
+    for number, (kind, counts) in enumerate(zip(kinds, expected, strict=True), 1):
+        propose(number)
+        assert finish(number, kind) == counts, number
+    assert state._infrastructure_failures == [1, 2, 7]
+    propose(8)
+    state.apply(SearchResumed(time_s=3, engine_version="1", budget=20), 0, 0)
+    assert (state.num_consecutive_infrastructure_failures, state._infrastructure_failures) == (0, [])
+    propose(9)
+    assert (finish(8, lost), finish(9, lost)) == ((1, 0), (2, 0))
+    assert state._infrastructure_failures == [9], "trial 8 was proposed before the search was resumed"
 
 
 def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -93,6 +94,10 @@ def _split_lines(path: Path) -> Iterator[bytes | int]:
         with open(path, "rb", buffering=BUFFER_BYTES, opener=_open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UserError(f"{str(path)!r} is not a regular file: restore the {LEDGER_FILE} of this run")
+            is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            file.seek(0)
+            if is_utf16:
+                raise UserError(f"{str(path)!r} is UTF-16 text: an editor changed it; save it as UTF-8")
             while line := file.readline(MAX_LINE_BYTES):
                 length = len(line)
                 while line and not line.endswith(b"\n"):

@@ -15,6 +15,7 @@ from cclsearch.core.text import count_of, one_line
 from cclsearch.record.event import EVENT, Event
 from cclsearch.record.version_1 import upgrade
 
+_BOM = b"\xef\xbb\xbf"
 _END = b',"crc":"%08x"}\n'
 _NUM_BYTES = len(_END % 0)
 SHOWN_BAD_LINES = 3
@@ -74,6 +75,7 @@ def encode_line(event: Event) -> bytes:
 
 def has_checksum(line: bytes) -> bool:
     """Whether the line has a checksum, as each has since version 2; raises ValueError if it has a wrong one."""
+    line = _undo_editor(line)
     data, end = line[:-_NUM_BYTES], line[-_NUM_BYTES:]
     if end == _END % zlib.crc32(data):
         return True
@@ -84,6 +86,7 @@ def has_checksum(line: bytes) -> bool:
 
 def decode_line(line: bytes) -> Event:
     """The event of a line, of any version; raises ValueError if it is not one."""
+    line = _undo_editor(line)
     if has_checksum(line):
         return EVENT.validate_json(line[:-_NUM_BYTES] + b"}")
     try:
@@ -91,3 +94,9 @@ def decode_line(line: bytes) -> Event:
         return EVENT.validate_python(upgrade(data) if isinstance(data, dict) else data)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _undo_editor(line: bytes) -> bytes:
+    """The line without what an editor on Windows adds to it: a byte order mark, a carriage return at its end."""
+    line = line.removeprefix(_BOM)
+    return line[:-2] + b"\n" if line.endswith(b"\r\n") else line

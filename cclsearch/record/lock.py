@@ -19,6 +19,7 @@ from types import TracebackType
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.held_file import hold_file, is_held
+from cclsearch.core.job_file import JobFileError, read_job_text
 from cclsearch.core.processes import boot_clock_s, boot_id, pid_namespace, start_ticks
 
 STALE_AFTER_S = 600.0
@@ -58,7 +59,7 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(OSError):
-            if self.path.read_text() == self._own_text:
+            if _read_text(self.path) == self._own_text:
                 self.path.unlink()
         self._release()
 
@@ -68,7 +69,7 @@ class FolderLock:
         A process that was suspended so long that it counted as dead must not write while another one continues the run.
         """
         try:
-            holder = self.path.read_text()
+            holder = _read_text(self.path)
         except FileNotFoundError:
             if self._try_create():
                 return
@@ -153,9 +154,17 @@ def _start_of(pid: int) -> str:
     return "" if ticks is None else str(ticks)
 
 
+def _read_text(path: Path) -> str:
+    """The content of a lock; "" if what is there is not a regular file: reading a FIFO would block."""
+    try:
+        return read_job_text(path)
+    except JobFileError:
+        return ""
+
+
 def _read(path: Path) -> dict[str, object] | None:
     try:
-        holder = json.loads(path.read_text())
+        holder = json.loads(_read_text(path))
     except (OSError, ValueError):
         return None
     return holder if isinstance(holder, dict) else None

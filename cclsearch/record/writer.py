@@ -8,6 +8,7 @@ from types import TracebackType
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import has_job_file
 from cclsearch.record.event import LEDGER_VERSION, MAX_TRIAL, Event, LedgerUpgraded
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
@@ -42,7 +43,7 @@ class RunWriter:
         self.lock.__enter__()
         try:
             path = self.folder / LEDGER_FILE
-            self.state = fold_ledger(path) if path.exists() else RunState(path)
+            self.state = fold_ledger(path) if has_job_file(path) else RunState(path)
             self._ledger = Ledger(path)
             self._highest_folder = max(list_trial_folders(self.folder), default=0)
         except OSError as error:

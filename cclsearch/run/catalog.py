@@ -28,7 +28,7 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
         if runs:
             return runs[-1]
     for folder in (Path(name).expanduser(), runs_folder(chosen) / name):
-        if os.path.isfile(folder / SPEC_FILE):
+        if os.path.lexists(folder / SPEC_FILE):
             return folder.absolute()
     latest, where = [folder.name for folder in list_runs(chosen)][-5:], repr(str(runs_folder(chosen)))
     if latest:

@@ -11,6 +11,7 @@ from pathlib import Path
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import has_job_file
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import FolderLock, is_locked
@@ -61,7 +62,7 @@ def load_run(folder: Path) -> Run:
     """Read a run folder; raises UserError if it is not one, is damaged, or was written by a newer version."""
     spec = read_spec(folder)
     ledger = folder / LEDGER_FILE
-    state = fold_ledger(ledger) if ledger.exists() else RunState()
+    state = fold_ledger(ledger) if has_job_file(ledger) else RunState()
     return Run(folder, grow_spec(spec, state.growth), state, is_locked(folder))
 
 

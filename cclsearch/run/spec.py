@@ -95,6 +95,8 @@ def write_spec(folder: Path, spec: RunSpec) -> str:
 def read_spec(folder: Path) -> RunSpec:
     """Return the frozen inputs of a run folder; raises UserError if they are missing, damaged or of a newer version."""
     path = folder / SPEC_FILE
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UserError(f"{str(path)!r} is not a regular file: restore the {SPEC_FILE} of this run")
     if not os.path.isfile(path):
         raise UserError(f"{str(folder)!r} is not a run folder: it has no {SPEC_FILE}")
     data = read_yaml(path)
