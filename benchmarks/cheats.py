@@ -105,6 +105,11 @@ def list_entries(tricks: Sequence[str], honest: Sequence[Mapping[str, Value]]) -
     return [*layouts[:middle], *((trick, LAYOUT_OF.get(trick, {})) for trick in tricks), *layouts[middle:]]
 
 
+def make_key(config: Config) -> str:
+    """Return the key of a configuration in the file of tricks."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
 def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats") -> Path:
     """Run a search over these and return its folder; an interrupted one is continued."""
     os.environ["CCL_SEARCH_PATH"] = str(CHEATS)
@@ -114,8 +119,8 @@ def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats") -> 
         limits = SearchLimits(budget=len(first), max_attempts=1, trial_timeout_s=600.0)
         request = SearchRequest("tiny", limits, framework="cheats", strategy="random", first=first, run_id=run_id)
         folder = create_run(plan_search(request).spec, runs)
-        numbered = {number: trick for number, (trick, _) in enumerate(entries) if trick != "honest"}
-        (folder / TRICKS_FILE).write_text(json.dumps(numbered, indent=1))
+        tricks = {make_key(config): trick for config, (trick, _) in zip(first, entries, strict=True)}
+        (folder / TRICKS_FILE).write_text(json.dumps(tricks, indent=1))
     session = open_session(folder)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -136,7 +141,7 @@ def read_rows(folder: Path) -> list[Row]:
         names, details = [verdict.rule for verdict in wrong], [verdict.detail for verdict in wrong]
         if not wrong and outcome.failure is not None:
             names, details = [outcome.failure.kind.value], [outcome.failure.message]
-        trick = tricks.get(str(trial.config["number"]), "honest")
+        trick = tricks.get(make_key(trial.config), "honest")
         rows.append(Row(trick, trial.number, outcome.is_ranked, tuple(names), tuple(details)))
     return rows
 

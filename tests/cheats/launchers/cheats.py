@@ -1,8 +1,8 @@
 """The run script `cpu` with one trick: each function in the modules of tricks changes what is trained, timed, traced or
 reported.
 
-The run folder's `tricks.json` says which: knob `number` -> name; other numbers are honest. Every trick tells one lie as
-well as it can: whatever else the gate asks is true.
+The run folder's `tricks.json` says which: configuration -> name; others, such as references, are honest. Every
+trick tells one lie as well as it can: whatever else the gate asks is true.
 """
 
 from __future__ import annotations

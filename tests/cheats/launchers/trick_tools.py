@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,8 @@ def trials_of(trial: Trial) -> Path:
 def name_trick(trial: Trial) -> str:
     """Return the trick of this trial; `honest` if it has none."""
     tricks = json.loads((trials_of(trial).parent / "tricks.json").read_text())
-    return str(tricks.get(str(trial.config["number"]), "honest"))
+    config = json.loads(Path(os.environ["CCL_CONFIG"]).read_text())["config"]  # a trick may have changed `trial.config`
+    return str(tricks.get(json.dumps(config, sort_keys=True), "honest"))
 
 
 def is_timed(trainer: Any) -> bool:
