@@ -47,7 +47,6 @@ def write_framework(project: Path, endings: list[str]) -> None:
 
 
 @pytest.mark.serial
-@pytest.mark.untimed
 def test_each_failure_of_a_run_script_is_recorded_with_its_kind(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
