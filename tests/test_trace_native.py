@@ -149,6 +149,18 @@ def test_damaged_traces_give_the_same_tables_and_reports(
     assert min(scans.accepted, scans.refused) > NUM_DAMAGED // 10
 
 
+def test_a_shape_that_is_written_in_two_ways_is_one_shape(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_events, "BLOCK_BYTES", 700)
+    text = json.dumps(write.kineto_document(write.gpu_events(steps=6)), separators=(",", ":"))
+    broken = text.replace('"ts":3010.0', '"ts":NaN')  # the events around it are written anew when they are read
+    assert broken != text
+    (table,), report = read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=broken), monkeypatch)
+    assert (report.status, len(table.shapes), len(table.grids)) == ("partial", 1, 1)
+    assert [len(table.sparse[name][0]) for name in ("shape_id", "grid_id")] == [6, 6]
+
+
 def test_threads_scan_a_file_and_give_back_what_is_refused(
     tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:

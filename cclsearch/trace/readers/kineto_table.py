@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,14 @@ from cclsearch.trace.events import (
     Kind,
     LaunchShape,
     MemoryPoints,
+    OpShape,
     ProcessGroup,
     Reason,
     rows_of_kinds,
 )
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
-from cclsearch.trace.readers.columns import positive_int
+from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
@@ -37,6 +38,8 @@ from cclsearch.trace.readers.table_builder import (
     start_at_zero,
 )
 from cclsearch.trace.status import FileStatus
+
+Decoded = TypeVar("Decoded", LaunchShape, OpShape)
 
 _MAX_WORLD = 1_000_000
 _UNIX_NS = 10**17
@@ -62,13 +65,14 @@ def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> Ev
     columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, device_rows, launch)
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
     join_ops(builder, sparse)
-    sparse["grid_id"], grids = keep_grids(sparse.pop("grid_id", None), tuple(builder.rows.grids))
+    sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
+    sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
     table = EventTable(
         **columns,
         names=names,
         name_class=classes,
         collectives=collectives,
-        shapes=tuple(read_shape(key) for key in builder.rows.shapes),
+        shapes=shapes,
         grids=grids,
         threads=tuple(str(builder.thread_names.get(tid, tid)) for tid in builder.rows.threads),
         steps=steps,
@@ -136,17 +140,19 @@ def join_ops(builder: KinetoBuilder, sparse: dict[str, tuple[NDArray[Any], NDArr
     sparse["op"] = (rows[same].astype(np.int32), found[same].astype(np.int32))
 
 
-def keep_grids(
-    column: tuple[NDArray[np.int32], NDArray[np.int32]] | None, keys: Sequence[tuple[Any, ...]]
-) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], tuple[LaunchShape, ...]]:
-    """Return `grid_id` and the launch shapes it refers to, without launches of unknown grid."""
-    shapes = [read_grid((key[0], key[1], key[2], key[3])) for key in keys]
-    number = np.cumsum([shape is not None for shape in shapes], dtype=np.int32) - np.int32(1)
+def merge_equal(
+    column: tuple[NDArray[np.int32], NDArray[np.int32]] | None, values: Iterable[Decoded | None]
+) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], tuple[Decoded, ...]]:
+    """Return the column with numbers of distinct values, and those; rows whose value is None have no number.
+
+    The numbers that come in are of the values' text, and one value can be written in several ways.
+    """
+    distinct = Interner()
+    numbers = np.array([-1 if value is None else distinct[value] for value in values], np.int32)
     if column is None:
         return (np.zeros(0, np.int32), np.zeros(0, np.int32)), ()
-    good = np.array([shape is not None for shape in shapes], bool)[column[1]]
-    kept = (column[0][good], number[column[1][good]].astype(np.int32))
-    return kept, tuple(shape for shape in shapes if shape is not None)
+    found = numbers[column[1]]
+    return (column[0][found >= 0], found[found >= 0]), tuple(distinct)
 
 
 def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
