@@ -66,7 +66,7 @@ def flat_node(number: int, name: str, parent: int = 2, *, inputs: tuple[Any, ...
 
 def document(nodes: list[dict[str, Any]], schema: str = SCHEMA) -> dict[str, Any]:
     """Return the document with these nodes below a process and a thread."""
-    frame = "[pytorch|profiler|execution_trace|"
+    frame = f"[pytorch|profiler|execution_{'graph' if schema in ('1.0.0', '1.0.1') else 'trace'}|"
     make = node if "chakra" in schema else flat_node
     head = [make(1, f"{frame}process]", 1), make(2, f"{frame}thread]", 1)]
     return {"schema": schema, "pid": 7, "time": "2026-01-01 00:00:00", "start_ts": 5, "nodes": [*head, *nodes]}
@@ -92,16 +92,14 @@ def training_nodes() -> list[dict[str, Any]]:
 
 def reduce_scatter_inputs() -> tuple[Any, ...]:
     """Return the inputs of a call that states nothing in attributes."""
+    return call_inputs("_reduce_scatter_base", 2)
+
+
+def call_inputs(name: str, rank: int) -> tuple[Any, ...]:
+    """Return the inputs of `record_param_comms`; `rank` is that of the caller, the root or the peer."""
     group = (["0", "default_pg"], [[], []], "Tuple[String,String]")
     sizes = (plain([], "GenericList[]"), plain([], "GenericList[]"), plain(0), plain(1), plain(4))
-    return (
-        tensors(256, dtype="c10::BFloat16"),
-        plain([3, False]),
-        group,
-        plain(2),
-        plain("_reduce_scatter_base"),
-        *sizes,
-    )
+    return (tensors(256, dtype="c10::BFloat16"), plain([3, False]), group, plain(rank), plain(name), *sizes)
 
 
 def as_bytes(nodes: list[dict[str, Any]] | None = None, schema: str = SCHEMA) -> bytes:

@@ -15,7 +15,7 @@ from cclsearch.trace.find import find_traces
 from cclsearch.trace.read import read_file, read_traces
 from cclsearch.trace.readers import json_sections
 from cclsearch.trace.readers.stream import ReadLimits
-from cclsearch.trace.score import score_view
+from cclsearch.trace.score import score_view, try_diagnose
 from cclsearch.trace.view import TraceView
 
 EMPTY: dict[str, list[dict[str, Any]]] = {"marker_api": [], "hip_api": []}
@@ -57,6 +57,18 @@ def test_metrics_of_a_step_are_those_of_its_records(tmp_path: Path) -> None:
     assert metrics["trace_step_time"].value == pytest.approx(10e-6)
     assert metrics["comm_time"].value == pytest.approx(3e-6)
     assert metrics["exposed_comm_frac"].value == pytest.approx(0.2)
+
+
+def test_without_rccls_calls_the_sentence_names_the_kernel_and_no_operation_or_group(tmp_path: Path) -> None:
+    found = read(tmp_path, rocprof_document({**training_process(), "buffer_records": kernels_alone()}))
+    diagnosis = try_diagnose(TraceView(found))
+    assert diagnosis is not None
+    (sentence,) = [text for text in diagnosis.sentences if text.startswith("Collectives with")]
+    assert "operation not recorded (ncclDevKernel_Generic) 9 us, 3 calls" in sentence
+
+
+def kernels_alone() -> dict[str, list[dict[str, Any]]]:
+    return {"marker_api": [], "kernel_dispatch": training_process()["buffer_records"]["kernel_dispatch"]}
 
 
 def test_each_device_of_each_process_is_a_rank(tmp_path: Path) -> None:

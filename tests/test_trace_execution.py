@@ -111,6 +111,19 @@ def test_every_schema_gives_the_same_products(tmp_path: Path, schema: str) -> No
     products = [make(n, "aten::mm", inputs=(write.tensor(8, 16), write.tensor(16, 4))) for n in (3, 4)]
     trace = view_of(tmp_path, write.as_bytes(products, schema))
     assert (trace.trace_set.status, METRICS.get("op_flops")(trace).value) == ("ok", 2048)
+    assert [len(table) for table in trace.trace_set.tables.values()] == [len(products)]
+
+
+def test_the_root_of_a_broadcast_and_the_peer_of_a_send_are_not_the_ranks_own(tmp_path: Path) -> None:
+    stated = [("allreduce", 2), *[("broadcast", 0)] * 3, *[("send", 3)] * 2, ("recv", 1)]
+    nodes = [
+        write.node(number, "record_param_comms", inputs=write.call_inputs(*call))
+        for number, call in enumerate(stated, start=4)
+    ]
+    (tmp_path / "et.json").write_bytes(write.as_bytes(nodes))
+    (table,) = read_traces(tmp_path, use_cache=False).tables.values()
+    calls = [table.collectives[number] for number in table.coll_id[table.rows_of(Kind.COMM)].tolist()]
+    assert (table.rank, [call.peer for call in calls]) == (2, [None] * 4 + [3, 3, 1])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.trace.collectives import explain_no_communication, group_label
 from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
-from cclsearch.trace.events import Reason
+from cclsearch.trace.events import CollectiveKind, EventTable, Reason
 from cclsearch.trace.intervals import covered_ns
+from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.breakdown import find_least_waiting_rank
 from cclsearch.trace.metrics.communication import measure_last_arriver
@@ -143,7 +144,7 @@ def find_top_collectives(trace: TraceView, count: int = NUM_TOP) -> tuple[NamedS
 
 def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
     table = view.table
-    names = [one_line(f"{call.kind} ({group_label(call)})", 80) for call in table.collectives]
+    names = [one_line(_describe_call(table, number), 80) for number in range(len(table.collectives))]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     found = {}
     windows = max(len(view.windows.spans_W2), 1)
@@ -155,6 +156,15 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
         if seconds:
             found[name] = (seconds, len(view.in_windows(rows)) / windows)
     return found
+
+
+def _describe_call(table: EventTable, number: int) -> str:
+    """Return operation and group of a collective; what the trace does not name is said, beside the kernel's name."""
+    call = table.collectives[number]
+    if call.kind is CollectiveKind.UNKNOWN:
+        row = int((table.coll_id == number).argmax())
+        return f"operation not recorded ({kernel_family(table.names[table.name_id[row]])})"
+    return f"{call.kind} ({group_label(call)})"
 
 
 def _is_on_cpus(trace: TraceView) -> bool:

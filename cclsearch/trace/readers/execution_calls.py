@@ -41,6 +41,17 @@ _KINETO_NAMES = {
     "pg_size": "Group size",
 }
 """Attribute of the execution trace -> Kineto's argument of the same meaning (PyTorch's ParamCommsUtils.hpp)."""
+_STATES_OWN_RANK = frozenset(
+    {
+        CollectiveKind.ALL_REDUCE,
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.BARRIER,
+    }
+)
+"""Calls whose `rank` is the caller's; of the others it is the root's or the peer's (PyTorch's ProcessGroupNCCL.cpp)."""
+_PEERS = {CollectiveKind.SEND: "Dst Rank", CollectiveKind.RECV: "Src Rank"}
 _MAX_PARENTS = 8
 """Operators above a backend's call among which its `c10d` operator is looked for."""
 
@@ -87,7 +98,7 @@ class ExecutionCalls:
 
     @property
     def rank(self) -> int:
-        """The rank that calls of the default group state most often; -1 without any."""
+        """The rank that callers in the default group state most often; -1 without any."""
         return self._ranks.most_common(1)[0][0] if self._ranks else -1
 
     def add(self, number: int, node: ExecutionNode, attributes: Mapping[str, Any]) -> None:
@@ -96,8 +107,9 @@ class ExecutionCalls:
             args = _args_of(node, attributes)
             name = args.get("Collective name")
             if isinstance(name, str) and name and not _NOT_A_CALL.match(name):
-                self._stated[number] = collective_from_args(args, name, {})
-                self._count_rank(args)
+                self._stated[number] = call = collective_from_args(args, name, {})
+                if call.kind in _STATES_OWN_RANK:
+                    self._count_rank(args)
         elif BACKEND_CALL.match(node.name):
             _, shapes, types = node.inputs_as_lists()
             self._backend[number] = _tensors(shapes[:1], types[:1])
@@ -148,7 +160,8 @@ def _parents_of(row: int, parents: NDArray[np.int64]) -> Iterator[int]:
 def _args_of(node: ExecutionNode, attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by Kineto's names: from attributes, else from the inputs by their order.
 
-    Inputs are [tensors,] sequence, group, rank, name, input splits, output splits[, first rank, stride, group size].
+    Inputs are [tensors,] sequence, group, rank (of the caller, the root or the peer), name, input splits, output
+    splits[, first rank, stride, group size[, whether asynchronous]] (ParamCommsUtils.hpp; none in torch 1.x).
     """
     args = {kineto: attributes[name] for name, kineto in _KINETO_NAMES.items() if name in attributes}
     values, shapes, types = node.inputs_as_lists()
@@ -160,7 +173,7 @@ def _args_of(node: ExecutionNode, attributes: Mapping[str, Any]) -> dict[str, An
     sent, received = _tensors(shapes[:1], types[:1]), _tensors(*node.outputs_as_lists()[1:])
     given = {
         "Collective name": values[at],
-        "rank": values[at - 1],
+        _PEERS.get(classify_collective(values[at]), "rank"): values[at - 1],
         "Process Group Name": str(group[0]) if group else None,
         "Process Group Description": group[1] if len(group) > 1 else None,
         "In split size": values[at + 1] if len(values) > at + 1 else None,

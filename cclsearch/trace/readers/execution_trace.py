@@ -31,8 +31,8 @@ from cclsearch.trace.step_markers import MarkerSpan, steps_of_marks
 
 _ROWS_PER_LIMIT = 20
 _SCHEMA = re.compile(r"1\.[01](\.|$)")
-_FRAME = "[pytorch|profiler|execution_trace|"
-"""Begins the names of the nodes of the process and of its threads."""
+_FRAMES = ("[pytorch|profiler|execution_trace|", "[pytorch|profiler|execution_graph|")
+"""Begin the names of the nodes of the process and of its threads; the second until schema 1.0.1."""
 _USER_SCOPE = 7
 """`RecordScope::USER_SCOPE` of PyTorch: ranges that a user or a framework names."""
 _ON_DEVICE = re.compile(rb'"(cuda|hip|xpu|mps|npu|hpu)(:\d+)?"')
@@ -61,7 +61,7 @@ class _Collector:
                 self.num_bad += 1
             elif node.name == INIT_NODE:
                 self.groups.update(read_process_groups(node))
-            elif not node.name.startswith(_FRAME):
+            elif not node.name.startswith(_FRAMES):
                 self._add_node(node)
         if len(self.ids) > self.limits.rows // _ROWS_PER_LIMIT:
             raise TraceError(Reason.TOO_LARGE, f"more than {self.limits.rows // _ROWS_PER_LIMIT} nodes")
