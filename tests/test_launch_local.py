@@ -125,6 +125,23 @@ def test_a_job_over_its_time_limit_is_ended_with_all_its_processes(start) -> Non
     assert start_ticks(child) is None, "a child in its own session must not be left behind"
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        'os.remove("job.json")',
+        'record = json.load(open("job.json")); json.dump({**record, "timeout_s": 9e6}, open("job.json", "w"))',
+        'open("exit_code", "w").write("0")',
+    ],
+)
+def test_a_job_keeps_its_time_limit_whatever_it_does_to_its_own_files(start, spoil: str) -> None:
+    """Also a script that clears its working folder before it starts."""
+    script = f"import json, os, time\nwhile not os.path.exists('job.json'): time.sleep(0.01)\n{spoil}\ntime.sleep(20)"
+    launcher, handle = start(script, timeout_s=1.0)
+    status = wait_until_done(launcher, handle)
+    assert status.failure is not None
+    assert (status.failure.kind, "no result after 1 s" in status.failure.message) == (FailureKind.TIMEOUT, True)
+
+
 def test_cancel_ends_the_whole_job(start) -> None:
     launcher, handle = start("import time; time.sleep(600)")
     assert launcher.poll([handle])[0].state is JobState.RUNNING

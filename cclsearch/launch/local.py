@@ -240,15 +240,16 @@ class LocalLauncher:
 
     def _status(self, handle: Handle) -> JobStatus:
         record, result = _read_record(handle), handle.trial_dir / RESULT_FILE
-        age_s = _age_s(record) if record else 0.0
+        age_s, limit_s = _age_s(handle), _limit_s(handle, record)
         if result.is_file():
             return self._finish(handle, result)
         if record is None and (problem := explain_record(handle.trial_dir / JOB_FILE, LocalJobRecord)):
             processes.terminate_processes(_find_processes(handle))
             return JobStatus.failed(FailureKind.CRASHED, f"the trial changed its own record: {problem}")
-        if record is not None and age_s > record.timeout_s and not (handle.trial_dir / EXIT_FILE).is_file():
-            return self._time_out(handle, record)
-        if _is_running(handle):
+        is_running = _is_running(handle)
+        if age_s > limit_s and (is_running or not has_job_file(handle.trial_dir / EXIT_FILE)):
+            return self._time_out(handle, limit_s)
+        if is_running:
             return JobStatus(state=JobState.RUNNING, note=f"running for {age_s:.0f} s")
         return self._explain_end(handle, record)
 
@@ -261,14 +262,12 @@ class LocalLauncher:
         processes.terminate_processes(_find_processes(handle))
         return JobStatus(state=JobState.DONE)
 
-    def _time_out(self, handle: Handle, record: LocalJobRecord) -> JobStatus:
+    def _time_out(self, handle: Handle, limit_s: float) -> JobStatus:
         processes.terminate_processes(_find_processes(handle))
         self._reap()
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
-        return JobStatus.failed(
-            FailureKind.TIMEOUT, explain_timeout(record.timeout_s) + quote_last_line(handle.trial_dir)
-        )
+        return JobStatus.failed(FailureKind.TIMEOUT, explain_timeout(limit_s) + quote_last_line(handle.trial_dir))
 
     def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """Return why a job ended without a result, from its ranks' files, its logs and the kernel's counter."""
@@ -341,7 +340,12 @@ def _record_process(pid: int, name: str, run_id: str, *, timeout_s: float = math
 
 
 def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
-    details = {"start_ticks": str(record.start_ticks), "boot_id": record.boot_id, "pid_ns": record.pid_ns}
+    details = {
+        "start_ticks": str(record.start_ticks),
+        "boot_id": record.boot_id,
+        "pid_ns": record.pid_ns,
+        "timeout_s": str(record.timeout_s),
+    }
     return Handle(
         launcher=LocalLauncher.name,
         job_name=record.job_name,
@@ -357,9 +361,16 @@ def _read_record(handle: Handle) -> LocalJobRecord | None:
     return record if record is not None and record.job_name == handle.job_name else None
 
 
-def _age_s(record: LocalJobRecord) -> float:
+def _age_s(handle: Handle) -> float:
     """Return the seconds since the job started; 0 for a job of an earlier boot, which has ended."""
-    return processes.process_age_s(record.start_ticks) if record.boot_id == processes.boot_id() else 0.0
+    ticks, is_known = handle.details.get("start_ticks", ""), handle.details.get("boot_id", "") == processes.boot_id()
+    return processes.process_age_s(int(ticks)) if is_known and ticks else 0.0
+
+
+def _limit_s(handle: Handle, record: LocalJobRecord | None) -> float:
+    """Return the job's time limit: the ledger's, since a job can change or remove its record; else the record's."""
+    recorded_s = record.timeout_s if record is not None else math.inf
+    return float(handle.details.get("timeout_s", recorded_s))
 
 
 def _is_elsewhere(handle: Handle) -> bool:
@@ -382,7 +393,7 @@ def _is_running(handle: Handle) -> bool:
     if (handle.trial_dir / EXIT_FILE).is_file():
         return False
     held, record = is_held(handle.trial_dir / ALIVE_FILE), _read_record(handle)
-    return held if held is not None else record is not None and _age_s(record) < record.timeout_s
+    return held if held is not None else record is not None and _age_s(handle) < _limit_s(handle, record)
 
 
 def _is_of(handle: Handle, variables: Mapping[str, str]) -> bool:
