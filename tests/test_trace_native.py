@@ -16,7 +16,7 @@ from trace_mutations import difference, mutate
 
 from cclsearch.trace.events import EventTable, FileReport
 from cclsearch.trace.find import TraceFile
-from cclsearch.trace.read import read_file
+from cclsearch.trace.read import read_file, read_traces
 from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native
 from cclsearch.trace.readers.native import build
 from cclsearch.trace.readers.stream import ReadLimits
@@ -159,6 +159,59 @@ def test_a_shape_that_is_written_in_two_ways_is_one_shape(
     (table,), report = read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=broken), monkeypatch)
     assert (report.status, len(table.shapes), len(table.grids)) == ("partial", 1, 1)
     assert [len(table.sparse[name][0]) for name in ("shape_id", "grid_id")] == [6, 6]
+
+
+def process_events(pid: int, device: int, *, later_us: float = 0.0, device_pid: int | None = None) -> Any:
+    """The events of one process, as Kineto writes them: the `pid` of a device row is the device's number."""
+    for event in write.gpu_events(steps=4):
+        on_device = "device" in event["args"]
+        args = {**event["args"], "device": device} if on_device else event["args"]
+        shown = (device if device_pid is None else device_pid) if on_device else pid
+        yield {**event, "pid": shown, "ts": event["ts"] + later_us, "args": args}
+
+
+@pytest.mark.parametrize("device_pids", [(None, None), (70, 71)], ids=["device's number", "process"])
+def test_the_processes_of_one_file_have_a_table_each(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, device_pids: tuple[int | None, int | None]
+) -> None:
+    ranks = [
+        list(process_events(70 + rank, 1 - rank, later_us=60.0 * rank, device_pid=device_pids[rank])) for rank in (0, 1)
+    ]
+    merged = write.kineto_document([event for pair in zip(*ranks, strict=True) for event in pair], world=2)
+    tables, report = read_both(
+        write.write_kineto(tmp_path / "trace.json", text=write.layout_kineto(merged)), monkeypatch
+    )
+    assert (report.status, len(tables), scans.refused) == ("complete", 2, 0)
+    for table, events in zip(tables, reversed(ranks), strict=True):  # in the order of the devices
+        text = write.layout_kineto(write.kineto_document(events))
+        ((alone,), _) = read_both(write.write_kineto(tmp_path / "alone.json", text=text), monkeypatch)
+        assert [step.number for step in table.steps] == [5, 6, 7, 8]
+        assert table.devices == alone.devices
+        for name in ("ts_ns", "dur_ns", "kind", "device", "step_id", "launch", "op", "bytes", "shape_id", "coll_id"):
+            assert getattr(table, name).tolist() == getattr(alone, name).tolist()
+    assert read_traces(tmp_path / "trace.json", use_cache=False).ranks == (0, 1)
+
+
+@pytest.mark.parametrize("device", [0, 1], ids=["one device", "launches at the same time"])
+def test_processes_whose_device_rows_cannot_be_told_apart_are_refused(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, device: int
+) -> None:
+    events = [*process_events(70, 0), *process_events(71, device, later_us=2.0)]
+    path = write.write_kineto(tmp_path / "trace.json", text=write.layout_kineto(write.kineto_document(events)))
+    tables, report = read_both(path, monkeypatch)
+    assert (len(tables), report.reason) == (0, "mixed_runs")
+    assert "70 and 71" in report.message
+    assert "one file per process" in report.message
+
+
+def test_a_damaged_process_id_makes_no_second_process(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [event for _ in range(8) for event in process_events(70, 0)]
+    events[1] = {**events[1], "pid": 7}
+    path = write.write_kineto(tmp_path / "trace.json", text=write.layout_kineto(write.kineto_document(events)))
+    (table,), _ = read_both(path, monkeypatch)
+    assert len(table) == len(events)
 
 
 def test_threads_scan_a_file_and_give_back_what_is_refused(

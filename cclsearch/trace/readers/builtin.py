@@ -15,7 +15,7 @@ from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import plain_args
 from cclsearch.trace.readers.kineto_native import PieceScanner, open_scanner
 from cclsearch.trace.readers.kineto_scanned import ScannedRows
-from cclsearch.trace.readers.kineto_table import build_table
+from cclsearch.trace.readers.kineto_table import build_tables
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.unsupported import find_unsupported
 
@@ -42,7 +42,7 @@ class ChromeJson:
         return bool(_EVENTS.search(head)) or (not is_json and bool(_TRACE_NAME.search(path.name)))
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return one table (Kineto), or one per device (XLA)."""
+        """Return one table per process (Kineto) or per device (XLA)."""
         with ByteStream(path, limits) as stream:
             reader = EventReader(stream, limits, scanner=open_scanner())
             builder = KinetoBuilder(reader, limits)
@@ -57,21 +57,22 @@ class ChromeJson:
                         rows_of[batch.scanner] = ScannedRows(builder, batch.scanner)
                     rows_of[batch.scanner].add(batch)
             else:
-                return (self._finish(builder, path),)
+                return self._finish(builder, path)
         from cclsearch.trace.readers.xla_json import read_xla_json
 
         return read_xla_json(path, limits)
 
-    def _finish(self, builder: KinetoBuilder, path: Path) -> EventTable:
+    def _finish(self, builder: KinetoBuilder, path: Path) -> tuple[EventTable, ...]:
         if not builder.rows.num_rows:
             if builder.is_unsupported:
                 raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
             reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
             raise TraceError(reason, "contains no event of a known kind")
-        table = build_table(builder, source=path.name, is_complete=builder.reader.complete)
+        tables = build_tables(builder, source=path.name, is_complete=builder.reader.complete)
+        table = tables[0]
         if builder.is_unsupported and (table.accelerator == "cpu" or not len(rows_of_kinds(table.kind, DEVICE_WORK))):
             raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
-        return table
+        return tables
 
 
 def is_xla(reader: EventReader, batch: Iterable[Any]) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
-from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, SpanWithPid, TimePrefix
+from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, TimePrefix
 from cclsearch.trace.readers.kineto_ahead import Block, Cutting, ScanAhead
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
@@ -36,13 +36,10 @@ class EventReader:
     Raises TraceError if the file is not a trace or exceeds the limits.
     """
 
-    def __init__(
-        self, stream: ByteStream, limits: ReadLimits, *, with_pid: bool = False, scanner: PieceScanner | None = None
-    ) -> None:
+    def __init__(self, stream: ByteStream, limits: ReadLimits, *, scanner: PieceScanner | None = None) -> None:
         self._stream = stream
         self._limits = limits
-        self._span_type: type[Span] = SpanWithPid if with_pid else Span
-        typed: Any = msgspec.json.Decoder(list[_union(self._span_type)])  # type: ignore[misc]
+        typed: Any = msgspec.json.Decoder(list[_union()])  # type: ignore[misc]
         self._lenient = msgspec.json.Decoder(list[AnyEvent], strict=False)
         self._decoders = [typed.decode, self._decode_leniently]
         self._buffer = bytearray(2 * BLOCK_BYTES)
@@ -57,7 +54,7 @@ class EventReader:
         self._separator = b""
         self._brace_end = 1
         self._time_prefix = TimePrefix(b"", b"", 0)
-        self._slow = EventScanner(self._span_type, limits)
+        self._slow = EventScanner(limits)
         self.scanner = scanner
         self._unread: deque[Block] = deque()
         """Blocks of the stream that other threads scanned in vain."""
@@ -163,10 +160,8 @@ class EventReader:
         if event.ph == "X":
             if event.ts is None:
                 raise ValueError("a complete event without a time")  # the scanner counts it
-            span = self._span_type(event.cat or "", name, _whole(event.tid), event.ts, event.dur or 0.0, event.args)
-            if isinstance(span, SpanWithPid):
-                span.pid = _whole(event.pid)
-            return span
+            process, thread = _whole(event.pid), _whole(event.tid)
+            return Span(event.cat or "", name, process, thread, event.ts, event.dur or 0.0, event.args)
         if event.ph == "M":
             return Meta(name, _whole(event.pid), _whole(event.tid), event.args)
         if event.ph == "i" and event.ts is not None:
@@ -292,8 +287,8 @@ class EventReader:
         self.complete = whole is not None and not self._stream.is_truncated
 
 
-def _union(span_type: type[Span]) -> Any:
-    union: Any = span_type | Meta | Instant
+def _union() -> Any:
+    union: Any = Span | Meta | Instant
     for ignored in IGNORED_PHASES:
         union = union | ignored
     return union

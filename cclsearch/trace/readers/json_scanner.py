@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from cclsearch.trace.readers.json_structs import NO_ARGS, Instant, Meta, SpanWithPid
+from cclsearch.trace.readers.json_structs import NO_ARGS, Instant, Meta, Span
 from cclsearch.trace.readers.stream import ReadLimits
 
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
@@ -35,9 +35,8 @@ class ScanResult:
 class EventScanner:
     """Reads events with Python's parser, which accepts NaN, infinities, control characters and broken UTF-8."""
 
-    def __init__(self, span_type: type[Any], limits: ReadLimits) -> None:
+    def __init__(self, limits: ReadLimits) -> None:
         self._decoder = json.JSONDecoder(parse_int=_integer, strict=False)
-        self._span_type = span_type
         self._limits = limits
 
     def find_separator(self, piece: bytes) -> bytes:
@@ -126,10 +125,8 @@ class EventScanner:
         duration = number_of(event.get("dur", 0))
         if phase != "X" or duration is None:
             return None
-        span = self._span_type(_clean(event.get("cat", "")), name, _key(event.get("tid")), time, duration, args)
-        if isinstance(span, SpanWithPid):
-            span.pid = _key(event.get("pid"))
-        return span
+        process, thread = _key(event.get("pid")), _key(event.get("tid"))
+        return Span(_clean(event.get("cat", "")), name, process, thread, time, duration, args)
 
     def read_object(self, text: str) -> dict[str, Any] | None:
         """Parse the text as one JSON object (followed by white space only); None if it is not one."""

@@ -14,10 +14,11 @@ _LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
 
 
 class Span(msgspec.Struct, tag_field="ph", tag="X", gc=False):
-    """A complete event; `args` stays undecoded until needed."""
+    """A complete event; `args` stays undecoded until needed (for XLA, process and thread are plane and line)."""
 
     cat: str = ""
     name: str = ""
+    pid: int | str = 0
     tid: int | str = 0
     ts: float = 0.0
     dur: float = 0.0
@@ -39,12 +40,6 @@ class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
     name: str = ""
     ts: float = 0.0
     args: msgspec.Raw = NO_ARGS
-
-
-class SpanWithPid(Span, tag_field="ph", tag="X", gc=False):
-    """A complete event with its process (for XLA, process and thread are plane and line)."""
-
-    pid: int | str = 0
 
 
 class AnyEvent(msgspec.Struct, gc=False):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind, MemoryPoints, Reason
 from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
-from cclsearch.trace.readers.columns import is_time, to_int32, to_int64, to_ns
+from cclsearch.trace.readers.columns import Column, Interner, is_time, to_int32, to_int64, to_ns
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Instant, Meta, Span
 from cclsearch.trace.readers.kineto_args import (
@@ -58,6 +58,10 @@ class KinetoBuilder:
         self.ext_of_op: list[tuple[NDArray[Any], NDArray[Any]]] = []
         self.collective_args: dict[tuple[int, tuple[Any, ...]], dict[str, Any]] = {}
         self.thread_names: dict[Any, str] = {}
+        self.processes = Interner()
+        self.process = Column("<i2")
+        """Number of each row's process in `processes`."""
+        self._process_of_thread = np.zeros(0, np.int16)
         self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
         self._limits = limits
         self._is_shaped_op = np.zeros(0, bool)
@@ -110,7 +114,8 @@ class KinetoBuilder:
         corr = np.full(count, -1, np.int32)
         device = np.full(count, -1, np.int16)
         names = self.rows.names.numbers_of([span.name for span in spans], count)
-        stream = self.rows.threads.numbers_of([span.tid for span in spans], count)
+        stream = self.rows.threads.numbers_of([(span.pid, span.tid) for span in spans], count)
+        self.add_processes(stream)
         runtime = np.flatnonzero(kind == Kind.RUNTIME)
         if len(runtime):
             calls = decode_args(RuntimeArgs, _args_of(spans, runtime))
@@ -133,6 +138,14 @@ class KinetoBuilder:
         if details:
             self._add_details(spans, on_device, first, details, names)
         self._add_shapes(spans, names, first)
+
+    def add_processes(self, threads: NDArray[np.int32]) -> None:
+        """Append the process of each row, by the number of its thread (or of its process and line on the device)."""
+        known = len(self._process_of_thread)
+        if len(self.rows.threads) > known:
+            new = [min(self.processes[pid], 32767) for pid, _ in list(self.rows.threads)[known:]]
+            self._process_of_thread = np.concatenate([self._process_of_thread, np.array(new, np.int16)])
+        self.process.append(self._process_of_thread[threads])
 
     def _add_details(
         self,

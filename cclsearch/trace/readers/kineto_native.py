@@ -22,7 +22,7 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 3
+VERSION = 4
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES = range(6)
@@ -313,5 +313,10 @@ def _read_name(raw: bytes) -> str:
     return msgspec.json.decode(b'"' + raw + b'"', type=str) if b"\\" in raw else raw.decode()
 
 
-def _read_thread(raw: bytes) -> int | str:
+def _read_thread(raw: bytes) -> tuple[int | str, int | str]:
+    process, thread, _ = raw.split(b"\0")
+    return _read_id(process), _read_id(thread)
+
+
+def _read_id(raw: bytes) -> int | str:
     return _read_name(raw[1:-1]) if raw.startswith(b'"') else int(raw)

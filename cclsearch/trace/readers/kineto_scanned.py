@@ -40,6 +40,7 @@ class ScannedRows:
     def _add_rows(self, piece: ScannedPiece) -> None:
         names = self._names.translate(piece.name)
         threads = self._threads.translate(piece.thread)
+        self._builder.add_processes(threads)
         on_device = piece.detail_row
         threads[on_device] = piece.stream[on_device]
         first = self._builder.rows.add_rows(

@@ -30,6 +30,7 @@ from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
+from cclsearch.trace.readers.kineto_processes import Dense, Sparse, split_processes, take_rows
 from cclsearch.trace.readers.kineto_steps import attribute_rows, find_steps
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import (
@@ -47,15 +48,37 @@ _UNIX_NS = 10**17
 _LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
 
 
-def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> EventTable:
-    """Return the table of all events in the builder, with step and launch of each row."""
-    metadata = builder.reader.metadata
-    columns = builder.rows.finish_columns()
-    shift = start_at_zero(columns)
+def build_tables(builder: KinetoBuilder, *, source: str, is_complete: bool) -> tuple[EventTable, ...]:
+    """Return the table of each process in the builder, with step and launch of each row; of almost all files one.
+
+    The file states the rank of one process at most: of several, no table has a rank, and none has the reports of the
+    allocator, which do not say their process.
+    """
+    columns, sparse = builder.rows.finish_columns(), builder.rows.finish_sparse()
+    for name, pairs in (("ext_of_op", builder.ext_of_op), ("ext_of_device", builder.ext_of_device)):
+        if pairs:
+            rows, ids = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+            sparse[name] = (rows.astype(np.int32), ids)
     memory = builder.memory_points()
+    masks = []
+    if len(builder.processes) > 1:
+        masks = split_processes(columns, builder.process.finish(), list(builder.processes))
+    if not masks:
+        return (_build_table(builder, columns, sparse, memory, source=source, is_complete=is_complete),)
+    parts = [take_rows(mask, columns, sparse) for mask in masks]
+    nothing = MemoryPoints(memory.ts_ns[:0], memory.allocated_bytes[:0], memory.reserved_bytes[:0], memory.device[:0])
+    tables = [_build_table(builder, *part, nothing, source=source, is_complete=is_complete) for part in parts]
+    world = tables[0].world_size if (tables[0].world_size or 0) >= len(tables) else None
+    return tuple(replace(table, rank=-1, world_size=world) for table in tables)
+
+
+def _build_table(
+    builder: KinetoBuilder, columns: Dense, sparse: Sparse, memory: MemoryPoints, *, source: str, is_complete: bool
+) -> EventTable:
+    metadata = builder.reader.metadata
+    shift = start_at_zero(columns)
     names = tuple(builder.rows.names)
     groups = read_groups(metadata)
-    sparse = builder.rows.finish_sparse()
     classes, collectives, sparse["coll_id"] = classify_kernels(
         columns, names, sparse.pop("coll_id", None), builder, groups
     )
@@ -64,7 +87,7 @@ def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> Ev
     source_of_steps, steps = find_steps(columns, names)
     columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, device_rows, launch)
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
-    join_ops(builder, sparse)
+    join_ops(sparse)
     sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
     sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
     table = EventTable(
@@ -74,7 +97,7 @@ def build_table(builder: KinetoBuilder, *, source: str, is_complete: bool) -> Ev
         collectives=collectives,
         shapes=shapes,
         grids=grids,
-        threads=tuple(str(builder.thread_names.get(tid, tid)) for tid in builder.rows.threads),
+        threads=tuple(str(builder.thread_names.get(tid, tid)) for _, tid in builder.rows.threads),
         steps=steps,
         step_source=source_of_steps,
         memory=MemoryPoints(memory.ts_ns - shift, memory.allocated_bytes, memory.reserved_bytes, memory.device),
@@ -125,19 +148,17 @@ def classify_kernels(
     return classes, tuple(collectives), coll_id
 
 
-def join_ops(builder: KinetoBuilder, sparse: dict[str, tuple[NDArray[Any], NDArray[Any]]]) -> None:
-    """Add `op`: for each device row the operator with shapes and the same external id."""
-    if not builder.ext_of_op or not builder.ext_of_device:
-        return
-    op_rows, op_ids = (np.concatenate(parts) for parts in zip(*builder.ext_of_op, strict=True))
-    rows, ids = (np.concatenate(parts) for parts in zip(*builder.ext_of_device, strict=True))
+def join_ops(sparse: Sparse) -> None:
+    """Put `op` in place of the external ids: for each device row the operator with shapes and the same id."""
+    none = (np.zeros(0, np.int32), np.zeros(0, np.int64))
+    (op_rows, op_ids), (rows, ids) = sparse.pop("ext_of_op", none), sparse.pop("ext_of_device", none)
     if not len(op_ids) or not len(ids):
         return
     order = np.argsort(op_ids, kind="stable")
     index = np.searchsorted(op_ids[order], ids).clip(0, len(op_ids) - 1)
     found = op_rows[order[index]]
     same = op_ids[order[index]] == ids
-    sparse["op"] = (rows[same].astype(np.int32), found[same].astype(np.int32))
+    sparse["op"] = (rows[same], found[same])
 
 
 def merge_equal(

@@ -11,7 +11,7 @@ import msgspec
 
 from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.json_events import EventReader
-from cclsearch.trace.readers.json_structs import Meta, SpanWithPid
+from cclsearch.trace.readers.json_structs import Meta, Span
 from cclsearch.trace.readers.kineto_args import plain_args
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, XEvent
@@ -30,13 +30,13 @@ def read_json_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     """Return the planes of the file."""
     processes: dict[Any, str] = {}
     threads: dict[Key, str] = {}
-    events: dict[Key, list[SpanWithPid]] = {}
+    events: dict[Key, list[Span]] = {}
     count = 0
     with ByteStream(path, limits) as stream:
-        reader = EventReader(stream, limits, with_pid=True)
+        reader = EventReader(stream, limits)
         for batch in reader:
             for event in batch:
-                if isinstance(event, SpanWithPid):
+                if isinstance(event, Span):
                     event.args = msgspec.Raw(bytes(event.args))  # the reader reuses its buffer
                     events.setdefault((event.pid, event.tid), []).append(event)
                     count += 1
@@ -65,7 +65,7 @@ def _add_name(event: Meta, processes: dict[Any, str], threads: dict[Key, str]) -
         threads[(event.pid, event.tid)] = str(plain_args(event.args).get("name", ""))
 
 
-def _read_events(spans: list[SpanWithPid]) -> Iterator[XEvent]:
+def _read_events(spans: list[Span]) -> Iterator[XEvent]:
     for span in spans:
         if abs(span.ts) < 4.5e15 and 0 <= span.dur < 4.5e15:
             start, duration = round(span.ts * 1e6), round(span.dur * 1e6)

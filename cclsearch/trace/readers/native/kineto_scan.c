@@ -20,7 +20,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 3 };
+enum { VERSION = 4 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -59,6 +59,7 @@ typedef struct {
     u8 *key; /* text of a composed key */
     size_t key_room;
     uint32_t call;
+    int32_t last_thread[2]; /* of a row of the host and of a device; -1: none */
     int odd_ids; /* 1: an id below -1, 2: an id beyond 31 bits */
     int no_memory;
 } Scanner;
@@ -525,7 +526,7 @@ typedef struct {
     int name_escaped, args_read;
     int32_t category, name_id; /* -1: not interned */
     unsigned wanted; /* fields that were read into `args` */
-    Span name, tid, args_text;
+    Span name, pid, tid, args_text;
     double ts, dur;
     Args args;
 } Event;
@@ -646,7 +647,7 @@ static Text read_member(Scanner *scanner, const Piece *piece, Text p, Text end, 
     case CAT: return read_category(scanner, p, end, event);
     case NAME: return read_string(p, end, &event->name, &event->name_escaped);
     case TID: return read_id(p, end, &event->tid);
-    case PID: return read_id(p, end, &text);
+    case PID: return read_id(p, end, &event->pid);
     case TS: return read_time(piece, key.start, p, end, &event->ts);
     case DUR: return read_decimal(p, end, 0, 0, &event->dur);
     case ARGS: return read_event_args(scanner, p, end, event);
@@ -665,7 +666,7 @@ static Text read_event(Scanner *scanner, const Piece *piece, Text p, Text end, E
     event->name_id = -1;
     event->ts = event->dur = 0;
     event->args_text.size = event->name.size = 0;
-    event->tid = ZERO_ID;
+    event->pid = event->tid = ZERO_ID;
     p = skip_space(p + 1, end);
     for (;;) {
         if (UNLIKELY(!(p = skip_key(p, end, &key)))) return NULL;
@@ -732,6 +733,21 @@ static void add_shape(Scanner *scanner, Piece *piece, int64_t row, const Args *a
     piece->shaped_ext[at] = larger(args->number[EXT], args->number[OLD_EXT]);
 }
 
+/* Returns the number of the event's process and thread, which are mostly those of the row before. */
+static int32_t thread_of(Scanner *scanner, int on_device, const Event *event) {
+    const Table *table = &scanner->tables[THREADS];
+    int32_t *last = &scanner->last_thread[on_device];
+    if (*last >= 0) {
+        const Entry *entry = &table->entries[*last];
+        const u8 *text = table->bytes + entry->start;
+        if (entry->size == event->pid.size + event->tid.size + 2 && text[event->pid.size] == 0
+            && !memcmp(text, event->pid.start, (size_t)event->pid.size)
+            && !memcmp(text + event->pid.size + 1, event->tid.start, (size_t)event->tid.size))
+            return *last;
+    }
+    return *last = intern_parts(scanner, THREADS, (Span[]){event->pid, event->tid}, 2);
+}
+
 static int add_row(Scanner *scanner, Piece *piece, Event *event) {
     Entry *category = &scanner->tables[CATEGORIES].entries[event->category];
     const int64_t *number = event->args.number;
@@ -751,7 +767,7 @@ static int add_row(Scanner *scanner, Piece *piece, Event *event) {
     piece->dur_ns[row] = to_ns(event->dur, 0);
     piece->kind[row] = category->kind;
     piece->name[row] = event->name_id;
-    piece->thread[row] = intern(scanner, THREADS, event->tid.start, event->tid.size, INT32_MAX);
+    piece->thread[row] = thread_of(scanner, category->flag == ON_DEVICE, event);
     piece->corr[row] = category->flag == HOST ? -1 : to_int32(scanner, number[CORR]);
     piece->device[row] = -1;
     piece->stream[row] = -1;
@@ -818,6 +834,7 @@ EXPORT Scanner *ccl_new(uint64_t seed) {
     Scanner *scanner = calloc(1, sizeof *scanner);
     if (!scanner) return NULL;
     scanner->seed = seed;
+    scanner->last_thread[0] = scanner->last_thread[1] = -1;
     if (intern(scanner, CATEGORIES, (Text) "", 0, MAX_CATEGORIES) == 0) return scanner;
     ccl_free(scanner);
     return NULL;

@@ -1,0 +1,102 @@
+"""Splits the rows of several processes in one Kineto file, such as the merged traces of a node's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.trace.events import DEVICE_WORK, Kind, Reason, rows_of_kinds
+from cclsearch.trace.readers.kineto_native import DEVICE_KINDS
+from cclsearch.trace.readers.stream import TraceError
+from cclsearch.trace.readers.table_builder import match_launches
+
+MIN_SHARE = 0.05
+"""A process with less than this share of the operators of the largest is a damaged id and not a process."""
+MIN_LAUNCHED = 0.95
+"""A process that launched less than this share of a device's rows, beside another, did not launch them."""
+
+Dense = dict[str, Any]
+Sparse = dict[str, tuple[NDArray[np.int32], NDArray[Any]]]
+
+
+def split_processes(columns: Dense, process: NDArray[np.int16], pids: Sequence[Any]) -> list[NDArray[np.bool_]]:
+    """Return a mask of rows for each process that is a rank; empty if the file has only one.
+
+    `process`: index into `pids` of each row. Rows of the host belong to their process, and rows of a device to the
+    process of that number, or to the one that launched them: a device row's `pid` is mostly the device's number. Rows
+    of neither (the profiler's own) belong to every process. Raises TraceError if two processes share a device's rows
+    and nothing tells whose they are.
+    """
+    hosts = _host_processes(columns["kind"], process)
+    if len(hosts) < 2:
+        return []
+    device_rows = rows_of_kinds(columns["kind"], DEVICE_WORK)
+    on_device = rows_of_kinds(columns["kind"], DEVICE_KINDS)
+    owner = np.where(np.isin(process, hosts), process, np.int16(-1))
+    if len(device_rows):
+        lane = process.astype(np.int32) * 65536 + columns["device"]
+        lanes = [(int(key), device_rows[lane[device_rows] == key]) for key in np.unique(lane[device_rows])]
+        owners = {key: _owner(columns, process, hosts, rows) for key, rows in lanes}
+        launching = set(process[(columns["kind"] == Kind.RUNTIME) & (columns["corr"] >= 0)].tolist())
+        hosts = [host for host in hosts if host in launching or host in owners.values()]
+        if len(hosts) < 2:
+            return []
+        if set(owners.values()) != set(hosts):
+            raise _inseparable(hosts, pids)
+        owner[on_device] = [owners.get(key, -1) for key in lane[on_device].tolist()]
+        first_device = {host: min(key & 65535 for key, found in owners.items() if found == host) for host in hosts}
+        hosts.sort(key=lambda host: first_device[host])
+    return [(owner == host) | (owner < 0) for host in hosts]
+
+
+def _host_processes(kind: NDArray[np.uint8], process: NDArray[np.int16]) -> list[int]:
+    """Return the processes that ran operators; those that called the runtime, if there are no operators."""
+    for wanted in (Kind.CPU_OP, Kind.RUNTIME):
+        counts = np.bincount(process[kind == wanted])
+        if counts.any():
+            return [int(number) for number in np.flatnonzero(counts >= MIN_SHARE * counts.max())]
+    return []
+
+
+def _owner(columns: Dense, process: NDArray[np.int16], hosts: Sequence[int], rows: NDArray[np.int64]) -> int:
+    """Return the process of these rows of one device, or -1.
+
+    It is the one that the rows name, else of those whose launches precede their rows the one whose launches are last:
+    ids repeat between processes, and a process further ahead launched before these rows too.
+    """
+    own = int(process[rows[0]])
+    if own in hosts:
+        return own
+    found = [_launch_lags(columns, process == host, rows) for host in hosts]
+    most = max(len(lags) for lags in found)
+    possible = [(float(lags.mean()), host) for lags, host in zip(found, hosts, strict=True) if _explains(lags, most)]
+    return min(possible)[1] if possible else -1
+
+
+def _explains(lags: NDArray[np.int64], most: int) -> bool:
+    return len(lags) > 0 and len(lags) >= MIN_LAUNCHED * most
+
+
+def _launch_lags(columns: Dense, is_of_process: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the time from launch to start of the device rows that a launch of the process with their id precedes."""
+    launches = np.flatnonzero(is_of_process & (columns["kind"] == Kind.RUNTIME))
+    both = np.concatenate([launches, rows])
+    _, launch, _ = match_launches(columns["kind"][both], columns["corr"][both])
+    lags = columns["ts_ns"][rows] - columns["ts_ns"][both][launch]
+    return np.asarray(lags[(launch >= 0) & (lags >= 0)])
+
+
+def _inseparable(hosts: Sequence[int], pids: Sequence[Any]) -> TraceError:
+    shown = " and ".join(repr(pids[host]) for host in hosts[:4])
+    message = f"rows of the processes {shown}, and nothing tells whose the device's rows are: give one file per process"
+    return TraceError(Reason.MIXED_RUNS, message)
+
+
+def take_rows(mask: NDArray[np.bool_], columns: Dense, sparse: Sparse) -> tuple[Dense, Sparse]:
+    """Return the columns of the rows in the mask."""
+    number = np.cumsum(mask, dtype=np.int32) - np.int32(1)
+    taken = {name: (number[rows[mask[rows]]], values[mask[rows]]) for name, (rows, values) in sparse.items()}
+    return {name: column[mask] for name, column in columns.items()}, taken
