@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.text import one_line, plain
+from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import format_knob_value
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
@@ -82,7 +83,7 @@ def render_first(plan: Plan, proposal: Proposal, runs_folder: Path) -> str:
             run_id=spec.run_id,
             trial=1,
             attempt=1,
-            trial_dir=runs_folder.absolute() / spec.run_id / "trials" / "0001",
+            trial_dir=trial_folder(runs_folder.absolute() / spec.run_id, 1),
             payload=make_input(spec, trial),
             timeout_s=spec.limits.trial_timeout_s,
         )

@@ -36,6 +36,15 @@ class TrialError(Exception):
         self.failure = failure
 
 
+def refuse_newer(path: Path, version: object, supported: int) -> None:
+    """Raise UserError if the file at `path` states a later version of its format than this program reads."""
+    if isinstance(version, int) and version > supported:
+        raise UserError(
+            f"{str(path)!r} was written by a newer ccl-search (version {version}, this one reads up to {supported}):"
+            " upgrade with `pip install --upgrade ccl-search`"
+        )
+
+
 @contextlib.contextmanager
 def writing_to(path: Path) -> Iterator[None]:
     """Turn an OSError of the block into a UserError that names `path` and the reason."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Model
 from cclsearch.launch.base import Handle
 
-TRIALS_FOLDER = "trials"
 INODE_DETAIL = "run_inode"
 _RUN_FILES = ("search.yaml", "ledger.jsonl")
 

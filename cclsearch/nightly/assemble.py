@@ -9,6 +9,7 @@ from typing import Any
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
+from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.compare import Comparison, NightVerdict, compare_night
 from cclsearch.nightly.config import NightlyConfig
@@ -125,7 +126,7 @@ def _summarize_best(tonight: Night, compared: Comparison) -> BestSummary | None:
         num_runs=len(samples),
         low=low,
         high=high,
-        evidence=f"{tonight.run.folder.name}/trials/{samples[0].trial:04d}",
+        evidence=str(trial_folder(tonight.run.folder, samples[0].trial).relative_to(tonight.run.folder.parent)),
     )
 
 

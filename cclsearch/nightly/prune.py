@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.launch.contract import TRACE_FOLDER
 from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night
@@ -168,7 +169,7 @@ def _measure_run(folder: Path) -> int:
 
 def _list_trials(folder: Path) -> list[Path]:
     """Real trial folders inside the run; links are left out."""
-    trials = folder / "trials"
+    trials = folder / TRIALS_FOLDER
     if trials.is_symlink() or not trials.is_dir():
         return []
     return [p for p in sorted(trials.iterdir()) if _TRIAL.fullmatch(p.name) and not p.is_symlink() and p.is_dir()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.atomic_file import sync_folder
-from cclsearch.core.errors import DamagedLedger, UserError
+from cclsearch.core.errors import DamagedLedger, UserError, refuse_newer
 from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded, SearchStarted
 from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, explain_bad_lines, has_checksum
 from cclsearch.record.state import RunState
@@ -79,11 +79,11 @@ def _read_lines(path: Path) -> Iterator[_Line | BadLine]:
                 raise ValueError("it has no checksum, although lines before it have one")
             event = decode_line(line)
             if isinstance(event, SearchStarted | LedgerUpgraded):
-                _refuse_newer(path, event.ledger_version)
+                refuse_newer(path, event.ledger_version, LEDGER_VERSION)
             yield _Line(number, offset, offset + len(line), event, has_one)
         except (ValueError, RecursionError) as error:
             head = b"" if isinstance(line, int) else line
-            _refuse_newer(path, _find_version(head))
+            refuse_newer(path, _find_version(head), LEDGER_VERSION)
             yield describe_bad_line(number, head, error)
         offset += line if isinstance(line, int) else len(line)
 
@@ -125,14 +125,6 @@ def _find_version(line: bytes) -> int:
     except (ValueError, KeyError, TypeError, RecursionError):
         return 0
     return version if isinstance(version, int) else 0
-
-
-def _refuse_newer(path: Path, version: int) -> None:
-    if version > LEDGER_VERSION:
-        raise UserError(
-            f"{str(path)!r} was written by a newer ccl-search (ledger version {version}, this one reads up to"
-            f" {LEDGER_VERSION}): upgrade with `pip install --upgrade ccl-search`"
-        )
 
 
 class Ledger:

@@ -9,6 +9,7 @@ from types import TracebackType
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
+from cclsearch.core.trial_folder import TRIALS_FOLDER, trial_folder
 from cclsearch.record.event import LEDGER_VERSION, MAX_TRIAL, Event, LedgerUpgraded
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
@@ -21,11 +22,11 @@ Watcher = Callable[[Event, RunState], None]
 def list_trial_folders(folder: Path) -> dict[int, Path]:
     """Number -> folder of each trial in a run folder, in order; links and other names are left out."""
     try:
-        found = [path for path in (folder / "trials").iterdir() if path.name.isdecimal() and path.name.isascii()]
+        found = [path for path in (folder / TRIALS_FOLDER).iterdir() if path.name.isdecimal() and path.name.isascii()]
     except OSError:
         return {}
     numbered = sorted((int(path.name), path) for path in found if path.is_dir() and not path.is_symlink())
-    return {number: path for number, path in numbered if path.name == f"{number:04d}" and number < MAX_TRIAL}
+    return {number: path for number, path in numbered if path == trial_folder(folder, number) and number < MAX_TRIAL}
 
 
 class RunWriter:
@@ -90,4 +91,4 @@ class RunWriter:
 
     def trial_folder(self, number: int) -> Path:
         """Folder with the evidence of a trial, for example `trials/0007`."""
-        return self.folder / "trials" / f"{number:04d}"
+        return trial_folder(self.folder, number)

@@ -10,6 +10,7 @@ from typing import Any
 
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.text import count_of, one_line
+from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Provenance
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
@@ -61,7 +62,7 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
         "objective": spec.objective.name,
         "objective_figure": {"name": figure.metric.name, "unit": figure.metric.unit, "value": figure.value(best)},
         "loss": best.loss,
-        "evidence": str(folder / "trials" / f"{best.number:04d}"),
+        "evidence": str(trial_folder(folder, best.number)),
         "provenance": spec.provenance.value,
         "confidence": _certainty_as_json(certainty) if certainty else None,
     }

@@ -12,6 +12,7 @@ from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
+from cclsearch.core.trial_folder import trial_folder
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import FolderLock, is_locked
@@ -46,7 +47,7 @@ class Run:
 
     def trial_folder(self, number: int) -> Path:
         """`trials/0007`: the evidence of trial 7."""
-        return self.folder / "trials" / f"{number:04d}"
+        return trial_folder(self.folder, number)
 
     @property
     def status(self) -> Standing:

@@ -18,6 +18,7 @@ from typing import IO, BinaryIO, cast
 
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
 from cclsearch.core.redact import MASK, Masker, redact
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.record.state import RunState
 
 PIECE_BYTES = 1 << 18
@@ -26,7 +27,6 @@ DONE_FILE = "masked_logs.txt"
 """In the run folder: inode, size and time in ns of each log that is masked, one a line."""
 PREFIX = ".masking-"
 """Start of the name of a file that is written to take the place of one with secrets; it contains none itself."""
-TRIALS_FOLDER = "trials"
 _PATTERNS = ("*", "failures/*", "again-*/*", "trace/**/*")
 _SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".toml", ".html")
 """Endings of the names of text, also with `.gz`, which jobs and frameworks leave in a trial's folder."""

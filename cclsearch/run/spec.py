@@ -11,7 +11,7 @@ from pydantic import Field
 
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.values import Config, Model, Provenance
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
@@ -100,12 +100,7 @@ def read_spec(folder: Path) -> RunSpec:
     if not os.path.isfile(path):
         raise UserError(f"{str(folder)!r} is not a run folder: it has no {SPEC_FILE}")
     data = read_yaml(path)
-    version = data.get("schema_version")
-    if isinstance(version, int) and version > SPEC_VERSION:
-        raise UserError(
-            f"{str(path)!r} was written by a newer ccl-search (version {version}, this one reads up to {SPEC_VERSION}):"
-            " upgrade with `pip install --upgrade ccl-search`"
-        )
+    refuse_newer(path, data.get("schema_version"), SPEC_VERSION)
     return validate_mapping(RunSpec, data, str(path))
 
 

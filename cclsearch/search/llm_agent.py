@@ -8,6 +8,7 @@ from pathlib import Path
 from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
+from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
@@ -38,7 +39,7 @@ class FolderEvidence:
 
     def find(self, trial: int) -> TrialEvidence | None:
         """Diagnosis and log tail of a finished trial; None if its folder contains neither."""
-        folder = self._folder / "trials" / f"{trial:04d}"
+        folder = trial_folder(self._folder, trial)
         outcome = Outcome.read(folder / METRICS_FILE)
         log = _read_log(folder / STDERR_FILE) or _read_log(folder / STDOUT_FILE)
         if outcome is None and not log:

@@ -218,6 +218,11 @@ def expand_ids(job_id: str) -> list[str]:
     return [f"{array}_{task}" for task in numbers]
 
 
+def array_of(job_id: str) -> str:
+    """Return the number of the array that a job is a task of: `12` for `12_3`, and for `12` itself."""
+    return job_id.partition("_")[0]
+
+
 def _parse_row(line: str) -> QueueRow | None:
     parts = line.split(SEPARATOR, len(QUEUE_FIELDS) - 1)
     if len(parts) < len(QUEUE_FIELDS):
@@ -241,7 +246,7 @@ def read_accounts(job_ids: Sequence[str]) -> list[AccountRow]:
     Empty if the cluster has no accounting, or if accounting does not answer.
     """
     rows: list[AccountRow] = []
-    for chunk in _chunks(sorted({job.split("_")[0] for job in job_ids})):
+    for chunk in _chunks(sorted({array_of(job) for job in job_ids})):
         fields = ("--parsable2", f"--delimiter={SEPARATOR}", "--noheader", "--duplicates")
         text = ask_slurm(["sacct", *fields, f"--format={','.join(ACCOUNT_FIELDS)}", f"--jobs={','.join(chunk)}"])
         if text is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cclsearch.core.values import Model
 from cclsearch.launch.base import write_model
-from cclsearch.launch.slurm.commands import ListedJob
+from cclsearch.launch.slurm.commands import ListedJob, array_of
 from cclsearch.launch.slurm.job_files import JOBS_FILE, SUBMISSION_FILE, JobList, JobSpec, Submission
 
 SEEN_FILE = "seen.json"
@@ -44,7 +44,7 @@ class JobIdentity:
         Slurm lists all tasks of an array that wait in one line; the number of the array then means all of these tasks.
         """
         return (
-            listed.job_id in (self.job_id, self.job_id.partition("_")[0])
+            listed.job_id in (self.job_id, array_of(self.job_id))
             and self._has_folder(listed.folder)
             and self.name in ("", listed.name)
             and self.cluster in ("", listed.cluster)

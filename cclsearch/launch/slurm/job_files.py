@@ -18,11 +18,12 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.figures import TimeLimit
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
 from cclsearch.core.moment import BootMoment, elapsed_since
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
-from cclsearch.launch.ownership import TRIALS_FOLDER, read_inode, run_folder_of
+from cclsearch.launch.ownership import read_inode, run_folder_of
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.framework import RequiredVariable

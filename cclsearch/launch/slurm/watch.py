@@ -20,6 +20,7 @@ from cclsearch.launch.slurm.commands import (
     QueueRow,
     SlurmError,
     SlurmUnavailable,
+    array_of,
     cancel_jobs,
     find_bad_nodes,
     query_job,
@@ -305,7 +306,7 @@ def index_rows(rows: Iterable[Listed]) -> dict[str, list[Listed]]:
 
 def find_row(rows: Mapping[str, list[Listed]], job: JobIdentity) -> Listed | None:
     """Return the job's last row, or that of its array if the task is not listed by itself; None if there is none."""
-    for number in dict.fromkeys((job.job_id, job.job_id.partition("_")[0])):
+    for number in dict.fromkeys((job.job_id, array_of(job.job_id))):
         for row in reversed(rows.get(number, [])):
             if job.is_of(row):
                 return row

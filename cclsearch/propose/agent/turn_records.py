@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.packed import Packed
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.evidence import TrialEvidence
@@ -205,8 +205,7 @@ def _read(path: Path, model: type[T]) -> T:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("schema_version") if isinstance(data, dict) else None
-        if isinstance(version, int) and version > VERSION:
-            raise UserError(f"{str(path)!r} was written by a newer version of ccl-search; upgrade to read it")
+        refuse_newer(path, version, VERSION)
         if version == 1:
             data = upgrade_turn_record(data) if model is TurnRecord else upgrade_context_record(data)
         return model.model_validate(data)
