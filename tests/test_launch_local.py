@@ -14,6 +14,7 @@ import pytest
 import yaml
 from trials import make_input, make_job
 
+from cclsearch.core import processes
 from cclsearch.core.processes import start_ticks, terminate_processes
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
@@ -106,6 +107,18 @@ def test_a_job_that_spoils_its_own_record_has_failed_and_the_message_says_what_i
     assert status.failure.kind is FailureKind.CRASHED
     assert f"changed its own record: job.json: {field}: Input should be " in status.failure.message
     assert status.failure.message.endswith(f"({value!r})")
+    assert start_ticks(int(handle.job_id)) is None, "its processes must not be left behind"
+
+
+def test_a_job_that_is_found_without_its_record_keeps_its_time_limit(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, handle = start("import time; time.sleep(600)", timeout_s=100.0)
+    (handle.trial_dir / "job.json").unlink()
+    [found] = launcher.find("run")
+    assert launcher.poll([found])[0].state is JobState.RUNNING
+    monkeypatch.setattr(processes, "process_age_s", lambda ticks: 101.0)
+    [status] = launcher.poll([found])
+    assert status.failure is not None
+    assert (status.failure.kind, "no result after 100 s" in status.failure.message) == (FailureKind.TIMEOUT, True)
     assert start_ticks(int(handle.job_id)) is None, "its processes must not be left behind"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,25 @@ def test_the_accounting_of_an_earlier_job_with_the_number_is_not_believed(
     status = _poll_until_done(launcher, handle)
     assert status.failure is not None
     assert "NODE_FAIL" in status.failure.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "says"),
+    [
+        (lambda spec: spec.write_text('{"run_id": 7}'), "crashed", "changed its own record: payload.json: run_id: "),
+        (lambda spec: (spec.unlink(), spec.mkdir()), "crashed", "payload.json is a folder, not a regular file"),
+        (lambda spec: spec.unlink(), "launcher", "the files of job 77 are missing"),
+    ],
+)
+def test_a_spec_that_a_job_spoiled_is_told_from_a_missing_one(
+    run: tuple[SlurmLauncher, Handle], tmp_path: Path, spoil: Callable[[Path], object], kind: str, says: str
+) -> None:
+    handle = run[1].model_copy(update={"job_id": "77"})
+    spoil(Path(handle.details["folder"]) / "payload.json")
+    [status] = open_run(tmp_path).poll([handle])
+    assert status.failure is not None
+    assert status.failure.kind == kind
+    assert says in status.failure.message
 
 
 def test_the_controllers_record_names_the_job(slurm: FakeSlurm) -> None:

@@ -93,6 +93,28 @@ def test_files_of_a_run_of_version_0_1_0_are_read_and_written_unchanged(name: st
     assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(path.read_text())
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[" * 9, "the record of job j cannot be used: job.json: the file: Invalid JSON"),
+        (None, "the files of job j are"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(
+    tmp_path: Path, content: str | None, says: str
+) -> None:
+    from cclsearch.launch.base import Handle
+    from cclsearch.launch.profile import make_launcher, profile_from_mapping
+
+    launcher = make_launcher(profile_from_mapping({"launcher": "tpu-vm", "hosts": ["a"]}, name="p"), run_dir=tmp_path)
+    if content is not None:
+        (tmp_path / "tpu-a1").mkdir()
+        (tmp_path / "tpu-a1" / "job.json").write_text(content)
+    [status] = launcher.poll([Handle(launcher="tpu-vm", job_name="j", job_id="j", trial_dir=tmp_path)])
+    assert status.failure is not None
+    assert status.failure.message.startswith(says)
+
+
 def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path: Path) -> None:
     from cclsearch.launch.tpu_vm import worker
 

@@ -25,6 +25,7 @@ from cclsearch.core.job_file import (
 )
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
+from cclsearch.launch.base import JobStatus
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, RunStatus, TrialEnd
 from cclsearch.launch.patterns import read_patterns
 
@@ -129,6 +130,11 @@ def explain_record(path: Path, model: type[Model]) -> str:
     except (OSError, JobFileError) as error:
         return str(error)
     return ""
+
+
+def changed_record(problem: str) -> JobStatus:
+    """Return the failure of a job whose record was written where the job can write, and cannot be used now."""
+    return JobStatus.failed(FailureKind.CRASHED, f"the trial changed its own record: {one_line(problem, 300)}")
 
 
 def classify_log(text: str) -> Failure | None:

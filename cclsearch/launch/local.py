@@ -25,11 +25,13 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.figures import Count, Number, PositiveCount, TimeLimit
 from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.job_file import has_job_file
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import (
     EXIT_FILE,
     MEMORY_RAN_OUT,
+    changed_record,
     clear_results,
     collect_end,
     explain_record,
@@ -48,6 +50,8 @@ ALIVE_FILE = "job.lock"
 """Held by the job's processes, so that it can be seen from another PID namespace whether they run."""
 NAME_VARIABLE = "CCL_JOB_NAME"
 """Set in every process of a job, so that all of them can be found."""
+LIMIT_VARIABLE = "CCL_TIMEOUT_S"
+"""The job's time limit, for a search that finds the job without its record."""
 
 _FINISH_S = 30.0
 """Seconds that a run script may take to end after it wrote its result."""
@@ -164,7 +168,8 @@ class LocalLauncher:
         for pid, variables in processes.find_processes_by_variable(NAME_VARIABLE, f"{run_id}-t").items():
             name, folder = variables.get(NAME_VARIABLE, ""), Path(variables.get("CCL_TRIAL_DIR", ""))
             if name not in found and self._is_ours(folder):
-                found[name] = _make_handle(_record_process(pid, name, run_id), folder)
+                limit_s = _parse_limit(variables.get(LIMIT_VARIABLE, ""))
+                found[name] = _make_handle(_record_process(pid, name, run_id, timeout_s=limit_s), folder)
         return list(found.values())
 
     def render(self, job: Job) -> str:
@@ -203,7 +208,8 @@ class LocalLauncher:
     def _spawn(self, job: Job) -> subprocess.Popen[bytes]:
         folder = job.trial_dir
         command = ["/bin/sh", "-c", _SHELL, str(folder / EXIT_FILE), *self._command(job)]
-        environment = {**self._inherited(), **self._added(job), NAME_VARIABLE: job.name}
+        own = {NAME_VARIABLE: job.name, LIMIT_VARIABLE: str(job.timeout_s)}
+        environment = {**self._inherited(), **self._added(job), **own}
         alive = hold_file(folder / ALIVE_FILE)
         try:
             with open(folder / STDOUT_FILE, "wb") as out, open(folder / STDERR_FILE, "wb") as err:
@@ -245,7 +251,7 @@ class LocalLauncher:
             return self._finish(handle, result)
         if record is None and (problem := explain_record(handle.trial_dir / JOB_FILE, LocalJobRecord)):
             processes.terminate_processes(_find_processes(handle))
-            return JobStatus.failed(FailureKind.CRASHED, f"the trial changed its own record: {problem}")
+            return changed_record(problem)
         is_running = _is_running(handle)
         if age_s > limit_s and (is_running or not has_job_file(handle.trial_dir / EXIT_FILE)):
             return self._time_out(handle, limit_s)
@@ -286,7 +292,7 @@ class LocalLauncher:
     def _records(self, run_id: str) -> Iterator[tuple[LocalJobRecord, Path]]:
         if self.profile.run_dir is None:
             return
-        trials = self.profile.run_dir / "trials"
+        trials = self.profile.run_dir / TRIALS_FOLDER
         for path in sorted([*trials.glob(f"*/{JOB_FILE}"), *trials.glob(f"*/attempts/*/{JOB_FILE}")]):
             record = LocalJobRecord.read(path)
             if record is not None and record.run_id == run_id:
@@ -324,7 +330,7 @@ class LocalLauncher:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}
 
 
-def _record_process(pid: int, name: str, run_id: str, *, timeout_s: float = math.inf) -> LocalJobRecord:
+def _record_process(pid: int, name: str, run_id: str, *, timeout_s: float) -> LocalJobRecord:
     """Return the record of a job that a process of this PID namespace runs."""
     return LocalJobRecord(
         job_name=name,
@@ -371,6 +377,14 @@ def _limit_s(handle: Handle, record: LocalJobRecord | None) -> float:
     """Return the job's time limit: the ledger's, since a job can change or remove its record; else the record's."""
     recorded_s = record.timeout_s if record is not None else math.inf
     return float(handle.details.get("timeout_s", recorded_s))
+
+
+def _parse_limit(text: str) -> float:
+    """Return the seconds of a time limit; infinite for the job of an earlier version, which has none there."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
 
 
 def _is_elsewhere(handle: Handle) -> bool:

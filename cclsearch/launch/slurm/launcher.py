@@ -13,8 +13,10 @@ from pathlib import Path
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
+from cclsearch.launch.collect import changed_record, explain_record
 from cclsearch.launch.ownership import is_own
 from cclsearch.launch.slurm.commands import QueueRow, SlurmError, SlurmUnavailable, read_queue, require_command
 from cclsearch.launch.slurm.job_files import (
@@ -95,7 +97,7 @@ class SlurmLauncher:
         why = one_line(self._submitter.waiting_for or "a limit of the cluster", 160)
         waiting = JobStatus(state=JobState.QUEUED, note=f"not submitted yet: {why}")
         return [
-            _files_are_gone(handle) if spec is None else seen.get(spec.folder) or refused or waiting
+            _explain_unread(handle) if spec is None else seen.get(spec.folder) or refused or waiting
             for handle, spec in zip(handles, specs, strict=True)
         ]
 
@@ -228,7 +230,7 @@ class SlurmLauncher:
 
     def _folders_on_disk(self) -> Iterator[Path]:
         if self.run_dir is not None:
-            trials = self.run_dir.absolute() / "trials"
+            trials = self.run_dir.absolute() / TRIALS_FOLDER
             yield from sorted([*trials.glob("*/slurm-a*"), *trials.glob("*/attempts/*/slurm-a*")])
 
     def _is_ours(self, folder: Path) -> bool:
@@ -261,6 +263,9 @@ def _may_be_of(row: QueueRow, run_id: str) -> bool:
     return row.name.startswith(f"{run_id}-") or f"run={run_id} " in f"{row.comment} " or "/submission-" in row.folder
 
 
-def _files_are_gone(handle: Handle) -> JobStatus:
+def _explain_unread(handle: Handle) -> JobStatus:
+    """Return the failure of a job whose spec cannot be read: the job changed it, or it is missing."""
+    if problem := explain_record(Path(handle.details.get("folder", "")) / SPEC_FILE, JobSpec):
+        return changed_record(problem)
     message = f"the files of job {handle.job_id or handle.job_name} are missing in {handle.trial_dir}"
     return JobStatus.failed(FailureKind.LAUNCHER, message)

@@ -11,13 +11,15 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.moment import BootMoment
 from cclsearch.core.text import one_line
+from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, write_model
-from cclsearch.launch.collect import clear_results
+from cclsearch.launch.collect import clear_results, explain_record
 from cclsearch.launch.ownership import is_own, read_inode
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
@@ -179,7 +181,10 @@ class TpuVmLauncher:
     def _poll_one(self, handle: Handle) -> JobStatus:
         record = _read_record(handle)
         if record is None:
-            return JobStatus.failed(FailureKind.LAUNCHER, f"the files of job {handle.job_name} are missing")
+            problem = explain_record(_record_path(handle), TpuJobRecord)
+            gone = f"the files of job {handle.job_name} are missing"
+            unread = f"the record of job {handle.job_name} cannot be used: {one_line(problem, 300)}"
+            return JobStatus.failed(FailureKind.LAUNCHER, unread if problem else gone)
         self._run_ids.add(record.run_id)
         known = read_status(record.folder)
         if known is not None:
@@ -400,7 +405,7 @@ class TpuVmLauncher:
         if self.profile.run_dir is None:
             return
         run_dir = self.profile.run_dir.absolute()
-        trials = run_dir / "trials"
+        trials = run_dir / TRIALS_FOLDER
         for path in sorted(
             [*trials.glob(f"*/tpu-a*/{RECORD_FILE}"), *trials.glob(f"*/attempts/*/tpu-a*/{RECORD_FILE}")]
         ):
@@ -430,7 +435,10 @@ def _make_handle(record: TpuJobRecord) -> Handle:
     )
 
 
+def _record_path(handle: Handle) -> Path:
+    return attempt_folder(handle.trial_dir, int(handle.details.get("attempt", "1"))) / RECORD_FILE
+
+
 def _read_record(handle: Handle) -> TpuJobRecord | None:
-    folder = attempt_folder(handle.trial_dir, int(handle.details.get("attempt", "1")))
-    record = TpuJobRecord.read(folder / RECORD_FILE)
+    record = TpuJobRecord.read(_record_path(handle))
     return None if record is None else record.model_copy(update={"trial_dir": handle.trial_dir})
