@@ -27,10 +27,33 @@ PEER_FIRST = """\
 [rank1]: RuntimeError: The size of tensor a (4) must match the size of tensor b (8) at non-singleton dimension 1
 """
 
+AGENT_LOG = "".join(
+    f"E1122 19:05:17.761000 18878 torch/distributed/elastic/multiprocessing/api.py:836] {line}\n"
+    for line in (
+        "torch.multiprocessing.spawn.ProcessRaisedException: ",
+        "-- Process 0 terminated with the following error:",
+        '  File "train.py", line 9, in train',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.",
+    )
+)
+AGENT_SUMMARY = """\
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  traceback : Traceback (most recent call last):
+    File "train.py", line 9, in train
+      raise ValueError("the batch is odd")
+  ValueError: the batch is odd
+
+============================================================
+"""
+
 
 @pytest.mark.parametrize(
     ("log", "kind", "rank", "words"),
     [
+        (AGENT_LOG, FailureKind.OUT_OF_MEMORY, None, "OutOfMemoryError: CUDA out of memory"),
+        (AGENT_SUMMARY, FailureKind.CRASHED, None, "ValueError: the batch is odd"),
         (CUDA_OOM, FailureKind.OUT_OF_MEMORY, 3, "Tried to allocate 2.50 GiB"),
         (PEER_FIRST, FailureKind.CRASHED, 1, "The size of tensor a"),
         (
@@ -155,6 +178,13 @@ def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path: Path) -> None:
     failure = collect_result(tmp_path, TrainingResult)
     assert isinstance(failure, Failure)
     assert "SIGKILL" in failure.message
+
+
+def test_the_last_line_that_is_quoted_has_words(tmp_path: Path) -> None:
+    (tmp_path / "stderr.log").write_text("train.py: no such dataset\n=======\n\n")
+    failure = collect_result(tmp_path, TrainingResult, exit_code=1)
+    assert isinstance(failure, Failure)
+    assert failure.message.endswith("its last line on stderr: train.py: no such dataset")
 
 
 def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path: Path) -> None:

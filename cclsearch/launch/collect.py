@@ -58,6 +58,10 @@ _NOT_REPORTED = frozenset(
 )
 """Kinds that a job does not know of itself: reported, they would end the search, or repeat the trial for nothing."""
 _RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
+_AGENT_PREFIX = re.compile(r"^E\d{4} [\d:.]+ +\d+ \S+\.py:\d+\] ")
+"""What torch.distributed.elastic puts before each line of a traceback that it logs."""
+_SUMMARY_INDENT = "  "
+"""What its summary of failures puts before the exception of the first one."""
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Config)|JaxRuntimeError)(?::|$)"
 )
@@ -89,7 +93,7 @@ def explain_timeout(timeout_s: float) -> str:
 def quote_last_line(trial_dir: Path) -> str:
     """Return an addition to a message: the last line on stderr; empty if there is none."""
     lines = read_tail(trial_dir / STDERR_FILE, _TAIL_BYTES).splitlines()
-    last = next((line for line in reversed(lines) if line.strip()), "")
+    last = next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")  # not "====="
     return f"; its last line on stderr: {one_line(last, 300)}" if last else ""
 
 
@@ -237,7 +241,7 @@ def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
     """Yield the last line of every traceback and every line of a native crash, with its rank."""
     for raw in text.splitlines():
         prefix = _RANK_PREFIX.match(raw)
-        line = raw[prefix.end() :] if prefix else raw
+        line = raw[prefix.end() :] if prefix else _AGENT_PREFIX.sub("", raw).removeprefix(_SUMMARY_INDENT)
         rank = int(prefix["rank"]) if prefix and prefix["rank"] else None
         if (_EXCEPTION.match(line) or _NATIVE.match(line)) and not _WRAPPER.search(line.split(":", 1)[0]):
             yield line, rank
