@@ -145,10 +145,12 @@ def test_a_busy_machine_is_said_before_the_first_trial(monkeypatch: pytest.Monke
 
 class Busy(Measured):
     def warn_at_start(self) -> str | None:
-        return "other processes use 7.0 of 2 cores" if not self.submitted else None
+        return f"other processes use {7 + len(self.submitted)}.0 of 2 cores"
 
 
-def test_the_warning_is_an_event_before_the_first_trial(project: Path) -> None:
+def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_last_one(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, session = open_search(project, Busy(ran), budget=1, parallel=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -156,6 +158,11 @@ def test_the_warning_is_an_event_before_the_first_trial(project: Path) -> None:
         notes = [event for event in writer.state.reported if event.label == "busy machine"]
         assert [event.text for event in notes] == ["other processes use 7.0 of 2 cores"]
         assert notes[0].time_s <= writer.state.trials[1].proposed_s
+        run_search(writer, session)
+        assert len([event for event in writer.state.reported if event.label == "busy machine"]) == 2
+    assert main(["status", "r"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "busy" in line] == ["busy machine: other processes use 8.0 of 2 cores"]
 
 
 def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path) -> None:

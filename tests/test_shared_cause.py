@@ -14,6 +14,7 @@ from scripted_search import admit, open_search
 from cclsearch.cli import main
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Handle, Job, JobStatus
+from cclsearch.launch.collect import collect_end
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
@@ -64,6 +65,29 @@ def test_three_configurations_with_the_same_root_exception_end_the_search(projec
     for part in ("trials 1, 2 and 3", "RuntimeError: rank 3 cannot read", "trials/0003", "resume r --keep-going"):
         assert part in reason
     assert "cancelled" not in reason
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"exit_code": 3}, "exited with 3"),
+        ({"exit_code": 0}, "exited with 0 but wrote no"),
+        ({"signal": 11}, "SIGSEGV"),
+    ],
+)
+def test_three_configurations_that_end_alike_without_an_exception_end_the_search(
+    project: Path, end: dict[str, int], words: str
+) -> None:
+    def decide(job: Job) -> Failure:
+        (job.trial_dir / "stderr.log").write_text(f"rank {job.trial} of {job.trial_dir}\n")
+        failure = collect_end(job.trial_dir, **end)
+        assert isinstance(failure, Failure)
+        return failure
+
+    state = search(project, decide)
+    assert end_of(state) == (EndKind.SHARED_CAUSE, 3)
+    assert state.stopped is not None
+    assert words in state.stopped.reason
 
 
 @pytest.mark.parametrize("names", [("KeyError: alpha", "ValueError: beta"), ("KeyError: a", "OSError: b", "TypeError")])

@@ -10,7 +10,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.propose.agent.arbiter.states import format_moves
-from cclsearch.propose.events import ArbiterMove, LlmTurn
+from cclsearch.propose.events import ArbiterMove, LlmTurn, leave_out_outdated
 from cclsearch.record.trial import TrialState, count_states, describe_counts
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
@@ -64,7 +64,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
 def _show_one(folder: Path, *, as_json: bool) -> int:
     run = load_run(folder)
     state, spec = run.state, run.spec
-    figure = find_figure(spec)
+    figure, reported = find_figure(spec), leave_out_outdated(run.state.reported)
     total = max(spec.limits.budget, state.budget_raised_to)
     if as_json:
         best = best_as_json(spec, state, folder)
@@ -73,7 +73,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
             | {"result": result_text(t, figure, as_data=True)}
             for t in state.trials.values()
         ]
-        notes = [{"topic": event.label, "text": event.text} for event in state.reported]
+        notes = [{"topic": event.label, "text": event.text} for event in reported]
         facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes, "damage": state.damage}))
         return EXIT_OK
@@ -87,9 +87,9 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(f"note: {plain(line)}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
         print(plain(describe_result(trial, figure)))
-    for line in format_moves(state.reported):
+    for line in format_moves(reported):
         print(line)
-    for event in [event for event in state.reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:
+    for event in [event for event in reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:
         print(f"{event.label}: {one_line(event.text)}")
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))

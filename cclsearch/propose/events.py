@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
@@ -50,6 +50,16 @@ class Note(ReportedEvent):
     def label(self) -> str:
         """The topic."""
         return self.topic
+
+
+BUSY_MACHINE = "busy machine"
+"""The topic of the note at the start of a search, and of each resume, on a machine that other processes use."""
+
+
+def leave_out_outdated(events: Sequence[ReportedEvent]) -> tuple[ReportedEvent, ...]:
+    """The events without the notes on a busy machine that a later one replaces."""
+    last = next((event for event in reversed(events) if event.label == BUSY_MACHINE), None)
+    return tuple(event for event in events if event.label != BUSY_MACHINE or event is last)
 
 
 class LlmMode(StrEnum):

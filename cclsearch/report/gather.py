@@ -11,7 +11,7 @@ from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.draw.axes import show_number
-from cclsearch.propose.events import LlmTurn
+from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import (
@@ -75,7 +75,7 @@ def gather_run(run: Run) -> RunPage:
         drift=tuple(clean(line) for line in describe_drift(state)),
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
-        notes=tuple((clean(event.label), clean(event.text)) for event in state.reported),
+        notes=tuple((clean(event.label), clean(event.text)) for event in leave_out_outdated(state.reported)),
         created=spec.created,
     )
 

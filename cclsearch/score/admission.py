@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cclsearch.card.hardware import match_accelerator
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Provenance
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.outcome import LOAD_RULE, Admission, Verdict
@@ -43,8 +44,8 @@ def check_world_size(evidence: Evidence) -> Verdict:
         ok = False if evidence.is_measured else None
         return Verdict(rule="world_size", ok=ok, detail="the run script did not declare its world size")
     if got != want:
-        return Verdict(rule="world_size", ok=False, detail=f"{got} ranks ran, but {want} were requested")
-    return Verdict(rule="world_size", ok=True, detail=f"{got} ranks")
+        return Verdict(rule="world_size", ok=False, detail=f"{count_of(got, 'rank')} ran, but {want} were requested")
+    return Verdict(rule="world_size", ok=True, detail=count_of(got, "rank"))
 
 
 def check_ranks_traced(evidence: Evidence) -> Verdict:
@@ -58,7 +59,7 @@ def check_ranks_traced(evidence: Evidence) -> Verdict:
     missing = sorted(set(range(evidence.payload.num_ranks)) - ranks)
     if missing:
         return Verdict(rule=rule, ok=False, detail=f"no readable trace of rank {_shorten(missing)}")
-    return Verdict(rule=rule, ok=True, detail=f"traces of {len(ranks)} ranks")
+    return Verdict(rule=rule, ok=True, detail=f"traces of {count_of(len(ranks), 'rank')}")
 
 
 def check_devices(evidence: Evidence) -> Verdict:

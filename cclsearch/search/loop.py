@@ -15,7 +15,7 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.launch.base import StartWarner
 from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
-from cclsearch.propose.events import Note
+from cclsearch.propose.events import BUSY_MACHINE, Note
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
@@ -81,7 +81,7 @@ def _warn_at_start(writer: RunWriter, session: Session) -> None:
     if isinstance(launcher, StartWarner) and not writer.state.num_unfinished:
         warning = launcher.warn_at_start()
         if warning is not None:
-            writer.record(Note(topic="busy machine", text=warning).at(session.now_s()))
+            writer.record(Note(topic=BUSY_MACHINE, text=warning).at(session.now_s()))
 
 
 def _record_refusal(writer: RunWriter, session: Session, error: UserError) -> None:

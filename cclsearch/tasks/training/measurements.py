@@ -32,7 +32,9 @@ METRICS = (
     result_metric("samples_per_s", "sequences/s", _HIGH, _NO_TIMES, label="sequences/s"),
     result_metric("mfu", "fraction", _HIGH, _NO_PEAK, label="MFU"),
     SIZE,
-    result_metric("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES, label="cost"),
+    result_metric(
+        "accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_TIMES, label="accelerator time per token"
+    ),
     MEMORY,
     HEADROOM,
     result_metric("energy_j_per_step", "J", _LOW, NO_ENERGY, label="energy per step", needs=ENERGY.needs),

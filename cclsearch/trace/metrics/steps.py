@@ -41,7 +41,7 @@ def measure_step_time(trace: TraceView) -> Draft:
         per_step=tuple(max(values) for _, values in sorted(by_number.items())),
         n_steps=min(trace.ranks[rank].windows.num_steps for rank in found),
         reason=Reason.TOO_FEW_STEPS if alone else Reason.NO_STEP_MARKERS if len(found) < len(medians) else None,
-        detail="one step only: the extent of its work, not a period from step to step" if alone else "",
+        detail="one step only: the time that its work takes, not the time from one step to the next" if alone else "",
         inputs=_describe_periods(trace, periods, slowest),
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cclsearch.core.text import one_line
+from cclsearch.core.text import count_of, one_line
 from cclsearch.propose.agent.history import past_turns, total_cost
 from cclsearch.propose.base import ReportedEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState
@@ -61,4 +61,4 @@ def format_moves(events: Sequence[ReportedEvent]) -> list[str]:
     if len(moves) > MAX_MOVES_SHOWN:
         lines.insert(0, f"arbiter: ({len(moves) - MAX_MOVES_SHOWN} earlier moves are in the ledger)")
     turns = past_turns(events)
-    return [*lines, f"LLM: {len(turns)} turns, {total_cost(turns).describe()}"] if turns else lines
+    return [*lines, f"LLM: {count_of(len(turns), 'turn')}, {total_cost(turns).describe()}"] if turns else lines
