@@ -83,6 +83,12 @@ Root Cause (first observed failure):
             None,
             "bad_alloc",
         ),
+        (
+            "[rank1]: RuntimeError: \n[rank1]: \n[rank1]:     An attempt has been made to start a new process",
+            FailureKind.CRASHED,
+            1,
+            "RuntimeError: An attempt has been made",
+        ),
     ],
 )
 def test_the_root_failure_is_found_in_logs(log: str, kind: FailureKind, rank: int | None, words: str) -> None:

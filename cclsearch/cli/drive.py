@@ -23,6 +23,7 @@ from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import summarize_as_json, summarize_run
 from cclsearch.report.terminal import live_table, watch_json, watch_lines
 from cclsearch.run.catalog import name_run
+from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget, run_search
@@ -156,11 +157,7 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
         print(f"stopped: {state.stopped.reason.removeprefix('stopped by ')}")
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
-    if state.stopped and not state.ended:
-        left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
-        more = "" if left > 0 else f" --budget {state.num_spent + spec.limits.budget}"
-        print(f"continue: ccl-search resume {name}{more}")
-    elif state.best is None:
-        print(f"continue: ccl-search resume {name} --budget {state.num_spent + spec.limits.budget}")
+    if (state.stopped and not state.ended) or state.best is None:
+        print(f"continue: {resume_command(spec, state, name)}")
     else:
         print(f"details:  ccl-search best {name}    ccl-search report {name}")

@@ -16,7 +16,7 @@ from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import describe_result, result_text
 from cclsearch.run.catalog import find_run, list_runs, name_run
-from cclsearch.run.folder import load_run
+from cclsearch.run.folder import load_run, resume_command
 from cclsearch.tasks.base import task_of
 
 
@@ -94,5 +94,5 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     for line in summarize_run(spec, state, folder).lines:
         print(plain(line))
     if run.status.is_resumable:
-        print(f"continue: ccl-search resume {name_run(folder)}")
+        print(f"continue: {resume_command(spec, state, name_run(folder))}")
     return EXIT_OK

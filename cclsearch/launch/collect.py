@@ -6,7 +6,7 @@ import contextlib
 import re
 import shutil
 import signal as signals
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -238,13 +238,27 @@ def _classify_files(trial_dir: Path) -> Failure | None:
 
 
 def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
-    """Yield the last line of every traceback and every line of a native crash, with its rank."""
-    for raw in text.splitlines():
+    """Yield the last line of every traceback and every line of a native crash, with its rank.
+
+    A message that begins on a line of its own, as some of torch do, gives that line too.
+    """
+    lines = text.splitlines()
+    for number, raw in enumerate(lines):
         prefix = _RANK_PREFIX.match(raw)
         line = raw[prefix.end() :] if prefix else _AGENT_PREFIX.sub("", raw).removeprefix(_SUMMARY_INDENT)
         rank = int(prefix["rank"]) if prefix and prefix["rank"] else None
         if (_EXCEPTION.match(line) or _NATIVE.match(line)) and not _WRAPPER.search(line.split(":", 1)[0]):
-            yield line, rank
+            yield (
+                line + _read_message_below(lines[number + 1 : number + 5]) if line.rstrip().endswith(":") else line,
+                rank,
+            )
+
+
+def _read_message_below(lines: Sequence[str]) -> str:
+    """The first of the next few lines that has a text, if it is indented as a message is; empty if there is none."""
+    texts = (line[prefix.end() :] if (prefix := _RANK_PREFIX.match(line)) else line for line in lines)
+    first = next((text for text in texts if text.strip()), "")
+    return f" {first.strip()}" if first[:1].isspace() else ""
 
 
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:

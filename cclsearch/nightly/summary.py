@@ -191,5 +191,11 @@ def show_best(job: JobSummary) -> str:
     if job.best is None:
         return "none"
     mark = Provenance(job.provenance).mark if job.provenance else ""
-    span = f" [{job.best.low:.4g}, {job.best.high:.4g}]" if job.best.low is not None else ""
-    return f"{job.best.value:.4g} {job.unit}".rstrip() + span + mark
+    low, high = job.best.low, job.best.high
+    span = f" [{_show_number(low)}, {_show_number(high)}]" if low is not None and high is not None else ""
+    return f"{_show_number(job.best.value)} {job.unit}".rstrip() + span + mark
+
+
+def _show_number(value: float) -> str:
+    """Four digits, or all of a number of thousands: `0.1736`, `105,600`."""
+    return f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}"

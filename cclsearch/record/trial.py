@@ -141,14 +141,15 @@ class TrialState(StrEnum):
     """It ran, and an admission rule or a constraint refused it, perhaps later."""
     LOST = "lost to infrastructure"
     UNJUDGED = "could not be judged"
-    RUNNING = "running"
+    UNFINISHED = "unfinished"
+    """It runs, or runs again when the search is continued."""
 
 
 def find_state(trial: Trial) -> TrialState:
     """The state of a trial by its latest evaluation."""
     outcome = trial.outcome
     if outcome is None:
-        return TrialState.RUNNING
+        return TrialState.UNFINISHED
     if outcome.failure is None:
         return TrialState.REFUSED if trial.loss is None else TrialState.ADMITTED
     if outcome.failure.kind is FailureKind.JUDGING_ERROR:
@@ -162,7 +163,7 @@ def count_states(trials: Iterable[Trial]) -> Counter[TrialState]:
 
 
 def describe_counts(counts: Mapping[TrialState, int]) -> str:
-    """The counts in words: `8 of 12 trials admitted (2 failed, 1 not admitted, 1 running)`."""
+    """The counts in words: `8 of 12 trials admitted (2 failed, 1 not admitted, 1 unfinished)`."""
     total, num_admitted = sum(counts.values()), counts.get(TrialState.ADMITTED, 0)
     others = [f"{counts[s]} {s}" for s in TrialState if s is not TrialState.ADMITTED and counts.get(s)]
     admitted = f"{num_admitted} of {count_of(total, 'trial')} admitted"

@@ -100,3 +100,10 @@ def create_run(spec: RunSpec, runs_folder: Path, *, extra_files: Mapping[str, st
     except OSError as error:
         raise UserError(f"cannot create the run folder {str(folder)!r}: {error.strerror or error}") from None
     return folder
+
+
+def resume_command(spec: RunSpec, state: RunState, name: str) -> str:
+    """The command that continues the search; with a greater budget if the present one leaves nothing to do."""
+    left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
+    is_used_up = left <= 0 and not state.num_unfinished and state.best is None
+    return f"ccl-search resume {name}" + (f" --budget {state.num_spent + spec.limits.budget}" if is_used_up else "")

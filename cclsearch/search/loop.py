@@ -152,7 +152,7 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
             EndKind.JUDGING_ERRORS,
         )
     elif not state.num_unfinished and (cause := find_shared_cause(session.spec, state)):
-        stop.request(explain_end(cause, writer, session.spec.run_id), EndKind.SHARED_CAUSE)
+        stop.request(explain_end(cause, writer, session.spec), EndKind.SHARED_CAUSE)
     return stop.is_set()
 
 

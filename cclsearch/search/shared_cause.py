@@ -12,6 +12,7 @@ from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
+from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.outcome import CONSTRAINTS_RULE
 from cclsearch.search.comparison import UNDECIDED
@@ -71,15 +72,16 @@ def find_shared_cause(spec: RunSpec, state: RunState) -> SharedCause | None:
     return SharedCause(causes[shared[0]], shared[0] if is_refusal else None, trials)
 
 
-def explain_end(cause: SharedCause, writer: RunWriter, run_id: str) -> str:
+def explain_end(cause: SharedCause, writer: RunWriter, spec: RunSpec) -> str:
     """Return why the search ends, where the log is, and what to do."""
+    run_id, resume = spec.run_id, resume_command(spec, writer.state, spec.run_id)
     number = cause.trials[-1].number
     what = f"admission rule {cause.rule!r} refused" if cause.rule else "the same error ended"
     look = f"ccl-search {'admit' if cause.rule else 'show'} {run_id} {'--trial ' if cause.rule else ''}{number}"
     return (
         f"{what} {_name_trials(cause.trials)}, each of another configuration, and no trial"
         f" was admitted: {one_line(cause.text, 300)}. See {str(_find_log(writer.trial_folder(number)))!r} or `{look}`,"
-        f" fix the cause, then run `ccl-search resume {run_id}`; `ccl-search resume {run_id} --keep-going` continues"
+        f" fix the cause, then run `{resume}`; `{resume} --keep-going` continues"
         f" without this limit"
     )
 
