@@ -107,6 +107,34 @@ def test_names_and_formats_of_secrets_are_masked(text: str) -> None:
     assert redact(masked, {}) == masked
 
 
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ('api_key = "abc123def456ghi"', "abc123"),
+        ("api_key=sk.abc(def123", "def123"),
+        ("password=abc.def(1Z9", "1Z9"),
+        ("password: a.b(c9d", "c9d"),
+        ("api_key=Pa.ss[word1", "word1"),
+        ("DB_PASS=Xk(9vq22Lm", "9vq22Lm"),
+        ("DB_PASS=open(sesame)", "sesame"),
+        ("password = hunter2.horse", "horse"),
+        ("token = xy12.ab34cd(e)", "ab34cd"),
+        ("SECRET=secret", "=secret"),
+        ("SECRET_TOKEN=token", "=token"),
+        ("password=word", "=word"),
+        ('TOTAL_KEY = "Zq3vT8mK1x"', "Zq3vT8"),
+        ("token=AbCdEfGhIjKlMnOpQrSt", "AbCdEf"),
+        ("password: correcthorsebatterystaple", "battery"),
+        ("Bearer AbCdEfGhIjKl", "AbCdEf"),
+        ("Authorization: Bearer credential", "credential"),
+    ],
+)
+def test_values_that_look_a_little_like_code_or_words_are_masked(text: str, secret: str) -> None:
+    masked = redact(f"before\n{text}\nafter", {})
+    assert secret not in masked
+    assert masked.endswith("\nafter")
+
+
 KEY_LINES = [
     *("-----BEGIN OPENSSH PRIVATE KEY-----", "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQAAAAAAAAABAAAAMwAAAAtzc2gtZW"),
     *("QyNTUxOQAAACBThXCzdeUgGFSkiVzA+f6i98MRUY5qZL4Z6K1VNcVVLAAAAJDrYtfb62LX", "AAAEBq+A==", "qR7w"),
@@ -173,6 +201,12 @@ def test_values_of_the_environment_are_masked_in_every_spelling() -> None:
         "    token = uuid.uuid4().hex\n    secret = match.group(1)\n    api_key=api_key,\n    secret=os.environ[name]",
         'AUTHENTICATION = "authentication" MAX_KEYS = 10_000',
         "finds keys:\n    break\n    return",
+        "    api_key = self.api_key\n    login(password=args.password, token=tokens[0])\n    SECRET = settings.SECRET",
+        'TOTAL_KEY = "Total"\nSORT_KEY = "name"\nBOS_TOKEN = "begin"\nKEY = "key"\nPASSWORD = "password"',
+        "a bearer credential, Bearer authentication, the bearer certificate; x-api-key: required",
+        "def f(token: Optional[str] = None, password: str = None, *, secret: SecretStr, authorization: Optional[str]):",
+        "    api_key: builtins.str\n    credential: google.auth.credentials.Credentials",
+        "    token = make_token(\n        name, 12)\n    secret = base64.b64decode(text)[0]\n    key = f(a,\n b)",
     ],
 )
 def test_honest_logs_and_settings_are_unchanged(text: str) -> None:

@@ -28,8 +28,8 @@ from cclsearch.core.secret_names import (
     is_plain_word,
     is_secret_field,
     is_secret_name,
-    is_secret_value,
 )
+from cclsearch.core.secret_values import is_code, is_secret_value, is_word_of_text
 
 __all__ = ["NOT_SECRET_NAME", "SECRET_NAME", "declare_secret", "is_secret_name"]
 
@@ -76,19 +76,19 @@ _FIELDS = tuple(
 """Words of names of secrets, in lower case, each with the expression for the field around it."""
 _END_OF_COLOUR = re.compile(rb"^\d{1,3}m")
 _VALUE = rb"[^\s\"'\\,;&<>{}()\[\]]"
+_BRACKETED = rb"[(){}\[\]]{0,8}" + _VALUE
+"""A character of a value without quotes, after brackets if they are inside the value."""
 _STRUCTURE = rb"(?![,:}\])])"
 """After a quote: it was the end of a JSON string, not the beginning of a value."""
 _VALUES = {
     quote: (re.compile(start + char + rb"{4,%d}+" % _JUDGED), re.compile(char + rb"*+"))
     for quote, start, char in (
-        (b"", b"", _VALUE),
+        (b"", b"(?=" + _VALUE + b")", b"(?:" + _BRACKETED + b")"),
         (b'"', _STRUCTURE, rb"[^\"\\\r\n]"),
         (b"'", _STRUCTURE, rb"(?:[^'\"\\\r\n]|\"(?![\s,:}\]]))"),
     )
 }
 """Quote -> the beginning of a value, by which it is judged, and the rest of it."""
-_CALL = re.compile(rb"[A-Za-z_]\w{0,60}+(?:\.[A-Za-z_]\w{0,60}+){0,9}[(\[]")
-"""A call or an element in a line of code, as tracebacks show: `token = make_token(`."""
 _TEMPLATE = (b"<", b"[", b"{", b"$", b"%(")
 """A value that begins with one of these is a placeholder (`$NAME`, `{name}`) or was masked before."""
 
@@ -230,17 +230,22 @@ def _find_schemes_and_fields(text: bytes, trigrams: Trigrams) -> Iterator[tuple[
     contained = trigrams.find_contained(_WORDS, lower)
     for word, pattern in _SCHEMES:
         if word in contained:
-            yield from (match.span(match.re.groups) for match in pattern.finditer(lower) if _is_secret_of_scheme(match))
+            found = pattern.finditer(lower)
+            yield from (match.span(match.re.groups) for match in found if _is_secret_of_scheme(match, text))
     for word, pattern in _FIELDS:
         if word in contained:
             yield from filter(None, (_find_value(text, match) for match in pattern.finditer(lower)))
 
 
-def _is_secret_of_scheme(match: re.Match[bytes]) -> bool:
-    """Whether the last group is a secret: not a mask, not a number, and no name as both user and password."""
+def _is_secret_of_scheme(match: re.Match[bytes], text: bytes) -> bool:
+    """Whether the last group is a secret: not a mask, a number or a word, and no name as both user and password."""
     secret = match.group(match.re.groups)
     if secret.startswith(_TEMPLATE) or (match.re.groups == 2 and match.group(1) == secret):
         return False
+    if match.group().startswith((b"bearer", b"x-api-key", b"authorization")):
+        start, end = match.span(match.re.groups)
+        is_alone = match.group().startswith(b"bearer")  # `bearer credential`: no header, but a sentence
+        return not is_word_of_text(text[start:end].decode("latin-1"), is_sentence=is_alone)
     if match.group().startswith((b"-u", b"--user")):
         return not is_plain_value(secret.decode("latin-1"))
     return match.re.pattern != _USERINFO.pattern or any(48 <= c <= 57 for c in secret)
@@ -269,8 +274,10 @@ def _find_value(text: bytes, field: re.Match[bytes]) -> tuple[int, int] | None:
     if value is None or value.group().startswith(_TEMPLATE):
         return None
     is_bare = not mark and b"=" not in sign and sign[-1:].isspace()
-    is_code = not mark and (sign[:1].isspace() or b"." in value.group()) and _CALL.match(text, value.start())
-    if is_code or not is_secret_value(name, value.group().decode("latin-1"), is_bare=is_bare):
+    is_setting = not mark and name.isupper() and not any(space in sign for space in b" \t")  # `NAME=value`, no code
+    if not is_secret_value(name, value.group().decode("latin-1"), is_bare=is_bare, is_setting=is_setting):
+        return None
+    if not mark and not is_setting and is_code(name, text[value.start() : value.start() + _JUDGED].decode("latin-1")):
         return None
     end = rest.match(text, value.end())
     return value.start(), end.end() if end else value.end()

@@ -25,16 +25,6 @@ _SECRET_FIELD = re.compile(
     r"|credential|bearer|cookie|dsn|auth|jwt|conn(ection)?[_-]?str(ing)?|access[_-]?signature|[_-](key|pat|pass))"
     r"s?([_-]?\d{1,3})?([_-](b(ase)?64|value))?$"
 )
-_AMBIGUOUS = re.compile(
-    r"(?i)(token|(?<!api)(?<!access)(?<!account)(?<!private)(?<!secret)(?<!signing)[_-]key|pat|pass|auth|cookie|bearer)"
-    r"s?([_-]?\d{1,3})?$"
-)
-"""Names that are as often part of ordinary text, or a column of a table."""
-_HONEST_KEY = re.compile(
-    r"(?i)(^|[_.\-])(cache|sort|primary|foreign|partition|hash|index|lookup|group|dict|state|param|config|kernel|weight"
-    r"|layer|model|metric|shard|object|unique|row|column|join|routing|compile|guard|tuning|shape|public|key|query|kv)"
-    r"[_-]keys?$"
-)
 _PLAIN_VALUE = re.compile(
     r"(?i)[\d.,_+\-]+(e[+\-]?\d+)?[a-z/%]{0,6}|\d+(\.\d+)+[a-z.+\-]{0,6}\d*([.+][a-z0-9]{1,8})?|none|null|true|false|unset|missing|required|default|enabled|disabled"
 )
@@ -68,21 +58,3 @@ def is_plain_value(value: str) -> bool:
 def is_plain_word(value: str) -> bool:
     """Whether a value is a word such as `none` or `enabled`, which says nothing wherever it occurs."""
     return value.isalpha() and is_plain_value(value)
-
-
-def is_secret_value(name: str, value: str, *, is_bare: bool) -> bool:
-    """Whether the value of such a name is a secret; words and numbers after names such as `token` are not.
-
-    `is_bare`: it follows `name: `, without quotes, as in a sentence.
-    """
-    if is_plain_value(value) or not any(character.isalnum() for character in value):
-        return False
-    if name.lower().endswith(value.lower()):  # `api_key=api_key` in a line of code
-        return False
-    if _AMBIGUOUS.search(name) and not name.isupper():
-        # `unexpected token: word`, `partition_key=name`: a key contains digits.
-        return len(value) >= 8 and any(c.isdigit() for c in value) and not _HONEST_KEY.search(name)
-    if name.lower().endswith("pwd") and value.startswith(("/", "~", ".")):
-        return False
-    # `password: must be given` is a sentence.
-    return not is_bare or not value.rstrip(".!?").isalpha()
