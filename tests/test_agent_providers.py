@@ -27,6 +27,7 @@ from llm.server import (
 )
 
 from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
+from cclsearch.propose.agent.providers.http import to_provider_error
 from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
 from cclsearch.propose.agent.providers.parse import find_call_in_text
 from cclsearch.propose.agent.providers.retry import RetrySettings, ask_with_retries
@@ -218,6 +219,27 @@ def test_a_failed_connection_says_why() -> None:
     with pytest.raises(ProviderError, match=r"cut: .+") as caught:
         provider.ask(ASK)
     assert caught.value.kind is ErrorKind.CONNECTION
+
+
+class APIConnectionError(Exception):
+    """Has the name of both SDKs' error."""
+
+
+@pytest.mark.parametrize("kind", [APIConnectionError, ValueError])
+def test_a_chain_of_errors_shows_no_key_of_headers_addresses_and_proxies(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = "Zq3vT8mK1xW5bN7cR2dL9f"
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:p@ss-w0rd@proxy:3128")
+    texts = [f"{{'authorization': 'Bearer {word}', 'x-api-key': '{word}'}}", f"https://h/v1?key={word} refused"]
+    texts += ["407 from http://me:p@ss-w0rd@proxy:3128", "user me, password p@ss-w0rd"]
+    for text in texts:
+        error = kind(f"failed: {text}")
+        error.__cause__ = OSError(f"cannot reach it: {text}")
+        message = to_provider_error(error).message
+        assert "[secret]" in message
+        assert word not in message
+        assert "w0rd" not in message
 
 
 def test_a_compressed_answer_is_read(provider: Provider, server: ProviderServer) -> None:

@@ -44,6 +44,17 @@ def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project: Path)
     assert len(launcher.submitted) == 8
 
 
+@pytest.mark.parametrize("kind", [FailureKind.PREEMPTED, FailureKind.LAUNCHER, FailureKind.CRASHED])
+def test_what_a_scheduler_or_ssh_says_is_stored_without_its_secrets(kind: FailureKind, project: Path) -> None:
+    said = "scontrol: Comment=HF_TOKEN=hf_Zq3vT8mK1xW5bN7cR2dL9f ssh: proxy http://me:p@ss-w0rd@proxy:3128 refused"
+    failure = failed(kind).model_copy(update={"message": said})
+    state, _ = search(project, lambda job: failure if job.attempt == 1 else ran(job), budget=1)
+    assert state.trials
+    kept = {path: path.read_text() for path in (project / "runs").rglob("*") if path.is_file()}
+    assert any("scontrol: Comment=HF_TOKEN=[secret]" in text for text in kept.values())
+    assert [path for path, text in kept.items() if "hf_Zq3" in text or "ss-w0rd" in text] == []
+
+
 def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(project: Path) -> None:
     """The ledger keeps it, so that a job cannot choose the nonce that its traces must contain."""
     jobs: list[Job] = []

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from cclsearch.core.text import plain
+from cclsearch.run import log_masking
 from cclsearch.run.log_masking import DONE_FILE, PIECE_BYTES, LogMasker, scrub_logs
 from cclsearch.run.trial_folder import publish_attempt
 
@@ -179,3 +181,29 @@ def test_packed_traces_and_names_of_files_are_masked_and_files_behind_links_are_
     assert [path.name for path in left] == ["rank0-secret.json.gz"]
     assert gzip.decompress(left[0].read_bytes()) == b'{"env": {"HF_TOKEN": "[secret]"}, "traceEvents": []}'
     assert SECRET in outside.read_text()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_long_wait_for_the_masker_says_so_once_and_ends_if_it_is_stopped(
+    is_stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_log(tmp_path / "trials" / "0001")
+    may_go_on, told, seconds = threading.Event(), [], []
+    monkeypatch.setattr(log_masking, "_WAIT_S", 0.01)
+    monkeypatch.setattr(log_masking, "_LONG_WAIT_S", 0.01)
+    real = log_masking._find_logs
+    monkeypatch.setattr(log_masking, "_find_logs", lambda folder: may_go_on.wait(30) and real(folder))
+
+    def wait() -> None:
+        seconds.append(1)
+        if len(seconds) == 5 and not is_stopped:
+            may_go_on.set()
+
+    masker = LogMasker(tmp_path)
+    masker.add(log.parent)
+    masker.finish(wait, tell=told.append, is_stopped=lambda: is_stopped and len(seconds) > 3)
+    assert ["1 folder" in text and "resume" in text for text in told] == [True]
+    assert (SECRET in log.read_text()) == is_stopped
+    may_go_on.set()
+    masker.finish(lambda: None)
+    assert SECRET not in log.read_text()

@@ -9,7 +9,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from nights import BASE, DECIDE, night, write
@@ -17,6 +17,7 @@ from scripted_launcher import failed
 
 from cclsearch.cli import main
 from cclsearch.core.values import FailureKind
+from cclsearch.nightly.webhook import _SameHost
 
 
 class _Chat(BaseHTTPRequestHandler):
@@ -102,6 +103,26 @@ def test_a_redirect_of_the_chat_to_another_host_is_not_followed_and_its_answer_i
     output = capsys.readouterr()
     kept = b"".join(path.read_bytes() for path in nightly_project.rglob("*") if path.is_file())
     assert b"very-secret-part" not in kept + (output.out + output.err).encode()
+
+
+@pytest.mark.parametrize(
+    ("target", "is_followed"),
+    [
+        ("http://chat.example/hook", False),
+        ("https://chat.example/moved", True),
+        ("https://chat.example:444/hook", False),
+        ("https://chat.example@other.example/hook", False),
+        ("//other.example/hook", False),
+    ],
+)
+def test_a_chat_is_followed_only_over_https_on_the_same_host(target: str, is_followed: bool) -> None:
+    from email.message import Message
+    from io import BytesIO
+    from urllib.request import Request
+
+    request, headers = Request("https://chat.example/hook"), cast(Any, Message())
+    new = _SameHost().redirect_request(request, BytesIO(), 302, "Found", headers, target)
+    assert (new is not None) == is_followed
 
 
 def test_an_unreachable_chat_is_a_note_and_not_a_failure(

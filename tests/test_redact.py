@@ -91,6 +91,12 @@ SECRET_TEXTS = [
     f"https://a.blob.core.windows.net/c?sv=2022&sig={RANDOM}%3D",
     f"https://{RANDOM}@git.example/x",
     f"redis://:{RANDOM}@h:6379",
+    f"HTTPS_PROXY=http://me:p@ss{RANDOM}@proxy:3128",
+    f"postgresql+psycopg2://optuna:{RANDOM}@h/study mysql+pymysql://o:{RANDOM}@h/s",
+    f"Client error '401' for url 'https://h/v1beta/models?alt=sse&key={RANDOM}'",
+    f"JobId=7 Comment=WANDB_API_KEY={RANDOM} Command=/x/job.sh --api-key={RANDOM} AdminComment=token:{RANDOM}",
+    f"{{'authorization': 'Bearer {RANDOM}', 'x-api-key': '{RANDOM}', 'api-key': '{RANDOM}'}}",
+    f"Proxy-Authorization: Basic {RANDOM}",
     f"Set-Cookie: session={RANDOM}; HttpOnly",
     f"{{'db_password': 'with spaces {RANDOM}'}}",
     f'"log": "a\\nhf_{RANDOM}\\nb"',
@@ -161,6 +167,16 @@ def test_private_keys_on_one_line_and_between_lines_of_other_ranks_are_masked() 
     masked = redact(mixed, {})
     assert [line for line in KEY_LINES[1:-1] if line in masked] == []
     assert masked.count("step 7 of 100") == len(KEY_LINES)
+
+
+def test_passwords_in_addresses_of_the_environment_are_masked_wherever_they_occur() -> None:
+    environment = {
+        "HTTPS_PROXY": "http://me:p%40ss-w0rd@proxy:3128",
+        "STUDY": "mysql://o:tr0mbone@h/s",
+        "HOME": "/home",
+    }
+    text = "407 for user me with p@ss-w0rd (p%40ss-w0rd); tr0mbone at proxy:3128"
+    assert redact(text, environment) == f"407 for user me with {MASK} ({MASK}); {MASK} at proxy:3128"
 
 
 def test_values_of_the_environment_are_masked_in_every_spelling() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
 from cclsearch.core.text import count_of, one_line
 from cclsearch.launch.base import Cleaner, JobState
 from cclsearch.launch.profile import make_launcher
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         clean = partial(launcher.cancel, [handle for handle, _ in left])
         noun, done, nothing = "job", "cancelled", f"run {folder.name!r} has no unfinished job"
     for line in [json.dumps(rows)] if args.json else lines:
-        print(line)
+        print(redact(line))
     if rows and not args.dry_run:
         clean()
     if not isinstance(launcher, Cleaner):  # closing it would delete resources even with --dry-run

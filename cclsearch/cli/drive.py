@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -48,7 +49,7 @@ def drive_search(
     """
     stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
-        session = open_session(folder, stop=stop)
+        session = replace(open_session(folder, stop=stop), tell=_tell)
         with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
             begin_or_resume(
                 writer, session, budget=budget, confirm=confirm, keep_going=args.keep_going, unknown=unknown
@@ -64,6 +65,10 @@ def drive_search(
         if state.stopped and state.stopped.kind is EndKind.SHARED_CAUSE:
             return EXIT_SHARED_CAUSE
         return EXIT_OK if state.best else EXIT_FAILED
+
+
+def _tell(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _print_result(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:

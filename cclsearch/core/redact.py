@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 import yaml
 
@@ -92,6 +92,7 @@ _VALUES = {
 _TEMPLATE = (b"<", b"[", b"{", b"$", b"%(")
 """A value that begins with one of these is a placeholder (`$NAME`, `{name}`) or was masked before."""
 
+_PASSWORD = re.compile(r"://[^/\s:@]{0,200}+:([^/\s]{1,300})@")
 _USERINFO = re.compile(rb"://([a-z0-9_\-]{16,300}+)@")
 _SCHEMES = (
     (b"bearer", re.compile(rb"bearer\s{1,8}([A-Za-z0-9._\-+/=~]{8,}+)")),
@@ -106,7 +107,8 @@ _SCHEMES = (
     (b"cookie:", re.compile(rb"cookie:\s{0,8}([^\r\n\"'\\]{4,4096}+)")),
     (b"sig=", re.compile(rb"sig=(?<=[?&;]sig=)([a-z0-9%+/=_\-]{8,}+)")),
     (b"x-amz-", re.compile(rb"x-amz-(?:signature|credential|security-token)=([^\s&\"'\\]{8,}+)")),
-    (b"://", re.compile(rb"://[^/\s:@\"'\\]{0,200}+:([^/\s@\"'\\]{1,500}+)@")),
+    (b"key=", re.compile(rb"key=(?<=[?&]key=)([a-z0-9%+/=_.\-]{8,}+)")),
+    (b"://", re.compile(rb"://[^/\s:@\"'\\]{0,200}+:([^/\s\"'\\]{1,300})@")),
     (b"://", _USERINFO),
     (b"-u", re.compile(rb"-u(?<!\S-u)\s{0,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
     (b"--user", re.compile(rb"--user(?<!\S--user)[\s=]{1,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
@@ -146,8 +148,15 @@ def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment's secrets, longest first; short values and plain words are left out."""
     source = os.environ if environment is None else environment
     values = {value.strip() for name, value in source.items() if is_secret_name(name)}
+    values |= {password for value in source.values() if "://" in value for password in _passwords(value)}
     kept = (value for value in values if len(value) >= 6 and not is_plain_word(value))
     return sorted(kept, key=len, reverse=True)
+
+
+def _passwords(text: str) -> set[str]:
+    """Passwords of the addresses in a value such as that of `HTTPS_PROXY`, as written and as unquoted."""
+    found = _PASSWORD.findall(text)
+    return {*found, *map(unquote, found)}
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:

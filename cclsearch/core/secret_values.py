@@ -27,7 +27,7 @@ _TYPES = frozenset(
 
 _PIECE = r"(?:[a-z]\d{2}[a-z]{4,20}|[A-Za-z]+\d{0,3})"
 _IDENTIFIER = rf"_{{0,2}}{_PIECE}(?:_+(?:{_PIECE}|\d{{1,3}}))*_{{0,2}}"
-"""A name in code: words, each with at most three digits at its end (`sha256`, `group_1`), or two inside (`b64decode`)."""
+"""A name in code: words, each with at most three digits at its end (`sha256`) or two inside (`b64decode`)."""
 _PATH = re.compile(rf"{_IDENTIFIER}(?:\.{_IDENTIFIER})*")
 _ARGUMENTS = re.compile(
     r"[(\[](?:[^()\[\]\r\n]|\([^()\r\n]{0,100}\)|\[[^\[\]\r\n]{0,100}\]){0,160}(?:[)\]]|(?<=[(\[,])\s{0,4}(?=[\r\n\\]|$))"

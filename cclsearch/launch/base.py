@@ -6,12 +6,18 @@ import shutil
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Annotated, Protocol, Self, runtime_checkable
+
+from pydantic import AfterValidator
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import TrialError
+from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.contract import TrialInput
+
+Masked = Annotated[str, AfterValidator(lambda text: redact(text))]
+"""What programs such as scontrol and gcloud print may name secrets."""
 
 
 class Job(Model):
@@ -70,8 +76,8 @@ class Check(Model):
 
     name: str
     ok: bool
-    detail: str
-    remedy: str = ""
+    detail: Masked
+    remedy: Masked = ""
     """What to do about it; empty if `ok`."""
 
     @classmethod

@@ -18,6 +18,7 @@ from typing import IO, BinaryIO, cast
 
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
 from cclsearch.core.redact import MASK, Masker, redact
+from cclsearch.core.text import count_of
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.record.state import RunState
 
@@ -35,6 +36,8 @@ _DERIVED = ".ccl-columns"
 _MAX_BYTES = 1 << 33
 """Bytes of one unpacked file that are looked at: a small packed file may unpack to any size."""
 _WAIT_S = 1.0
+_LONG_WAIT_S = 10 * _WAIT_S
+"""Seconds of waiting at the end of a search after which it says what it waits for."""
 
 moving = threading.Lock()
 """Held while a trial's files are moved, and while a masked log takes the place of the log that it was made of."""
@@ -86,10 +89,25 @@ class LogMasker:
             if current is None:
                 self.add(folder)
 
-    def finish(self, meanwhile: Callable[[], None]) -> None:
-        """Wait until all is masked; calls `meanwhile` every second."""
+    def finish(
+        self,
+        meanwhile: Callable[[], None],
+        *,
+        tell: Callable[[str], None] = lambda text: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until all is masked or `is_stopped`; calls `meanwhile` every second, `tell` once if it takes long."""
+        seconds = 0.0
         while not self._is_done():
             meanwhile()
+            if is_stopped():
+                return
+            seconds += _WAIT_S
+            if seconds == _LONG_WAIT_S:
+                tell(
+                    f"masking secrets in the logs and traces of {count_of(self._waiting, 'folder')}. "
+                    "Ctrl-C leaves the rest to `ccl-search resume`"
+                )
 
     def _is_done(self) -> bool:
         with self._changed:

@@ -23,6 +23,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import attempt_folder, prepare_folder, publish_attempt, read_published
 from cclsearch.score.outcome import CONSTRAINTS_RULE, LOAD_RULE, Outcome
+from cclsearch.search.evaluate import redact_failure
 from cclsearch.tasks.base import task_of
 
 EvaluateTrial = Callable[[Trial, TrialInput, RunWriter, Failure | None], Outcome]
@@ -198,7 +199,8 @@ class JobRunner:
 
     def _judge(self, writer: RunWriter, trial: Trial, status: JobStatus) -> None:
         """Evaluate a job that has ended, then record the trial's end, or that it is retried."""
-        failure = status.failure
+        failure = redact_failure(status.failure) if status.failure else None
+        status = status.model_copy(update={"failure": failure})
         if failure and (
             failure.kind is FailureKind.ALLOCATION_ENDED or (failure.kind.is_infrastructure and self._may_retry(trial))
         ):

@@ -38,7 +38,12 @@ def run_search(writer: RunWriter, session: Session) -> None:
     _run(writer, session)
     if session.masker is not None:
         session.masker.add_ended(writer.state)
-        session.masker.finish(writer.lock.refresh)
+        was_stopped = session.stop.is_set()
+        session.masker.finish(
+            writer.lock.refresh,
+            tell=session.tell,
+            is_stopped=lambda: session.stop.is_set() and not was_stopped,  # a second Ctrl-C raises KeyboardInterrupt
+        )
 
 
 def _run(writer: RunWriter, session: Session) -> None:

@@ -51,6 +51,8 @@ class Session:
     held_back: HeldBack = field(default_factory=HeldBack)
     stop: StopSignal = field(default_factory=StopSignal)
     now_s: Callable[[], float] = time.time
+    tell: Callable[[str], None] = lambda text: None
+    """Shows the user one line that no event of the ledger says."""
     max_trials: int | None = None
     """Trials in total that this session may spend, if that is less than the search's budget."""
 
