@@ -1,10 +1,11 @@
-"""Prints figures of ccl-search beside those of HolisticTraceAnalysis on the same traces, and where they differ.
+"""Prints figures of ccl-search beside those of other tools on the same traces, and where they differ.
 
-    python benchmarks/agreement.py FOLDER --hta PYTHON
+    python benchmarks/agreement.py FOLDER... [--hta PYTHON] [--tracelens CHECKOUT] [--xprof PYTHON]
 
-FOLDER has one folder of traces per run. PYTHON is an interpreter with the package HolisticTraceAnalysis, which reads
-traces of Kineto. It covers the whole file without its last profiler step, and rounds times to microseconds. Each cell
-has three figures over the whole file: exact, cut and rounded as HTA does, and HTA's own.
+FOLDER has one folder of traces per run. PYTHON is an interpreter with the package HolisticTraceAnalysis (0.5) or xprof
+(2.24), CHECKOUT a folder with TraceLens/TreePerf/gpu_event_analyser.py. Each tool gets a table of its own. HTA covers
+the whole file of Kineto without its last profiler step, and rounds times to microseconds; its cells have three figures
+over the whole file: exact, cut and rounded as HTA does, and HTA's own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import agreement_tracelens
+import agreement_xprof
 
 from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import intersect_spans, merge_spans, total_ns
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import RankView, TraceView
 
+HEAD = ["| trace | rank | idle, % | compute, % | overlap, % | differ |", "| --- " * 6 + "|"]
 MAX_RANKS = 8
 TOLERANCE = 0.015
 """Points of percent: HTA prints two decimals, each rounded."""
@@ -102,16 +108,26 @@ def compare(folder: Path, python: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print a row for each rank of each run."""
+    """Print a table for each tool, with a row for each rank of each run (xprof: for each figure of each file)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--hta", metavar="PYTHON", required=True)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--hta", metavar="PYTHON")
+    parser.add_argument("--tracelens", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--xprof", metavar="PYTHON")
     args = parser.parse_args(arguments)
-    print("| trace | rank | idle, % | compute, % | overlap, % | differ |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for folder in sorted(path for path in args.folder.iterdir() if path.is_dir()):
-        for row in compare(folder, args.hta):
-            print(row, flush=True)
+    tools: list[tuple[list[str], Callable[[Path, Any], list[str]], Any]] = [
+        (HEAD, compare, args.hta),
+        (agreement_tracelens.HEAD, agreement_tracelens.compare, args.tracelens),
+        (agreement_xprof.HEAD, agreement_xprof.compare, args.xprof),
+    ]
+    for head, rows_of, tool in tools:
+        if tool is None:
+            continue
+        print("\n".join(head))
+        for folder in sorted(path for parent in args.folders for path in parent.iterdir() if path.is_dir()):
+            for row in rows_of(folder, tool):
+                print(row, flush=True)
+        print()
     return 0
 
 
