@@ -75,23 +75,20 @@ def find_idle_gaps(view: RankView) -> IdleGaps:
     found = at < len(rows)
     row_G = rows[np.minimum(at, len(rows) - 1)]
     launch_G = table.launch[row_G]
-    launched_late = table.ts_ns[launch_G] >= gaps_G2[:, 0]
-    length_G = gaps_G2[:, 1] - gaps_G2[:, 0]
+    start_G, length_G = gaps_G2[:, 0], gaps_G2[:, 1] - gaps_G2[:, 0]
+    has_launch = found & (launch_G >= 0)
+    is_late = has_launch & (table.ts_ns[launch_G] >= start_G)
+    is_short = length_G < LAUNCH_GAP_NS
+    cause_G = np.full(len(start_G), CAUSES.index("unknown"), np.int64)
+    cause_G[is_late] = CAUSES.index("host_bound")
+    cause_G[has_launch & ~is_late & is_short] = CAUSES.index("launch_overhead")
+    late, early = np.flatnonzero(is_late), np.flatnonzero(has_launch & ~is_late & ~is_short)
+    cause_G[late[_covers(_sync_spans(view), start_G[late])]] = CAUSES.index("sync")
     copies_in = np.array(["HtoD" in name or "Host-to-Device" in name for name in table.names] or [False])
-    is_input = (table.kind[row_G] == Kind.MEMCPY) & copies_in[table.name_id[row_G]]
-    after_sync = _covers(_sync_spans(view), gaps_G2[:, 0])
-    after_comm = np.isin(gaps_G2[:, 0], view.comm_M2[:, 1])
-    choices = {
-        "unknown": ~found | (launch_G < 0),
-        "input": launched_late & is_input,
-        "sync": launched_late & after_sync,
-        "host_bound": launched_late,
-        "launch_overhead": length_G < LAUNCH_GAP_NS,
-        "comm_dependency": after_comm,
-    }
-    numbers = [CAUSES.index(cause) for cause in choices]
-    cause_G = np.select(list(choices.values()), numbers, default=CAUSES.index("unknown")).astype(np.int64)
-    return IdleGaps(gaps_G2[:, 0], length_G, window_G, cause_G)
+    copies = late[table.kind[row_G[late]] == Kind.MEMCPY]
+    cause_G[copies[copies_in[table.name_id[row_G[copies]]]]] = CAUSES.index("input")
+    cause_G[early[np.isin(start_G[early], view.comm_M2[:, 1])]] = CAUSES.index("comm_dependency")
+    return IdleGaps(start_G, length_G, window_G, cause_G)
 
 
 def _gaps(view: RankView) -> tuple[Int64s, Int64s]:

@@ -86,12 +86,14 @@ def steps_at(steps: Sequence[Step], time_ns: NDArray[np.int64]) -> NDArray[np.in
     """Return for each time the index of the step (sorted by start) whose window contains it; -1 without one."""
     if not steps:
         return np.full(len(time_ns), -1, np.int32)
-    starts = np.array([step.start_ns for step in steps], np.int64)
-    ends = np.array([step.end_ns for step in steps], np.int64)
-    index = np.searchsorted(starts, time_ns, side="right").astype(np.int32) - np.int32(1)
-    inside = (index >= 0) & (time_ns <= ends[index])
-    index[~inside] = -1
-    return index
+    edges = np.empty(2 * len(steps), np.int64)
+    edges[::2] = [step.start_ns for step in steps]
+    edges[1::2] = [step.end_ns + 1 for step in steps]
+    edges[1:-1:2] = np.minimum(edges[1:-1:2], edges[2::2])  # of steps that overlap, the one that began last
+    edges[1::2] = np.maximum(edges[1::2], edges[::2])
+    step_of_place = np.full(len(edges) + 1, -1, np.int32)
+    step_of_place[1::2] = np.arange(len(steps))
+    return step_of_place[np.searchsorted(edges, time_ns, side="right")]
 
 
 def attribute_steps(
