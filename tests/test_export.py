@@ -106,6 +106,9 @@ def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monke
         file.write(json.dumps({"token": SECRET}))
     (trial / "trace" / "rank2.xplane.pb").write_bytes(b"\x00" + SECRET.encode() + b"\x01")
     (trial / "trace" / "rank3.xplane.pb").write_bytes(b"\x00plain\x01")
+    (trial / "trace" / "rank4.sqlite").write_bytes(b"\x00\x17hf_Zq3vT8mK1xW5bN7cR2dL9f\x00")
+    (trial / "trace" / "rank5.xplane.pb.gz").write_bytes(gzip.compress(b"\x00" + SECRET.encode() + b"\x01"))
+    (trial / "trace" / "rank6.json.gz").write_bytes(gzip.compress(b"{" * 5000)[:-9])
     outside = tmp_path / "outside.json"
     outside.write_text("not ours", encoding="utf-8")
     (trial / "trace" / "link.json").symlink_to(outside)
@@ -114,10 +117,13 @@ def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monke
 
     manifest = copy_evidence(trial, tmp_path / "copy")
 
-    assert set(manifest) == {
-        "stdout.log", "trace/rank0.json", "trace/deep/rank1.json.gz", "trace/rank2.xplane.pb", "trace/rank3.xplane.pb",
+    left_out = {name: facts["left_out"] for name, facts in manifest.items() if "left_out" in facts}
+    assert set(manifest) - set(left_out) == {
+        "stdout.log", "trace/rank0.json", "trace/deep/rank1.json.gz", "trace/rank3.xplane.pb",
     }  # fmt: skip
-    assert manifest["trace/rank2.xplane.pb"] == {"left_out": "binary file that contains a secret"}
+    assert "cannot be read" in left_out.pop("trace/rank6.json.gz")
+    binary = ("rank2.xplane.pb", "rank4.sqlite", "rank5.xplane.pb.gz")
+    assert left_out == {f"trace/{name}": "binary file that contains a secret" for name in binary}
     copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
     assert len(copied) == 4
     for path in copied:

@@ -106,6 +106,19 @@ def test_a_key_that_begins_in_one_piece_of_a_log_and_ends_in_the_next_is_masked(
     assert text.endswith(line)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 7, 14, 21, 35])
+def test_secrets_at_the_end_of_a_piece_of_one_long_line_are_masked(shift: int, tmp_path: Path) -> None:
+    """A trace on one line: its piece ends in the middle of a secret, wherever that is."""
+    field, mark = f'{{"token": "{SECRET}"}},', "abcdefghij-k1"
+    line = "[" + " " * (2 * PIECE_BYTES - shift - 1) + field + f'{{"password": "{mark}"}}' + "]"
+    (tmp_path / "rank0.json").write_text(line)
+    scrub_logs(tmp_path)
+    text = (tmp_path / "rank0.json").read_text()
+    assert SECRET[3:12] not in text
+    assert SECRET[-8:] not in text
+    assert mark[-6:] not in text
+
+
 def test_separators_of_lines_and_marks_of_direction_are_removed_from_text() -> None:
     assert plain("a\u2028b\u2029c\u202ed") == "abcd"
 

@@ -11,26 +11,58 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
+import yaml
+from examples_of_patterns import list_branches, make_example
 from llm.players import Expert
 from llm.server import KEY, MODEL, Reaction, Say, serve
 from test_redact import KEY_LINES, RANDOM, SECRET_TEXTS
 
 from cclsearch.cli import main
+from cclsearch.core import redact as redact_module
+from cclsearch.core.redact import SECRET_NAME, is_secret_name
 from cclsearch.propose.agent.providers.types import CompletionRequest
 
 pytestmark = pytest.mark.serial
 
 LAUNCHERS = Path(__file__).parent / "secrets" / "launchers"
+RULES = yaml.safe_load((Path(redact_module.__file__).parent / "secret_formats.yaml").read_text("utf-8"))
+
+
+def make_names() -> tuple[str, ...]:
+    """A name of a variable for every alternative of `SECRET_NAME`, and some for each that has alternatives itself."""
+    names: set[str] = set()
+    for branch in list_branches(SECRET_NAME.pattern):
+        made = [make_example(branch, Random(f"{branch} {n}")).upper().replace("-", "_") for n in range(4)]
+        found = {name for part in made for name in (part, f"MY_{part}", f"MY{part}") if is_secret_name(name)}
+        assert found, f"no name for {branch}"
+        names |= set(sorted(found)[:3])
+    return tuple(sorted(names))
+
+
 NAMES = ("MY_SERVICE_TOKEN", "DB_PASS", "OPENAI_KEY_1", "SENTRY_DSN", "X_CONNECTION_STRING", "SSH_PRIVATE_KEY")
+NAMES = tuple(dict.fromkeys((*NAMES, *make_names())))
 
 
 def value_of(name: str) -> str:
     """A value without any format, by which nothing but the environment makes it known."""
     return "word-" + hashlib.sha256(name.encode()).hexdigest()[:30] + "/end"
+
+
+def make_formats() -> list[tuple[str, str]]:
+    """For every rule of `secret_formats.yaml`: what is before a secret, and a secret."""
+    random = Random(17)
+    return [
+        (
+            "https://" * ("keep" in rule) + make_example(rule.get("keep", ""), random),
+            make_example(rule["secret"], random),
+        )
+        for rule in RULES
+    ]
 
 
 def plant() -> tuple[str, list[str]]:
@@ -40,8 +72,23 @@ def plant() -> tuple[str, list[str]]:
     values = [value_of(name) for name in NAMES]
     coded = [form for value in values for form in (base64.b64encode(value.encode()).decode(), quote(value, safe=""))]
     first = "hf_" + marks[0]
-    lines = [first, *(f"said {value} twice" for value in values), *(f"x {form}" for form in coded), *shaped, *KEY_LINES]
-    return "\n".join(lines) + "\n", [*marks, *values, *(form.rstrip("=")[:-2] for form in coded), *KEY_LINES[1:-1]]
+    formats = make_formats()
+    lines = [
+        first,
+        *(f"a {before}{secret} b" for before, secret in formats),
+        *(f"said {value} twice" for value in values),
+        *(f"x {form}" for form in coded),
+        *shaped,
+        *KEY_LINES,
+    ]
+    lasting = [secret[-12:] for _, secret in formats]  # what is before the secret, or its prefix, may stay
+    return "\n".join(lines) + "\n", [
+        *lasting,
+        *marks,
+        *values,
+        *(form.rstrip("=")[:-2] for form in coded),
+        *KEY_LINES[1:-1],
+    ]
 
 
 class Chat(BaseHTTPRequestHandler):

@@ -7,7 +7,7 @@ import argparse
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
-from cclsearch.export.cards import write_cards
+from cclsearch.export.cards import list_left_out, write_cards
 from cclsearch.export.tables import write_csv, write_optuna, write_parquet
 from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.run.catalog import find_run
@@ -23,6 +23,8 @@ def run(args: argparse.Namespace) -> int:
         folder = args.out or loaded.folder / "cards"
         made = write_cards(loaded, trials, folder, traces=not args.no_traces)
         print(plain(f"wrote {count_of(len(made), 'card')} with evidence to {folder}"))
+        for line in list_left_out(made):
+            print(plain(line))
         return EXIT_OK
     path = (
         args.out or loaded.folder / {"csv": "trials.csv", "parquet": "trials.parquet", "optuna": "optuna.db"}[args.to]

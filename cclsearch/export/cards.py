@@ -6,22 +6,25 @@ import gzip
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import yaml
 
 from cclsearch.card.model import Card, ModelArch
 from cclsearch.core.atomic_file import staging_folder, write_atomically
 from cclsearch.core.errors import UserError, writing_to
-from cclsearch.core.redact import MASK, Masker, redact, secret_values
+from cclsearch.core.job_file import JobFileError
+from cclsearch.core.redact import MASK, redact
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
 from cclsearch.report.gather import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run.folder import Run
+from cclsearch.run.log_masking import mask_pieces
 from cclsearch.run.spec import hash_file
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE
 from cclsearch.space.knobs import list_degrees, rank_degrees
@@ -30,8 +33,18 @@ from cclsearch.tasks.base import task_of
 
 EVIDENCE = (CONFIG_FILE, SCRIPT_FILE, STDOUT_FILE, STDERR_FILE, RESULT_FILE, METRICS_FILE, ADMISSION_FILE)
 TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".sh", ".out", ".err")
-CHUNK_BYTES = 1 << 20
 MANIFEST_FILE = "manifest.json"
+
+
+def list_left_out(folders: Sequence[Path]) -> list[str]:
+    """Return a line for each file of evidence that these cards do not contain, with the reason."""
+    manifests = ((folder, json.loads((folder / "evidence" / MANIFEST_FILE).read_text("utf-8"))) for folder in folders)
+    return [
+        f"left out of {folder.name}: {name} ({facts['left_out']})"
+        for folder, manifest in manifests
+        for name, facts in manifest["files"].items()
+        if "left_out" in facts
+    ]
 
 
 def write_cards(run: Run, trials: Sequence[Trial], folder: Path, *, traces: bool = True) -> list[Path]:
@@ -125,43 +138,23 @@ def _evidence_files(source: Path, *, traces: bool) -> Iterator[tuple[str, Path]]
 
 def _copy_masked(source: Path, target: Path) -> str | None:
     """Copy one file; returns None, or why it was left out."""
-    name = source.name.removesuffix(".gz")
-    if not name.endswith(TEXT_SUFFIXES):
-        if _holds_secret(source):
-            return "binary file that contains a secret"
-        shutil.copyfile(source, target)
-        return None
     try:
-        if source.name.endswith(".gz"):
-            with gzip.open(source, "rb") as read, gzip.GzipFile(target, "wb", compresslevel=6, mtime=0) as write:
-                _mask_stream(read, write)
-        else:
-            with source.open("rb") as read, target.open("wb") as write:
-                _mask_stream(read, write)
-    except (OSError, EOFError) as error:
+        with source.open("rb") as read:
+            if source.name.removesuffix(".gz").endswith(TEXT_SUFFIXES):
+                with _open_packed(target) if source.name.endswith(".gz") else target.open("wb") as write:
+                    write.writelines(masked for _, masked in mask_pieces(read, source))
+                return None
+            if any(masked != piece for piece, masked in mask_pieces(read, source)):
+                return "binary file that contains a secret"  # a binary format breaks if its text gets another length
+        shutil.copyfile(source, target)
+    except (OSError, EOFError, zlib.error, JobFileError) as error:
         target.unlink(missing_ok=True)
         return f"cannot be read: {clean(str(error))}"
     return None
 
 
-def _mask_stream(read: IO[bytes] | gzip.GzipFile, write: IO[bytes] | gzip.GzipFile) -> None:
-    """Copy block by block of whole lines, so that no secret is split and long files need little memory."""
-    masker = Masker()
-    while lines := read.readlines(CHUNK_BYTES):
-        write.write(masker.mask(b"".join(lines)))
-
-
-def _holds_secret(path: Path) -> bool:
-    secrets = [value.encode() for value in secret_values()]
-    if not secrets:
-        return False
-    overlap, tail = max(map(len, secrets)), b""
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            if any(secret in tail + chunk for secret in secrets):
-                return True
-            tail = chunk[-overlap:]
-    return False
+def _open_packed(target: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.GzipFile(target, "wb", compresslevel=6, mtime=0))
 
 
 def _describe_model(card: Card, model: ModelArch) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from cclsearch.record.state import RunState
 
 PIECE_BYTES = 1 << 18
 """Bytes of a log that are in memory at once; a line that is longer is masked in parts."""
+_TAIL_BYTES = 1 << 14
+"""Bytes of a long line that wait for the next piece at most, so that no secret is cut in two."""
 DONE_FILE = "masked_logs.txt"
 """In the run folder: inode, size and time in ns of each log that is masked, one a line."""
 PREFIX = ".masking-"
@@ -191,7 +193,7 @@ def _scrub(path: Path) -> None:
     with open_job_file(path) as source:
         opened = os.fstat(source.fileno())
         with contextlib.suppress(EOFError, zlib.error, gzip.BadGzipFile):
-            if any(masked != piece for piece, masked in _mask_pieces(source, path)):
+            if any(masked != piece for piece, masked in mask_pieces(source, path)):
                 source.seek(0)
                 _replace(path, source, opened)
 
@@ -203,7 +205,7 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
     try:
         with os.fdopen(descriptor, "wb") as target:
             packed = gzip.GzipFile(fileobj=target, mode="wb", compresslevel=6) if _is_packed(path) else None
-            for _, masked in _mask_pieces(source, path):
+            for _, masked in mask_pieces(source, path):
                 (packed or target).write(masked)
             if packed:
                 packed.close()
@@ -216,16 +218,33 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
         clean.unlink(missing_ok=True)
 
 
-def _mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each piece of the unpacked text, and what it is with its secrets masked."""
+def mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each piece of the unpacked file, and what it is with its secrets masked; JobFileError if too large."""
     masker, left = Masker(), _MAX_BYTES
-    reader = cast(IO[bytes], gzip.GzipFile(fileobj=source) if _is_packed(path) else source)
-    while piece := reader.read(PIECE_BYTES):
-        piece += reader.readline(PIECE_BYTES)
+    for piece in _read_pieces(cast(IO[bytes], gzip.GzipFile(fileobj=source) if _is_packed(path) else source)):
         left -= len(piece)
         if _is_packed(path) and left < 0:
             raise JobFileError(f"{path.name} unpacks to more than {_MAX_BYTES >> 30} GiB")
         yield piece, masker.mask(piece)
+
+
+def _read_pieces(reader: IO[bytes]) -> Iterator[bytes]:
+    """Yield whole lines, and parts of a long line that end where an object, a field or a word does."""
+    left = b""
+    while piece := reader.read(PIECE_BYTES):
+        piece = left + piece + reader.readline(PIECE_BYTES)
+        end = _find_end(piece)
+        left = piece[end:]
+        yield piece[:end]
+    if left:
+        yield left
+
+
+def _find_end(piece: bytes) -> int:
+    if piece.endswith(b"\n"):
+        return len(piece)
+    ends = (piece.rfind(sign, len(piece) - _TAIL_BYTES) + 1 for sign in (b"}", b",", b" "))
+    return next((end for end in ends if end > 0), len(piece))
 
 
 def _is_packed(path: Path) -> bool:
