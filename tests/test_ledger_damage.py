@@ -23,12 +23,21 @@ from cclsearch.cli import main
 from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.values import Config, Provenance
 from cclsearch.propose.base import ExpectedOutcome
-from cclsearch.record.event import EVENT, LEDGER_VERSION, Note, SearchStarted, TrialFinished, TrialProposed
+from cclsearch.record.event import (
+    EVENT,
+    LEDGER_VERSION,
+    Event,
+    Note,
+    SearchResumed,
+    SearchStarted,
+    TrialFinished,
+    TrialProposed,
+)
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger, read_events
 from cclsearch.record.line import decode_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.score.outcome import Outcome
+from cclsearch.score.outcome import Admission, Outcome
 
 RECORDED = sorted((Path(__file__).parent / "recorded" / "runs-0.1.0").rglob(LEDGER_FILE))
 LARGE = 10 * 2**20
@@ -285,6 +294,71 @@ def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path: Path)
     state = fold(path)
     assert state.trials[1].config == Config(tp=1)
     assert [line.problem for line in state.bad_lines] == ["trial 1 was proposed before"]
+
+
+def propose(number: int, tp: int) -> TrialProposed:
+    return TrialProposed(time_s=1, trial=number, config=Config(tp=tp), proposer="random")
+
+
+def end(number: int, loss: float) -> TrialFinished:
+    admitted = Admission(admitted=True, verdicts=())
+    outcome = Outcome(provenance=Provenance.MEASURED, loss=loss, admission=admitted)
+    return TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome)
+
+
+START = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
+CONTESTED = "trial 1 was proposed twice, and this may be about either configuration"
+MERGED: dict[str, tuple[list[Event], dict[int, float | None], list[str]]] = {
+    "an end again": ([START, propose(1, 1), end(1, 2.0), end(1, 2.0)], {1: 2.0}, ["trial 1 had ended before"]),
+    "another end": ([START, propose(1, 1), end(1, 2.0), end(1, 1.0)], {1: 2.0}, ["trial 1 had ended before"]),
+    "one copy after the other": (
+        [START, propose(1, 1), end(1, 2.0), propose(1, 4), end(1, 0.5)],
+        {1: 2.0},
+        ["trial 1 was proposed before", "trial 1 had ended before"],
+    ),
+    "by time": (
+        [START, propose(1, 1), propose(1, 4), end(1, 0.5), end(1, 2.0), propose(2, 2), end(2, 3.0)],
+        {1: None, 2: 3.0},
+        [
+            "trial 1 was proposed before",
+            CONTESTED,
+            CONTESTED,
+        ],
+    ),
+    "by time, and resumed": (
+        [START, propose(1, 1), propose(1, 4), end(1, 0.5), SearchResumed(engine_version="1", budget=9), end(1, 2.0)],
+        {1: 2.0},
+        ["trial 1 was proposed before", CONTESTED],
+    ),
+    "the same proposal twice": (
+        [START, propose(1, 1), propose(1, 1), end(1, 2.0)],
+        {1: 2.0},
+        ["trial 1 was proposed before"],
+    ),
+    "in another order": (
+        [START, end(1, 2.0), propose(1, 1)],
+        {1: None},
+        ["it is about trial 1, whose proposal is missing"],
+    ),
+    "another search": (
+        [START, START.model_copy(update={"run_id": "other"}), propose(1, 1), end(1, 2.0)],
+        {1: 2.0},
+        ["the search 'r' began before"],
+    ),
+}
+
+
+@pytest.mark.parametrize("merged", MERGED)
+def test_no_event_of_merged_ledgers_changes_what_a_trial_was_or_how_it_ended(tmp_path: Path, merged: str) -> None:
+    """Copies of a run that were continued separately, and whose ledgers git or rsync put together."""
+    path = tmp_path / LEDGER_FILE
+    events, losses, problems = MERGED[merged]
+    path.write_bytes(b"".join(map(encode_line, events)))
+    state = fold(path)
+    ends = {number: trial.outcome and trial.outcome.loss for number, trial in state.trials.items()}
+    assert (ends, [line.problem for line in state.bad_lines]) == (losses, problems)
+    assert [number for number, loss in losses.items() if loss is None] == [trial.number for trial in state.unfinished]
+    assert (state.run_id, state.num_spent, state.trials[1].config) == ("r", len(losses), Config(tp=1))
 
 
 @pytest.fixture

@@ -27,6 +27,20 @@ def space() -> Space:
     return space_from_rows(KNOBS, configs)
 
 
+def test_one_lucky_run_does_not_beat_a_configuration_with_more_runs_within_the_noise(tmp_path: Path) -> None:
+    """The winner's curse: the best of many single runs is lower than its mean."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for number, (tp, loss) in enumerate([(1, 1.00), (1, 1.02), (1, 0.98), (2, 0.99)], 1):
+        ledger.append(TrialProposed(time_s=1, trial=number, config=Config(tp=tp), proposer="random"))
+        admission = Admission(admitted=True, verdicts=())
+        outcome = Outcome(provenance=Provenance.MEASURED, loss=loss, admission=admission)
+        ledger.append(TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome))
+    ledger.close()
+    state = fold_ledger(ledger.path)
+    assert state.best is not None
+    assert state.best.config == Config(tp=1)
+
+
 def some_observations(space: Space) -> list[Observation]:
     metrics = {"step_time_s": 2.5, "peak_memory_gib": 60.0, "mfu": 0.4}
     return [

@@ -10,12 +10,14 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.propose.events import ReportedEvent
 from cclsearch.record.event import (
     LEDGER_VERSION,
+    AttemptEvent,
     Event,
     LedgerUpgraded,
     Purpose,
@@ -87,6 +89,9 @@ class RunState:
     _baseline: int | None = None
     _infrastructure_failures: list[int] = field(default_factory=list)
     _unjudged: dict[int, None] = field(default_factory=dict)
+    _contested: set[int] = field(default_factory=set)
+    """Running trials that were proposed twice with different configurations, until the search is resumed: copies of a
+    run that were continued separately, and whose ledgers were merged."""
 
     def __post_init__(self) -> None:
         self.trials = TrialTable(self.path)
@@ -94,9 +99,12 @@ class RunState:
     def apply(self, event: Event, offset: int, end: int) -> None:
         """Apply the next event, whose line is from `offset` to `end` in the ledger.
 
-        Raises ValueError, and changes nothing, if its trial was not proposed, or is proposed again.
+        Raises ValueError, and takes nothing from the event, if it cannot follow on those before: its trial was not
+        proposed, is proposed again or has ended, or the search began before.
         """
         number: int | None = getattr(event, "trial", None)
+        if isinstance(event, SearchStarted) and self.run_id:
+            raise ValueError(f"the search {self.run_id!r} began before")
         if number is not None:
             self._check_trial(number, event)
         self.last_s = max(self.last_s, event.time_s)
@@ -254,9 +262,15 @@ class RunState:
         is_known, is_new = number in self.trials, isinstance(event, TrialProposed)
         self.highest_trial = max(self.highest_trial, number)
         if is_new and is_known:
+            if number in self._open and cast(TrialProposed, event).config != self.trials[number].config:
+                self._contested.add(number)
             raise ValueError(f"trial {number} was proposed before")
         if not is_new and not is_known:
             raise ValueError(f"it is about trial {number}, whose proposal is missing")
+        if isinstance(event, TrialFinished) and self.trials.is_finished(number):
+            raise ValueError(f"trial {number} had ended before")
+        if number in self._contested and isinstance(event, AttemptEvent):
+            raise ValueError(f"trial {number} was proposed twice, and this may be about either configuration")
 
     def _propose(self, event: TrialProposed) -> None:
         is_search = event.purpose is Purpose.SEARCH
@@ -306,6 +320,7 @@ class RunState:
             case LedgerUpgraded():
                 self.ledger_version = event.ledger_version
             case SearchResumed():
+                self._contested.clear()
                 self.stopped = self.ended = None
                 self.budget_raised_to, self.confirm_raised_to = event.budget, event.confirm
                 self.left_trials |= set(event.left_trials)
