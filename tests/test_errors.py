@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from privileges import enforced_permissions
 
 from cclsearch.cli import COMMANDS, EXIT_INTERRUPTED, main
-from cclsearch.core.errors import UserError, require_writable, writing_to
+from cclsearch.core.errors import UserError, reading_from, require_writable, writing_to
 
 TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
 RUN = ["run", "--workload", "wl2", "--launcher", "replay"]
@@ -196,6 +199,44 @@ def test_ctrl_c_prints_one_line_and_how_to_continue(
     captured = capsys.readouterr().err
     assert captured.endswith(message)
     assert captured.count("\n") == 1
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "folder": Path.mkdir,
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to nothing": lambda path: path.symlink_to("nothing"),
+    "8 GiB": lambda path: (path.touch(), os.truncate(path, 8 << 30)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("workloads/w.yaml", ("--workload", "w")),
+        ("launchers/l.yaml", ("--launcher", "l")),
+        ("launchers/f.framework.yaml", ("--framework", "f", "--launcher", "local")),
+        ("objectives/o.yaml", ("--objective", "o")),
+        ("ccl-search.yaml", ()),
+    ],
+)
+def test_an_odd_file_of_a_project_is_named_and_never_waited_for(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str, option: tuple[str, ...], odd: str
+) -> None:
+    path = project / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    ODD[odd](path)
+    assert main(["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1", "--dry-run", *option]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert ("must be under 8 MiB" if odd == "8 GiB" else "is not a regular file") in line
+
+
+def test_an_error_while_a_file_is_read_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"Stale file handle: '.*ledger\.jsonl'"), reading_from(tmp_path / "ledger.jsonl"):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
 def test_a_failed_write_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:

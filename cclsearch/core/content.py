@@ -67,6 +67,9 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
                 return path
     known = list_content(folder, *suffixes, project=project)
     names = [each for each in known if not each.endswith(FRAMEWORK_SUFFIX)]
+    odd = [root / folder / f"{name}{suffix}" for root in content_roots(project) for suffix in suffixes]
+    if found := next((path for path in odd if os.path.lexists(path)), None):
+        raise UserError(f"{str(found)!r} is not a regular file, so there is no {CONTENT_KINDS[folder]} {name!r}")
     here = _describe_path(Path(name), suffixes[0])
     raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{here}; known: {', '.join(names) or 'none'}")
 

@@ -54,6 +54,15 @@ def writing_to(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from None
 
 
+@contextlib.contextmanager
+def reading_from(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError of the block: that of a read names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def require_writable(path: Path, option: str) -> None:
     """Check before long work that a file can be written at `path`; else UserError names the option. Leaves no file."""
     folder = path.absolute().parent

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePath
 
 from pydantic import Field, field_validator
 
 from cclsearch.core.content import project_root
+from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
+from cclsearch.core.yaml_file import MAX_BYTES, parse_yaml_value, read_yaml, validate_mapping
 
 SETTINGS_FILE = "ccl-search.yaml"
 
@@ -50,7 +52,15 @@ def load_settings(root: Path | None = None) -> Settings:
     """
     path = (root or project_root()) / SETTINGS_FILE
     if not path.is_file():
+        if os.path.lexists(path):
+            raise UserError(f"{str(path)!r} is not a regular file: restore or remove it")
         return Settings()
-    if not path.read_bytes().strip() or parse_yaml_value(path.read_text("utf-8", "replace"), str(path)) is None:
+    if path.stat().st_size <= MAX_BYTES and _is_empty(path):
         return Settings()
     return validate_mapping(Settings, read_yaml(path), str(path))
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether the file states nothing: `read_yaml` requires a mapping."""
+    text = path.read_text("utf-8", "replace")
+    return not text.strip() or parse_yaml_value(text, str(path)) is None

@@ -19,7 +19,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import UserError, reading_from
 from cclsearch.core.values import Config, Failure
 from cclsearch.propose.observations import Observation
 from cclsearch.record.event import Event
@@ -264,7 +264,7 @@ class TrialTable(Mapping[int, Trial]):
             extents.append(extent)
             extent = self._previous_extents[extent]
         events = []
-        with self._path.open("rb") as file:
+        with reading_from(self._path), self._path.open("rb") as file:
             for extent in reversed(extents):
                 file.seek(self._offsets[extent])
                 events += [self._parse(file.readline()) for _ in range(self._num_lines[extent])]
