@@ -48,6 +48,8 @@ def test_the_names_cover_every_class() -> None:
     [
         ("flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport", "communication"),
         ("dpsk::ep::intranode::dispatch", "communication"),
+        ("MEMORY_COPY_HOST_TO_DEVICE", "memory"),
+        ("MEMORY_COPY_DEVICE_TO_DEVICE.kd", "memory"),
         ("triton_red_fused__to_copy_add_flash_attention_forward_mul_3", "reduction"),
         ("MIOpenBatchNormFwdTrainSpatial.kd", "norm"),
         ("void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, cudnn::reduced_divisor)", "convolution"),
