@@ -126,7 +126,8 @@ def test_step_times_that_do_not_fill_their_window_are_refused() -> None:
     assert judge("step_times", result={"step_times_s": times, "timed_window_s": 5.02}) == (
         False,
         "the timed steps take 2.51 s, but their window took 5.02 s by another clock (2.00x; at most 1.25x and 0.1 s"
-        " more are allowed)",
+        " more are allowed): count what runs between steps in their times, or log and save checkpoints outside the"
+        " window",
     )
     assert judge("step_times", result={"timed_window_s": 5.03})[1] == "4 different step times in a window of 5.03 s"
     assert judge("step_times")[1].endswith("the run script does not report timed_window_s")

@@ -50,7 +50,8 @@ def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
         return ""
     return (
         f"the timed steps take {total_s:.4g} s, but their window took {window_s:.4g} s by another clock"
-        f" ({window_s / total_s:.2f}x; at most {1 + share:g}x and {DEFAULT.max_uncounted_s:g} s more are allowed)"
+        f" ({window_s / total_s:.2f}x; at most {1 + share:g}x and {DEFAULT.max_uncounted_s:g} s more are allowed):"
+        " count what runs between steps in their times, or log and save checkpoints outside the window"
     )
 
 
