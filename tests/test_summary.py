@@ -18,7 +18,7 @@ from cclsearch.cli import main
 from cclsearch.cli.drive import print_end
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.plugins import TASKS
-from cclsearch.record.event import SearchResumed
+from cclsearch.record.event import Purpose, SearchResumed, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.objective_figure import ObjectiveFigure
@@ -86,6 +86,20 @@ def test_the_summary_gives_confidence_runner_up_and_ties(project: Path) -> None:
     assert str(folder) in summary
     assert "from 2 runs;" in confirmed
     assert "(measured, repeats: 1)" in confirmed
+
+
+def test_reference_trials_count_among_the_other_configurations(project: Path) -> None:
+    folder, session = open_measured(project, (2.0, 1.0, 1.05, 2.0), budget=3)
+    reference = TrialProposed(
+        trial=1, config=session.space.config(0), proposer="reference", rationale="", purpose=Purpose.REFERENCE
+    )
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        writer.record(reference.at(0.0))
+        run_search(writer, session)
+        summary = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+    assert "best: trial 2" in summary
+    assert "better than 2 of 3 other configurations" in summary
 
 
 @pytest.mark.parametrize(("third_s", "winner"), [(1.03, 2), (0.5, 3)])

@@ -224,7 +224,7 @@ def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
         among = f"{end} of {how} {name_values(metric)}" if is_single else f"best of {how} configurations"
         lines = [f"{among}; {runner_up}"]
     else:
-        share = f"{len(certainty.beaten)} of {len(others)} other configurations"
+        share = f"{len(certainty.beaten)} of {len(certainty.beaten) + len(certainty.tied)} other configurations"
         lines = [f"better than {share} beyond noise ({DEFAULT_CONFIDENCE:.0%} confidence); {runner_up}"]
     if state.baseline is not None and state.baseline.config != best.config:
         is_tied = is_single and certainty is not None and state.baseline.number in certainty.tied
