@@ -128,7 +128,8 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     assert "A surrogate model (fitted to the trials so far) predicts" in system
     assert "beliefs" not in system + tools
     assert 'framework "resizer"\nfixed work: pixels 640\n2 x cpu' in system
-    assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\nloss = 1 / images_per_s\n" in system
+    assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
+    assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system
     assert "trial loss images_per_s vs_best mem_GiB | lanes" in user
     assert "pred_images_per_s optimistic vs_best mem_GiB P(fits) | lanes" in user
     assert '"expected_images_per_s"' in tools

@@ -382,7 +382,7 @@ def test_unnamed_groups_are_not_assumed_to_be_all_ranks_if_times_contradict_it()
     wait = measure(tables, "comm_wait_frac")
     assert (wait.value, wait.status, wait.reason) == (0.0, Status.PARTIAL, Reason.NO_CLOCK_ALIGNMENT)
     assert wait.inputs["num_collectives"] == 8
-    assert "not included: group world" in wait.detail
+    assert "not included: the group of all ranks" in wait.detail
     assert measure(tables, "start_skew").value == 0.0  # the ranks still share one clock
 
 

@@ -69,8 +69,7 @@ class TrialComparison:
                 verdict = self._verdict(trial, trial.outcome, ballot)
                 if _is_change(trial.outcome.find_verdict(verdict.rule), verdict):
                     outcome = self._replace(trial.outcome, verdict, state)
-                    change = "ranked" if outcome.is_ranked else "not ranked"
-                    _record(writer, number, outcome, f"trial {number} is {change} now: {verdict.detail}", now_s)
+                    _record(writer, number, outcome, f"trial {number} is {_describe_change(outcome, verdict)}", now_s)
         self._rescore(writer, now_s)
 
     def is_undecided(self, state: RunState) -> bool:
@@ -204,6 +203,13 @@ def _status(verdict: Verdict) -> tuple[bool, bool]:
     """Return whether a verdict keeps a trial from being ranked, and whether a reference trial may change that."""
     is_out = verdict.ok is False
     return is_out, is_out and verdict.detail.startswith(UNDECIDED)
+
+
+def _describe_change(outcome: Outcome, verdict: Verdict) -> str:
+    """Return whether a trial is ranked now, and why: `not ranked now: its losses differ from ...`."""
+    is_open = verdict.detail.startswith(UNDECIDED)
+    change = "not ranked now" if not outcome.is_ranked else "ranked for now" if is_open else "ranked now"
+    return f"{change}: {verdict.detail.removeprefix(UNDECIDED) if outcome.is_ranked else verdict.detail}"
 
 
 def _record(writer: RunWriter, number: int, outcome: Outcome, text: str, now_s: Callable[[], float]) -> None:
