@@ -285,7 +285,7 @@ def test_a_sweep_over_two_of_its_metrics_has_a_front(toy: Toy) -> None:
     for (fast, slow), (other_fast, other_slow) in itertools.permutations(values, 2):
         assert not (other_fast >= fast and other_slow <= slow), "a point of the front is dominated"
     shown = toy.call("pareto", "both", "--no-png").out
-    assert "throughput_mb_s=" in shown
+    assert "throughput " in shown
     page = (toy.run_path("both") / "pareto.html").read_text(encoding="utf-8")
     assert OF_TRAINING.findall(text_of(page + shown)) == []
     chosen = toy.call("pareto", "both", "--metrics", "throughput_mb_s,compression_ratio", "--json").json
