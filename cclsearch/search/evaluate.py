@@ -37,15 +37,18 @@ class TrialEvaluator:
 
     def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
         folder = writer.trial_folder(trial.number)
+        has_job = self._spec.recording is None  # else no file there is from outside
 
         def evaluate() -> Outcome:
-            scrub_result(folder / RESULT_FILE)
+            if has_job:
+                scrub_result(folder / RESULT_FILE)
             outcome = self._evaluate(folder, trial, payload, failure, writer.state)
             return outcome if self._comparison is None else self._comparison.judge(trial, outcome, writer.state)
 
         outcome, traceback = judge(evaluate, self._spec.provenance)
         write_outcome_files(folder, outcome, traceback)
-        (scrub_logs if self._masker is None else self._masker.add)(folder)  # now no trace is read any more
+        if has_job:
+            (scrub_logs if self._masker is None else self._masker.add)(folder)  # now no trace is read any more
         return outcome
 
     def _evaluate(

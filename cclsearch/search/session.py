@@ -46,7 +46,7 @@ class Session:
     comparison: TrialComparison | None = None
     """Compares the trials with each other; None if nothing is measured or compared."""
     masker: LogMasker | None = None
-    """Masks the logs of ended trials beside the search."""
+    """Masks the logs of ended trials beside the search; None for a recording, whose trials no job writes to."""
     prior: tuple[Observation, ...] = ()
     held_back: HeldBack = field(default_factory=HeldBack)
     stop: StopSignal = field(default_factory=StopSignal)
@@ -63,7 +63,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
     load_classes()  # a malformed table of the project must stop the search here, not its first trace
-    masker = LogMasker(folder)
+    masker = LogMasker(folder) if spec.recording is None else None
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
     return Session(
         spec=spec,
