@@ -35,7 +35,7 @@ def make_card(**fields: Any) -> Card:
         num_accelerators=fields.pop("num_accelerators", 2),
         accelerators_per_node=8,
         memory_gib=80,
-        scale_up_gbps=7200,
+        scale_up_gbps=3600,
         scale_out_gbps=400,
     )
     values = {

@@ -146,7 +146,7 @@ def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
     """Return the one-way GB/s of the links that a collective's group uses; None if the card does not state it."""
     hardware = card.hardware
     if is_scale_up(sample.call, sample.size, hardware.accelerators_per_node):
-        return hardware.scale_up_gbps / 8 / 2 if hardware.scale_up_gbps else None
+        return hardware.scale_up_gbps / 8 if hardware.scale_up_gbps else None
     return hardware.scale_out_gbps / 8 if hardware.scale_out_gbps else None
 
 

@@ -144,5 +144,5 @@ def _up_over_out(domain_size: int, samples: Sequence[CollectiveSample], card: Ca
     if rates[True] and rates[False]:
         return max(rates[True]) / max(rates[False])
     if card is not None and card.hardware.scale_up_gbps and card.hardware.scale_out_gbps:
-        return card.hardware.scale_up_gbps / 2 / card.hardware.scale_out_gbps
+        return card.hardware.scale_up_gbps / card.hardware.scale_out_gbps
     return None
