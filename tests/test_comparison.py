@@ -276,7 +276,7 @@ def test_the_first_reference_is_the_simplest_and_the_next_the_most_unlike(projec
 
 
 def test_a_trial_has_no_vote_if_its_work_is_in_question_anyway(project: Path) -> None:
-    """It failed, shows no losses, was not judged, or another rule refused it; "cannot be judged" is no refusal."""
+    """A trial has no vote if it failed, has no losses, was not judged, or was refused by another rule."""
     state, session, _ = run(project, train(lambda config: False), budget=1)
     trial, comparison = state.trials[1], session.comparison
     outcome = trial.outcome

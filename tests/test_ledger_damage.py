@@ -231,7 +231,7 @@ def test_a_fifo_in_place_of_the_ledger_is_refused_and_not_waited_for(tmp_path: P
     path = tmp_path / LEDGER_FILE
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-    end = threading.Timer(0.5, os.close, [writer])  # after which nobody would wait for a line any more
+    end = threading.Timer(0.5, os.close, [writer])  # if a reader waited for a line, this would end the wait
     end.start()
     with pytest.raises(UserError, match="is not a regular file"):
         fold_ledger(path)

@@ -26,6 +26,7 @@ MOE_LAYOUTS: list[dict[str, Value]] = [
 
 
 def check_same_losses(folder: Path, arch: ModelArch, layouts: list[dict[str, Value]]) -> None:
+    """Assert that each layout has the losses of one rank; both tests below assert through this."""
     alone = run_script(folder / "alone", make_input({"micro_batch_size": 8}, arch=arch))
     assert len(alone.losses) == 4, "one warm-up and three timed steps"
     assert alone.precision == "fp32"

@@ -60,7 +60,7 @@ def test_a_trace_without_communication_has_no_calls_and_no_mean() -> None:
     timeline = Timeline()
     timeline.kernel(0, 10)
     calls, mean = (measure([timeline.table()], name) for name in ("comm_calls", "comm_mean_time"))
-    assert (calls.value, calls.unit) == (0, "calls")  # there are no steps to count them per
+    assert (calls.value, calls.unit) == (0, "calls")  # without steps, the calls of the whole file
     assert measure([step_timeline().table()], "comm_calls").unit == "calls/step"
     assert mean.reason is Reason.NO_COMM_EVENTS
 

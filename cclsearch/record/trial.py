@@ -132,7 +132,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
 
 
 class TrialState(StrEnum):
-    """What became of a trial; each has exactly one state, whatever its purpose."""
+    """Whether a trial still runs, or how it ended. Each trial has exactly one state, whatever its purpose."""
 
     ADMITTED = "admitted"
     FAILED = "failed"

@@ -53,7 +53,7 @@ def _find_copy(evidence: Evidence) -> str:
 
 
 def _find_wrong_time(evidence: Evidence) -> str:
-    """The absolute times of a trace must lie inside the attempt. Clocks of nodes may differ, and a clock may be set."""
+    """The absolute times of a trace must lie inside the attempt. The clocks of two nodes may differ."""
     assert evidence.trace is not None
     attempt = evidence.attempt
     if attempt is None or not attempt.is_clock_steady:

@@ -47,7 +47,7 @@ class OperatorTree:
     coverage: float
     """Share of device time whose launch an operator encloses."""
     covers: str = "per step"
-    """What the seconds are a sum over: a step, or the whole file if there are no steps."""
+    """The period of the sums in seconds: one step, or the whole file if it has no steps."""
 
     def as_data(self) -> dict[str, JsonValue]:
         """Return plain data."""

@@ -53,7 +53,7 @@ def split_processes(columns: Dense, process: NDArray[np.int16], pids: Sequence[A
 
 
 def _host_processes(kind: NDArray[np.uint8], process: NDArray[np.int16]) -> list[int]:
-    """Return the processes that ran operators; those that called the runtime, if there are no operators."""
+    """Return the processes that ran operators or, without operators, those that called the runtime."""
     for wanted in (Kind.CPU_OP, Kind.RUNTIME):
         counts = np.bincount(process[kind == wanted])
         if counts.any():
