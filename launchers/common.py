@@ -16,8 +16,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ _read_clock = time.clock_gettime  # bound now: replacing a function of `time` la
 FAILURE_FOLDER = "failures"
 """One JSON file per failed rank: rank, time, kind and the root exception."""
 
+SHOW_LAUNCH = "--show-launch"
+"""Given this option, a run script prints how its framework runs the configuration without it, and exits."""
 _KINDS = (
     (
         "out_of_memory",
@@ -103,6 +105,47 @@ def read_trial() -> Trial:
     with open(path, encoding="utf-8") as file:
         data = json.load(file)
     return Trial(Path(os.environ["CCL_TRIAL_DIR"]), data, data["config"])
+
+
+@dataclass(frozen=True)
+class LaunchForm:
+    """How to run one configuration with the framework alone, in the framework's own form."""
+
+    title: str
+    command: Sequence[str]
+    checked: str
+    """What checked the form: the framework's own parser, a list of its options, or nothing."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name -> text of the files that the command reads from the current folder."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    """What to do before, and how a trial differs from the command, one sentence each."""
+
+
+def print_launch(form: LaunchForm) -> None:
+    """Print the form as one line of JSON, which the engine reads."""
+    print(json.dumps(asdict(form)))
+
+
+def torchrun_words(data: Mapping[str, Any]) -> list[str]:
+    """Return torchrun and its options for the ranks of one trial, placed as launchers place them.
+
+    NODE_RANK and HEAD_NODE stand for the node's number from 0 and the name of node 0.
+    """
+    ranks, per_node = int(data["num_ranks"]), int(data["ranks_per_node"])
+    if ranks <= per_node:
+        return ["torchrun", "--standalone", f"--nproc-per-node={ranks}"]
+    nodes = [f"--nnodes={-(-ranks // per_node)}", "--node-rank=NODE_RANK", f"--nproc-per-node={per_node}"]
+    return ["torchrun", *nodes, "--master-addr=HEAD_NODE", "--master-port=29500"]
+
+
+def torchrun_notes(data: Mapping[str, Any]) -> list[str]:
+    """Return what to do on several nodes, one sentence each."""
+    ranks, per_node = int(data["num_ranks"]), int(data["ranks_per_node"])
+    if ranks <= per_node:
+        return []
+    notes = ["Run the command on every node: NODE_RANK is the node's number from 0, HEAD_NODE the name of node 0."]
+    return notes + ([f"The last node has --nproc-per-node={ranks % per_node}."] if ranks % per_node else [])
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

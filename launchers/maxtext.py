@@ -20,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    SHOW_LAUNCH,
     IllegalConfig,
+    LaunchForm,
     Trial,
     classify_failure,
     host_name,
     package_versions,
+    print_launch,
     read_trial,
     reporting_failures,
     write_failed_result,
@@ -52,6 +55,21 @@ def render_options(data: Mapping[str, Any], folder: Path) -> list[str]:
     settings = {**_model(data["arch"]), **_training(data), **_parallelism(data), **_running(data, folder)}
     check_options(settings, "maxtext")
     return [f"{name}={_write_value(value)}" for name, value in settings.items()]
+
+
+def show_launch(data: Mapping[str, Any]) -> LaunchForm:
+    """Return how to run one `config.json` with MaxText alone."""
+    command = shlex.split(os.environ.get("MAXTEXT_COMMAND", DEFAULT_COMMAND))
+    config = os.environ.get("MAXTEXT_CONFIG")
+    return LaunchForm(
+        title="MaxText",
+        command=[*command, *([config] if config else []), *render_options(data, Path("output"))],
+        checked="each setting is in the list of MaxText's settings of maxtext.options.txt",
+        notes=(
+            "Run it on every host of the slice; steps is the number of steps, and the data is synthetic.",
+            "A trial runs the same trainer, also records a profile, and reads step times from its log.",
+        ),
+    )
 
 
 def _write_value(value: Any) -> str:
@@ -247,8 +265,8 @@ def write_report(trial: Trial, log: Log) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if "--show-flags" in sys.argv:
-        print("\n".join(render_options(trial.data, trial.folder)))
+    if SHOW_LAUNCH in sys.argv:
+        print_launch(show_launch(trial.data))
         return 0
     process = int(os.environ.get("CCL_PROCESS_ID", "0"))
     with reporting_failures(trial, process):

@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement, Trial, read_trial, reporting_failures
+from common import (
+    SHOW_LAUNCH,
+    IllegalConfig,
+    LaunchForm,
+    MissingRequirement,
+    Trial,
+    print_launch,
+    read_trial,
+    reporting_failures,
+    torchrun_notes,
+    torchrun_words,
+)
 from options import check_options
 from step_window import StepWindow, count_steps
 
@@ -26,6 +37,21 @@ def render_options(data: Mapping[str, Any]) -> list[str]:
     words = [*_model(data["arch"]), *_training(data), *_parallelism(data), *_logging()]
     check_options((word for word in words if word.startswith("--")), "megatron")
     return words
+
+
+def show_launch(data: Mapping[str, Any]) -> LaunchForm:
+    """Return how to run one `config.json` with Megatron-LM alone."""
+    return LaunchForm(
+        title="Megatron-LM",
+        command=[*torchrun_words(data), "pretrain_gpt.py", *render_options(data)],
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        checked="each option is in the list of Megatron-LM's options of megatron.options.txt",
+        notes=(
+            *torchrun_notes(data),
+            "Run it in a checkout of Megatron-LM, on mock data; --train-iters is the number of steps.",
+            "A trial runs the same pretrain_gpt.py, and also times its steps and records a trace.",
+        ),
+    )
 
 
 def _model(arch: Mapping[str, Any]) -> list[str]:
@@ -192,8 +218,8 @@ def train(trial: Trial) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if "--show-flags" in sys.argv:
-        print("\n".join(render_options(trial.data)))
+    if SHOW_LAUNCH in sys.argv:
+        print_launch(show_launch(trial.data))
         return 0
     with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
         train(trial)

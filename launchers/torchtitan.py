@@ -155,9 +155,6 @@ def accept_micro_batches(schedule: Any) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if "--show-flags" in sys.argv:
-        print("\n".join(render_options(trial.data)))
-        return 0
     with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
         train(trial)
     return 0

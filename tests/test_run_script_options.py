@@ -352,25 +352,3 @@ def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path
         assert (said["tp"], said["pp"], said["batch"]) == (chosen["tp"], chosen["pp"], 8)
         assert (said["layers"], said["family"]) == (arch.num_layers, family)
         assert said["params"] == count_parameters(arch) + extra
-
-
-@pytest.mark.parametrize("name", ["megatron", "torchtitan", "maxtext"])
-def test_a_run_script_shows_its_flags_without_its_framework(name: str, tmp_path: Path) -> None:
-    from trials import DENSE, make_job
-
-    payload = make_input({"tp": 2, "dp": 2, "pp": 1, "micro_batch_size": 2}, arch=DENSE)
-    make_job(tmp_path, payload)
-    done = subprocess.run(
-        [sys.executable, str(LAUNCHERS / f"{name}.py"), "--show-flags"],
-        env={**os.environ, **trial_environment(tmp_path, payload)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    sign = {
-        "megatron": "--tensor-model-parallel-size",
-        "torchtitan": "tensor_parallel_degree",
-        "maxtext": "ici_tensor_parallelism=2",
-    }[name]
-    assert sign in done.stdout

@@ -168,3 +168,4 @@ def test_what_a_job_leaks_is_found_nowhere(
     traces = [path for path in outputs if path.startswith("r/trials") and "/trace/rank" in path]
     assert traces, "evidence is kept"
     assert "[secret]" in outputs["r/trials/0001/stdout.log"]
+    assert "export PLANTED=" in outputs["stdout"], "the launch that the script states is printed"

@@ -141,14 +141,16 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
     assert "within noise" not in ended[0] + ended[2]
 
 
-def test_best_without_a_run_script_shows_knobs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_without_a_run_script_says_that_the_launch_is_unknown(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     capsys.readouterr()
     assert main(["best", "r"]) == 0
     summary = capsys.readouterr().out
     best = load_run(project / "runs" / "r").state.best
     assert best is not None
-    assert f"knobs: {best.config} (options of nanotron are unknown: there is no run script)\n" in summary
+    assert f"launch of {best.config}: unknown: framework 'nanotron' cannot run here: it has no run script" in summary
     assert "--zero-stage" not in summary
 
 

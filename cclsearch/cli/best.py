@@ -8,12 +8,11 @@ import json
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.job_file import RECORD_BYTES, read_tail
 from cclsearch.core.text import plain
-from cclsearch.report.flags import describe_flags
+from cclsearch.report.launch_form import describe_launch
 from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
 from cclsearch.run.trial_folder import SCRIPT_FILE
-from cclsearch.search.trial_input import make_input
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
         print(plain(line))
     if best is None:
         return EXIT_FAILED
-    print(plain(describe_flags(loaded.spec, make_input(loaded.spec, best))))
+    for line in describe_launch(loaded.spec, best.config):
+        print(plain(line))
     script = loaded.trial_folder(best.number) / SCRIPT_FILE
     if loaded.spec.recording is None and script.is_file():
         print(f"job script: {script}\n")

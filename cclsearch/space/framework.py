@@ -151,6 +151,8 @@ class Framework(Model):
     """How ranks start: one process per rank under torchrun, or one process per host that drives all its devices."""
     forks_ranks: bool = False
     """Whether the script, when started without a rank, starts the ranks of one node itself."""
+    shows_launch: bool = False
+    """Whether the script answers `--show-launch`: it prints how the framework alone runs a configuration."""
     package: str | None = None
     """The Python package that the script needs, for checks."""
     use_fewer: bool = False

@@ -14,12 +14,14 @@ TEXT = Path(__file__).with_name("planted.txt").read_text()
 
 def main() -> None:
     """Print, then write traces and a result, or fail in one of two ways, by the number of the trial."""
+    if "--show-launch" in sys.argv:
+        form = {"command": ["echo", TEXT], "files": {"planted.txt": TEXT}, "environment": {"PLANTED": TEXT}}
+        print(json.dumps({"title": "leaky", "checked": "nothing", **form}))
+        return
     folder = Path(os.environ["CCL_TRIAL_DIR"])
     given = json.loads(Path(os.environ["CCL_CONFIG"]).read_text())
     print(TEXT, flush=True)
     print(TEXT, file=sys.stderr, flush=True)
-    if "--show-flags" in sys.argv:
-        return
     (folder / "args.yaml").write_text(TEXT)
     write_traces(folder / "trace", given)
     if given["trial"] % 3 == 2:
