@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trace_writer as write
-from trace_mutations import difference, mutate
+from trace_mutations import ODD_MEMBERS, ODD_VALUES, difference, mutate
 
 from cclsearch.trace.events import EventTable, FileReport
 from cclsearch.trace.find import TraceFile
@@ -23,6 +23,7 @@ from cclsearch.trace.readers.stream import ReadLimits
 
 ROOT = Path(__file__).parents[1]
 NUM_DAMAGED = 400
+NUM_ODD = 240
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +148,38 @@ def test_damaged_traces_give_the_same_tables_and_reports(
         read_both(path, monkeypatch)
         path.unlink()
     assert min(scans.accepted, scans.refused) > NUM_DAMAGED // 10
+
+
+def test_an_odd_value_in_an_event_like_those_before_it_gives_the_same_table(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(23)
+    events = [event for event in rich_events() if event["ph"] != "M"]
+    for number in range(NUM_ODD):
+        seen = json.dumps({"traceEvents": [*events, *events]}, ensure_ascii=number % 2 == 0)
+        shown = json.dumps(draw.choice(events), ensure_ascii=False)
+        places = list(re.finditer(r'(?<=": )("[^"]*"|-?[\d.]+|\[[^\]]*\])|(?<=": ")|(?<=\d)(?=[,}])', shown))
+        place, odd = draw.choice(places), draw.choice([*ODD_VALUES, "7", "00", ".5", "é", "\\u00e9", "1" * 18])
+        inside = odd.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        one = shown[: place.start()] + inside + shown[place.end() :]
+        if draw.random() < 0.2:
+            one = shown.replace('"args": {', '"args": {' + draw.choice(ODD_MEMBERS))
+        text = seen.removesuffix("]}") + f", {one}, " + seen.removeprefix('{"traceEvents": [')
+        path = tmp_path / "rank0_trace.json"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        read_both(path, monkeypatch)
+    assert min(scans.accepted, scans.refused) > NUM_ODD // 10
+
+
+def test_more_layouts_than_are_learned_give_the_same_table(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [write.span("cpu_op", "x", 10.0 * n, 5, **{f"key {n % 97} of {n}": n}) for n in range(3000)]
+    events += [write.span("kernel", "k", 7.0 * n, 5, device=0, stream=7, **{"k" * n: 1}) for n in range(300)]
+    text = json.dumps(write.kineto_document([*events, *rich_events(), *events]))
+    (table,), _ = read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=text), monkeypatch)
+    assert len(table) > 2 * len(events)
+    assert (scans.accepted > 0, scans.refused) == (True, 0)
 
 
 def test_a_shape_that_is_written_in_two_ways_is_one_shape(

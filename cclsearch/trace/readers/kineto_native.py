@@ -22,7 +22,7 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 4
+VERSION = 5
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES = range(6)

@@ -20,7 +20,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 4 };
+enum { VERSION = 5 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -55,6 +55,8 @@ typedef struct {
 
 typedef struct {
     Table tables[NUM_TABLES];
+    struct Step *steps; /* see "layouts of events" */
+    int32_t num_steps, lessons;
     uint64_t seed;
     u8 *key; /* text of a composed key */
     size_t key_room;
@@ -135,10 +137,19 @@ enum { HOST = 0, RUNTIME = 1, ON_DEVICE = 2 }; /* `flag` of a category: which ar
 enum { NOT_SHAPED = 0, SHAPED = 1, SHAPED_UNKNOWN = 2 }; /* `flag` of a name */
 
 typedef struct {
+    unsigned has; /* fields that are present; the others below are undefined */
     int64_t number[NUM_INTS];
     double blocks;
     Span raw[NUM_FIELDS];
 } Args;
+
+static inline int64_t number_of(const Args *args, int field) {
+    return args->has & BIT(field) ? args->number[field] : field == DEVICE_TYPE ? 0 : -1;
+}
+
+static inline Span text_of(const Args *args, int field) {
+    return args->has & BIT(field) ? args->raw[field] : (Span){NULL, 0};
+}
 
 static uint64_t load64(Text p) {
     uint64_t value;
@@ -483,12 +494,13 @@ static inline int field_of(Span key, unsigned wanted) {
 
 static Text read_field(Text p, Text end, int field, Args *args) {
     Span *raw = &args->raw[field];
-    raw->start = p;
-    raw->size = 0;
+    args->has &= ~BIT(field);
     if (*p == 'n' && (field == REGISTERS || field == SHARED || field == CALL_NAME)) return skip_word(p, end, "null", 4);
+    args->has |= BIT(field);
     if (field < NUM_INTS) return read_int(p, end, &args->number[field], raw);
     if (field == BLOCKS) return read_decimal(p, end, 0, 0, &args->blocks);
     if (field == CALL_NAME && *p != '"') return NULL;
+    raw->start = p;
     p = skip_value(p, end);
     raw->size = p ? p - raw->start : 0;
     return p && memchr(raw->start, '{', (size_t)raw->size) ? NULL : p; /* an object may hold a time to shorten */
@@ -497,11 +509,8 @@ static Text read_field(Text p, Text end, int field, Args *args) {
 /* Reads the wanted fields of the object at `p`; of a key that occurs twice the last value counts, as in JSON parsers. */
 static Text read_args(Text p, Text end, unsigned wanted, Args *args) {
     Span key;
+    args->has = 0;
     if (!wanted) return skip_value(p, end);
-    for (int i = 0; i < NUM_INTS; i++) args->number[i] = -1;
-    args->number[DEVICE_TYPE] = 0;
-    args->blocks = -1;
-    memset(args->raw, 0, sizeof args->raw);
     p = skip_space(p + 1, end);
     if (p < end && *p == '}') return p + 1;
     for (;;) {
@@ -617,6 +626,7 @@ static int finish_args(Scanner *scanner, Event *event) {
     if (!event->args_text.size) event->args_text = (Span){EMPTY, 2};
     event->wanted = wanted_fields(scanner, event);
     Text start = event->args_text.start;
+    event->args.has = 0;
     return !event->wanted || read_args(start, start + event->args_text.size, event->wanted, &event->args);
 }
 
@@ -705,12 +715,12 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static void add_details(Scanner *scanner, Piece *piece, int64_t row, const Args *args) {
     int64_t at = piece->details++;
     piece->detail_row[at] = (int32_t)row;
-    piece->detail_bytes[at] = args->number[BYTES];
-    piece->detail_ext[at] = larger(args->number[EXT], args->number[OLD_EXT]);
-    piece->detail_blocks[at] = args->blocks;
+    piece->detail_bytes[at] = number_of(args, BYTES);
+    piece->detail_ext[at] = larger(number_of(args, EXT), number_of(args, OLD_EXT));
+    piece->detail_blocks[at] = args->has & BIT(BLOCKS) ? args->blocks : -1;
     piece->detail_grid[at] = -1;
-    if (args->raw[GRID].size) {
-        Span parts[] = {args->raw[GRID], args->raw[BLOCK], args->raw[REGISTERS], args->raw[SHARED]};
+    if (args->has & BIT(GRID)) {
+        Span parts[] = {text_of(args, GRID), text_of(args, BLOCK), text_of(args, REGISTERS), text_of(args, SHARED)};
         piece->detail_grid[at] = intern_parts(scanner, GRIDS, parts, 4);
     }
 }
@@ -719,7 +729,7 @@ static void add_call(Scanner *scanner, Piece *piece, int64_t row, const Event *e
     Span parts[NUM_FIELDS - CALL_FIRST + 1];
     int64_t at = piece->calls++;
     parts[0] = event->name;
-    memcpy(parts + 1, event->args.raw + CALL_FIRST, sizeof parts - sizeof *parts);
+    for (int field = CALL_FIRST; field < NUM_FIELDS; field++) parts[field - CALL_FIRST + 1] = text_of(&event->args, field);
     piece->call_row[at] = (int32_t)row;
     piece->call_key[at] = intern_parts(scanner, CALLS, parts, NUM_FIELDS - CALL_FIRST + 1);
     piece->call_start[at] = event->args_text.start - piece->text;
@@ -729,8 +739,9 @@ static void add_call(Scanner *scanner, Piece *piece, int64_t row, const Event *e
 static void add_shape(Scanner *scanner, Piece *piece, int64_t row, const Args *args) {
     int64_t at = piece->shaped++;
     piece->shaped_row[at] = (int32_t)row;
-    piece->shaped_key[at] = intern_parts(scanner, SHAPES, (Span[]){args->raw[DIMS], args->raw[DTYPES], args->raw[SCALARS]}, 3);
-    piece->shaped_ext[at] = larger(args->number[EXT], args->number[OLD_EXT]);
+    Span parts[] = {text_of(args, DIMS), text_of(args, DTYPES), text_of(args, SCALARS)};
+    piece->shaped_key[at] = intern_parts(scanner, SHAPES, parts, 3);
+    piece->shaped_ext[at] = larger(number_of(args, EXT), number_of(args, OLD_EXT));
 }
 
 /* Returns the number of the event's process and thread, which are mostly those of the row before. */
@@ -750,7 +761,7 @@ static int32_t thread_of(Scanner *scanner, int on_device, const Event *event) {
 
 static int add_row(Scanner *scanner, Piece *piece, Event *event) {
     Entry *category = &scanner->tables[CATEGORIES].entries[event->category];
-    const int64_t *number = event->args.number;
+    const Args *args = &event->args;
     double time = event->ts;
     if (!(time < MAX_TIME_US && time > -MAX_TIME_US && event->dur >= 0 && event->dur < MAX_TIME_US)) {
         piece->bad++;
@@ -768,29 +779,30 @@ static int add_row(Scanner *scanner, Piece *piece, Event *event) {
     piece->kind[row] = category->kind;
     piece->name[row] = event->name_id;
     piece->thread[row] = thread_of(scanner, category->flag == ON_DEVICE, event);
-    piece->corr[row] = category->flag == HOST ? -1 : to_int32(scanner, number[CORR]);
+    piece->corr[row] = category->flag == HOST ? -1 : to_int32(scanner, number_of(args, CORR));
     piece->device[row] = -1;
     piece->stream[row] = -1;
     if (category->flag == ON_DEVICE) {
-        int32_t device = to_int32(scanner, number[DEVICE]);
+        int32_t device = to_int32(scanner, number_of(args, DEVICE));
         piece->device[row] = (int16_t)(device < -1 ? -1 : device > INT16_MAX ? INT16_MAX : device);
-        piece->stream[row] = to_int32(scanner, number[STREAM]);
-        add_details(scanner, piece, row, &event->args);
-        if (event->args.raw[CALL_NAME].size) add_call(scanner, piece, row, event);
+        piece->stream[row] = to_int32(scanner, number_of(args, STREAM));
+        add_details(scanner, piece, row, args);
+        if (args->has & BIT(CALL_NAME)) add_call(scanner, piece, row, event);
     }
-    if (event->wanted & BIT(DIMS) && event->args.raw[DIMS].size) add_shape(scanner, piece, row, &event->args);
+    if (event->wanted & args->has & BIT(DIMS)) add_shape(scanner, piece, row, args);
     return !scanner->no_memory;
 }
 
 static int add_memory_point(Scanner *scanner, Piece *piece, Event *event) {
     const int64_t limit = (int64_t)1 << 62;
     if (!finish_args(scanner, event)) return 0;
-    const int64_t *number = event->args.number;
-    if (number[ALLOCATED] < 0 || number[ALLOCATED] >= limit) return 1;
-    int on_device = number[DEVICE_TYPE] != 0;
-    int64_t at = piece->points++, device = number[DEVICE_ID], reserved = number[RESERVED];
+    const Args *args = &event->args;
+    int64_t allocated = number_of(args, ALLOCATED), reserved = number_of(args, RESERVED);
+    if (allocated < 0 || allocated >= limit) return 1;
+    int on_device = number_of(args, DEVICE_TYPE) != 0;
+    int64_t at = piece->points++, device = number_of(args, DEVICE_ID);
     piece->point_us[at] = event->ts;
-    piece->point_allocated[at] = number[ALLOCATED];
+    piece->point_allocated[at] = allocated;
     piece->point_reserved[at] = on_device && reserved >= 0 && reserved < limit ? reserved : -1;
     piece->point_device[at] = (int16_t)(on_device && device >= 0 && device <= INT16_MAX ? device : -1);
     return 1;
@@ -814,6 +826,356 @@ static int add_event(Scanner *scanner, Piece *piece, Event *event, Text end) {
     }
 }
 
+/* ---- layouts of events ----
+ *
+ * Writers of traces repeat a few layouts: between the values that differ, events have the same bytes. A layout is a path
+ * of steps from the comma before an event to its closing brace; a step is the bytes that must follow, and the kind of
+ * value after them. It is learned from an event that the functions above accepted; an event that has no layout, or a
+ * value that is not plain, is left to them. A layout therefore only says faster what they would say.
+ */
+
+enum { MAX_STEPS = 1024, MAX_SIBLINGS = 24, MAX_LESSONS = 4096, MAX_BYTES = 64, READ_AHEAD = 128 };
+enum Hole { NOTHING, NUMBER, STRING, VALUE, ID_HOLE, NAME_HOLE, TIME, DURATION, INT, FIELD_HOLE, LATER, END };
+
+typedef struct Step {
+    u8 bytes[MAX_BYTES];
+    int32_t child, sibling; /* what may follow, and what may be here instead; -1: nothing */
+    int32_t category; /* of END */
+    unsigned seen; /* of END: PH, CAT, ... */
+    u8 size, hole;
+    u8 field; /* of INT, FIELD_HOLE and LATER; of ID_HOLE: PID or TID; of END: the phase */
+    u8 key; /* of TIME: bytes from the key's first letter to the value */
+    u8 opens, closes; /* position after the brace that opens or closes `args`; 0: not in these bytes */
+} Step;
+
+static inline int has_bytes(Text p, const Step *step) {
+#if defined(__SSE2__)
+    for (int i = 0; i < step->size; i += 16) {
+        __m128i v = _mm_loadu_si128((const __m128i *)(p + i)), w = _mm_loadu_si128((const __m128i *)(step->bytes + i));
+        unsigned differ = ~(unsigned)_mm_movemask_epi8(_mm_cmpeq_epi8(v, w)) & 0xFFFF;
+        if (differ) return i + __builtin_ctz(differ) >= step->size;
+    }
+    return 1;
+#else
+    return !memcmp(p, step->bytes, step->size);
+#endif
+}
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+/* Number of digits at `p`, up to 8. */
+static inline int count_digits(uint64_t eight) {
+    const uint64_t ones = 0x0101010101010101u;
+    uint64_t odd = eight ^ (ones * '0');
+    odd = ((odd + ones * 6) | odd) & (ones * 0xF0); /* a carry only reaches bytes after one that is odd */
+    return odd ? __builtin_ctzll(odd) >> 3 : 8;
+}
+
+/* The value of the first `count` (1 to 8) digits. */
+static inline uint64_t value_of_digits(uint64_t eight, int count) {
+    eight = (eight << (64 - 8 * count)) & 0x0F0F0F0F0F0F0F0Fu;
+    eight = (eight * 2561) >> 8;
+    eight = ((eight & 0x00FF00FF00FF00FFu) * 6553601) >> 16;
+    return ((eight & 0x0000FFFF0000FFFFu) * 42949672960001u) >> 32;
+}
+#else
+static inline int count_digits(uint64_t eight) {
+    u8 bytes[8];
+    int count = 0;
+    memcpy(bytes, &eight, 8);
+    while (count < 8 && is_digit(bytes[count])) count++;
+    return count;
+}
+
+static inline uint64_t value_of_digits(uint64_t eight, int count) {
+    u8 bytes[8];
+    uint64_t value = 0;
+    memcpy(bytes, &eight, 8);
+    for (int i = 0; i < count; i++) value = 10 * value + (uint64_t)(bytes[i] - '0');
+    return value;
+}
+#endif
+
+static const uint64_t TENS[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+
+/* Up to 16 digits; returns their number. 24 bytes can be read. */
+static inline int read_digits(Text p, uint64_t *value) {
+    uint64_t eight = load64(p);
+    int count = count_digits(eight), more;
+    if (LIKELY(count < 8)) {
+        *value = count ? value_of_digits(eight, count) : 0;
+        return count;
+    }
+    *value = value_of_digits(eight, 8);
+    eight = load64(p + 8);
+    if ((more = count_digits(eight))) *value = *value * TENS[more] + value_of_digits(eight, more);
+    return 8 + more;
+}
+
+/* The functions below read plain values fast, and leave others to those above. 40 bytes can be read. */
+
+static inline Text pass_number(Text p, Text end) {
+    Text start = p;
+    int count = count_digits(load64(p));
+    if (UNLIKELY(!count || (*p == '0' && count > 1))) return skip_number(start, end);
+    p += count;
+    if (count == 8) p += count_digits(load64(p));
+    if (*p == '.') {
+        int places = count_digits(load64(++p));
+        if (!places) return NULL;
+        p += places;
+    }
+    return UNLIKELY(is_digit(*p) || (*p | 32) == 'e') ? skip_number(start, end) : p;
+}
+
+static inline Text pass_int(Text p, Text end, int64_t *value, Span *raw) {
+    uint64_t number;
+    int count = read_digits(p, &number);
+    if (UNLIKELY(!count || count == 16 || (*p == '0' && count > 1))) return read_int(p, end, value, raw);
+    *raw = (Span){p, count};
+    *value = (int64_t)number;
+    p += count;
+    return *p == '.' || (*p | 32) == 'e' ? NULL : p;
+}
+
+/* `before`: digits that were read before, `known` of them (0 or 1). */
+static inline Text pass_decimal(Text start, Text end, uint64_t before, int known, double *value) {
+    static const double POWERS[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8};
+    uint64_t digits;
+    Text p = start;
+    int count = read_digits(p, &digits), places = 0;
+    if (UNLIKELY(!count || count == 16 || (*p == '0' && count > 1))) return read_decimal(start, end, before, known, value);
+    digits += before * (count > 8 ? TENS[8] * TENS[count - 8] : TENS[count]);
+    p += count;
+    if (*p == '.') {
+        uint64_t eight = load64(++p);
+        places = count_digits(eight);
+        if (UNLIKELY(!places || places == 8 || digits >= ((uint64_t)1 << 53) / TENS[places]))
+            return read_decimal(start, end, before, known, value);
+        digits = digits * TENS[places] + value_of_digits(eight, places);
+        p += places;
+    }
+    if (UNLIKELY(digits > (uint64_t)1 << 53 || (*p | 32) == 'e')) return read_decimal(start, end, before, known, value);
+    *value = (double)digits / POWERS[places];
+    return p;
+}
+
+static inline Text pass_time(const Piece *piece, Text key, Text p, Text end, double *value) {
+    int64_t size = piece->time_prefix_size;
+    Text quote = key - 1;
+    if (!size) return pass_decimal(p, end, 0, 0, value);
+    if (size > 32 || memcmp(quote, piece->time_prefix, (size_t)size)) return read_time(piece, key, p, end, value);
+    return pass_decimal(quote + size, end, 1, 1, value);
+}
+
+static inline Text pass_id(Text p, Text end, Span *id) {
+    Text start = p;
+    uint64_t eight = load64(p);
+    int count = count_digits(eight);
+    if (UNLIKELY(!count || count == 8 || (*p == '0' && count > 1))) return read_id(p, end, id);
+    p += count;
+    *id = (Span){start, count};
+    return *p == '.' || (*p | 32) == 'e' ? NULL : p;
+}
+
+/* Resolves the arguments that the event's name decides about, and adds the event; NULL to leave it to `read_event`. */
+static inline int finish_event(Scanner *scanner, Piece *piece, const Step *step, Event *event, unsigned later, Text end) {
+    event->phase = step->field;
+    event->category = step->category;
+    event->seen = step->seen;
+    event->name_id = -1;
+    event->args_read = 1;
+    if (event->phase == 'X') {
+        Entry *category = &scanner->tables[CATEGORIES].entries[event->category];
+        if (!category->kind) {
+            category->seen = scanner->call;
+            return 1;
+        }
+        if (!intern_name(scanner, event)) return 0;
+    } else if (event->phase != 'i') {
+        return 1;
+    }
+    event->wanted = wanted_fields(scanner, event);
+    for (unsigned left = later & event->wanted; left; left &= left - 1) {
+        int field = __builtin_ctz(left);
+        Span value = event->args.raw[field];
+        if (!read_field(value.start, end, field, &event->args)) return 0;
+    }
+    return add_event(scanner, piece, event, end);
+}
+
+/* Reads the event after the comma at `p` by its layout; NULL if it has none or is not plain. */
+static Text read_by_layout(Scanner *scanner, Piece *piece, Text p, Text end, Event *event) {
+    Step *steps = scanner->steps;
+    int32_t *link = &steps[0].child;
+    unsigned later = 0;
+    event->args.has = 0;
+    event->name_escaped = 0;
+    event->ts = event->dur = 0;
+    event->args_text.size = event->name.size = 0;
+    event->pid = event->tid = ZERO_ID;
+    for (;;) {
+        Step *step;
+        int32_t at = *link;
+        if (UNLIKELY(end - p < READ_AHEAD || at < 0)) return NULL;
+        step = &steps[at];
+        if (UNLIKELY(!has_bytes(p, step))) {
+            do { /* the one that fits becomes the first */
+                int32_t *from = &step->sibling;
+                if ((at = *from) < 0) return NULL;
+                step = &steps[at];
+                if (!has_bytes(p, step)) continue;
+                *from = step->sibling;
+                step->sibling = *link;
+                *link = at;
+                break;
+            } while (1);
+        }
+        if (step->opens) event->args_text.start = p + step->opens - 1;
+        if (step->closes) event->args_text.size = p + step->closes - event->args_text.start;
+        p += step->size;
+        link = &step->child;
+        switch (step->hole) {
+        case NOTHING: break;
+        case NUMBER: p = pass_number(p, end); break;
+        case STRING: {
+            int escaped;
+            p = find_quote(p, end, &escaped);
+            break;
+        }
+        case VALUE: p = skip_value(p, end); break;
+        case ID_HOLE: p = pass_id(p, end, step->field == PID ? &event->pid : &event->tid); break;
+        case NAME_HOLE:
+            event->name.start = p;
+            p = find_quote(p, end, &event->name_escaped);
+            event->name.size = p ? p - event->name.start : 0;
+            break;
+        case TIME: p = pass_time(piece, p - step->key, p, end, &event->ts); break;
+        case DURATION: p = pass_decimal(p, end, 0, 0, &event->dur); break;
+        case INT:
+            p = pass_int(p, end, &event->args.number[step->field], &event->args.raw[step->field]);
+            event->args.has |= BIT(step->field);
+            break;
+        case FIELD_HOLE: p = read_field(p, end, step->field, &event->args); break;
+        case LATER:
+            event->args.raw[step->field].start = p;
+            later |= BIT(step->field);
+            p = is_digit(*p) ? pass_number(p, end) : skip_value(p, end);
+            break;
+        default:
+            return finish_event(scanner, piece, step, event, later, p) ? p : NULL;
+        }
+        if (UNLIKELY(!p)) return NULL;
+    }
+}
+
+typedef struct {
+    Scanner *scanner;
+    int32_t parent;
+    Text start; /* of the bytes that belong to no step yet */
+    Text opens, closes;
+} Lesson;
+
+/* Adds the step whose bytes end at `p`, or finds it; returns NULL without room. */
+static Step *add_step(Lesson *lesson, Text p, int hole, int field, int key) {
+    Step *steps = lesson->scanner->steps;
+    while (p - lesson->start > MAX_BYTES)
+        if (!add_step(lesson, lesson->start + MAX_BYTES, NOTHING, 0, 0)) return NULL;
+    Step new = {.child = -1, .sibling = -1, .size = (u8)(p - lesson->start), .hole = (u8)hole, .field = (u8)field, .key = (u8)key};
+    memcpy(new.bytes, lesson->start, new.size);
+    if (lesson->opens >= lesson->start && lesson->opens < p) new.opens = (u8)(lesson->opens - lesson->start + 1);
+    if (lesson->closes > lesson->start && lesson->closes <= p) new.closes = (u8)(lesson->closes - lesson->start);
+    int32_t *link = &steps[lesson->parent].child;
+    int siblings = 0;
+    for (; *link >= 0; link = &steps[*link].sibling, siblings++) {
+        Step *step = &steps[*link];
+        if (step->size == new.size && step->hole == hole && step->field == field && step->key == key && !memcmp(step->bytes, new.bytes, new.size)) break;
+    }
+    if (*link < 0) {
+        if (siblings >= MAX_SIBLINGS || lesson->scanner->num_steps >= MAX_STEPS) return NULL;
+        *link = lesson->scanner->num_steps++;
+        steps[*link] = new;
+    }
+    lesson->parent = *link;
+    lesson->start = p;
+    return &steps[*link];
+}
+
+/* Adds the step before the value between `p` and `next`. */
+static int add_value(Lesson *lesson, Text p, Text next, int hole, int field, int key) {
+    int in_quotes = hole == STRING || hole == NAME_HOLE;
+    if (!add_step(lesson, p + in_quotes, hole, field, key)) return 0;
+    lesson->start = next - in_quotes;
+    return 1;
+}
+
+static int is_word(Text p) { return *p == 't' || *p == 'f' || *p == 'n'; }
+
+/* Adds the step before a value that no rule reads; a word becomes bytes of the next step. */
+static int add_unread(Lesson *lesson, Text p, Text next) {
+    return is_word(p) || add_value(lesson, p, next, *p == '"' ? STRING : *p == '{' || *p == '[' ? VALUE : NUMBER, 0, 0);
+}
+
+/* Adds the steps of `args`, whose brace is at `p`. */
+static int learn_args(Lesson *lesson, Text p, Text end, unsigned needed, unsigned later) {
+    unsigned found = 0;
+    Span key;
+    lesson->opens = p;
+    p = skip_space(p + 1, end);
+    while (*p != '}') {
+        if (!(p = skip_key(p, end, &key))) return 0;
+        int field = field_of(key, needed | later), done;
+        Text next = skip_value(p, end);
+        if (!next) return 0;
+        if (field < 0) {
+            done = add_unread(lesson, p, next);
+        } else if (found & BIT(field)) {
+            return 0;
+        } else if (is_word(p)) {
+            done = *p == 'n' && (field == REGISTERS || field == SHARED || field == CALL_NAME); /* as if absent */
+        } else {
+            int hole = !(needed & BIT(field)) ? LATER : field < NUM_INTS ? INT : FIELD_HOLE;
+            done = add_value(lesson, p, next, hole, field, 0);
+        }
+        if (!done) return 0;
+        if (field >= 0) found |= BIT(field);
+        p = skip_space(next, end);
+        if (*p == ',') p = skip_space(p + 1, end);
+    }
+    lesson->closes = p + 1;
+    return 1;
+}
+
+/* Learns the layout of an accepted event: `p` is at the comma before it, `end` after its closing brace. */
+static void learn(Scanner *scanner, Text p, Text end, const Event *event) {
+    Lesson lesson = {scanner, 0, p, NULL, NULL};
+    Span key;
+    if (event->phase == 'M' || event->category < 0 || scanner->lessons >= MAX_LESSONS) return;
+    scanner->lessons++;
+    int is_kept = is_row(scanner, event);
+    u8 flag = scanner->tables[CATEGORIES].entries[event->category].flag;
+    unsigned needed = !is_kept ? 0 : flag == ON_DEVICE ? DEVICE_FIELDS : flag == RUNTIME ? RUNTIME_FIELDS : 0;
+    unsigned later = is_kept ? SHAPE_FIELDS & ~needed : event->phase == 'i' ? MEMORY_FIELDS : 0;
+    p = skip_space(p + 1, end);
+    do {
+        p = skip_key(skip_space(p + 1, end), end, &key);
+        Text next = p ? skip_value(p, end) : NULL;
+        if (!next) return;
+        int bit = key_bit(key), done = 1;
+        if (bit == NAME) done = add_value(&lesson, p, next, NAME_HOLE, 0, 0);
+        else if (bit == TS) done = p - key.start < 40 && add_value(&lesson, p, next, TIME, 0, (int)(p - key.start));
+        else if (bit == DUR) done = add_value(&lesson, p, next, DURATION, 0, 0);
+        else if (bit == PID || bit == TID) done = add_value(&lesson, p, next, ID_HOLE, bit, 0);
+        else if (bit == ARGS) done = learn_args(&lesson, p, end, needed, later);
+        else if (bit != PH && bit != CAT) done = add_unread(&lesson, p, next);
+        if (!done) return;
+        p = skip_space(next, end);
+    } while (*p == ',');
+    Step *step = add_step(&lesson, end, END, event->phase, 0);
+    if (!step) return;
+    step->category = event->category;
+    step->seen = event->seen;
+}
+
 /* ---- interface ---- */
 
 EXPORT int ccl_version(void) { return VERSION; }
@@ -825,6 +1187,7 @@ EXPORT void ccl_free(Scanner *scanner) {
         free(scanner->tables[which].slots);
         free(scanner->tables[which].bytes);
     }
+    free(scanner->steps);
     free(scanner->key);
     free(scanner);
 }
@@ -835,7 +1198,12 @@ EXPORT Scanner *ccl_new(uint64_t seed) {
     if (!scanner) return NULL;
     scanner->seed = seed;
     scanner->last_thread[0] = scanner->last_thread[1] = -1;
-    if (intern(scanner, CATEGORIES, (Text) "", 0, MAX_CATEGORIES) == 0) return scanner;
+    scanner->steps = calloc(MAX_STEPS, sizeof *scanner->steps);
+    if (scanner->steps && intern(scanner, CATEGORIES, (Text) "", 0, MAX_CATEGORIES) == 0) {
+        scanner->num_steps = 1; /* the first only has children: what an event may begin with */
+        scanner->steps[0].child = scanner->steps[0].sibling = -1;
+        return scanner;
+    }
     ccl_free(scanner);
     return NULL;
 }
@@ -872,12 +1240,16 @@ static int scan(Scanner *scanner, Piece *piece, Text p, Text end) {
     Event event;
     if (p >= end || (*p != '[' && *p != ',')) return REFUSED;
     for (int is_first = 1; p < end; is_first = 0) {
-        if (*p != ',' && !is_first) return REFUSED;
-        p = skip_space(p + 1, end);
-        if (p >= end || *p != '{' || piece->events >= piece->capacity) return REFUSED;
+        if ((*p != ',' && !is_first) || piece->events >= piece->capacity) return REFUSED;
+        Text comma = p;
+        if (*p != ',' || !(p = read_by_layout(scanner, piece, comma, end, &event))) {
+            p = skip_space(comma + 1, end);
+            if (p >= end || *p != '{') return REFUSED;
+            p = read_event(scanner, piece, p, end, &event);
+            if (!p || !add_event(scanner, piece, &event, p)) return REFUSED;
+            if (*comma == ',') learn(scanner, comma, p, &event);
+        }
         piece->events++;
-        p = read_event(scanner, piece, p, end, &event);
-        if (!p || !add_event(scanner, piece, &event, p)) return REFUSED;
         p = skip_space(p, end);
     }
     return scanner->odd_ids == 3 ? REFUSED : ACCEPTED;
