@@ -160,20 +160,26 @@ def test_a_setting_corrects_swapped_bandwidths(tmp_path: Path) -> None:
     assert (hardware.scale_out_gbps, hardware.scale_up_gbps) == (200, 2400)
 
 
-def test_memory_is_looked_up_only_if_the_chip_has_a_single_size() -> None:
+def test_missing_memory_is_that_of_the_smallest_size_that_is_sold_and_a_note_says_so() -> None:
     found = card_from_mapping(make_card(**{f"{XPU}model": "nvidia_h100", f"{XPU}memory_gb": None}), "h")
     assert found.hardware.memory_gib == 80
     assert any("memory_gb is missing" in note for note in found.notes)
-    with pytest.raises(UserError, match="may be a100-40 and a100-80"):
-        card_from_mapping(make_card(**{f"{XPU}memory_gb": None}), "a")
-    with pytest.raises(UserError, match="memory_gb is missing"):
+    for model, memory_gib, why in (
+        ("nvidia_a100", 40, "sold with 40 or 80 GiB, and what fits into 40 fits into all"),
+        ("V100", 16, "sold with 16 or 32 GiB"),
+        ("NVIDIA A100-SXM4-80GB", 80, "which the name 'NVIDIA A100-SXM4-80GB' states"),
+    ):
+        found = card_from_mapping(make_card(**{f"{XPU}model": model, f"{XPU}memory_gb": None}), "a")
+        assert found.hardware.memory_gib == memory_gib
+        assert any(why in note for note in found.notes)
+    with pytest.raises(UserError, match="give --set peak_flops=N --set memory_gb_per_s=N --set memory_gb=N"):
         card_from_mapping(make_card(**{f"{XPU}model": "mychip", f"{XPU}memory_gb": None}), "u")
 
 
-def test_an_unknown_accelerator_name_is_kept() -> None:
-    card = card_from_mapping(make_card(**{f"{XPU}model": "gh100x"}), "u")
-    assert card.hardware.accelerator == "gh100x"
-    assert "the card's value is kept" in card.notes[0]
+def test_a_card_may_state_more_memory_than_the_catalogue_and_a_note_says_so() -> None:
+    card = card_from_mapping(make_card(**{f"{XPU}model": "H100-SXM-96GB-HBM2e", f"{XPU}memory_gb": 96}), "u")
+    assert (card.hardware.accelerator, card.hardware.memory_gib, card.hardware.chip.memory_gib) == ("h100", 96, 96)
+    assert "is sold with 80 GiB: the card's 96 is used" in card.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from cclsearch.card.hardware import find_accelerator, load_accelerators, match_accelerator
+from cclsearch.card.hardware import find_accelerator, find_usual, load_accelerators, match_accelerator
+from cclsearch.card.load import load_card
+from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 
-SIXTEEN_BIT = {"v100": "fp16"}
+SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16"}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,28 @@ SIXTEEN_BIT = {"v100": "fp16"}
         ("TPU v6 lite", "tpu-v6e"),
         ("tpu_v6e", "tpu-v6e"),
         ("cpu", "cpu"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA GB200", "gb200"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA B300 SXM6", "b300"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("NVIDIA GB10", "dgx-spark"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI355X", "mi355x"),
+        ("Intel Gaudi 2", "gaudi2"),
+        ("HL-325L", "gaudi3"),
+        ("AWS Trainium", "trainium1"),
+        ("trn2", "trainium2"),
+        ("TPU7x", "tpu-v7"),
+        ("TPUv6e-Trillium", "tpu-v6e"),
     ],
 )
 def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
@@ -42,7 +67,7 @@ def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gh100x", "h100x", "h10", "NVIDIA H100 PCIe", "NVIDIA A100-PG506-230", "GH200 480GB", "v6", "", "gpu", "NVIDIA"],
+    ["gh100x", "h100x", "h10", "NVIDIA H100 XYZ", "NVIDIA A100-PG506-230", "GH200 480GB", "v6", "", "gpu", "NVIDIA"],
 )
 def test_a_name_that_only_resembles_a_known_one_is_unknown(name: str) -> None:
     assert match_accelerator(name) is None
@@ -72,7 +97,10 @@ def test_more_memory_than_the_chip_has_is_no_match() -> None:
 def test_every_entry_is_complete_and_plausible(key: str) -> None:
     chip = load_accelerators()[key]
     assert chip.source
-    assert chip.scale_up_gbps > chip.scale_out_gbps
+    assert chip.scale_up_gbps >= chip.scale_out_gbps
+    assert list(chip.sizes_gib) == sorted({chip.memory_gib, *chip.variants_gib})
+    for wide, narrow in (("bf16", "fp8"), ("fp8", "fp4"), ("fp32", "bf16")):
+        assert chip.peak_flops.get(wide, 0) <= chip.peak_flops.get(narrow, 1e18)
     assert chip.peak_flops_of(SIXTEEN_BIT.get(key, "bf16")) is not None
     assert chip.peak_flops_of("bfloat16") == chip.peak_flops.get("bf16")
     assert bool(chip.slices) == (chip.kind == "tpu")
@@ -106,3 +134,73 @@ def test_an_invalid_field_of_an_added_accelerator_is_named(project: Path) -> Non
     (project / "hardware.yaml").write_text(OWN.replace("memory_gib: 24", "memory_gib: -1"))
     with pytest.raises(UserError, match=r"hardware\.yaml: accelerators\.mychip: memory_gib"):
         find_accelerator("h100")
+
+
+def test_names_without_a_size_stand_for_the_smallest_that_is_sold() -> None:
+    usual = find_usual("nvidia a100")
+    assert usual is not None
+    assert usual.name == "a100-40"
+    assert find_usual("wonder-9000") is None
+
+
+def test_a_scale_up_domain_beyond_the_node_reaches_the_card() -> None:
+    card = load_card("wl2", sets=("accelerator=GB200", "memory_gb=186", "total_count=144", "count_per_node=4"))
+    assert (card.hardware.accelerators_per_node, card.hardware.domain) == (4, 72)
+    assert load_card("wl2").hardware.domain == 4
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("bf16", "fp32"), ("fp16", "fp16"), ("fp8", "fp16"), ("fp32", "fp32"), ("tf32", "fp32"), ("mxfp8", "fp16")],
+)
+def test_a_precision_without_a_rate_is_computed_in_a_wider_one(precision: str, dtype: str) -> None:
+    assert find_accelerator("v100").rate_for(precision)[0] == dtype
+    assert find_accelerator("tpu-v4").rate_for("fp32")[0] == "bf16"
+    assert find_accelerator("gb200").rate_for("nvfp4")[0] == "fp4"
+
+
+@pytest.mark.parametrize("command", [["space"], ["predict"], ["run"]])
+def test_an_unknown_accelerator_stops_every_command_and_lists_the_numbers_to_give(
+    command: list[str], project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unknown = [*command, "--workload", "wl1", "--set", "accelerator=h10o", "--overlay", "no-memory"]
+    (project / "workloads").mkdir(exist_ok=True)
+    (project / "workloads" / "no-memory.yaml").write_text("workload: {hardware: {xpu_spec: {memory_gb: N/A}}}\n")
+    assert main(unknown) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "(did you mean 'h100'? `ccl-search accelerators` lists the known ones)" in error
+    assert "--set peak_flops=N --set memory_gb_per_s=N --set memory_gb=N" in error
+
+
+def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def predict(*sets: str) -> float:
+        words = [word for setting in sets for word in ("--set", setting)]
+        assert main(["predict", "--workload", "wl1", "--top", "1", "--json", *words]) == 0
+        return float(json.loads(capsys.readouterr().out)["configurations"][0]["step_time_s"])
+
+    own = ("accelerator=mine", "memory_gb=40", "memory_gb_per_s=1555")
+    assert predict(*own, "peak_flops=312e12") == pytest.approx(predict(), rel=0.05)
+    assert predict(*own, "peak_flops=31.2e12") > 3 * predict(*own, "peak_flops=312e12")
+    assert main(["space", "--workload", "wl1", *(w for s in (*own, "peak_flops=1e14") for w in ("--set", s))]) == 0
+    assert "scale_out_gbps is missing, and 'mine' is not a known accelerator; 200 is used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rates", ["-1", "fast", "{bf16: -1}", "[1]", "1e30", "{}"])
+def test_rates_of_a_card_must_be_numbers(rates: str) -> None:
+    with pytest.raises(UserError, match="peak_flops must be a number above 0"):
+        load_card("wl1", sets=("accelerator=mine", "memory_gb_per_s=1", f"peak_flops={rates}"))
+
+
+def test_accelerators_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accelerators"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n{name} " in listed for name in ("v100", "gb300", "mi355x", "trainium2", "tpu-v7"))
+    assert main(["accelerators", "a100"]) == 0
+    assert capsys.readouterr().out.count("NVIDIA A100 Tensor Core GPU datasheet") == 2
+    assert main(["accelerators", "NVIDIA GB200", "--json"]) == 0
+    (chip,) = json.loads(capsys.readouterr().out)
+    assert (chip["name"], chip["scale_up_domain"]) == ("gb200", 72)
+    assert main(["accelerators", "wonder"]) == 2

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, look_up, read_number
-from cclsearch.card.hardware import Accelerator, find_accelerator, match_accelerator
-from cclsearch.core.errors import UserError
+from cclsearch.card.hardware import (
+    NOMINAL,
+    Accelerator,
+    find_candidates,
+    hint_accelerator,
+    match_accelerator,
+    memory_in,
+    state_accelerator,
+)
 from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 
 MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
+OF_UNKNOWN = ("peak_flops", "memory_gb_per_s", "memory_gb")
+"""What a card must state of an accelerator that the catalogue does not have."""
 
 
 def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldProblem]:
@@ -55,38 +65,84 @@ def _check_model(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _read_accelerator(values: dict[str, Any]) -> Iterator[FieldProblem]:
-    name, memory = values.get("accelerator"), values.get("memory_gb")
-    found: Accelerator | None = None
-    if name is not None:
-        found = match_accelerator(name, memory)
-        if found is not None:
-            values["accelerator"] = found.name
-        elif memory is not None:
-            yield _note(BY_NAME["accelerator"].path, f"{_why_unknown(name, memory)}; the card's value is kept")
-    if memory is None and name is not None:
-        yield _look_up_memory(name, found, values)
-    elif memory is None:
-        yield _problem("memory_gb", "is missing")
+    if "peak_flops" in values:
+        rates = {name or values.get("precision", "bf16"): rate for name, rate in values["peak_flops"].items()}
+        values["peak_flops"] = Config(rates)
+    name = values.get("accelerator")
+    candidates = find_candidates(name) if name is not None else []
+    if candidates:
+        yield from _read_known(candidates, values)
+    elif name is not None:
+        yield from _read_unknown(name, values)
     if "memory_gb" in values:
         values["memory_gib"] = values["memory_gb"]
+    elif name is None or candidates:
+        yield _problem("memory_gb", "is missing")
+    if name is not None and "precision" in values:
+        yield from _note_rates(values)
 
 
-def _look_up_memory(name: str, found: Accelerator | None, values: dict[str, Any]) -> FieldProblem:
-    if found is None:
-        return _problem("memory_gb", f"is missing, and {_why_unknown(name, None)}")
-    if found.variants_gib:
-        sizes = " or ".join(f"{size:g}" for size in found.variants_gib)
-        return _problem("memory_gb", f"is missing, and {found.name} is sold with {sizes} GiB")
-    values["memory_gb"] = found.memory_gib
-    return _note(BY_NAME["memory_gb"].path, f"is missing; every {found.name} has {found.memory_gib:g} GiB")
+def _read_known(candidates: Sequence[Accelerator], values: dict[str, Any]) -> Iterator[FieldProblem]:
+    """Choose between the chips of one name by the memory that the card or the name states, else take the smallest."""
+    name, memory = values["accelerator"], values.get("memory_gb")
+    largest = max(candidates, key=lambda chip: chip.sizes_gib[-1])
+    chosen = match_accelerator(name, memory)
+    sizes = sorted({size for chip in candidates for size in chip.sizes_gib})
+    listed = " or ".join(f"{size:g}" for size in sizes)
+    if memory is not None and chosen is None:
+        chosen = largest
+        message = f"is {memory:g}, but {one_line(name, 40)} is sold with {listed} GiB: the card's {memory:g} is used"
+        yield _note(BY_NAME["memory_gb"].path, message)
+    elif memory is None:
+        stated = memory_in(name)
+        chosen = chosen or min(candidates, key=lambda chip: chip.memory_gib)
+        values["memory_gb"] = stated if stated in chosen.sizes_gib else chosen.sizes_gib[0]
+        yield _note_memory(name, values["memory_gb"], sizes if stated is None else [])
+    assert chosen is not None
+    values["accelerator"] = chosen.name
+    if chosen.scale_up_domain is not None:
+        values.setdefault("scale_up_domain", chosen.scale_up_domain)
 
 
-def _why_unknown(name: str, memory_gib: float | None) -> str:
-    try:
-        find_accelerator(name, memory_gib)
-    except UserError as error:
-        return one_line(str(error), 200)
-    return f"{name!r} is known"
+def _note_memory(name: str, chosen: float, sizes: Sequence[float]) -> FieldProblem:
+    path = BY_NAME["memory_gb"].path
+    if not sizes:
+        return _note(path, f"is missing; {chosen:g} is used, which the name {one_line(name, 40)!r} states")
+    if len(sizes) == 1:
+        return _note(path, f"is missing; every {one_line(name, 40)} has {chosen:g} GiB")
+    listed = " or ".join(f"{size:g}" for size in sizes)
+    why = f"{one_line(name, 40)} is sold with {listed} GiB, and what fits into {chosen:g} fits into all"
+    return _note(path, f"is missing; {chosen:g} is used: {why}", f"if yours has more: --set memory_gb={sizes[-1]:g}")
+
+
+def _read_unknown(name: str, values: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    missing = [field for field in OF_UNKNOWN if field not in values]
+    if missing:
+        message = f"is {one_line(name, 60)!r}, which is not a known accelerator{hint_accelerator(name)}"
+        remedy = " ".join(f"--set {field}=N" for field in missing)
+        yield _problem("accelerator", message, remedy=remedy)
+        return
+    for field in ("scale_up_gbps", "scale_out_gbps"):
+        if field not in values:
+            used = f"{getattr(NOMINAL, field):g} is used, the figure of a usual data-center GPU"
+            yield _note(
+                BY_NAME[field].path, f"is missing, and {one_line(name, 40)!r} is not a known accelerator; {used}"
+            )
+
+
+def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    """Say which dtype's rate predictions use for a precision that the accelerator has no units for."""
+    chip = state_accelerator(
+        values["accelerator"], values.get("memory_gb"), values.get("peak_flops"), values.get("memory_gb_per_s")
+    )
+    if chip is None or chip.nominal:
+        return
+    for precision in (values["precision"], *values.get("alternative_precisions", ())):
+        if chip.peak_flops_of(precision) is None:
+            dtype, rate = chip.rate_for(precision)
+            used = f"predictions use its {dtype} rate, {rate / 1e12:g} TFLOP/s, and MFU is not reported"
+            path, message = BY_NAME["precision"].path, f"is {precision}, for which {chip.name} has no peak rate: {used}"
+            yield _note(path, message, "--set peak_flops=N")
 
 
 def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:

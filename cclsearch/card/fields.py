@@ -15,6 +15,8 @@ from cclsearch.core.values import Model
 
 _ABSENT_VALUES = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
 _PHASES = {"training": "training", "inference": "inference", "serving": "inference"}
+_MOST_FLOPS = 1e18
+"""A rate above it has a wrong unit: the fastest chip of 2026 has 2e16."""
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
@@ -31,6 +33,7 @@ class FieldKind(StrEnum):
     PHASE = "training or inference"
     TASK = "the name of a task"
     AXES = "a list of whole numbers"
+    RATES = "a number above 0, or a mapping of dtypes to such numbers"
 
 
 _SAMPLES = {
@@ -116,6 +119,10 @@ FIELDS: tuple[CardField, ...] = (
     _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", maximum=10_000),
     CardField("accelerator", FieldKind.TEXT, (f"{_XPU}.model",), required=True),
     CardField("memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), maximum=100_000),
+    CardField("peak_flops", FieldKind.RATES, (f"{_XPU}.peak_flops",), maximum=1e18),
+    CardField("memory_gb_per_s", FieldKind.NUMBER, (f"{_XPU}.memory_gb_per_s",), maximum=1e6),
+    CardField("scale_up_domain", FieldKind.COUNT, (f"{_XPU}.scale_up_domain",), maximum=1_000_000),
+    CardField("nominal", FieldKind.SWITCH, (f"{_XPU}.nominal",)),
     CardField("total_count", FieldKind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
     CardField("count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
     CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), maximum=1e7),
@@ -211,6 +218,8 @@ def _read_value(value: Any, kind: FieldKind) -> Any:
             most, each = (3, FieldKind.COUNT) if kind is FieldKind.AXES else (None, FieldKind.PRECISION)
             found = [_read_value(one, each) for one in value] if isinstance(value, list) else []
             return tuple(found) if found and found == found[:most] and None not in found else None
+        case FieldKind.RATES:
+            return _read_rates(value)
     text = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if kind is FieldKind.TASK:
         return text.lower() or None
@@ -220,6 +229,14 @@ def _read_value(value: Any, kind: FieldKind) -> Any:
         dtype = PRECISIONS.get(text.lower(), text.lower())
         return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
     return text or None
+
+
+def _read_rates(value: Any) -> dict[str, float] | None:
+    """Rates by dtype; a single number has an empty dtype, which stands for the card's precision."""
+    given = {"": value} if not isinstance(value, Mapping) else value
+    found = {PRECISIONS.get(str(name).lower(), str(name).lower()): read_number(one) for name, one in given.items()}
+    rates = {name: one for name, one in found.items() if one is not None and one <= _MOST_FLOPS}
+    return rates if rates and len(rates) == len(found) else None
 
 
 def _read_count(value: Any, *, is_zero_allowed: bool) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -18,8 +20,10 @@ from cclsearch.core.yaml_file import read_yaml, validate_mapping
 HARDWARE_FILE = "hardware.yaml"
 
 _IGNORED_TOKENS = frozenset(
-    {"nvidia", "tesla", "amd", "instinct", "google", "cloud", "gpu", "tpu", "tensor", "core", "chip"}
+    {"nvidia", "tesla", "geforce", "amd", "instinct", "google", "cloud", "intel", "habana", "aws"}
+    | {"gpu", "tpu", "tensor", "core", "chip", "accelerator"}
 ) | {"hbm", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+_TPU = re.compile(r"^tpu(?=v?\d)")
 _MEMORY = re.compile(r"^(\d{1,4})(?:gb|gib|g)$")
 
 
@@ -28,12 +32,13 @@ class Accelerator(Model):
 
     name: str
     """Key in `hardware.yaml`: `a100-40`, `tpu-v5e`, `cpu`."""
-    kind: Literal["gpu", "tpu", "cpu"]
+    kind: Literal["gpu", "tpu", "npu", "cpu"]
+    """`npu`: Gaudi, Trainium and other chips that run compiled graphs."""
     aliases: tuple[str, ...] = ()
     memory_gib: float = Field(gt=0)
     variants_gib: tuple[float, ...] = ()
     """Memory sizes in which the same chip is sold, if its other numbers are the same."""
-    peak_flops: dict[str, float]
+    peak_flops: dict[str, float] = Field(min_length=1)
     """FLOP/s by dtype (`bf16`, `fp16`, `tf32`, `fp32`, `fp8`, ...)."""
     memory_gb_per_s: float = Field(gt=0)
     scale_up_gbps: float = Field(gt=0)
@@ -42,6 +47,8 @@ class Accelerator(Model):
     """Gbit/s to other nodes, one direction."""
     scale_up_latency_us: float = Field(gt=0)
     scale_out_latency_us: float = Field(gt=0)
+    scale_up_domain: int | None = Field(default=None, ge=1)
+    """Accelerators that the scale-up links connect, if more than a node (72 for GB200 NVL72); None: those of a node."""
     slices: tuple[tuple[int, ...], ...] = ()
     """Chips along each axis of the TPU slices that are offered; empty for other accelerators."""
     nominal: bool = False
@@ -60,7 +67,21 @@ class Accelerator(Model):
 
     def peak_flops_of(self, precision: str) -> float | None:
         """Dense peak FLOP/s at that dtype; None if the chip has no such units or no vendor states it."""
-        return self.peak_flops.get(canonical_precision(precision))
+        name = canonical_precision(precision)
+        return self.peak_flops.get(_RATE_OF.get(name, name))
+
+    def rate_for(self, precision: str) -> tuple[str, float]:
+        """The dtype whose units compute that precision, and their FLOP/s: itself, or what `_COMPUTED_AS` names."""
+        name = canonical_precision(precision)
+        name = _RATE_OF.get(name, name)
+        order = (name, *_COMPUTED_AS.get(name, ("bf16", "fp16", "fp32")), *self.peak_flops)
+        found = next(dtype for dtype in order if dtype in self.peak_flops)
+        return found, self.peak_flops[found]
+
+    @property
+    def sizes_gib(self) -> tuple[float, ...]:
+        """Every memory size in which it is sold, smallest first."""
+        return tuple(sorted({self.memory_gib, *self.variants_gib}))
 
 
 PRECISIONS = {
@@ -75,6 +96,19 @@ PRECISIONS = {
     "fp8_e4m3": "fp8",
 }
 """Alternative names of a dtype -> the name used here."""
+_RATE_OF = {"mxfp8": "fp8", "fp8_e5m2": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+"""Formats of scaled blocks -> the dtype whose units compute them at the same rate."""
+_COMPUTED_AS = {
+    "fp4": ("fp8", "bf16", "fp16", "tf32", "fp32"),
+    "fp8": ("bf16", "fp16", "tf32", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("tf32", "fp32"),
+    "fp16": ("tf32", "fp32", "bf16"),
+    "tf32": ("fp32", "bf16"),
+    "fp32": ("tf32", "bf16"),
+    "fp64": ("fp32",),
+}
+"""What computes a dtype that a chip has no units for: the next wider type; bf16 for fp32 is JAX's default on TPUs."""
 PRECISION_BITS = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 """Precision -> bits of an operand that the matrix units use."""
 
@@ -90,14 +124,10 @@ def find_accelerator(name: str, memory_gib: float | None = None) -> Accelerator:
     `memory_gib` decides between variants (A100 of 40 and of 80). Raises UserError if the name is unknown or ambiguous,
     or if no variant has that much memory; a name that only contains a known one is unknown.
     """
-    candidates = _candidates(name)
-    wanted = memory_gib if memory_gib is not None else _memory_in(name)
+    candidates = find_candidates(name)
+    wanted = memory_gib if memory_gib is not None else memory_in(name)
     if not candidates:
-        known = ", ".join(sorted(load_accelerators()))
-        raise UserError(
-            f"there is no accelerator {one_line(name, 80)!r} in hardware.yaml; known: {known} "
-            "(a project may add its own in a hardware.yaml in its root)"
-        )
+        raise UserError(f"there is no accelerator {one_line(name, 80)!r}{hint_accelerator(name)}")
     if wanted is None:
         if len(candidates) == 1:
             return candidates[0]
@@ -118,6 +148,59 @@ def match_accelerator(name: str, memory_gib: float | None = None) -> Accelerator
         return find_accelerator(name, memory_gib)
     except UserError:
         return None
+
+
+def find_usual(name: str) -> Accelerator | None:
+    """The accelerator that a name without a memory size stands for: the one with the least memory; None if unknown.
+
+    A configuration that fits into the smallest size that is sold fits into the others too.
+    """
+    exact = match_accelerator(name)
+    return exact or min(find_candidates(name), key=lambda candidate: candidate.memory_gib, default=None)
+
+
+def hint_accelerator(name: str) -> str:
+    """What an error about an unknown accelerator adds: the nearest known name, and where the others are."""
+    names = {_bare(alias): each.name for each in load_accelerators().values() for alias in (each.name, *each.aliases)}
+    near = difflib.get_close_matches(_bare(name), names, n=1, cutoff=0.7)
+    guess = f"did you mean {names[near[0]]!r}? " if near else ""
+    return f" ({guess}`ccl-search accelerators` lists the known ones)"
+
+
+def state_accelerator(
+    name: str, memory_gib: float | None, peak_flops: Mapping[str, Any] | None, memory_gb_per_s: float | None
+) -> Accelerator | None:
+    """The known accelerator with the numbers that a card states instead; one of these numbers alone if it is unknown.
+
+    None if it is unknown and the numbers do not suffice. Links and latencies of an unknown one are those of `NOMINAL`.
+    """
+    found = match_accelerator(name, memory_gib) or find_usual(name)
+    stated: dict[str, Any] = {"memory_gb_per_s": memory_gb_per_s} if memory_gb_per_s else {}
+    if found is None:
+        if not peak_flops or not memory_gb_per_s:
+            return None
+        found = NOMINAL.model_copy(update={"name": name, "nominal": False, "peak_flops": {}, "source": "the card"})
+    if peak_flops:
+        stated["peak_flops"] = {**found.peak_flops, **peak_flops}
+    if memory_gib:
+        stated["memory_gib"] = memory_gib
+    return found.model_copy(update=stated)
+
+
+NOMINAL = Accelerator(
+    name="unknown",
+    kind="gpu",
+    memory_gib=80,
+    peak_flops={"bf16": 300e12},
+    memory_gb_per_s=2000,
+    scale_up_gbps=2400,
+    scale_out_gbps=200,
+    scale_up_latency_us=3,
+    scale_out_latency_us=8,
+    nominal=True,
+    source="nominal numbers of a data-center GPU, ours: only for ordering predictions",
+)
+"""Stands for the accelerator of a recording that neither names a known one nor states its numbers; a note says so."""
 
 
 def load_accelerators() -> dict[str, Accelerator]:
@@ -146,7 +229,7 @@ def _read(path: Path, mtime_ns: int, size: int) -> tuple[Accelerator, ...]:
 
 
 def _tokens(name: str) -> list[str]:
-    return [token for token in re.split(r"[^a-z0-9]+", name.lower()) if token]
+    return [token for part in re.split(r"[^a-z0-9]+", name.lower()) if (token := _TPU.sub("", part))]
 
 
 def _bare(name: str) -> str:
@@ -154,12 +237,14 @@ def _bare(name: str) -> str:
     return "-".join(token for token in _tokens(name) if token not in _IGNORED_TOKENS and not _MEMORY.match(token))
 
 
-def _memory_in(name: str) -> float | None:
+def memory_in(name: str) -> float | None:
+    """The memory size in GiB that a name contains (`A100-SXM4-40GB`); None if it contains none, or several."""
     sizes = [float(match.group(1)) for token in _tokens(name) if (match := _MEMORY.match(token))]
     return sizes[0] if len(sizes) == 1 else None
 
 
-def _candidates(name: str) -> list[Accelerator]:
+def find_candidates(name: str) -> list[Accelerator]:
+    """Every accelerator that has that name, whatever its memory: more than one for `a100`."""
     known = load_accelerators()
     exact = "-".join(_tokens(name))
     if exact in known:

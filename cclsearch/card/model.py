@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Model, Value
 
@@ -59,7 +60,7 @@ class Hardware(Model):
     """Hardware of the workload. Bandwidths are per accelerator and direction (half of NVLink's advertised number)."""
 
     accelerator: str
-    """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own name if it is unknown."""
+    """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own name of one that it describes."""
     num_accelerators: int = Field(ge=1)
     accelerators_per_node: int = Field(ge=1)
     memory_gib: float = Field(gt=0)
@@ -70,8 +71,31 @@ class Hardware(Model):
     """Gbit/s per accelerator between nodes."""
     torus: tuple[int, ...] | None = None
     """Chips along each ICI axis of a TPU slice; None for other accelerators."""
+    peak_flops: Config | None = None
+    """Dense FLOP/s by dtype that the card states; None: those of `hardware.yaml`."""
+    memory_gb_per_s: float | None = None
+    """Bandwidth of the device memory that the card states; None: that of `hardware.yaml`."""
+    scale_up_domain: int | None = Field(default=None, ge=1)
+    """Accelerators that the scale-up links connect, if more than a node (72 for GB200 NVL72)."""
+    nominal: bool = False
+    """Whether the rates are stand-ins of a recording's unknown accelerator: good enough to order predictions."""
     host_cores: int | None = Field(default=None, ge=1)
     """CPU cores shared by the processes of a node, if the accelerators are CPU processes; None else, or if unknown."""
+
+    @property
+    def domain(self) -> int:
+        """Number of accelerators that the scale-up links connect: those of a node, unless the links go further."""
+        return min(self.scale_up_domain or self.accelerators_per_node, self.num_accelerators)
+
+    @property
+    def chip(self) -> Accelerator:
+        """The accelerator with its rates: the catalogue's, with the numbers that the card states instead.
+
+        `NOMINAL` for one that is unknown and that the card does not describe, which only cards frozen by version 0.2.0
+        and earlier have.
+        """
+        found = state_accelerator(self.accelerator, self.memory_gib, self.peak_flops, self.memory_gb_per_s) or NOMINAL
+        return found.model_copy(update={"nominal": True}) if self.nominal else found
 
 
 class KnobDeclaration(Model):

@@ -28,6 +28,7 @@ COMMANDS = {
     "show": "all facts about one trial",
     "space": "search space of a workload; which rule rejects a configuration",
     "bench": "compare strategies on recorded landscapes",
+    "accelerators": "known accelerators with their peak rates, memory, links and sources",
     "predict": "predicted time and memory of configurations, with their parts",
     "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",
     "sweep": "one search for a whole Pareto front, scored at every weight",

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.card.fields import read_field
+from cclsearch.card.hardware import NOMINAL, find_candidates
 from cclsearch.card.load import read_task
 from cclsearch.card.model import Phase
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.plugins import TASKS
 from cclsearch.space.table import count_ranks
@@ -58,9 +60,28 @@ def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value
     numbers: dict[str, Callable[[Mapping[str, Any]], Any]] = {
         "total_count": lambda _: largest,
         "count_per_node": lambda spec: min(8, int(spec["total_count"])),
-        "memory_gb": lambda _: 80,
     }
     _fill_in(xpu, numbers, "hardware.xpu_spec", notes, _positive)
+    if not find_candidates(str(xpu["model"])):
+        _stand_in(xpu, notes)
+
+
+def _stand_in(xpu: dict[str, Any], notes: list[str]) -> None:
+    """Give an unknown accelerator without numbers those of `NOMINAL`, marked, so that no MFU is computed from them."""
+    rate = next(iter(NOMINAL.peak_flops.values()))
+    stated = {"peak_flops": rate, "memory_gb_per_s": NOMINAL.memory_gb_per_s, "memory_gb": NOMINAL.memory_gib}
+    missing = {field: value for field, value in stated.items() if xpu.get(field) is None}
+    xpu.update(missing)
+    if {"peak_flops", "memory_gb_per_s"} & set(missing):
+        xpu["nominal"] = True
+        names = ", ".join(f"{field} {value:g}" for field, value in missing.items())
+        notes.append(
+            f"card: {one_line(str(xpu['model']), 40)!r} is not a known accelerator: predictions are nominal, with"
+            f" {names} of a usual data-center GPU, until trials correct them (its numbers belong into"
+            " hardware.xpu_spec)"
+        )
+    elif missing:
+        notes.append(f"card: hardware.xpu_spec.memory_gb is missing; {NOMINAL.memory_gib:g} is used instead")
 
 
 def _fill_in(

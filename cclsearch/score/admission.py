@@ -69,7 +69,7 @@ def check_devices(evidence: Evidence) -> Verdict:
     if not names:
         return Verdict(rule=rule, ok=None, detail="neither the run script nor the traces name the devices")
     hardware = evidence.card.hardware
-    wanted = match_accelerator(hardware.accelerator, hardware.memory_gib)
+    wanted = match_accelerator(hardware.accelerator, hardware.memory_gib) or match_accelerator(hardware.accelerator)
     if wanted is None:
         return Verdict(rule=rule, ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is unknown")
     different, unknown = [], []

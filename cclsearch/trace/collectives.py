@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cclsearch.card.model import Card
 from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.intervals import Int64s, covered_ns, total_ns
 from cclsearch.trace.view import RankView, TraceView
@@ -62,6 +63,11 @@ def is_scale_up(call: Collective, size: int, domain_size: int) -> bool:
     if call.group_ranks:
         return len({rank // domain_size for rank in call.group_ranks}) == 1
     return size <= domain_size
+
+
+def scale_up_size(card: Card) -> int:
+    """Return how many accelerators the card's scale-up links connect: those of a node, unless the links go further."""
+    return card.hardware.scale_up_domain or card.hardware.accelerators_per_node
 
 
 def collect_samples(trace: TraceView) -> tuple[list[CollectiveSample], bool]:

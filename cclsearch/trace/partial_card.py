@@ -58,7 +58,7 @@ def _partial(values: Mapping[str, Any], name: str) -> KnownFields:
     hardware = {field: values[field] for field in Hardware.model_fields if field in values}
     renamed = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
     hardware |= {new: values[old] for old, new in renamed.items() if old in values and new not in hardware}
-    optional = dict.fromkeys(("scale_up_gbps", "scale_out_gbps", "torus", "host_cores"))
+    optional = dict.fromkeys(field for field, info in Hardware.model_fields.items() if not info.is_required())
     phase = Phase(values["phase"]) if "phase" in values else None
     known: dict[str, Any] = {
         "name": name,

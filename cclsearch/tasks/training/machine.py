@@ -5,25 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cclsearch.card.hardware import Accelerator, match_accelerator
 from cclsearch.card.model import Card
 
-UNKNOWN = Accelerator(
-    name="unknown",
-    kind="gpu",
-    memory_gib=80,
-    peak_flops={},
-    memory_gb_per_s=2000,
-    scale_up_gbps=2400,
-    scale_out_gbps=200,
-    scale_up_latency_us=3,
-    scale_out_latency_us=8,
-    source="those of a data-center GPU: trials correct the scale",
-)
-"""Used for an accelerator that `hardware.yaml` does not list."""
-UNKNOWN_PEAK_FLOPS = 300e12
-"""Used for an accelerator whose peak at the card's precision is unknown."""
-LAUNCH_S = {"gpu": 8e-6, "tpu": 2e-6, "cpu": 2e-6}
+LAUNCH_S = {"gpu": 8e-6, "tpu": 2e-6, "npu": 2e-6, "cpu": 2e-6}
 """Host seconds to launch one kernel: 5 to 10 us for CUDA in eager mode; XLA launches whole programs."""
 CPU_PROCESS_GIB = 0.25
 """Resident set of a process that has imported torch for CPUs, measured; its allocator peak starts near zero."""
@@ -46,7 +30,7 @@ class Machine:
     up_latency_s: float
     out_latency_s: float
     node: int
-    """Number of accelerators connected by the links inside a node."""
+    """Number of accelerators connected by the scale-up links: those of a node, unless the links go further."""
     memory_gib: float
     fixed_gib: float
     """Memory in use before the model is loaded."""
@@ -57,19 +41,18 @@ class Machine:
 
 
 def read_machine(card: Card) -> Machine:
-    """Return the machine of a card: rates from `hardware.yaml`, bandwidths from the card if it has them."""
+    """Return the machine of a card: rates from `hardware.yaml`, or from the card if it states them."""
     hardware = card.hardware
-    name, memory_gib = hardware.accelerator, hardware.memory_gib
-    found = match_accelerator(name, memory_gib) or match_accelerator(name) or UNKNOWN
+    found = hardware.chip
     return Machine(
-        flops_per_s=found.peak_flops_of(card.precision) or UNKNOWN_PEAK_FLOPS,
+        flops_per_s=found.rate_for(card.precision)[1],
         hbm_bytes_s=found.hbm_bytes_per_s,
         up_bytes_s=(hardware.scale_up_gbps or found.scale_up_gbps) / 8 * 1e9,
         out_bytes_s=(hardware.scale_out_gbps or found.scale_out_gbps) / 8 * 1e9,
         up_latency_s=found.scale_up_latency_us * 1e-6,
         out_latency_s=found.scale_out_latency_us * 1e-6,
-        node=hardware.num_accelerators if found.kind == "tpu" else hardware.accelerators_per_node,
-        memory_gib=memory_gib,
+        node=hardware.num_accelerators if found.kind == "tpu" else hardware.domain,
+        memory_gib=hardware.memory_gib,
         fixed_gib={"cpu": CPU_PROCESS_GIB, "tpu": TPU_RESERVED_GIB}.get(found.kind, DEVICE_CONTEXT_GIB),
         launch_s=LAUNCH_S[found.kind],
         host_cores=float(hardware.host_cores or math.inf) if found.kind == "cpu" else math.inf,

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.arch import flops_per_token, tokens_per_step
-from cclsearch.card.hardware import match_accelerator
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction
 from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
@@ -94,8 +93,8 @@ def find_step_flops(card: Card) -> float:
 
 def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
     """Model FLOPs utilization (MFU), 0 to 1; None if the accelerator's peak at the card's precision is unknown."""
-    accelerator = match_accelerator(card.hardware.accelerator, card.hardware.memory_gib)
-    if accelerator is None or accelerator.nominal:
+    accelerator = card.hardware.chip
+    if accelerator.nominal:
         return None
     peak = accelerator.peak_flops_of(card.precision)
     return None if not peak else tokens_per_s_per_accelerator * find_step_flops(card) / tokens_per_step(card) / peak

@@ -15,6 +15,7 @@ from cclsearch.trace.collectives import (
     collect_samples,
     explain_no_communication,
     is_scale_up,
+    scale_up_size,
     sized_share,
     wire_bytes_of,
 )
@@ -124,7 +125,7 @@ def measure_bw_util(trace: TraceView) -> Draft:
     for sample in [s for s in samples if s.message_bytes >= MIN_BANDWIDTH_BYTES] or samples:
         link = link_gbytes_per_s(trace.card, sample)
         if link:
-            inside = is_scale_up(sample.call, sample.size, trace.card.hardware.accelerators_per_node)
+            inside = is_scale_up(sample.call, sample.size, scale_up_size(trace.card))
             shares.append((sample, "scale_up" if inside else "scale_out", sample.bus_gbps / link))
     if not shares:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "the card has no bandwidth for the links in use")
@@ -145,7 +146,7 @@ def _median_share(shares: Sequence[tuple[CollectiveSample, str, float]]) -> floa
 def link_gbytes_per_s(card: Card, sample: CollectiveSample) -> float | None:
     """Return the one-way GB/s of the links that a collective's group uses; None if the card does not state it."""
     hardware = card.hardware
-    if is_scale_up(sample.call, sample.size, hardware.accelerators_per_node):
+    if is_scale_up(sample.call, sample.size, scale_up_size(card)):
         return hardware.scale_up_gbps / 8 if hardware.scale_up_gbps else None
     return hardware.scale_out_gbps / 8 if hardware.scale_out_gbps else None
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.collectives import explain_no_communication, group_label, is_scale_up
+from cclsearch.trace.collectives import explain_no_communication, group_label, is_scale_up, scale_up_size
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -87,7 +87,7 @@ def measure_comm_time(trace: TraceView) -> Draft:
     inputs["by_collective_s"] = _split_comm_time(trace, lambda call: str(call.kind))
     inputs["by_group_s"] = _split_comm_time(trace, group_label)
     card, world = trace.card, trace.num_devices
-    per_node = if_available(lambda: card.hardware.accelerators_per_node) if card is not None else None
+    per_node = if_available(lambda: scale_up_size(card)) if card is not None else None
     if per_node is not None:
         domain = per_node
         inputs["by_link_s"] = _split_comm_time(

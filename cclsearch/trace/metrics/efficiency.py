@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.card.arch import count_parts, flops_per_token, tokens_per_step
-from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator
+from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator, state_accelerator
 from cclsearch.card.model import Card, ModelArch, Phase
 from cclsearch.core.text import one_line
 from cclsearch.trace.compute_class import ComputeClass
@@ -36,12 +36,16 @@ def _find_device(trace: TraceView) -> Accelerator:
     """Return the accelerator that the trace ran on, by its name in the trace, else by the card; raises NotAvailable."""
     named = next((d for view in trace.ranks.values() for d in view.table.devices if d.name), None)
     found = match_accelerator(named.name, (named.memory_bytes or 0) / 2**30 or None) if named else None
-    if found is None and named and named.name:
-        raise NotAvailable(Reason.UNKNOWN_PEAK, f"the device {named.name!r} is not in hardware.yaml")
-    if found is None and trace.card is not None:
-        found = _accelerator_of(trace.card)
+    is_named = named is not None and bool(named.name)
+    stated = _accelerator_of(trace.card) if trace.card is not None else None
+    if trace.card is not None and trace.card.hardware.peak_flops:
+        found = stated
+    elif not is_named:
+        found = found or stated
     if found is None or found.nominal:
-        raise NotAvailable(Reason.UNKNOWN_PEAK, "the peak FLOP/s of the device is not known")
+        what = f"{one_line(named.name, 60)!r} is not a known accelerator" if named and is_named else "is not known"
+        needed = "give --set peak_flops=N --set memory_gb_per_s=N"
+        raise NotAvailable(Reason.UNKNOWN_PEAK, f"the device {what}, so its peak rates are not known: {needed}")
     return found
 
 
@@ -63,8 +67,12 @@ def find_peak(trace: TraceView, precision: str) -> Peak:
 
 def _accelerator_of(card: Card) -> Accelerator | None:
     """Return the accelerator that the card names; None if it names none or an unknown one."""
-    named = if_available(lambda: card.hardware.accelerator)
-    return match_accelerator(named, if_available(lambda: card.hardware.memory_gib)) if named else None
+    named, stated = if_available(lambda: card.hardware.accelerator), card.hardware.peak_flops
+    if named is None and not stated:
+        return None
+    memory_gib = if_available(lambda: card.hardware.memory_gib)
+    found = state_accelerator(named or "stated", memory_gib, stated, card.hardware.memory_gb_per_s)
+    return found if found is None or not card.hardware.nominal else found.model_copy(update={"nominal": True})
 
 
 def _cross_check(card: Card, device: str) -> str:

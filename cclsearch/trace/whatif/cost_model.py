@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cclsearch.card.model import Card
-from cclsearch.trace.collectives import CollectiveSample, collect_samples, group_label, is_scale_up
+from cclsearch.trace.collectives import CollectiveSample, collect_samples, group_label, is_scale_up, scale_up_size
 from cclsearch.trace.events import Collective, CollectiveKind
 from cclsearch.trace.metrics.bandwidth import HockneyFit, fit_hockney, group_samples
 from cclsearch.trace.view import TraceView
@@ -130,7 +130,7 @@ def _domain_size(trace: TraceView, given: int | None) -> tuple[int, list[str]]:
     if given is not None:
         return given, []
     if trace.card is not None:
-        return trace.card.hardware.accelerators_per_node, []
+        return scale_up_size(trace.card), []
     hosts = [view.table.host for view in trace.ranks.values()]
     if all(hosts) and len(hosts) == trace.num_devices:
         return max(hosts.count(host) for host in set(hosts)), []
