@@ -10,13 +10,17 @@ from enum import StrEnum
 from typing import Any
 
 from cclsearch.card.hardware import PRECISIONS
+from cclsearch.card.model import Inferred
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 
 _ABSENT_VALUES = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
+MISSING = "is missing"
 _PHASES = {"training": "training", "inference": "inference", "serving": "inference"}
 _MOST_FLOPS = 1e18
 """A rate above it has a wrong unit: the fastest chip of 2026 has 2e16."""
+_UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12, "trillion": 1e12}
+_WITH_UNIT = re.compile(rf"^(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})$", re.IGNORECASE)
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
@@ -26,6 +30,7 @@ class FieldKind(StrEnum):
     COUNT = "a whole number above 0"
     COUNT0 = "a whole number, 0 or more"
     NUMBER = "a number above 0"
+    PARAMETERS = "a number of parameters, such as 8030261248 or 8B"
     SWITCH = "true or false"
     TEXT = "text"
     PRECISION = "a dtype such as bf16"
@@ -58,6 +63,8 @@ class FieldProblem(Model):
     """Whether the file cannot be used as a card until this is fixed."""
     remedy: str = ""
     """How to fix it, for example `--set hidden_size=N`."""
+    inferred: Inferred | None = None
+    """The value that is used instead, if it is neither the card's nor left out."""
 
     def __str__(self) -> str:
         return f"{self.field} {self.message}"
@@ -93,7 +100,7 @@ def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, maximu
 
 _TOPO = "workload.hardware.network_topo"
 _XPU = "workload.hardware.xpu_spec"
-_EXECUTOR = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
+EXECUTORS = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
 
 FIELDS: tuple[CardField, ...] = (
     CardField("task", FieldKind.TASK, ("workload.task",)),
@@ -111,7 +118,9 @@ FIELDS: tuple[CardField, ...] = (
     _arch("vocab_size", FieldKind.COUNT, required=True, maximum=1e8),
     _arch("tied_embeddings", FieldKind.SWITCH, "tie_word_embeddings"),
     _arch("gated_mlp", FieldKind.SWITCH),
-    _arch("num_params", FieldKind.COUNT, maximum=1e16),
+    _arch("num_params", FieldKind.PARAMETERS, "total_params", maximum=1e16),
+    _arch("num_params_embedding", FieldKind.PARAMETERS, maximum=1e16),
+    _arch("num_params_active", FieldKind.PARAMETERS, "num_active_params", maximum=1e16),
     _arch("num_experts", FieldKind.COUNT, "n_routed_experts", "num_local_experts", maximum=100_000),
     _arch("top_k", FieldKind.COUNT, "num_experts_per_tok", "moe_top_k", maximum=100_000),
     _arch("expert_intermediate_size", FieldKind.COUNT, "moe_intermediate_size"),
@@ -128,7 +137,8 @@ FIELDS: tuple[CardField, ...] = (
     CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), maximum=1e7),
     CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), maximum=1e7),
     CardField("torus", FieldKind.AXES, (f"{_TOPO}.torus",)),
-    CardField("framework", FieldKind.TEXT, tuple(f"{root}.framework.name" for root in _EXECUTOR), required=True),
+    CardField("framework", FieldKind.TEXT, tuple(f"{root}.framework.name" for root in EXECUTORS)),
+    CardField("framework_version", FieldKind.TEXT, tuple(f"{root}.framework.version" for root in EXECUTORS)),
     CardField("recording", FieldKind.TEXT, ("recording",)),
     CardField("description", FieldKind.TEXT, ("description",)),
     CardField("source", FieldKind.TEXT, ("source", "hf_url")),
@@ -140,11 +150,26 @@ WORK_FIELDS = (
     CardField("batch_size", FieldKind.COUNT, _BATCH, required=True, maximum=1e8, key="global_batch_size"),
     CardField("seq_len", FieldKind.COUNT, _SEQUENCE, required=True, maximum=1e8),
 )
-"""The work of training, and of a task that is not registered."""
+"""The work of training."""
+OTHER_WORK_FIELDS = (
+    CardField("batch_size", FieldKind.COUNT, (*_BATCH, "workload.data.max_num_seqs"), key="global_batch_size"),
+    CardField("seq_len", FieldKind.COUNT, (*_SEQUENCE, "workload.data.max_model_len"), maximum=1e8),
+    CardField("input_len", FieldKind.COUNT, ("workload.data.input_len", "workload.data.input_length"), maximum=1e8),
+    CardField("output_len", FieldKind.COUNT, ("workload.data.output_len", "workload.data.output_length"), maximum=1e8),
+)
+"""The work of a task that is not registered, as far as a card states it."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
 MODEL_FIELDS = frozenset(field.name for field in FIELDS if field.path.startswith("workload.model."))
 BY_NAME = {field.name: field for field in (*FIELDS, *WORK_FIELDS)}
+
+
+def infer(values: dict[str, Any], name: str, value: Any, source: str) -> FieldProblem:
+    """Set a field that the card does not state; returns the note that says so."""
+    values[name] = value
+    path = BY_NAME[name].path if name in BY_NAME else name
+    inferred = Inferred(field=name, value=value, source=source)
+    return FieldProblem(field=path, message=f"is inferred from {source}", blocking=False, inferred=inferred)
 
 
 def settable_fields(fields: Sequence[CardField]) -> dict[str, str]:
@@ -183,7 +208,7 @@ def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldPro
         if not field.required:
             return None, None
         raw = next((v for path in field.paths if (v := look_up(data, path)) is not None), None)
-        message = "is missing" if raw is None else f"is missing: it is {one_line(repr(raw), 40)}"
+        message = MISSING if raw is None else f"{MISSING}: it is {one_line(repr(raw), 40)}"
         return None, FieldProblem(field=field.path, message=message, remedy=field.remedy)
     value = _read_value(given, field.kind)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.maximum):
@@ -212,6 +237,8 @@ def _read_value(value: Any, kind: FieldKind) -> Any:
             return _read_count(value, is_zero_allowed=kind is FieldKind.COUNT0)
         case FieldKind.NUMBER:
             return read_number(value)
+        case FieldKind.PARAMETERS:
+            return _read_parameters(value)
         case FieldKind.SWITCH:
             return value if isinstance(value, bool) else None
         case FieldKind.AXES | FieldKind.PRECISIONS:
@@ -237,6 +264,14 @@ def _read_rates(value: Any) -> dict[str, float] | None:
     found = {PRECISIONS.get(str(name).lower(), str(name).lower()): read_number(one) for name, one in given.items()}
     rates = {name: one for name, one in found.items() if one is not None and one <= _MOST_FLOPS}
     return rates if rates and len(rates) == len(found) else None
+
+
+def _read_parameters(value: Any) -> int | None:
+    """A whole number, also with a unit: `8B`, `15.7 billion`."""
+    match = _WITH_UNIT.match(value.strip()) if isinstance(value, str) and len(value) < 40 else None
+    if match is None:
+        return _read_count(value, is_zero_allowed=False)
+    return round(float(match[1]) * _UNITS[match[2].lower()]) or None
 
 
 def _read_count(value: Any, *, is_zero_allowed: bool) -> int | None:

@@ -1,4 +1,4 @@
-"""Load workload cards (CCL-Bench v1 YAML, with overlays); missing fields are reported, never guessed."""
+"""Load workload cards (CCL-Bench v1 YAML, with overlays); what is inferred says its source, the rest is missing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 from cclsearch.card.check import check_values
 from cclsearch.card.fields import (
+    BY_NAME,
     FIELDS,
+    MISSING,
     MODEL_FIELDS,
-    WORK_FIELDS,
+    OTHER_WORK_FIELDS,
     CardField,
     FieldProblem,
     look_up,
     read_field,
     settable_fields,
 )
-from cclsearch.card.model import Card, Hardware, KnobDeclaration, ModelArch, MoEArch, Phase
+from cclsearch.card.infer import infer_phase, infer_values
+from cclsearch.card.model import Card, Hardware, Inferred, KnobDeclaration, Phase, make_model
+from cclsearch.card.template import read_configuration, read_template
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
@@ -37,6 +41,8 @@ class CardReport:
     name: str
     where: str
     """The file."""
+    task: str
+    """Name of its task, registered or not."""
     values: Mapping[str, Any]
     """Field name (`hidden_size`, `batch_size`, `accelerator`, ...) -> value, for each present and valid field."""
     problems: tuple[FieldProblem, ...]
@@ -52,13 +58,24 @@ class CardReport:
         """Values that were ignored or looked up, one line each; the card is usable."""
         return tuple(f"{p}{f' ({p.remedy})' if p.remedy else ''}" for p in self.problems if not p.blocking)
 
+    @property
+    def inferred(self) -> tuple[Inferred, ...]:
+        """Values that the file does not state."""
+        return tuple(problem.inferred for problem in self.problems if problem.inferred is not None)
+
 
 def load_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Card:
     """The card of that name or path, with the cards in `overlays` and then the `FIELD=VALUE` settings applied.
 
     Raises UserError that names the file, every missing or invalid field, and the settings that would fix them.
     """
-    return _require_card(inspect_card(name, overlays, sets))
+    report = inspect_card(name, overlays, sets)
+    if report.values.get("phase") == Phase.INFERENCE and TASKS.find(report.task) is None:
+        raise UserError(
+            f"{report.where}: is an inference workload ({report.task}), which cannot be searched yet: only"
+            f" {', '.join(TASKS.names())} can. `ccl-search card check` and `ccl-search score TRACE --card` read it"
+        )
+    return require_card(report)
 
 
 def inspect_card(name: str | None, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:
@@ -77,7 +94,7 @@ def inspect_card(name: str | None, overlays: Sequence[str] = (), sets: Sequence[
 
 def card_from_mapping(data: Mapping[str, Any], name: str) -> Card:
     """The card in an already read mapping; raises UserError as `load_card` does."""
-    return _require_card(inspect_mapping(data, name, name))
+    return require_card(inspect_mapping(data, name, name))
 
 
 def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardReport:
@@ -86,29 +103,41 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
         raise UserError(
             f"{where!r} is not a workload card: it must have a `workload` section with model, data and hardware"
         )
-    values: dict[str, Any] = {}
-    problems: list[FieldProblem] = []
     task_name = read_task(data, where)
     task = TASKS.find(task_name)
-    for field in _fields_of(task):
+    fields = _fields_of(task)
+    values, problems = _read_fields(data, fields)
+    inferred = [*filter(None, [infer_phase(data)]), *infer_values(values, data)]
+    values |= {note.inferred.field: note.inferred.value for note in inferred if note.inferred is not None}
+    found = {BY_NAME[name].path for name in values if name in BY_NAME}
+    problems = [p for p in problems if p.field not in found or not p.message.startswith(MISSING)]
+    problems += [*inferred, *check_values(values, data)]
+    knobs = _read_knobs(data, where)
+    report = CardReport(name, where, task_name, values, tuple(problems), None)
+    if report.blocking:
+        return report
+    return replace(report, card=_make_card(report, task_name, task, knobs, data))
+
+
+def _read_fields(data: Mapping[str, Any], fields: Sequence[CardField]) -> tuple[dict[str, Any], list[FieldProblem]]:
+    values: dict[str, Any] = {}
+    problems: list[FieldProblem] = []
+    for field in fields:
         value, problem = read_field(data, field)
         if value is not None:
             values[field.name] = value
         if problem is not None:
             problems.append(problem)
-    problems += check_values(values, data)
-    knobs = _read_knobs(data, where)
-    blocked = any(problem.blocking for problem in problems)
-    notes = tuple(str(problem) for problem in problems if not problem.blocking)
-    card = None if blocked else _make_card(values, name, task_name, task, knobs, notes)
-    return CardReport(name, where, values, tuple(problems), card)
+    return values, problems
 
 
 def read_task(data: Mapping[str, Any], where: str) -> str:
     """The name of the card's task: its `workload.task`, else its phase."""
     named = look_up(data, "workload.task")
     if named is None:
-        return str(look_up(data, "workload.model.phase") or Phase.TRAINING.value).strip().lower()
+        inferred = infer_phase(data)
+        phase = inferred.inferred.value if inferred and inferred.inferred else look_up(data, "workload.model.phase")
+        return one_line(str(phase or Phase.TRAINING.value), 40).lower()
     name = str(named).strip().lower()
     if TASKS.find(name) is None:
         raise UserError(
@@ -118,7 +147,7 @@ def read_task(data: Mapping[str, Any], where: str) -> str:
 
 
 def _work_fields(task: Any) -> tuple[CardField, ...]:
-    return WORK_FIELDS if task is None else tuple(task.card_fields)
+    return OTHER_WORK_FIELDS if task is None else tuple(task.card_fields)
 
 
 def _fields_of(task: Any) -> tuple[CardField, ...]:
@@ -129,7 +158,8 @@ def _fields_of(task: Any) -> tuple[CardField, ...]:
     return (*fields, *_work_fields(task))
 
 
-def _require_card(report: CardReport) -> Card:
+def require_card(report: CardReport) -> Card:
+    """The report's card; raises UserError that names every missing or invalid field if it has none."""
     if report.card is not None:
         return report.card
     wrong = "; ".join(_gather_missing(report.blocking))
@@ -144,7 +174,7 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
     others = []
     for problem in problems:
         section, _, field = problem.field.rpartition(".")
-        if problem.message == "is missing":
+        if problem.message == MISSING:
             missing.setdefault(section, []).append(field)
         else:
             others.append(str(problem))
@@ -156,41 +186,34 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
 
 
 def _make_card(
-    values: Mapping[str, Any],
-    name: str,
-    task_name: str,
-    task: Any,
-    knobs: tuple[KnobDeclaration, ...],
-    notes: tuple[str, ...],
+    report: CardReport, task_name: str, task: Any, knobs: tuple[KnobDeclaration, ...], data: Mapping[str, Any]
 ) -> Card:
+    values, fields = report.values, _fields_of(task)
     hardware = {field: values[field] for field in Hardware.model_fields if field in values}
     hardware |= {"num_accelerators": values["total_count"], "accelerators_per_node": values["count_per_node"]}
     family = values.get("model_family", "")
     return Card(
-        name=name,
+        name=report.name,
         title=values.get("description", family or task_name),
         task=task_name,
         phase=values.get("phase"),
         family=family,
-        model=_make_model(values) if "num_layers" in values else None,
+        model=make_model(values) if "num_layers" in values else None,
         work=Config({f.key or f.name: values[f.name] for f in _work_fields(task) if f.name in values}),
         precision=values.get("precision", ""),
         alternative_precisions=values.get("alternative_precisions", ()),
         hardware=Hardware(**hardware),
-        framework=values["framework"],
+        framework=values.get("framework", ""),
+        framework_version=values.get("framework_version", ""),
         knobs=knobs,
         recording=values.get("recording"),
         source=values.get("source", ""),
         licence=values.get("licence", ""),
-        notes=notes,
+        notes=tuple(str(p) for p in report.problems if p.inferred is None),
+        inferred=report.inferred,
+        configuration=read_configuration(data),
+        template=read_template(data, fields),
     )
-
-
-def _make_model(values: Mapping[str, Any]) -> ModelArch:
-    moe_fields = {field: values[field] for field in MoEArch.model_fields if field in values}
-    arch = {field: values[field] for field in ModelArch.model_fields if field in values and field != "moe"}
-    is_moe = bool(values.get("moe", "num_experts" in values))
-    return ModelArch(**arch, moe=MoEArch(**moe_fields) if is_moe else None)
 
 
 def _read_knobs(data: Mapping[str, Any], where: str) -> tuple[KnobDeclaration, ...]:

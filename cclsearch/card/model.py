@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 
 from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Config, Model, Value
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Model, Value, format_knob_value
 
 PRECISION = "precision"
 """The knob of a card with alternative precisions."""
@@ -56,6 +57,14 @@ class ModelArch(Model):
     """As given in the card; `cclsearch.card.arch.count_parameters` computes it from the widths."""
 
 
+def make_model(values: Mapping[str, Any]) -> ModelArch:
+    """The shape in the fields of a card; other fields are ignored."""
+    moe_fields = {field: values[field] for field in MoEArch.model_fields if field in values}
+    arch = {field: values[field] for field in ModelArch.model_fields if field in values and field != "moe"}
+    is_moe = bool(values.get("moe", "num_experts" in values))
+    return ModelArch(**arch, moe=MoEArch(**moe_fields) if is_moe else None)
+
+
 class Hardware(Model):
     """Hardware of the workload. Bandwidths are per accelerator and direction (half of NVLink's advertised number)."""
 
@@ -98,6 +107,16 @@ class Hardware(Model):
         return found.model_copy(update={"nominal": True}) if self.nominal else found
 
 
+class Inferred(Model):
+    """A value that the card's file does not state."""
+
+    field: str
+    """Name of the field, as in `--set`."""
+    value: Value | tuple[int, ...]
+    source: str
+    """Where it is from: a row of a catalogue and what identified it, or other fields of the card."""
+
+
 class KnobDeclaration(Model):
     """A knob that a card, profile or framework declares, with its choices."""
 
@@ -129,7 +148,10 @@ class Card(Model):
     """Other precisions that a search may try; without any, precision is fixed like the rest of the work."""
     hardware: Hardware
     framework: str
-    """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name."""
+    """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name; empty if
+    the card names none."""
+    framework_version: str = ""
+    """The version in the framework's name (`torchtitan-0.1.0`), or of the field of that name."""
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs in addition to the framework's, or with other choices."""
     recording: str | None = None
@@ -138,6 +160,14 @@ class Card(Model):
     licence: str = ""
     notes: tuple[str, ...] = ()
     """Missing or implausible values of the card's file and how each was handled, one line each."""
+    inferred: tuple[Inferred, ...] = ()
+    """Values that the card's file does not state, each with its source."""
+    configuration: Config = Config()
+    """The parallel plan that the card states (`tp`, `dp`, `pp`, `ep`, `cp`, `dp_replicate`, `dp_shard`,
+    `micro_batch_size`), as far as it does."""
+    template: Config = Config()
+    """The other fields of a CCL-Bench card, as they are: dotted path -> value; an item of a list has its number as the
+    last part of its path."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,6 +178,15 @@ class Card(Model):
         work = {name: data[name] for name in ("global_batch_size", "seq_len")}
         kept = {name: value for name, value in data.items() if name not in {"arch", *work}}
         return {**kept, "task": data["phase"], "model": data["arch"], "work": work}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader must know of this card, one line each: its notes, and its inferred values by source."""
+        by_source: dict[str, list[str]] = {}
+        for each in self.inferred:
+            value = "x".join(map(str, each.value)) if isinstance(each.value, tuple) else format_knob_value(each.value)
+            by_source.setdefault(each.source, []).append(f"{each.field} {one_line(value, 60)}")
+        return (*self.notes, *(f"inferred from {source}: {', '.join(found)}" for source, found in by_source.items()))
 
     @property
     def arch(self) -> ModelArch:

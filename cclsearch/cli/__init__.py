@@ -26,6 +26,7 @@ COMMANDS = {
     "status": "progress of a search, or of all searches in the project",
     "best": "the best configuration of a search, ready to run again",
     "show": "all facts about one trial",
+    "card": "check workload cards, show one, or write one from a model's config.json",
     "space": "search space of a workload; which rule rejects a configuration",
     "bench": "compare strategies on recorded landscapes",
     "accelerators": "known accelerators with their peak rates, memory, links and sources",

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     if args.png:
         _draw(args.png, described, card, prediction)
     if args.json:
-        head = {"workload": card.name, "provenance": "simulated", "legal": len(space)}
+        inferred = [each.model_dump(mode="json") for each in card.inferred]
+        head = {"workload": card.name, "provenance": "simulated", "legal": len(space), "inferred": inferred}
         print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
     else:
         _print_table(card, space, described, prediction)
@@ -79,6 +80,8 @@ def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
 def _print_table(card: Card, space: Space, described: list[dict[str, Any]], prediction: Prediction) -> None:
     form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
     print(f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run")
+    for remark in card.remarks:
+        print(f"note: {remark}")
     width = max(len(row["label"]) for row in described)
     memory = f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
     heading = f"{form.heading or metric.unit or metric.name:>9}{memory}"

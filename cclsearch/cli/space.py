@@ -48,13 +48,14 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
             "knobs": [{"name": k.name, "choices": k.choices, "description": k.description} for k in space.knobs],
             "rules": [{"name": rule.name, "summary": rule.summary} for rule in rules],
             "rows": rows,
+            "inferred": [each.model_dump(mode="json") for each in card.inferred],
         }
         print(json.dumps(answer))
         return 0
     print(f"{card.name} under {framework.name}: {len(space)} configurations of {space.num_raw} combinations")
     if card.recording is not None:
         print(f"(without a launcher, `run` replays the recording {card.recording}; its rows are the search space)")
-    for note in card.notes:
+    for note in card.remarks:
         print(f"note: {note}")
     print("\nknobs")
     for knob in space.knobs:

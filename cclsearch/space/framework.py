@@ -251,6 +251,8 @@ class Framework(Model):
 
 def load_framework(name: str) -> Framework:
     """The framework of that name or alias (case and underscores ignored); UserError lists the known names otherwise."""
+    if not name:
+        raise UserError(f"the card names no framework: choose one with --framework ({', '.join(list_frameworks())})")
     wanted = _normalize(name)
     for candidate in list_frameworks():
         framework = _read(candidate)

@@ -1,0 +1,189 @@
+"""Values that a card does not state but that follow from others: the model's shape, phase, framework and lengths.
+
+A value that the card states always takes precedence, and each inferred one names its source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cclsearch.card.arch import count_parameters
+from cclsearch.card.catalogue import (
+    MOST_OF_ANOTHER_KIND,
+    TOLERANCE,
+    KnownModel,
+    differences,
+    find_by_address,
+    find_by_name,
+    find_by_shape,
+    find_like,
+    names_a_size,
+)
+from cclsearch.card.fields import BY_NAME, EXECUTORS, FieldProblem, infer, look_up
+from cclsearch.card.model import make_model
+from cclsearch.core.text import one_line
+
+SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+EXPERTS = ("num_experts", "top_k", "expert_intermediate_size", "num_shared_experts", "num_dense_layers")
+_SWITCHES = ("tied_embeddings", "gated_mlp")
+_COUNTED = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "num_experts", "top_k")
+"""Stated fields by which a model is recognized; a width of a mixture of experts may mean its experts' or another."""
+_MAY_VARY = frozenset({"num_layers", "vocab_size", "num_params", "top_k"})
+"""Fields in which a variant of a model may differ from it and still have its widths."""
+_GRANULARITY = {"model_fwd_bwd_pass": "training", "model_fwd": "inference"}
+_PHASE_OF_FRAMEWORK = {
+    **dict.fromkeys(("vllm", "sglang", "tensorrt-llm", "trtllm", "tgi"), "inference"),
+    **dict.fromkeys(("megatron", "megatron-lm", "torchtitan", "maxtext", "deepspeed", "nanotron", "nemo"), "training"),
+}
+_VERSIONED = re.compile(r"^([A-Za-z][A-Za-z_+\- ]*?)[\s_=@-]*v?(\d+(?:\.\d+)+[\w.+-]*)$")
+_ADDRESSES = ("hf_url", "workload.model.hf_url", "workload.hf_url", "source")
+
+
+class _Match(NamedTuple):
+    model: KnownModel
+    how: str
+    """What identified it, in words."""
+
+
+def infer_phase(data: Mapping[str, Any]) -> FieldProblem | None:
+    """The note on the phase that a card without one has; None if it has one, or if nothing says which."""
+    if look_up(data, "workload.model.phase") not in (None, "") or look_up(data, "workload.task") is not None:
+        return None
+    granularity = str(look_up(data, "workload.model.granularity")).strip().lower()
+    values: dict[str, Any] = {}
+    if granularity in _GRANULARITY:
+        return infer(values, "phase", _GRANULARITY[granularity], f"workload.model.granularity {granularity}")
+    named = next((look_up(data, f"{root}.framework.name") for root in EXECUTORS if look_up(data, root)), None)
+    framework = split_version(str(named))[0].lower().replace("_", "-")
+    if framework in _PHASE_OF_FRAMEWORK:
+        return infer(values, "phase", _PHASE_OF_FRAMEWORK[framework], f"the framework {framework}")
+    return None
+
+
+def split_version(framework: str) -> tuple[str, str]:
+    """Name and version of `torchtitan-0.1.0`; the version is empty if there is none."""
+    match = _VERSIONED.match(framework.strip())
+    return (match[1].strip(), match[2]) if match else (framework.strip(), "")
+
+
+def infer_values(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    """Fill in the fields that follow from others, and report each."""
+    if "framework" in values:
+        values["framework"], version = split_version(values["framework"])
+        if version:
+            values.setdefault("framework_version", version)
+    yield from _infer_lengths(values)
+    yield from _infer_shape(values, data)
+    yield from _infer_from_widths(values)
+    yield from _infer_hardware(values)
+
+
+def _infer_lengths(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    given = [values[name] for name in ("input_len", "output_len") if name in values]
+    if "seq_len" not in values and len(given) == 2:
+        yield infer(values, "seq_len", sum(given), "input_len + output_len")
+
+
+def _infer_hardware(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    count, per_node = values.get("total_count"), values.get("count_per_node")
+    if count is not None and per_node is not None and per_node > count:
+        values["count_per_node"] = count
+        message = f"is {per_node}, but total_count is {count}: one node with {count} is used"
+        yield FieldProblem(field=BY_NAME["count_per_node"].path, message=message, blocking=False)
+    if count == 1 and per_node is None:
+        yield infer(values, "count_per_node", 1, "total_count 1")
+
+
+def _infer_shape(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    is_moe = values.get("moe", "num_experts" in values)
+    wanted = (*SHAPE, *(EXPERTS[:3] if is_moe else ()))
+    if all(name in values for name in wanted):
+        return
+    stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
+    named = list(_find_named(values, data))
+    chosen = next((match for match in named if not differences(match.model, stated)), None) or _find_shape(stated)
+    chosen = chosen or next((m for m in named if set(differences(m.model, stated)) <= _MAY_VARY), None)
+    path = BY_NAME["model_family"].path
+    for match in named if chosen is None else [m for m in named if m.model.shape != chosen.model.shape]:
+        yield _note(path, _say_not_used(match, differences(match.model, stated)))
+    if chosen is None:
+        if not named and "model_family" in values:
+            yield _note(path, f"{one_line(values['model_family'], 60)!r} is not in the catalogue of models")
+        return
+    yield from _use(chosen, values, is_moe=is_moe, differing=differences(chosen.model, stated))
+
+
+def _find_named(values: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[_Match]:
+    """What address and name say, the address first."""
+    for place in _ADDRESSES:
+        address = look_up(data, place)
+        model = find_by_address(address) if isinstance(address, str) and len(address) < 500 else None
+        if model is not None:
+            yield _Match(model, f"by {place}")
+    family = values.get("model_family", "")
+    exact = find_by_name(family) if family else None
+    if exact is not None:
+        yield _Match(exact, f"by model_family {one_line(family, 60)!r}")
+        return
+    stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
+    agreeing = [model for model in find_like(family) if not differences(model, stated)] if family else []
+    if len({model.shape for model in agreeing}) == 1 and (stated or names_a_size(family)):
+        why = "and the stated shape" if stated else "the only model whose name contains it"
+        yield _Match(agreeing[0], f"by model_family {one_line(family, 60)!r}, {why}")
+
+
+def _find_shape(stated: Mapping[str, int]) -> _Match | None:
+    found = find_by_shape(stated)
+    if len({model.shape for model in found}) != 1:
+        return None
+    return _Match(found[0], f"by shape: {', '.join(f'{name} {value}' for name, value in stated.items())}")
+
+
+def _say_not_used(match: _Match, found: Mapping[str, tuple[int, int]]) -> str:
+    what = ", ".join(f"{name} {theirs} (not {ours})" for name, (ours, theirs) in found.items())
+    return f"is {match.model.name} {match.how}" + (f", which has {what}: not used" if what else ": not used")
+
+
+def _use(
+    match: _Match, values: dict[str, Any], *, is_moe: bool, differing: Mapping[str, tuple[int, int]]
+) -> Iterator[FieldProblem]:
+    model = match.model
+    counted = _count_shape(model)
+    if model.num_params is None or abs(counted / model.num_params - 1) > MOST_OF_ANOTHER_KIND:
+        what = f"{model.name} {match.how} has layers of another kind ({model.shape_note}): its shape is not used"
+        yield _note(BY_NAME["model_family"].path, what)
+        return
+    source = f"{model.name} in the catalogue of models, {match.how} ({model.source})"
+    fields = (*SHAPE, *_SWITCHES, *(EXPERTS if is_moe or "moe" not in values else ()))
+    for name in fields:
+        if name in model.fields and name not in values:
+            yield infer(values, name, model.fields[name], source)
+    for name, (ours, theirs) in differing.items():
+        yield _note(BY_NAME[name].path, f"is {ours}, and {theirs} in {model.name}: the card's value is used")
+    if abs(counted / model.num_params - 1) > TOLERANCE or model.shape_note:
+        off = counted / model.num_params - 1
+        note = f": {model.shape_note}" if model.shape_note else ""
+        what = f"{model.name} is described as a plain transformer with {off:+.1%} parameters of the model{note}"
+        yield _note(BY_NAME["model_family"].path, what)
+
+
+def _infer_from_widths(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    """What the template's own comments say: head_dim is hidden_size / num_heads, and the embedding vocab x hidden."""
+    hidden, heads, head_dim = (values.get(name) for name in ("hidden_size", "num_heads", "head_dim"))
+    if hidden and heads and not head_dim and hidden % heads == 0:
+        yield infer(values, "head_dim", hidden // heads, "hidden_size / num_heads")
+    elif heads and head_dim and not hidden:
+        yield infer(values, "hidden_size", heads * head_dim, "num_heads x head_dim")
+    hidden, embedding = values.get("hidden_size"), values.get("num_params_embedding")
+    if hidden and embedding and "vocab_size" not in values and embedding % hidden == 0:
+        yield infer(values, "vocab_size", embedding // hidden, "num_params_embedding / hidden_size")
+
+
+def _count_shape(model: KnownModel) -> int:
+    return count_parameters(make_model(model.fields))
+
+
+def _note(path: str, message: str) -> FieldProblem:
+    return FieldProblem(field=path, message=message, blocking=False)

@@ -1,0 +1,86 @@
+"""`ccl-search card`: check workload cards, show one as it is read, or write one from a model's config.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from cclsearch.card.hf_config import make_hf_card
+from cclsearch.card.load import CardReport, inspect_card, require_card
+from cclsearch.card.model import Card
+from cclsearch.cli import EXIT_OK, EXIT_USAGE
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError, require_writable
+from cclsearch.core.redact import redact
+from cclsearch.core.text import plain
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return exit code 0, or 2 if a card does not load."""
+    if args.action == "check":
+        return _check(args)
+    if len(args.card) != 1:
+        raise UserError(f"`card {args.action}` takes one name, not {len(args.card)}")
+    if args.action == "show":
+        return _show(require_card(inspect_card(args.card[0], args.overlay, args.set)), as_json=args.json)
+    return _write(args)
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Check each card on its own: one that does not load is one line on stderr."""
+    failed = 0
+    for name in args.card:
+        try:
+            report = inspect_card(name, args.overlay, args.set)
+            _print_loaded(name, report, require_card(report), as_json=args.json)
+        except UserError as error:
+            failed += 1
+            text = str(error) if name in str(error) else f"{name}: {error}"
+            print(f"ccl-search: {redact(text)}", file=sys.stderr)
+    if len(args.card) > 1 and not args.json:
+        print(f"{len(args.card) - failed} of {len(args.card)} cards load")
+    return EXIT_USAGE if failed else EXIT_OK
+
+
+def _print_loaded(name: str, report: CardReport, card: Card, *, as_json: bool) -> None:
+    if as_json:
+        inferred = [each.model_dump(mode="json") for each in card.inferred]
+        print(json.dumps({"card": name, "task": card.task, "inferred": inferred, "notes": card.notes}))
+        return
+    hardware = f"{card.hardware.num_accelerators} x {card.hardware.accelerator}"
+    framework = card.framework or "no framework named"
+    print(plain(f"ok  {name}: {card.task} of {card.family or card.title}, {hardware}, {framework}"))
+    for remark in card.remarks:
+        print(plain(f"    {remark}"))
+
+
+def _show(card: Card, *, as_json: bool) -> int:
+    data = card.model_dump(mode="json")
+    if as_json:
+        print(json.dumps(data))
+        return EXIT_OK
+    shown = {name: value for name, value in data.items() if value not in (None, "", [], {})}
+    print(plain(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=120)), end="")
+    return EXIT_OK
+
+
+def _write(args: argparse.Namespace) -> int:
+    """Print or write a card with the model of a config.json; what that does not say is empty."""
+    if args.set or args.overlay:
+        raise UserError("`card from-hf` takes no --set and no --overlay: give them to the command that reads the card")
+    if args.out is not None:
+        require_writable(args.out, "--out")
+        if args.out.exists():
+            raise UserError(f"--out {str(args.out)!r} exists already: name another file")
+    data = make_hf_card(Path(args.card[0]))
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    if args.out is None:
+        print(plain(text), end="")
+    else:
+        write_atomically(args.out, text)
+        print(f"wrote {args.out}; fill in data, hardware and framework, then `ccl-search card check {args.out}`")
+    return EXIT_OK

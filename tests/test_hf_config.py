@@ -1,0 +1,144 @@
+"""Cards from a Hugging Face config.json: families, their defaults, and files that are not one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cclsearch.card.hf_config import FAMILIES, count_hf_parameters, make_hf_card
+from cclsearch.card.load import card_from_mapping, inspect_mapping
+from cclsearch.cli import main
+from cclsearch.core.errors import UserError
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe",
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
+DEEPSEEK_V2_LITE = {
+    "model_type": "deepseek_v2",
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "tie_word_embeddings": False,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
+
+
+def write(folder: Path, config: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config), "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (LLAMA, 8_030_261_248),
+        (MIXTRAL, 46_702_792_704),
+        (QWEN3_MOE, 30_532_122_624),
+        (DEEPSEEK_V2_LITE, 15_706_484_224),
+    ],
+)
+def test_a_config_has_the_parameters_that_its_publisher_states(config: dict[str, Any], published: int) -> None:
+    assert count_hf_parameters(config, "x") == pytest.approx(published, rel=0.006)
+
+
+def test_a_card_of_a_folder_loads_once_hardware_and_data_are_filled_in(tmp_path: Path) -> None:
+    write(tmp_path, MIXTRAL | {"_name_or_path": "mistralai/Mixtral-8x7B-v0.1"})
+    data = make_hf_card(tmp_path)
+    assert data["workload"]["model"]["model_family"] == "Mixtral-8x7B-v0.1"
+    empty = {problem.field.rsplit(".", 1)[-1] for problem in inspect_mapping(data, "c", "c").blocking}
+    assert empty == {"batch_size", "seq_len", "model", "total_count", "count_per_node", "memory_gb"}
+    data["workload"]["data"] = {"batch_size": 8, "seq_len": 1024}
+    data["workload"]["hardware"]["xpu_spec"] = {"model": "h100", "memory_gb": 80, "total_count": 8, "count_per_node": 8}
+    card = card_from_mapping(data, "c")
+    assert card.arch.moe is not None
+    assert (card.arch.moe.num_experts, card.arch.moe.top_k, card.arch.moe.expert_intermediate_size) == (8, 2, 14336)
+    assert card.inferred == ()
+
+
+def test_defaults_of_families_without_those_settings(tmp_path: Path) -> None:
+    arch = make_hf_card(write(tmp_path, GPT2))["workload"]["model"]["model_arch"]
+    assert (arch["intermediate_size"], arch["num_kv_heads"], arch["head_dim"]) == (3072, 12, 64)
+    assert (arch["tied_embeddings"], arch["gated_mlp"]) == (True, False)
+    nested = {"model_type": "llama4", "text_config": LLAMA | {"model_type": "llama4_text", "intermediate_size": 8192}}
+    nested["text_config"] |= {"num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16384}
+    arch = make_hf_card(write(tmp_path, nested))["workload"]["model"]["model_arch"]
+    assert (arch["intermediate_size"], arch["expert_intermediate_size"], arch["num_shared_experts"]) == (16384, 8192, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "must be an object of settings, not list"),
+        ("[" * 100_000, "is not JSON"),
+        (LLAMA | {"model_type": "mamba2"}, "model_type 'mamba2' is not known; known: "),
+        (LLAMA | {"model_type": None}, "model_type 'None' is not known"),
+        (LLAMA | {"hidden_size": None}, "has no hidden_size"),
+        (LLAMA | {"hidden_size": "wide"}, "hidden_size must be a whole number, not 'wide'"),
+        (LLAMA | {"num_hidden_layers": 10**30}, "num_hidden_layers must be a whole number"),
+        (MIXTRAL | {"num_local_experts": None}, "has no num_local_experts"),
+    ],
+)
+def test_what_is_not_a_known_config_is_one_line(tmp_path: Path, config: object, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_hf_card(write(tmp_path, config))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_prints_or_writes_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, QWEN3_MOE)
+    assert main(["card", "from-hf", str(tmp_path)]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["workload"]["model"]["model_arch"]["num_experts"] == 128
+    out = tmp_path / "mine.yaml"
+    assert main(["card", "from-hf", str(tmp_path), "--out", str(out)]) == 0
+    assert yaml.safe_load(out.read_text("utf-8")) == printed
+    assert main(["card", "from-hf", str(tmp_path), "--out", str(out)]) == 2
+    assert main(["card", "from-hf", str(tmp_path / "none")]) == 2
+    assert main(["card", "check", str(out)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text", "olmoe"} <= FAMILIES
