@@ -57,8 +57,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml $(SCANNER)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(SCANNER) tests/constraints.txt
-	@echo "installing ccl-search with what its tests need (torch for CPU, JAX: about a minute)"
-	$(PIP) install --quiet --constraint tests/constraints.txt --editable '.[dev,torch,jax]'
+	@echo "installing ccl-search with what its tests need (torch for CPU, JAX, transformers: a minute or two)"
+	$(PIP) install --quiet --constraint tests/constraints.txt --editable '.[dev,torch,jax,hf]'
 	@touch $@ $(VENV)/.installed
 
 fuzz-native: $(VENV)/.installed-dev  ## damaged traces through the scanner in C, built with sanitizers (3 minutes)

@@ -4,6 +4,7 @@ Each layout trains the same weights on the same data, so its losses should diffe
 layout at a step is |loss - median| / median over the layouts of one card and precision.
 
     python benchmarks/same_losses.py tiny tiny-moe tiny-jax --layouts 12 --precisions fp32 bf16
+    python benchmarks/same_losses.py tiny tiny-moe --framework hf-trainer --layouts 8
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="optimizer steps of each layout")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--framework", help="in place of the card's")
     args = parser.parse_args()
     for workload in args.workloads:
         for precision in args.precisions:
             card = load_card(workload).model_copy(update={"precision": precision})
+            card = card.model_copy(update={"framework": args.framework or card.framework})
             configs = choose_layouts(card, args.layouts, args.seed)
             print_deviations(card, [train(card, config, args.steps) for config in configs], configs)
 

@@ -152,14 +152,8 @@ class Trainer:
         self.step += 1
 
     def _draw_tokens(self) -> Tensor:
-        """Return (accumulation, B, S + 1) tokens of this data-parallel rank: a noisy pattern that a model can learn."""
-        data, vocab = self.trial.data, self.arch["vocab_size"]
-        generator = torch.Generator().manual_seed(data["seed"] * 7919 + self.step)
-        shape = (data["global_batch_size"], data["seq_len"] + 1)
-        noise = torch.randint(0, 3, shape, generator=generator)
-        noise[:, 0] = torch.randint(0, vocab, shape[:1], generator=generator)
-        tokens = noise.cumsum(dim=1) % vocab
-        own = tokens.chunk(self.layout.dp.size)[self.layout.dp.index]
+        """Return (accumulation, B, S + 1) tokens of this data-parallel rank."""
+        own = draw_sequences(self.trial.data, self.step).chunk(self.layout.dp.size)[self.layout.dp.index]
         return own.view(self.accumulation, self.micro_batch, -1).to(self.device)
 
     def _forward(self, tokens: Tensor, pending: deque[tuple[Tensor | None, Tensor]]) -> Tensor | float:
@@ -211,6 +205,16 @@ class Trainer:
                 buffer.update()
 
 
+def draw_sequences(data: Mapping[str, Any], step: int) -> Tensor:
+    """Return the (global batch, S + 1) tokens of one optimizer step: a noisy pattern that a model can learn."""
+    vocab = data["arch"]["vocab_size"]
+    generator = torch.Generator().manual_seed(data["seed"] * 7919 + step)
+    shape = (data["global_batch_size"], data["seq_len"] + 1)
+    noise = torch.randint(0, 3, shape, generator=generator)
+    noise[:, 0] = torch.randint(0, vocab, shape[:1], generator=generator)
+    return noise.cumsum(dim=1) % vocab
+
+
 def train(trial: Trial) -> None:
     """Run one rank's whole trial: model, warm-up, timed window, profiled window, report."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -220,7 +224,7 @@ def train(trial: Trial) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
         layout = Layout(rank, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
-        _warm_libraries()
+        warm_libraries()
         limit_memory()
         memory = PeakMemory()
         trainer = Trainer(trial, layout)
@@ -238,7 +242,7 @@ def train(trial: Trial) -> None:
         dist.destroy_process_group()
 
 
-def _warm_libraries() -> None:
+def warm_libraries() -> None:
     """Run every kind of operation once, so that its code and threads do not count as the model's memory."""
     weight = torch.nn.Parameter(torch.ones(16, 16))
     F.cross_entropy(F.rms_norm(torch.ones(4, 16) @ weight, (16,)), torch.zeros(4, dtype=torch.long)).backward()
@@ -311,8 +315,10 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
     )
 
 
-def fork_ranks(trial: Trial, run_rank: Callable[[Trial], None], script: str) -> int:
-    """Replace torchrun on this node: fork the ranks from a server that has imported torch for them.
+def fork_ranks(
+    trial: Trial, run_rank: Callable[[Trial], None], script: str, preload: tuple[str, ...] = ("cpu_model",)
+) -> int:
+    """Replace torchrun on this node: fork the ranks from a server that has imported torch and `preload` for them.
 
     `run_rank` is a function of `script`.
 
@@ -328,7 +334,7 @@ def fork_ranks(trial: Trial, run_rank: Callable[[Trial], None], script: str) -> 
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--start-method", "forkserver"),
         *("--nproc-per-node", str(trial.data["num_ranks"]), "--monitor-interval", "0.05", script),
     ]
-    multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "torch.profiler", "cpu_model"])
+    multiprocessing.set_forkserver_preload(["torch", "torch.distributed", "torch.profiler", *preload])
     launch, _, _ = config_from_args(get_args_parser().parse_args(options))
     try:
         elastic_launch(launch, run_rank)(trial)

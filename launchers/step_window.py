@@ -51,7 +51,7 @@ class StepWindow:
         self.first_timed = int(data["warmup_steps"])
         self.first_profiled = self.first_timed + int(data["timed_steps"])
         self.num_steps = count_steps(trial)
-        self.step, self.step_times_s = 0, []
+        self.step, self.step_times_s, self.start_s = 0, [], 0.0
         self.timed_window_s = 0.0
         self.returned: list[Any] = []
         self.on_gpu = torch.cuda.is_available()
@@ -66,18 +66,15 @@ class StepWindow:
         """Return the framework's step function with the measurement around it."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._open()
-            if self.profiler is not None:
-                mark_trace(self.trial)
-            start_s = time.perf_counter()
+            self.open_step()
             returned = run_step(*args, **kwargs)
-            self._synchronize()
-            self._close(time.perf_counter() - start_s, returned)
+            self.close_step(returned)
             return returned
 
         return run
 
-    def _open(self) -> None:
+    def open_step(self) -> None:
+        """Begin an optimizer step: a framework without a function for one calls it where its steps meet."""
         import torch
 
         if self.step == self.first_timed:
@@ -90,8 +87,14 @@ class StepWindow:
             self.timed_window_s = -window_clock_s()
         elif self.step == self.first_profiled:
             self._start_profiler()
+        if self.profiler is not None:
+            mark_trace(self.trial)
+        self.start_s = time.perf_counter()
 
-    def _close(self, time_s: float, returned: Any) -> None:
+    def close_step(self, returned: Any) -> None:
+        """End the step; after the last one the result is written."""
+        self._synchronize()
+        time_s = time.perf_counter() - self.start_s
         if self.first_timed <= self.step < self.first_profiled:
             self.step_times_s.append(time_s)
             if self.step == self.first_profiled - 1:

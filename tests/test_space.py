@@ -148,6 +148,8 @@ def test_every_configuration_keeps_the_work_and_the_accelerators() -> None:
 WL2 = {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "activation_checkpointing": "none"}
 MEGATRON = {**WL2, "sequence_parallel": False, "zero_stage": 0}
 TITAN = {**WL2, "zero_stage": 0}
+HF = {"dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "compile": False, "optimizer": "adamw_torch",
+      "zero_stage": 0}  # fmt: skip
 VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
 CONTEXT = KnobDeclaration(name="cp", choices=(1, 2, 4))
 OVERLAP = KnobDeclaration(name="overlap_grad_reduce", choices=(False, True))
@@ -179,6 +181,7 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("micro_batches_cover_stages", "wl2", "torchtitan", {}, {**TITAN, "micro_batch_size": 4},
          {"micro_batch_size": 8}, ()),
         ("zero_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
+        ("zero_needs_accelerators", "tiny", "hf-trainer", {}, HF, {"zero_stage": 2}, ()),
         ("tp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1022}, TITAN, {"tp": 4, "dp": 2}, ()),
         ("tied_embeddings_need_one_stage", "wl1", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1},
          {"dp": 4, "pp": 2}, ()),

@@ -155,8 +155,8 @@ class Framework(Model):
     """Whether the script answers `--show-launch`: it prints how the framework alone runs a configuration."""
     package: str | None = None
     """The Python package that the script needs, for checks."""
-    use_fewer: bool = False
-    """Whether configurations that leave accelerators idle are in the space by default."""
+    use_fewer: bool | Literal["cpu"] = False
+    """Whether configurations that leave accelerators idle are in the space by default; `cpu`: only on CPUs."""
     knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
     optional_knobs: tuple[FrameworkKnob, ...] = ()
     """Knobs that are in a space only if a card, a profile or the user names them."""
@@ -242,7 +242,8 @@ class Framework(Model):
         Rules that do not apply to the card, or need a knob that the space does not have, are left out.
         """
         present = {knob.name for knob in knobs}
-        common = {"use_fewer": use_fewer or self.use_fewer, "knobs": present}
+        fewer = card.hardware.chip.kind == "cpu" if self.use_fewer == "cpu" else self.use_fewer
+        common = {"use_fewer": use_fewer or fewer, "knobs": present}
         entries = [{"rule": name} for name in TASKS.get(card.task).rules]
         entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
         made = [RULES[e["rule"]](card, {**e, **common}) for e in entries]

@@ -69,6 +69,17 @@ def _moe_tp_divides_tokens(card: Card, options: Mapping[str, Any]) -> Clause | N
     )
 
 
+@register_rule("zero_needs_accelerators", "zero_stage")
+def _zero_needs_accelerators(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    if card.hardware.chip.kind != "cpu":
+        return None
+    return (
+        "the framework shards on accelerators only: zero_stage is 0 on CPUs",
+        lambda at: at["zero_stage"] == 0,
+        lambda c: f"zero_stage {c['zero_stage']} on CPUs",
+    )
+
+
 @register_rule("zero_needs_dp", "zero_stage", "dp", "cp", parameters=("least",))
 def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Clause:
     least = int(options.get("least", 1))

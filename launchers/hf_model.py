@@ -1,0 +1,123 @@
+"""The card's model as transformers builds it, with the weights and the data that the run script `cpu` trains.
+
+Each weight is drawn by `cpu`'s builder under the same name, so the two frameworks start from the same model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from common import IllegalConfig
+from cpu import draw_sequences
+from cpu_model import Builder, Layout
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+
+def make_model(data: Mapping[str, Any]) -> Any:
+    """Return a Llama, or a Mixtral if the card has experts, of the card's shape with the drawn weights."""
+    arch, moe = data["arch"], data["arch"].get("moe")
+    if not arch["gated_mlp"]:
+        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
+    shape = {
+        "vocab_size": arch["vocab_size"],
+        "hidden_size": arch["hidden_size"],
+        "num_hidden_layers": arch["num_layers"],
+        "num_attention_heads": arch["num_heads"],
+        "num_key_value_heads": arch["num_kv_heads"],
+        "head_dim": arch["head_dim"],
+        "tie_word_embeddings": arch["tied_embeddings"],
+        "max_position_embeddings": data["seq_len"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "rms_norm_eps": torch.finfo(torch.float32).eps,
+        "pad_token_id": None,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
+    if moe is None:
+        model: Any = LlamaForCausalLM(LlamaConfig(**shape, intermediate_size=arch["intermediate_size"]))
+    elif moe["num_shared_experts"] or moe["num_dense_layers"]:
+        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
+    else:
+        experts = {"num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
+        model = MixtralForCausalLM(
+            MixtralConfig(
+                **shape,
+                **experts,
+                intermediate_size=moe["expert_intermediate_size"],
+                # loops over the experts: the other implementations hide the shapes of their products from traces
+                experts_implementation="eager",
+            )
+        )
+    _load(model, dict(_draw_weights(data)))
+    return model
+
+
+def _load(model: Any, weights: Mapping[str, Tensor]) -> None:
+    own = dict(model.named_parameters())
+    if set(own) != set(weights):
+        different = ", ".join(sorted(set(own) ^ set(weights)))
+        raise RuntimeError(f"this transformers names its weights otherwise: {different}")
+    for name, weight in weights.items():
+        own[name].data.copy_(weight)
+
+
+def _draw_weights(data: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter's name in transformers, and its values."""
+    arch = data["arch"]
+    build = Builder(arch, Layout(0, tp=1, dp=1, pp=1, ep=1), data["seed"])
+    hidden, vocab, norm = arch["hidden_size"], arch["vocab_size"], torch.ones(arch["hidden_size"])
+    yield "model.embed_tokens.weight", build.draw("embedding", vocab, hidden)
+    if not arch["tied_embeddings"]:
+        yield "lm_head.weight", build.draw("head", vocab, hidden)
+    yield "model.norm.weight", norm
+    queries, keys = (arch[heads] * arch["head_dim"] for heads in ("num_heads", "num_kv_heads"))
+    for index in range(arch["num_layers"]):
+        ours, theirs = f"layer{index}", f"model.layers.{index}"
+        yield f"{theirs}.input_layernorm.weight", norm
+        yield f"{theirs}.post_attention_layernorm.weight", norm
+        for part, size in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{theirs}.self_attn.{part}_proj.weight", build.draw(f"{ours}.attention.{part}", size, hidden)
+        yield f"{theirs}.self_attn.o_proj.weight", build.draw(f"{ours}.attention.out", hidden, queries)
+        yield from _draw_experts(build, ours, theirs) if arch.get("moe") else _draw_dense(build, ours, theirs)
+
+
+def _draw_dense(build: Builder, ours: str, theirs: str) -> Iterator[tuple[str, Tensor]]:
+    hidden, width = build.arch["hidden_size"], build.arch["intermediate_size"]
+    for part in ("up", "gate"):
+        yield f"{theirs}.mlp.{part}_proj.weight", build.draw(f"{ours}.ffn.{part}", width, hidden)
+    yield f"{theirs}.mlp.down_proj.weight", build.draw(f"{ours}.ffn.down", hidden, width)
+
+
+def _draw_experts(build: Builder, ours: str, theirs: str) -> Iterator[tuple[str, Tensor]]:
+    moe, hidden = build.arch["moe"], build.arch["hidden_size"]
+    width, experts = moe["expert_intermediate_size"], range(moe["num_experts"])
+    yield f"{theirs}.mlp.gate.weight", build.draw(f"{ours}.moe.router", len(experts), hidden)
+    into = torch.stack([build.draw(f"{ours}.moe.{e}.into", 2 * width, hidden) for e in experts])
+    up, gate = into.chunk(2, dim=1)
+    yield f"{theirs}.mlp.experts.gate_up_proj", torch.cat((gate, up), dim=1)
+    down = [build.draw(f"{ours}.moe.{e}.out", hidden, width) for e in experts]
+    yield f"{theirs}.mlp.experts.down_proj", torch.stack(down)
+
+
+class Sequences(Dataset[dict[str, Tensor]]):
+    """All sequences of a trial by their number in the data: those of step k are k x global batch and the following.
+
+    `shift_labels` are the targets themselves: every one of a sequence's tokens is predicted, as in `cpu`.
+    """
+
+    def __init__(self, data: Mapping[str, Any], num_steps: int) -> None:
+        self.batch, self.num_steps = int(data["global_batch_size"]), num_steps
+        self.draw = lru_cache(maxsize=2)(lambda step: draw_sequences(data, step))
+
+    def __len__(self) -> int:
+        return self.batch * self.num_steps
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        step, row = divmod(number, self.batch)
+        tokens = self.draw(step)[row]
+        return {"input_ids": tokens[:-1], "labels": tokens[1:], "shift_labels": tokens[1:]}

@@ -1,0 +1,128 @@
+"""The run script `hf-trainer` trains the same work as `cpu`, and refuses what transformers and Accelerate cannot do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_run_script_options import load_script
+from trials import DENSE, MOE, make_input, run_script
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import ModelArch
+from cclsearch.core.values import Value
+from cclsearch.launch.contract import NONCE_MARK
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+
+MIXTRAL = MOE.model_copy(
+    update={"moe": MOE.moe and MOE.moe.model_copy(update={"num_shared_experts": 0, "num_dense_layers": 0})}
+)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script("hf_trainer", monkeypatch)
+
+
+@pytest.mark.serial
+@pytest.mark.untimed
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        (DENSE, {"dp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"}),
+        (MIXTRAL, {"micro_batch_size": 4, "optimizer": "adamw_torch"}),
+    ],
+    ids=["llama", "mixtral"],
+)
+def test_trains_the_same_model_on_the_same_data_as_cpu(
+    tmp_path: Path, arch: ModelArch, config: dict[str, Value]
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=arch))
+    payload = make_input(config, arch=arch, profiled_steps=2).model_copy(update={"nonce": "a1b2"})
+    result = run_script(tmp_path / "hf", payload, script="hf_trainer.py")
+    assert result.losses[:4] == pytest.approx(reference.losses, rel=2e-5), "the bound that both frameworks declare"
+    assert len(result.losses) == 7, "one warm-up, three timed, and three profiled steps"
+    assert result.num_params == reference.num_params
+    assert (result.global_batch_size, result.seq_len, result.num_layers) == (8, 32, arch.num_layers)
+    assert result.world_size == payload.num_ranks == len(result.peak_memory_bytes) == len(result.devices)
+    assert result.timed_window_s == pytest.approx(sum(result.step_times_s), rel=0.05, abs=0.1)
+    assert {"torch", "transformers", "accelerate"} <= set(result.versions)
+    for rank in range(payload.num_ranks):
+        with gzip.open(tmp_path / "hf" / "trace" / f"rank{rank}.json.gz") as file:
+            names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+        assert names.count(f"{NONCE_MARK}a1b2") == 2, "every traced step says whose it is"
+        assert ("gloo:all_reduce" in names) == (payload.num_ranks > 1)
+
+
+def test_the_global_batch_is_split_into_micro_batches_and_accumulation(script: ModuleType) -> None:
+    data = make_input({"dp": 2, "micro_batch_size": 2}, global_batch=16).model_dump(mode="json")
+    fields = script.render_arguments(data)
+    assert fields["per_device_train_batch_size"] * fields["gradient_accumulation_steps"] * 2 == 16
+    assert fields["max_steps"] == 4
+    assert "fsdp" not in fields
+    assert not fields["activation_checkpointing"]
+
+
+@pytest.mark.parametrize(("stage", "reshard"), [(2, False), (3, True)])
+def test_fsdp_shards_each_layer_and_checkpoints_activations_itself(
+    script: ModuleType, stage: int, reshard: bool
+) -> None:
+    config = {"dp": 2, "micro_batch_size": 4, "zero_stage": stage, "activation_checkpointing": "full"}
+    fields = script.render_arguments(make_input(config, arch=MIXTRAL).model_dump(mode="json"))
+    assert fields["fsdp"] is True
+    assert fields["fsdp_config"]["reshard_after_forward"] is reshard
+    assert fields["fsdp_config"]["transformer_layer_cls_to_wrap"] == ["MixtralDecoderLayer"]
+    assert fields["fsdp_config"]["activation_checkpointing"]
+    assert not fields["activation_checkpointing"], "Trainer refuses both"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_batch_size": 12}, "dp 2 x micro-batch 2 x accumulation 2 must be the global batch of 12, but is 8"),
+        ({"num_ranks": 4}, "dp must be the number of ranks, 4, but it is 2"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16, not 'fp16'"),
+        (
+            {"config": {"dp": 2, "micro_batch_size": 2, "zero_stage": 1}},
+            "zero_stage must be one of 0, 2, 3, but it is 1",
+        ),
+        (
+            {"config": {"dp": 2, "micro_batch_size": 2, "activation_checkpointing": "selective"}},
+            "activation_checkpointing must be none or full, but it is 'selective'",
+        ),
+    ],
+)
+def test_what_the_script_cannot_do_is_refused(script: ModuleType, changes: dict[str, object], message: str) -> None:
+    data = make_input({"dp": 2, "micro_batch_size": 2}).model_dump(mode="json") | changes
+    with pytest.raises(script.IllegalConfig, match=message):
+        script.render_arguments(data)
+
+
+def test_cpus_have_no_fsdp_and_fewer_ranks_and_gpus_the_other_way_round() -> None:
+    framework = load_framework("accelerate")
+    on_cpus = build_space(load_card("tiny"), framework)
+    assert set(on_cpus.column("zero_stage")) == {0}
+    assert set(on_cpus.column("dp")) == {1, 2, 4}
+    on_gpus = build_space(load_card("wl2"), framework)
+    assert set(on_gpus.column("zero_stage")) == {0, 2, 3}
+    assert set(on_gpus.column("dp")) == {load_card("wl2").hardware.num_accelerators}
+
+
+def test_the_environment_cannot_change_what_accelerate_does(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "FSDP_OFFLOAD_PARAMS", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_VERBOSITY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    script._prepare_environment(1)
+    assert not [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]
+    assert "LOCAL_RANK" not in os.environ
