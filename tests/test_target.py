@@ -49,11 +49,19 @@ def test_a_machine_with_enough_accelerators_runs_trials_locally(project: Path, t
     assert target.profile.launcher == "local"
 
 
-def test_without_hardware_or_recording_the_alternatives_are_listed(project: Path, tools: Path) -> None:
-    with pytest.raises(UserError) as raised:
-        choose_target(load_card("wl3"), launcher=None)
-    for alternative in ("--launcher slurm-generic", "--recording FOLDER", "--workload tiny", "16 x a100-40"):
-        assert alternative in str(raised.value)
+def test_without_hardware_or_recording_trials_are_simulated_and_the_user_is_told(project: Path, tools: Path) -> None:
+    target = choose_target(load_card("wl3"), launcher=None)
+    assert target.profile.launcher == "simulate"
+    [note] = target.notes
+    for words in ("16 x a100-40", "this machine has none", "trials are simulated", "--launcher NAME"):
+        assert words in note
+
+
+def test_nothing_is_simulated_unasked_if_nobody_watches(project: Path, tools: Path) -> None:
+    with pytest.raises(UserError, match="`launcher: simulate`, which computes figures"):
+        choose_target(load_card("wl3"), launcher=None, may_simulate=False)
+    assert choose_target(load_card("wl3"), launcher="simulate", may_simulate=False).profile.launcher == "simulate"
+    assert choose_target(load_card("wl2"), launcher=None, may_simulate=False).recording is not None
 
 
 def test_too_few_local_accelerators_give_a_warning(project: Path, tools: Path) -> None:

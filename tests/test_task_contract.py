@@ -19,6 +19,7 @@ from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_end, collect_result
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialEnd, TrialResult
 from cclsearch.launch.replay import ReplayLauncher
+from cclsearch.launch.simulate import SimulateLauncher
 from cclsearch.plan.workload import _require_recorded
 from cclsearch.plugins import TASKS
 from cclsearch.recording.join import join_recordings
@@ -31,6 +32,10 @@ from cclsearch.score.objective import choose_objective, load_objective
 from cclsearch.score.outcome import Outcome, Verdict
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.search.sweep import describe_sweep
+from cclsearch.space.table import space_from_rows
+from cclsearch.stats.closed_form import UNKNOWN, ClosedForm, Predictor, constant
+from cclsearch.stats.kernel import read_features
+from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
@@ -330,6 +335,28 @@ def test_a_replayed_row_is_evaluated_like_a_trial(card: Card, tmp_path: Path) ->
     assert result.metrics == {"requests_per_s": 9.0, "ttft_p99_s": 0.6}
     assert result.peak_memory_bytes == (55 * 2**30,)
     assert result.recorded
+
+
+def test_a_task_without_a_closed_form_cannot_be_simulated_and_one_with_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = record(tmp_path / "chat")
+    with pytest.raises(UserError, match="'serve' has no closed form of requests_per_s"):
+        SimulatedCluster.of(SimulatedSettings(), recording.card, recording.space)
+    form = ClosedForm(TASKS.get("serve").primary_metric, ("level",), UNKNOWN, constant)
+    predictor = Predictor(read_features(recording.space), {"requests_per_s": form})
+    monkeypatch.setattr(TASKS.get("serve"), "predictor", lambda card, space: predictor, raising=False)
+    space = space_from_rows(recording.space.knobs, [row.config for row in recording.rows])
+    launcher = SimulateLauncher(SimulatedSettings(crashes=0, infrastructure_failures=0, seed=4))
+    launcher.use_workload(recording.card, space)
+    (tmp_path / "0001").mkdir()
+    payload = TASKS.get("serve").make_input(recording.card, space.config(0), is_measured=False, run_id="r", trial=1)
+    launcher.submit([Job(run_id="r", trial=1, attempt=1, trial_dir=tmp_path / "0001", payload=payload, timeout_s=9)])
+    result = collect_result(tmp_path / "0001", TrialResult)
+    assert isinstance(result, TrialResult)
+    assert result.simulated
+    assert list(result.metrics) == ["requests_per_s"]
+    assert result.metrics["requests_per_s"] > 0
 
 
 def test_an_objective_that_a_recording_cannot_have_is_refused_with_what_there_is(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
             ("work", describe_work(first.spec), describe_work(run.spec)),
             ("accelerator", first.spec.card.hardware.accelerator, run.spec.card.hardware.accelerator),
             ("provenance", first.spec.provenance.value, run.spec.provenance.value),
+            ("simulated cluster", first.spec.simulated_cluster, run.spec.simulated_cluster),
         ):
             if ours != theirs:
                 raise UserError(

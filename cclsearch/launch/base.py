@@ -10,11 +10,13 @@ from typing import Annotated, Protocol, Self, runtime_checkable
 
 from pydantic import AfterValidator
 
+from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import TrialError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.contract import TrialInput
+from cclsearch.space.table import Space
 
 Masked = Annotated[str, AfterValidator(lambda text: redact(text))]
 """What programs such as scontrol and gcloud print may name secrets."""
@@ -129,6 +131,14 @@ class StartWarner(Protocol):
 
     def warn_at_start(self) -> str | None:
         """Return a line with what was found and what to do; None if nothing was found."""
+
+
+@runtime_checkable
+class WorkloadUser(Protocol):
+    """A launcher that computes trials itself, so it needs the card and the search space."""
+
+    def use_workload(self, card: Card, space: Space) -> None:
+        """Take the search's workload before the first job, and again if its space grows; UserError if it cannot."""
 
 
 class Launcher(Protocol):

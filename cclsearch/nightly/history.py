@@ -73,6 +73,7 @@ def _work_of(spec: RunSpec) -> tuple[object, ...]:
     return (
         card.task, card.model, card.work, card.precision, card.hardware, spec.framework,
         objective, spec.profile.launcher, spec.profile.name, spec.provenance, recording.sha256 if recording else None,
+        spec.simulated_cluster,
     )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
         overlays=job.overlays,
         sets=job.sets,
         launcher=job.launcher,
+        may_simulate=False,  # a night that measures nothing must be asked for
         recording=job.recording,
         framework=job.framework,
         objective=job.objective,

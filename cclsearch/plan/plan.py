@@ -47,7 +47,11 @@ def plan_search(request: SearchRequest) -> Plan:
     load_classes()  # a malformed table of the project stops the search before anything is written
     requested_card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
     target = choose_target(
-        requested_card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
+        requested_card,
+        launcher=request.launcher,
+        recording=request.recording,
+        in_allocation=request.in_allocation,
+        may_simulate=request.may_simulate,
     )
     objective = choose_objective(request.objective, request.constraints, task=requested_card.task)
     workload = resolve_workload(request, requested_card, target, objective)

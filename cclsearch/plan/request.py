@@ -20,6 +20,8 @@ class SearchRequest:
     overlays: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     launcher: str | None = None
+    may_simulate: bool = True
+    """Whether trials are simulated if nothing else applies; else the launcher must be named."""
     in_allocation: bool = False
     """Run trials as steps of the Slurm allocation that this process is in."""
     recording: str | None = None

@@ -1,4 +1,4 @@
-"""Where trials run: a named profile, this machine, or a recording; never a cluster that the user did not name."""
+"""Where trials run: a named profile, this machine, a recording or a simulation; never a cluster that was not named."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from cclsearch.core.content import content_roots
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 
+SIMULATE = "simulate"
+"""Name of the profile of simulated clusters."""
 RECORDINGS_FOLDER = Path("workloads") / "recordings"
 
 
@@ -27,11 +29,18 @@ class Target:
 
 
 def choose_target(
-    card: Card, *, launcher: str | None, recording: str | None = None, in_allocation: bool = False
+    card: Card,
+    *,
+    launcher: str | None,
+    recording: str | None = None,
+    in_allocation: bool = False,
+    may_simulate: bool = True,
 ) -> Target:
-    """Return the named profile, else this machine if it has the accelerators, else the card's recording.
+    """Return the named profile, else this machine if it has the accelerators, else the card's recording, else a
+    simulated cluster.
 
-    Raises UserError that lists the alternatives if none of them applies, and for a recording together with a launcher.
+    Raises UserError for a recording together with a launcher, and in place of a simulation that was not asked for,
+    unless `may_simulate`.
     """
     if recording is not None and (in_allocation or launcher not in (None, "replay")):
         option = f"--launcher {launcher}" if launcher not in (None, "replay") else "--in-allocation"
@@ -46,7 +55,7 @@ def choose_target(
     if launcher is not None:
         profile = load_profile(launcher)
         return Target(profile, notes=_warn_too_few(card, profile))
-    return _choose_default(card)
+    return _choose_default(card, may_simulate=may_simulate)
 
 
 def find_recording(name: str) -> Path:
@@ -81,23 +90,31 @@ def count_local_gpus() -> int:
     return 0
 
 
-def _choose_default(card: Card) -> Target:
+def _choose_default(card: Card, *, may_simulate: bool) -> Target:
     """Where trials run if the user named neither a launcher nor a recording."""
     if card.hardware.accelerator == "cpu":
         return Target(load_profile("local"))
     found = count_local_gpus()
     if found >= card.hardware.num_accelerators:
         return Target(load_profile("local"), notes=(f"trials run on this machine's {found} accelerators",))
+    lack = _describe_lack(card, card.hardware, found)
     if card.recording is not None:
-        hint = "to run trials on a cluster, use `--launcher NAME` (see `ccl-search launcher list`)"
-        if shutil.which("sbatch"):
-            hint = "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted"
-        return _replay(find_recording(card.recording), hint)
-    raise UserError(
-        f"{_describe_lack(card, card.hardware, found)} and the card names no recording: choose a cluster profile"
-        " (`--launcher slurm-generic`, see `ccl-search launcher list`) or a recording (`--recording FOLDER`), or try"
-        " `--workload wl2` or `--workload tiny`"
-    )
+        simulate = f"to search {card.name} itself without a cluster, add `--launcher {SIMULATE}`"
+        return _replay(find_recording(card.recording), f"{lack}; {simulate}; {_name_cluster()}")
+    if not may_simulate:
+        raise UserError(
+            f"{lack}: name where its trials run, a cluster profile (`ccl-search launcher list`) or"
+            f" `launcher: {SIMULATE}`, which computes figures instead of measuring them"
+        )
+    what = "so trials are simulated: computed in closed form with noise, surprises and failures, none is measured"
+    return Target(load_profile(SIMULATE), notes=(f"{lack}, {what}; {_name_cluster()}",))
+
+
+def _name_cluster() -> str:
+    """How to run trials on a cluster instead."""
+    if shutil.which("sbatch"):
+        return "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted"
+    return "to run on a cluster, add `--launcher NAME` (see `ccl-search launcher list`)"
 
 
 def _use_allocation(profile: Profile) -> Profile:

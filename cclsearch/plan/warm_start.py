@@ -95,5 +95,6 @@ def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
         "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
         "framework": (spec.framework, earlier.framework),
         "provenance": (spec.provenance, earlier.provenance),
+        "simulated cluster": (spec.simulated_cluster, earlier.simulated_cluster),
     }
     return [name for name, (ours, theirs) in pairs.items() if ours != theirs]

@@ -14,7 +14,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.profile import Profile
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.target import Target
+from cclsearch.plan.target import SIMULATE, Target
 from cclsearch.recording.load import Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
@@ -22,6 +22,7 @@ from cclsearch.score.objective import Objective, require_measurable
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
+from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 from cclsearch.tasks.base import task_of
 
 
@@ -52,7 +53,10 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
     require_known_knobs(request.knobs, card, framework, target.profile.knobs)
     knobs = (*target.profile.knobs, *request.knobs)
     space = build_space(card, framework, extra_knobs=knobs, use_fewer=request.use_fewer)
-    require_measurable(objective, framework, card.task)
+    if target.profile.launcher == SIMULATE:
+        _require_simulated(objective, card, SimulatedCluster.of(SimulatedSettings(), card, space))
+    else:
+        require_measurable(objective, framework, card.task)
     return ResolvedWorkload(card, framework.name, space, hash_space(space), knobs)
 
 
@@ -110,6 +114,21 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
                 f"{objective.what_needs(metric)}: needs {metric}, but the recording {recording.name!r} has no {metric};"
                 f" choose another (it has {', '.join(known)}), or choose where to run trials"
                 " (`--launcher NAME`)"
+            )
+
+
+def _require_simulated(objective: Objective, card: Card, cluster: SimulatedCluster) -> None:
+    """Raise UserError if simulated trials lack a metric that the objective needs."""
+    task = task_of(card)
+    payload = task.make_input(card, cluster.space.config(0), is_measured=False, run_id="", trial=1)
+    metrics = dict.fromkeys(cluster.metrics, 1.0)
+    result = task.make_result(card, metrics, status=RunStatus.OK, simulated=True)
+    known = task.measure(Evidence(payload, result, card, Provenance.SIMULATED, None))[0]
+    for metric in objective.needed_metrics:
+        if metric not in known:
+            raise UserError(
+                f"{objective.what_needs(metric)}: needs {metric}, but simulated trials have only {', '.join(known)}:"
+                " choose one of them, or where to run trials (`--launcher NAME`)"
             )
 
 

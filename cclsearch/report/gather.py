@@ -56,7 +56,7 @@ def gather_run(run: Run) -> RunPage:
         title=clean(spec.card.title),
         model=clean(spec.card.family),
         work=describe_work(spec),
-        hardware=f"{spec.card.hardware.num_accelerators} x {clean(spec.card.hardware.accelerator)}",
+        hardware=_describe_hardware(spec),
         framework=clean(spec.framework),
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
@@ -90,6 +90,12 @@ def describe_work(spec: RunSpec) -> str:
     card, arch = spec.card, spec.card.model
     model = f"{card.family} ({arch.num_layers} layers of {arch.hidden_size})" if arch else ""
     return clean(", ".join(filter(None, (model, task_of(card).describe_work(card), card.precision))))
+
+
+def _describe_hardware(spec: RunSpec) -> str:
+    """The accelerators, and which simulated cluster has them."""
+    accelerators = f"{spec.card.hardware.num_accelerators} x {clean(spec.card.hardware.accelerator)}"
+    return f"{accelerators} ({spec.simulated_cluster})" if spec.simulated_cluster else accelerators
 
 
 def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:

@@ -148,8 +148,8 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     """The probability that the best is truly the best of what was tried, its interval, and the trials it ties with."""
     certainty = estimate_certainty(state, spec.provenance)
     if certainty is None:
-        how = spec.provenance.value
-        return [f"unknown: the figure is {how} and no run can confirm it; the noise of its source is unknown"]
+        why = "; the noise of its source is unknown" if spec.provenance is Provenance.RECORDED else ""
+        return [f"unknown: the figure is {spec.provenance.value} and no run can confirm it{why}"]
     noise, interval, figure = certainty.noise, certainty.interval, find_figure(spec)
     basis = (
         f"measured, repeats: {noise.num_repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"

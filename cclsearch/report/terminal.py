@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+NOTHING_RUNS = frozenset({"replay", "simulate"})
+"""Launchers whose trials end as soon as they start."""
 Watcher = Callable[[Event, RunState], None]
 
 
@@ -52,7 +54,7 @@ def describe_event(
     match event:
         case TrialSubmitted():
             trial = state.trials[event.trial]
-            if event.handle.launcher == "replay":
+            if event.handle.launcher in NOTHING_RUNS:
                 return None
             return f"trial {trial.number:>3}  started   {trial.config}  ({trial.proposer})"
         case TrialRetried():

@@ -16,6 +16,7 @@ from cclsearch.core.values import Config, Model, Provenance
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
 from cclsearch.score.objective import Objective
+from cclsearch.stats.simulated import SimulatedSettings
 
 SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1
@@ -83,6 +84,13 @@ class RunSpec(Model):
     space_sha256: str
     banner: tuple[str, ...] = ()
     """Notes for the user on what runs where."""
+
+    @property
+    def simulated_cluster(self) -> str:
+        """Which cluster is simulated, in words; empty if none is. Figures of two clusters are not comparable."""
+        if self.provenance is not Provenance.SIMULATED or self.profile.launcher != "simulate":
+            return ""
+        return f"simulated {self.profile.read_settings(SimulatedSettings).describe()}"
 
 
 def write_spec(folder: Path, spec: RunSpec) -> str:

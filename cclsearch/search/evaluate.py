@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.redact import redact
-from cclsearch.core.values import Failure
+from cclsearch.core.values import Failure, Provenance
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
@@ -37,7 +37,7 @@ class TrialEvaluator:
 
     def __call__(self, trial: Trial, payload: TrialInput, writer: RunWriter, failure: Failure | None) -> Outcome:
         folder = writer.trial_folder(trial.number)
-        has_job = self._spec.recording is None  # else no file there is from outside
+        has_job = self._spec.provenance is Provenance.MEASURED  # else no file there is from outside
 
         def evaluate() -> Outcome:
             if has_job:

@@ -10,6 +10,7 @@ from pathlib import Path
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance, Value
+from cclsearch.launch.base import WorkloadUser
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.target import find_recording
 from cclsearch.plan.warm_start import load_warm_start
@@ -46,7 +47,7 @@ class Session:
     comparison: TrialComparison | None = None
     """Compares the trials with each other; None if nothing is measured or compared."""
     masker: LogMasker | None = None
-    """Masks the logs of ended trials beside the search; None for a recording, whose trials no job writes to."""
+    """Masks the logs of ended trials beside the search; None unless trials are measured."""
     prior: tuple[Observation, ...] = ()
     held_back: HeldBack = field(default_factory=HeldBack)
     stop: StopSignal = field(default_factory=StopSignal)
@@ -63,8 +64,10 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
     load_classes()  # a malformed table of the project must stop the search here, not its first trace
-    masker = LogMasker(folder) if spec.recording is None else None
+    masker = LogMasker(folder) if spec.provenance is Provenance.MEASURED else None
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
+    if isinstance(launcher, WorkloadUser):
+        launcher.use_workload(spec.card, space)
     return Session(
         spec=spec,
         space=space,
@@ -125,6 +128,8 @@ def grow_space(
     event = event.model_copy(update={"space_sha256": hash_space(space), "space_size": len(space)})
     writer.record(event.at(session.now_s()))
     spec = grow_spec(spec, event)
+    if isinstance(session.jobs.launcher, WorkloadUser):
+        session.jobs.launcher.use_workload(spec.card, space)
     return replace(session, spec=spec, space=space, held_back=hold_back(spec, space))
 
 

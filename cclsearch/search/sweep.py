@@ -155,7 +155,11 @@ def read_sweep(folder: Path) -> Sweep | None:
 def _join_family(request: SearchRequest, card: Card, joined: Path) -> tuple[SearchRequest, tuple[str, ...]]:
     """If only a recording applies, the request over the joined recordings, with notes on why."""
     target = choose_target(
-        card, launcher=request.launcher, recording=request.recording, in_allocation=request.in_allocation
+        card,
+        launcher=request.launcher,
+        recording=request.recording,
+        in_allocation=request.in_allocation,
+        may_simulate=request.may_simulate,
     )
     if target.recording is None:
         return request, ()

@@ -36,7 +36,7 @@ def read_features(space: Space) -> Features:
     """Return the features of a space: numbers on a centered log scale; knobs with one choice are left out."""
     numbers, categories = [], []
     for k, knob in enumerate(space.knobs):
-        codes = _mask_idle(space, knob.name, space.codes_NK[:, k])
+        codes = mask_idle(space, knob.name, space.codes_NK[:, k])
         if len(knob.choices) < 2:
             continue
         if knob.is_numeric and len(knob.choices) > 2:
@@ -49,7 +49,7 @@ def read_features(space: Space) -> Features:
     return Features(numbers_ND, categories_NC)
 
 
-def _mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
+def mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
     """Return the codes of a knob, 0 in rows where it has no effect: such configurations are the same run."""
     degrees = [knob.name for need in meaning_of(canonical_name(name)).needs if (knob := space.find(need))]
     idle_N = np.logical_and.reduce([space.column(degree) == 1 for degree in degrees])
