@@ -44,7 +44,9 @@ def test_the_same_seed_gives_the_same_search(project: Path) -> None:
 def test_a_replayed_search_is_marked_recorded_in_its_output(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SEARCH, "--budget", "3"]) == 0
     shown = capsys.readouterr().out
-    assert "recorded measurements of 16 x h100" in shown
+    assert "recorded measurements, no trial runs here" in shown
+    assert "256 x 4096 tokens/step on 16 x h100 with nanotron" in shown
+    assert "To search wl2 itself, use `--launcher simulate`" in shown
     assert "no trial runs here" in shown
     assert "not wl2" in shown
     assert main(["best", "r", "--json"]) == 0
@@ -102,7 +104,7 @@ BAD = [
     (["run", "--workload", "wl2", "--launcher", "replay", "--llm", "nope"], "anthropic:MODEL"),
     (["run", "--workload", "wl2", "--launcher", "replay", "--strategy", "hybrid"], "--llm"),
     (["run", "--workload", "wl2", "--launcher", "replay", "--name", "../escape"], "../escape"),
-    (["run", "--workload", "wl3"], "--launcher"),
+    (["run", "--workload", "wl3", "--objective", "energy"], "--launcher"),
     (["run", "--workload", "wl2", "--recording", "nope"], "nanotron-8b-2n"),
     (["run", "--workload", "wl2", "--bogus"], "--bogus"),
     (["run"], "--workload"),

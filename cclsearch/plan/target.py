@@ -99,8 +99,7 @@ def _choose_default(card: Card, *, may_simulate: bool) -> Target:
         return Target(load_profile("local"), notes=(f"trials run on this machine's {found} accelerators",))
     lack = _describe_lack(card, card.hardware, found)
     if card.recording is not None:
-        simulate = f"to search {card.name} itself without a cluster, add `--launcher {SIMULATE}`"
-        return _replay(find_recording(card.recording), f"{lack}; {simulate}; {_name_cluster()}")
+        return _replay(find_recording(card.recording), f"{lack}; {_name_cluster()}")
     if not may_simulate:
         raise UserError(
             f"{lack}: name where its trials run, a cluster profile (`ccl-search launcher list`) or"

@@ -146,10 +146,11 @@ def _measure_rows(recording: Recording) -> list[str]:
 
 def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str, ...]:
     """What banner, table and report say of a replayed recording: its source, and how it differs from the card."""
+    work = task_of(recorded).describe_work(recorded)
     lines = [
-        f"recorded measurements of {_describe_hardware(recorded)} with {recorded.framework},"
-        f" {num_rows} configurations, from: {recorded.source or 'an unnamed source'}"
-        f" ({recorded.licence or 'no licence named'}); no trial runs here"
+        f"recorded measurements, no trial runs here: {num_rows} configurations of {work} on"
+        f" {_describe_hardware(recorded)} with {recorded.framework}, from: {recorded.source or 'an unnamed source'}"
+        f" ({recorded.licence or 'no licence named'})"
     ]
     if asked.name != recorded.name:
         pairs: list[tuple[str, object, object]] = [
@@ -163,7 +164,10 @@ def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str
             pairs.append(("KV heads", asked.model.num_kv_heads, recorded.model.num_kv_heads))
         differs = [f"{what} {theirs} (not {ours})" for what, ours, theirs in pairs if ours != theirs]
         how = f": {', '.join(differs)}" if differs else ", which describes the same work"
-        lines.append(f"the search uses the recording's card {recorded.name}, not {asked.name}{how}")
+        lines.append(
+            f"the search uses the recording's card {recorded.name}, not {asked.name}{how}. To search {asked.name}"
+            f" itself, use `--launcher {SIMULATE}`, which simulates its trials, or name a cluster"
+        )
     return tuple(lines)
 
 
