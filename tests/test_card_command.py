@@ -23,7 +23,7 @@ def test_check_prints_every_inferred_value_and_its_source(tmp_path: Path, capsys
     card = write(tmp_path / "a.yaml", make_card(hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B"))
     assert main(["card", "check", card]) == 0
     out = capsys.readouterr().out
-    assert "inferred from llama-3.1-8b in the catalogue of models, by hf_url (PyPI litgpt" in out
+    assert "; source: llama-3.1-8b in the catalogue of models, by hf_url (PyPI litgpt" in out
     for value in ("num_layers 32", "hidden_size 4096", "num_kv_heads 8", "vocab_size 128256", "gated_mlp true"):
         assert value in out
 
@@ -73,7 +73,7 @@ def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path: Path, c
     card = write(tmp_path / "a.yaml", make_card())
     for command in ("space", "predict"):
         assert main([command, "--workload", card]) == 0
-        assert "inferred from llama-3.1-8b in the catalogue" in capsys.readouterr().out
+        assert "; source: llama-3.1-8b in the catalogue" in capsys.readouterr().out
         assert main([command, "--workload", card, "--json"]) == 0
         inferred = json.loads(capsys.readouterr().out)["inferred"]
         assert {each["field"] for each in inferred} >= {"hidden_size", "num_kv_heads", "vocab_size"}

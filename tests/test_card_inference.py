@@ -126,9 +126,9 @@ def test_the_address_decides_over_the_name() -> None:
     assert {name: getattr(card.arch, name) for name in LLAMA_8B} == LLAMA_8B
     assert "llama-3.1-8b" in source_of(card, "num_layers")
     assert "by hf_url" in source_of(card, "num_layers")
-    other = load(make_card("qwen3-4b", hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B"))
-    assert other.arch.hidden_size == 4096
-    assert any("qwen3-4b by model_family" in note and "not used" in note for note in other.notes)
+    other = load(make_card("llama-2-7b", hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B"))
+    assert other.arch.num_kv_heads == 8
+    assert any("llama-2-7b by model_family" in note and "not used" in note for note in other.notes)
 
 
 def test_the_cards_own_fields_take_precedence_and_a_difference_is_said() -> None:
@@ -167,6 +167,42 @@ def test_a_part_of_a_name_needs_the_shape_unless_it_names_one_size() -> None:
     assert load(make_card("deepseek-llama-8b")).arch.hidden_size == 4096
     assert inspect(make_card("qwen-7b-x")).card is None
     assert find_like("the") == []
+
+
+def test_a_size_in_the_name_that_contradicts_the_address_is_followed() -> None:
+    """A public card says `deepseek-v2-16b` with the address of DeepSeek-V2, which has 236B."""
+    data = make_card("deepseek-v2-16b", hf_url="https://huggingface.co/deepseek-ai/DeepSeek-V2")
+    data["workload"]["model"]["moe"] = True
+    card = load(data)
+    assert card.arch.num_layers == 27
+    assert any("is deepseek-v2 by hf_url, which has 235741434880 parameters" in note for note in card.notes)
+    report = inspect(make_card("other-16b", hf_url="https://huggingface.co/deepseek-ai/DeepSeek-V2"))
+    assert report.card is None
+
+
+@pytest.mark.parametrize(("family", "stated", "used"), [("deepseek-v2-lite", False, 64), ("qwen3-32b", True, None)])
+def test_a_wrong_moe_switch_without_experts_is_corrected(family: str, stated: bool, used: int | None) -> None:
+    data = make_card(family)
+    data["workload"]["model"]["moe"] = stated
+    card = load(data)
+    assert (card.arch.moe.num_experts if card.arch.moe else None) == used
+    assert any(f"moe is {str(stated).lower()}, but {family}" in note for note in card.notes)
+
+
+def test_a_count_of_parameters_that_contradicts_the_widths_is_said() -> None:
+    stated = {**LLAMA_8B, "num_heads": 32, "head_dim": 128}
+    assert load(make_card("x", {**stated, "num_params": "8B"})).notes == ()
+    notes = load(make_card("x", {**stated, "num_params": "70B"})).notes
+    assert any("is 70000000000, but the widths have 8030261248 parameters (-89%)" in note for note in notes)
+
+
+def test_memory_and_torus_are_inferred_values_with_a_source() -> None:
+    data = make_card()
+    data["workload"]["hardware"]["xpu_spec"] = {"model": "tpu_v6e", "total_count": 8, "count_per_node": 8}
+    card = load(data)
+    assert {each.field: each.value for each in card.inferred}["memory_gb"] == 32
+    assert source_of(card, "torus") == "the only tpu-v6e slice of 8 chips"
+    assert any(remark.startswith("inferred: torus 2x4; source: ") for remark in card.remarks)
 
 
 def test_a_hybrid_model_is_not_described_as_a_plain_transformer() -> None:

@@ -90,6 +90,12 @@ def names_a_size(name: str) -> bool:
     return len(parts) >= 3 and any(_SIZE.match(part) for part in parts)
 
 
+def agrees_in_size(name: str, model: KnownModel) -> bool:
+    """Whether the size in a name, if it has one (`16b`), is near the model's (`deepseek-v2-16b` is not DeepSeek-V2)."""
+    sizes = [float(part[:-1]) * 1e9 for part in _split(name) if re.fullmatch(r"\d+(?:\.\d+)?b", part)]
+    return not sizes or model.num_params is None or any(0.6 < model.num_params / size < 1.7 for size in sizes)
+
+
 def find_by_shape(stated: Mapping[str, int]) -> list[KnownModel]:
     """Models with every stated field; empty if too little is stated to identify one.
 

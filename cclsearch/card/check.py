@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, look_up, read_number
+from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, infer, look_up, read_number
 from cclsearch.card.hardware import (
     NOMINAL,
     Accelerator,
@@ -96,23 +96,23 @@ def _read_known(candidates: Sequence[Accelerator], values: dict[str, Any]) -> It
     elif memory is None:
         stated = memory_in(name)
         chosen = chosen or min(candidates, key=lambda chip: chip.memory_gib)
-        values["memory_gb"] = stated if stated in chosen.sizes_gib else chosen.sizes_gib[0]
-        yield _note_memory(name, values["memory_gb"], sizes if stated is None else [])
+        gib = stated if stated in chosen.sizes_gib else chosen.sizes_gib[0]
+        yield infer(values, "memory_gb", gib, _say_memory(name, gib, sizes if stated is None else []))
     assert chosen is not None
     values["accelerator"] = chosen.name
     if chosen.scale_up_domain is not None:
         values.setdefault("scale_up_domain", chosen.scale_up_domain)
 
 
-def _note_memory(name: str, chosen: float, sizes: Sequence[float]) -> FieldProblem:
-    path = BY_NAME["memory_gb"].path
+def _say_memory(name: str, chosen: float, sizes: Sequence[float]) -> str:
+    """Why an accelerator of that name is taken to have so much memory."""
     if not sizes:
-        return _note(path, f"is missing; {chosen:g} is used, which the name {one_line(name, 40)!r} states")
+        return f"the accelerator's name {one_line(name, 40)!r}"
     if len(sizes) == 1:
-        return _note(path, f"is missing; every {one_line(name, 40)} has {chosen:g} GiB")
+        return f"the catalogue of accelerators: every {one_line(name, 40)} has {chosen:g} GiB"
     listed = " or ".join(f"{size:g}" for size in sizes)
     why = f"{one_line(name, 40)} is sold with {listed} GiB, and what fits into {chosen:g} fits into all"
-    return _note(path, f"is missing; {chosen:g} is used: {why}", f"if yours has more: --set memory_gb={sizes[-1]:g}")
+    return f"the catalogue of accelerators: {why}; if yours has more: --set memory_gb={sizes[-1]:g}"
 
 
 def _read_unknown(name: str, values: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -151,12 +151,12 @@ def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterato
         yield from _read_pair(pair, values)
     out, up = values.get("scale_out_gbps"), values.get("scale_up_gbps")
     if out and up and out > up:
-        del values["scale_out_gbps"], values["scale_up_gbps"]
+        values["scale_out_gbps"], values["scale_up_gbps"] = up, out
         yield _note(
             BANDWIDTH_PATH,
             f"has {out:g} to other nodes and {up:g} inside a node, but the order is [scale-out, scale-up], and"
-            " links inside a node are faster: neither is used",
-            f"if they are swapped: --set bandwidth_gbps=[{up:g},{out:g}]",
+            f" links inside a node are faster: used as [{up:g}, {out:g}]",
+            f"if they are not swapped: --set scale_out_gbps={up:g} --set scale_up_gbps=N",
         )
 
 
@@ -186,9 +186,7 @@ def _check_torus(values: dict[str, Any]) -> Iterator[FieldProblem]:
         return
     shapes = [shape for shape in chip.slices if math.prod(shape) == count]
     if len(shapes) == 1:
-        values["torus"] = shapes[0]
-        shape = "x".join(map(str, shapes[0]))
-        yield _note(BY_NAME["torus"].path, f"is missing; {shape} is the only {chip.name} slice of {count} chips")
+        yield infer(values, "torus", shapes[0], f"the only {chip.name} slice of {count} chips")
     else:
         message = "is missing: tensor parallelism is not restricted to its axes"
         yield _note(BY_NAME["torus"].path, message, "--set torus=[N,N]")

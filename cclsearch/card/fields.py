@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -79,6 +79,8 @@ class CardField:
     paths: tuple[str, ...]
     required: bool = False
     maximum: float = 1e18
+    is_informative: bool = False
+    """Whether a card is usable without it, also if its value is invalid."""
     key: str = ""
     """Name in `Card.work`, for a field of a task; the field's own name if it is empty."""
 
@@ -96,6 +98,10 @@ def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, maximu
     names = (name, *also)
     places = ("workload.model.model_arch", "workload.model")
     return CardField(name, kind, tuple(f"{place}.{n}" for place in places for n in names), required, maximum)
+
+
+def _count_note(name: str, *also: str) -> CardField:
+    return replace(_arch(name, FieldKind.PARAMETERS, *also, maximum=1e16), is_informative=True)
 
 
 _TOPO = "workload.hardware.network_topo"
@@ -119,8 +125,8 @@ FIELDS: tuple[CardField, ...] = (
     _arch("tied_embeddings", FieldKind.SWITCH, "tie_word_embeddings"),
     _arch("gated_mlp", FieldKind.SWITCH),
     _arch("num_params", FieldKind.PARAMETERS, "total_params", maximum=1e16),
-    _arch("num_params_embedding", FieldKind.PARAMETERS, maximum=1e16),
-    _arch("num_params_active", FieldKind.PARAMETERS, "num_active_params", maximum=1e16),
+    _count_note("num_params_embedding"),
+    _count_note("num_params_active", "num_active_params"),
     _arch("num_experts", FieldKind.COUNT, "n_routed_experts", "num_local_experts", maximum=100_000),
     _arch("top_k", FieldKind.COUNT, "num_experts_per_tok", "moe_top_k", maximum=100_000),
     _arch("expert_intermediate_size", FieldKind.COUNT, "moe_intermediate_size"),
@@ -138,11 +144,16 @@ FIELDS: tuple[CardField, ...] = (
     CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), maximum=1e7),
     CardField("torus", FieldKind.AXES, (f"{_TOPO}.torus",)),
     CardField("framework", FieldKind.TEXT, tuple(f"{root}.framework.name" for root in EXECUTORS)),
-    CardField("framework_version", FieldKind.TEXT, tuple(f"{root}.framework.version" for root in EXECUTORS)),
+    CardField(
+        "framework_version",
+        FieldKind.TEXT,
+        tuple(f"{root}.framework.version" for root in EXECUTORS),
+        is_informative=True,
+    ),
     CardField("recording", FieldKind.TEXT, ("recording",)),
-    CardField("description", FieldKind.TEXT, ("description",)),
-    CardField("source", FieldKind.TEXT, ("source", "hf_url")),
-    CardField("licence", FieldKind.TEXT, ("licence", "license")),
+    CardField("description", FieldKind.TEXT, ("description",), is_informative=True),
+    CardField("source", FieldKind.TEXT, ("source", "hf_url"), is_informative=True),
+    CardField("licence", FieldKind.TEXT, ("licence", "license"), is_informative=True),
 )
 _BATCH = ("workload.data.batch_size", "workload.data.max-num-seqs")
 _SEQUENCE = ("workload.data.seq_len", "workload.data.max-model-len")
@@ -214,6 +225,8 @@ def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldPro
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.maximum):
         limit = f" and at most {field.maximum:g}" if value is not None else ""
         message = f"must be {field.kind.value}{limit}, not {one_line(repr(given), 60)}"
+        if field.is_informative:
+            return None, FieldProblem(field=field.path, message=f"{message}: not used", blocking=False)
         return None, FieldProblem(field=field.path, message=message, remedy=field.remedy)
     return value, None
 

@@ -14,6 +14,7 @@ from cclsearch.card.catalogue import (
     MOST_OF_ANOTHER_KIND,
     TOLERANCE,
     KnownModel,
+    agrees_in_size,
     differences,
     find_by_address,
     find_by_name,
@@ -32,6 +33,8 @@ _COUNTED = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim"
 """Stated fields by which a model is recognized; a width of a mixture of experts may mean its experts' or another."""
 _MAY_VARY = frozenset({"num_layers", "vocab_size", "num_params", "top_k"})
 """Fields in which a variant of a model may differ from it and still have its widths."""
+_COUNT_TOLERANCE = 0.05
+"""A stated count of parameters may differ this much from that of the widths: biases, positions, latent attention."""
 _GRANULARITY = {"model_fwd_bwd_pass": "training", "model_fwd": "inference"}
 _PHASE_OF_FRAMEWORK = {
     **dict.fromkeys(("vllm", "sglang", "tensorrt-llm", "trtllm", "tgi"), "inference"),
@@ -45,6 +48,8 @@ class _Match(NamedTuple):
     model: KnownModel
     how: str
     """What identified it, in words."""
+    agrees: bool = True
+    """Whether it is as large as the card's name of the model says."""
 
 
 def infer_phase(data: Mapping[str, Any]) -> FieldProblem | None:
@@ -77,6 +82,7 @@ def infer_values(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[Fi
     yield from _infer_lengths(values)
     yield from _infer_shape(values, data)
     yield from _infer_from_widths(values)
+    yield from _check_count(values)
     yield from _infer_hardware(values)
 
 
@@ -97,32 +103,35 @@ def _infer_hardware(values: dict[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _infer_shape(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    is_moe = values.get("moe", "num_experts" in values)
-    wanted = (*SHAPE, *(EXPERTS[:3] if is_moe else ()))
+    wanted = (*SHAPE, *(EXPERTS[:3] if values.get("moe", "num_experts" in values) else ()))
     if all(name in values for name in wanted):
         return
     stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
     named = list(_find_named(values, data))
-    chosen = next((match for match in named if not differences(match.model, stated)), None) or _find_shape(stated)
-    chosen = chosen or next((m for m in named if set(differences(m.model, stated)) <= _MAY_VARY), None)
+    usable = [match for match in named if match.agrees]
+    chosen = next((match for match in usable if not differences(match.model, stated)), None)
+    chosen = chosen or _find_shape(stated, values.get("moe"))
+    chosen = chosen or next((m for m in usable if set(differences(m.model, stated)) <= _MAY_VARY), None)
     path = BY_NAME["model_family"].path
     for match in named if chosen is None else [m for m in named if m.model.shape != chosen.model.shape]:
-        yield _note(path, _say_not_used(match, differences(match.model, stated)))
+        instead = f", but {chosen.model.name} {chosen.how}" if chosen is not None else ""
+        yield _note(path, _say_not_used(match, differences(match.model, stated)) + instead)
     if chosen is None:
         if not named and "model_family" in values:
             yield _note(path, f"{one_line(values['model_family'], 60)!r} is not in the catalogue of models")
         return
-    yield from _use(chosen, values, is_moe=is_moe, differing=differences(chosen.model, stated))
+    yield from _correct_moe(chosen.model, values)
+    yield from _use(chosen, values, differences(chosen.model, stated))
 
 
 def _find_named(values: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[_Match]:
     """What address and name say, the address first."""
+    family = values.get("model_family", "")
     for place in _ADDRESSES:
         address = look_up(data, place)
         model = find_by_address(address) if isinstance(address, str) and len(address) < 500 else None
         if model is not None:
-            yield _Match(model, f"by {place}")
-    family = values.get("model_family", "")
+            yield _Match(model, f"by {place}", agrees_in_size(family, model))
     exact = find_by_name(family) if family else None
     if exact is not None:
         yield _Match(exact, f"by model_family {one_line(family, 60)!r}")
@@ -134,8 +143,8 @@ def _find_named(values: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[
         yield _Match(agreeing[0], f"by model_family {one_line(family, 60)!r}, {why}")
 
 
-def _find_shape(stated: Mapping[str, int]) -> _Match | None:
-    found = find_by_shape(stated)
+def _find_shape(stated: Mapping[str, int], is_moe: bool | None) -> _Match | None:
+    found = [model for model in find_by_shape(stated) if is_moe in (None, "num_experts" in model.fields)]
     if len({model.shape for model in found}) != 1:
         return None
     return _Match(found[0], f"by shape: {', '.join(f'{name} {value}' for name, value in stated.items())}")
@@ -143,12 +152,24 @@ def _find_shape(stated: Mapping[str, int]) -> _Match | None:
 
 def _say_not_used(match: _Match, found: Mapping[str, tuple[int, int]]) -> str:
     what = ", ".join(f"{name} {theirs} (not {ours})" for name, (ours, theirs) in found.items())
+    if not match.agrees:
+        what = f"{match.model.num_params} parameters, which the name of the card's model contradicts"
     return f"is {match.model.name} {match.how}" + (f", which has {what}: not used" if what else ": not used")
 
 
-def _use(
-    match: _Match, values: dict[str, Any], *, is_moe: bool, differing: Mapping[str, tuple[int, int]]
-) -> Iterator[FieldProblem]:
+def _correct_moe(model: KnownModel, values: dict[str, Any]) -> Iterator[FieldProblem]:
+    """A card that says `moe` of a dense model, or the contrary, and states no experts: the model decides."""
+    has_experts, stated = "num_experts" in model.fields, values.get("moe")
+    if stated is None or stated == has_experts or "num_experts" in values:
+        return
+    values["moe"] = has_experts
+    what = "is a mixture of experts" if has_experts else "has no experts"
+    yield _note(
+        BY_NAME["moe"].path, f"is {str(stated).lower()}, but {model.name} {what}: {str(has_experts).lower()} is used"
+    )
+
+
+def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[int, int]]) -> Iterator[FieldProblem]:
     model = match.model
     counted = _count_shape(model)
     if model.num_params is None or abs(counted / model.num_params - 1) > MOST_OF_ANOTHER_KIND:
@@ -156,8 +177,7 @@ def _use(
         yield _note(BY_NAME["model_family"].path, what)
         return
     source = f"{model.name} in the catalogue of models, {match.how} ({model.source})"
-    fields = (*SHAPE, *_SWITCHES, *(EXPERTS if is_moe or "moe" not in values else ()))
-    for name in fields:
+    for name in (*SHAPE, *_SWITCHES, *(EXPERTS if values.get("moe", True) else ())):
         if name in model.fields and name not in values:
             yield infer(values, name, model.fields[name], source)
     for name, (ours, theirs) in differing.items():
@@ -179,6 +199,16 @@ def _infer_from_widths(values: dict[str, Any]) -> Iterator[FieldProblem]:
     hidden, embedding = values.get("hidden_size"), values.get("num_params_embedding")
     if hidden and embedding and "vocab_size" not in values and embedding % hidden == 0:
         yield infer(values, "vocab_size", embedding // hidden, "num_params_embedding / hidden_size")
+
+
+def _check_count(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    stated = values.get("num_params")
+    experts = EXPERTS[:3] if values.get("moe", "num_experts" in values) else ()
+    if stated and all(name in values for name in (*SHAPE, *experts)) and values.get("num_experts", 2) > 1:
+        counted = count_parameters(make_model(values))
+        if abs(counted / stated - 1) > _COUNT_TOLERANCE:
+            message = f"is {stated}, but the widths have {counted} parameters ({counted / stated - 1:+.0%})"
+            yield _note(BY_NAME["num_params"].path, message)
 
 
 def _count_shape(model: KnownModel) -> int:

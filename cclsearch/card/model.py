@@ -185,8 +185,11 @@ class Card(Model):
         by_source: dict[str, list[str]] = {}
         for each in self.inferred:
             value = "x".join(map(str, each.value)) if isinstance(each.value, tuple) else format_knob_value(each.value)
-            by_source.setdefault(each.source, []).append(f"{each.field} {one_line(value, 60)}")
-        return (*self.notes, *(f"inferred from {source}: {', '.join(found)}" for source, found in by_source.items()))
+            by_source.setdefault(each.source, []).append(f"{each.field} {one_line(value, 60).removesuffix('.0')}")
+        return (
+            *self.notes,
+            *(f"inferred: {', '.join(found)}; source: {source}" for source, found in by_source.items()),
+        )
 
     @property
     def arch(self) -> ModelArch:
