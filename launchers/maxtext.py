@@ -133,10 +133,12 @@ def _parallelism(data: Mapping[str, Any]) -> dict[str, Any]:
         raise IllegalConfig(f"this run script has no pipeline parallelism: pp must be 1, but it is {config['pp']}")
     if dp % experts:
         raise IllegalConfig(f"ep must divide dp = {dp}, but it is {experts}")
+    context = int(config.get("cp", 1))
     axes = {"ici_tensor_parallelism": int(config.get("tp", 1)), "ici_expert_parallelism": experts}
     sharded = int(config.get("zero_stage", 3)) == 3
     axes |= {"ici_fsdp_parallelism": dp // experts if sharded else 1}
     axes |= {"ici_data_parallelism": 1 if sharded else dp // experts}
+    axes |= {"ici_context_parallelism": context} if "cp" in config else {}
     remat = {"none": "minimal_with_context", "minimal": "minimal", "full": "full"}
     return {**axes, "remat_policy": remat[str(config.get("activation_checkpointing", "full"))]}
 

@@ -116,15 +116,39 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         "full": ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"],
     }
     words += recompute[str(config.get("activation_checkpointing", "none"))]
+    if modules := str(config.get("recompute_modules", "")):
+        words += ["--recompute-modules", *modules.split("+")]
     switches = {
         "sequence_parallel": "--sequence-parallel",
         "zero_stage": "--use-distributed-optimizer",
         "overlap_grad_reduce": "--overlap-grad-reduce",
+        "overlap_param_gather": "--overlap-param-gather",
+        "tp_comm_overlap": "--tp-comm-overlap",
     }
     words += [option for knob, option in switches.items() if config.get(knob)]
-    if int(config.get("virtual_pipeline", 1)) > 1:
-        words += ["--num-virtual-stages-per-pipeline-rank", str(config["virtual_pipeline"])]
-    return words
+    return words + _pipeline(config, data["arch"]["num_layers"])
+
+
+def _pipeline(config: Mapping[str, Any], layers: int) -> list[str]:
+    """Return the options of the stages: a layout of its own if the layers do not divide into equal chunks."""
+    chunks = int(config.get("virtual_pipeline", 1))
+    stages = int(config.get("pp", 1)) * chunks
+    if layers % stages:
+        return ["--pipeline-model-parallel-layout", render_layout(layers, stages)]
+    return ["--num-virtual-stages-per-pipeline-rank", str(chunks)] if chunks > 1 else []
+
+
+def render_layout(layers: int, stages: int) -> str:
+    """Return Megatron-LM's layout of uneven stages, `Et*5|t*6|t*5L`: the first and last have no more than the others.
+
+    `E` is the embedding, `t` a layer and `L` the loss (megatron/core/transformer/pipeline_parallel_layer_layout.py).
+    """
+    if layers < stages:
+        raise IllegalConfig(f"{layers} layers are fewer than pp x virtual_pipeline = {stages}")
+    each, more = divmod(layers, stages)
+    inner = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage == stages - 1, stage))[:more]
+    parts = [f"t*{each + (stage in inner)}" for stage in range(stages)]
+    return "E" + "|".join(parts) + "L"
 
 
 def _logging() -> list[str]:

@@ -20,12 +20,14 @@ from step_window import StepWindow, count_steps
 HERE = Path(__file__).resolve().parent
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """Precision -> torchtitan's name of it."""
+SWITCHES = {"compile": "--compile.enable", "async_tp": "--compile.enable_async_tensor_parallel"}
+"""Knob -> option that it adds if it is true."""
 
 
 def render_options(data: Mapping[str, Any]) -> list[str]:
     """Return torchtitan's arguments for one `config.json`; ValueError for an undocumented option. A pure function."""
     words = ["--module", "torchtitan_model", "--config", "make_config", *_training(data), *_parallelism(data)]
-    words += ["--compile.enable"] if data["config"].get("compile") else []
+    words += [option for knob, option in SWITCHES.items() if data["config"].get(knob)]
     # last: options after it would be parsed as the mode's own
     words.append(f"activation_checkpoint:{data['config'].get('activation_checkpointing', 'none')}")
     options = [word for word in words if word.startswith(("--", "activation_checkpoint:"))]
@@ -55,7 +57,10 @@ def _training(data: Mapping[str, Any]) -> list[str]:
 def _parallelism(data: Mapping[str, Any]) -> list[str]:
     config = data["config"]
     dp, zero_stage = int(config.get("dp", 1)), int(config.get("zero_stage", 3))
-    replicate, shard = (dp, 1) if zero_stage == 0 else (1, dp)
+    replicate = dp if zero_stage == 0 else int(config.get("dp_replicate", 1))
+    if dp % replicate:
+        raise IllegalConfig(f"dp_replicate must divide dp = {dp}, but it is {replicate}")
+    shard = dp // replicate
     reshard = {0: "default", 2: "never", 3: "always"}
     if zero_stage not in reshard:
         raise IllegalConfig(f"zero_stage must be one of {', '.join(map(str, reshard))}, but it is {zero_stage}")
@@ -65,7 +70,7 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         *("--parallelism.fsdp_reshard_after_forward", reshard[zero_stage]),
         *("--parallelism.tensor_parallel_degree", str(config.get("tp", 1))),
         *("--parallelism.pipeline_parallel_degree", str(config.get("pp", 1))),
-        *("--parallelism.pipeline_parallel_schedule", "1F1B"),
+        *("--parallelism.pipeline_parallel_schedule", _choose_schedule(data)),
         *(("--parallelism.context_parallel_degree", str(config["cp"])) if "cp" in config else ()),
         # its default, headtail, cannot shard the block mask of the models' FlexAttention
         *(("--parallelism.context_parallel_load_balancer", "ptrr") if int(config.get("cp", 1)) > 1 else ()),
@@ -73,6 +78,20 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         # its default, spmd_types, passes FSDP arguments that only a nightly torch accepts (2.13 refuses them)
         *("--parallelism.spmd_backend", "partial_dtensor"),
     ]
+
+
+def _choose_schedule(data: Mapping[str, Any]) -> str:
+    """Return the pipeline schedule. torch refuses 1F1B with fewer micro-batches than stages; GPipe then runs the same.
+
+    Interleaved1F1B has 2 stages per rank unless torchtitan is told otherwise.
+    """
+    config = data["config"]
+    chunks = int(config.get("virtual_pipeline", 1))
+    if chunks not in (1, 2):
+        raise IllegalConfig(f"virtual_pipeline must be 1 or 2, but it is {chunks}")
+    if chunks == 2:
+        return "Interleaved1F1B"
+    return "GPipe" if data["gradient_accumulation"] < int(config.get("pp", 1)) else "1F1B"
 
 
 def train(trial: Trial) -> None:
@@ -146,8 +165,9 @@ def accept_micro_batches(schedule: Any) -> None:
         return
 
     def step(*, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **options: Any) -> None:
-        schedule._stage.has_backward = schedule._has_backward
-        schedule._stage.clear_runtime_states()
+        for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+            stage.has_backward = schedule._has_backward
+            stage.clear_runtime_states()
         schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, **options)
 
     schedule.step = step

@@ -175,19 +175,19 @@ def test_the_first_verdict_is_about_the_choices(config: dict[str, Any], ok: bool
 @pytest.mark.parametrize(
     ("rule", "config", "ok", "detail"),
     [
-        ("num_accelerators", {"zero_stage": 0}, None, "unknown without tp"),
-        ("num_accelerators", {"tp": 4}, True, "tp 4 x dp 1 x pp 1 is 4 of 4 accelerators"),
-        ("num_accelerators", {"tp": 2}, False, "tp 2 x dp 1 x pp 1 is 2 of 4 accelerators"),
-        ("num_accelerators", {"tp": 0}, False, "tp must be a whole number of at least 1"),
-        ("num_accelerators", {"tp": 4.0}, False, "tp must be a whole number of at least 1"),
-        ("zero_needs_dp", {"zero_stage": -1}, False, "zero_stage must be a whole number of at least 0"),
-        ("zero_needs_dp", {"zero_stage": 1}, False, "zero_stage 1 with dp 1"),
-        ("sequence_parallel_needs_tp", {"tp": 4, "sequence_parallel": "maybe"}, False,
+        ("num_accelerators", {"zero_stage": 0}, None, "unknown without tp, dp"),
+        ("num_accelerators", {"tp": 4, "dp": 1}, True, "tp 4 x dp 1 x pp 1 is 4 of 4 accelerators"),
+        ("num_accelerators", {"tp": 2, "dp": 1}, False, "tp 2 x dp 1 x pp 1 is 2 of 4 accelerators"),
+        ("num_accelerators", {"tp": 0, "dp": 1}, False, "tp must be a whole number of at least 1"),
+        ("num_accelerators", {"tp": 4.0, "dp": 1}, False, "tp must be a whole number of at least 1"),
+        ("zero_stage_needs_dp", {"zero_stage": -1, "dp": 1}, False, "zero_stage must be a whole number of at least 0"),
+        ("zero_stage_needs_dp", {"zero_stage": 1, "dp": 1}, False, "zero_stage 1 with dp 1"),
+        ("sequence_parallel_divides_sequence", {"tp": 4, "sequence_parallel": "maybe"}, False,
          "one of tp, sequence_parallel is text, not a number or truth value"),
     ],
 )  # fmt: skip
 def test_a_rule_is_checked_on_the_given_knobs(rule: str, config: dict[str, Any], ok: bool | None, detail: str) -> None:
-    framework = own("zero_needs_dp", "sequence_parallel_needs_tp", tp=(1, 4), zero_stage=(0, 1),
+    framework = own("sequence_parallel_divides_sequence", tp=(1, 4), dp=(1,), zero_stage=(0, 1),
                     sequence_parallel=(False, True))  # fmt: skip
     found = verdict(framework, config, rule)
     assert (found.ok, found.detail) == (ok, detail)

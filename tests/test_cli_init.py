@@ -120,17 +120,18 @@ def test_space_lists_knobs_rules_and_rows(project: Path, capsys: pytest.CaptureF
     assert main(["space", "-w", "wl2", "--knob", "tp=2,4", "--rows", "2"]) == 0
     shown = capsys.readouterr().out
     assert "tp                        2, 4" in shown
-    assert "tp_inside_node" in shown
+    assert "tp_divides_widths" in shown
     assert shown.count("tp=2 dp=") == 2
 
 
 def test_space_explain_names_the_rejecting_rule(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = "tp=8,dp=2,pp=1,mbs=1,ac=none,sp=false,zero=0"
+    config = "tp=16,dp=1,pp=1,mbs=1,ac=none,sp=false,zero=0"
     assert main(["space", "explain", "--workload", "wl2", "--config", config]) == 1
     shown = capsys.readouterr().out
-    assert "NO  tp_inside_node" in shown
-    assert "tp 8 in nodes of 4 accelerators" in shown
-    assert "not in the search space: violates rule tp_inside_node" in shown
+    assert "NO  tp_divides_kv_heads" in shown
+    assert "8 KV heads / tp 16 = 0.5" in shown
+    assert "the framework refuses it: megatron/core/transformer/transformer_config.py" in shown
+    assert "not in the search space: violates rule tp_divides_kv_heads" in shown
 
 
 def test_space_explain_counts_the_matches_of_a_partial_configuration(
@@ -139,7 +140,7 @@ def test_space_explain_counts_the_matches_of_a_partial_configuration(
     assert main(["space", "explain", "-w", "wl2", "--config", "tp=2,dp=8,pp=1,mbs=1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["legal"], answer["completions"]) == (True, 12)
-    assert {verdict["rule"]: verdict["ok"] for verdict in answer["verdicts"]}["zero_needs_dp"] is None
+    assert {verdict["rule"]: verdict["ok"] for verdict in answer["verdicts"]}["zero_stage_needs_dp"] is None
 
 
 def test_space_explain_predicts_memory_of_a_complete_configuration(

@@ -38,7 +38,7 @@ knobs:
   - {name: micro_batch_size, choices: [1, 2]}
   - {name: speed, choices: [slow, fast], env: MY_SPEED}
 rules:
-  - tp_inside_node
+  - tp_divides_widths
   - {rule: implies, name: fast_needs_tp, when: {speed: fast}, then: {tp: [2, 4]}, because: it does}
 """
 
@@ -83,8 +83,32 @@ def test_a_project_may_add_a_framework(project: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("tp_inside_node", "tp_everywhere", "there is no rule 'tp_everywhere'"),
-        ("because: it does", "wherefore: it does", "no parameter wherefore"),
+        (
+            "tp_divides_widths",
+            "tp_everywhere",
+            r"there is no rule 'tp_everywhere' \(docs/rules\.md describes",
+        ),
+        ("tp_divides_widths", "tp_inside_node", r"rule 'tp_inside_node' was removed .*delete its line"),
+        (
+            "tp_divides_widths",
+            "{rule: zero_limited_by_pp, most: true}",
+            "most of .* must be a whole number",
+        ),
+        (
+            "tp_divides_widths",
+            "{rule: tp_divides_widths, experts: 1}",
+            "experts of .* must be true or",
+        ),
+        (
+            "tp_divides_widths",
+            "{rule: tp_divides_widths, source: [a]}",
+            "source of .* must be a text",
+        ),
+        ("tp_divides_widths", "{rule: divides, name: x, number: heads}", "needs `name`, `knobs: .knob, ...."),
+        ("tp_divides_widths", "{rule: divides, name: x, knobs: [tp], number: moons}", "there is no number 'moons'"),
+        ("of: accelerators}", "of: accelerators, if_fewer: [moons]}", "there is no number 'moons'"),
+        ("choices: [1, 2]}", "choices: [1, 2], if_at_least: {moons: 1}}", "there is no number 'moons'"),
+        ("because: it does", "wherefore: it does", "no parameter wherefore; known: source, name, when"),
         ("when: {speed: fast}, ", "", "needs `name`, `when"),
         ("divisors_of: accelerators", "divisors_of: moons", "choices"),
         ("name: tp,", "name: TP,", r"knobs\.0\.name"),
@@ -131,13 +155,13 @@ def caching(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setitem(TASKS._entries, "caching", CachingTask())
     for rule in ("blocks_fit", "blocks_per_rank"):
         monkeypatch.setitem(RULES, rule, lambda card, options: None)
-        monkeypatch.setitem(PARAMETERS, rule, frozenset())
+        monkeypatch.setitem(PARAMETERS, rule, {})
 
     @register_rule("blocks_fit", "kv_blocks")
     def _blocks_fit(card: Card, options: Mapping[str, Any]) -> Clause:
         return "at most 4 blocks fit", lambda at: at["kv_blocks"] <= 4, lambda c: f"{c['kv_blocks']} blocks"
 
-    @register_rule("blocks_per_rank", "kv_blocks", "tp", parameters=("least",))
+    @register_rule("blocks_per_rank", "kv_blocks", "tp", parameters={"least": int})
     def _blocks_per_rank(card: Card, options: Mapping[str, Any]) -> Clause:
         least = int(options["least"])
         return (
@@ -165,7 +189,7 @@ def test_a_number_that_the_cards_task_does_not_have_is_refused(project: Path, ca
     write_framework(project, CACHING)
     with pytest.raises(UserError, match=r"wl2: a training workload has no number 'blocks'.*known: .*global_batch"):
         build_space(load_card("wl2"), load_framework("mine"))
-    with pytest.raises(UserError, match="wl2: a caching workload has no number 'global_batch'"):
+    with pytest.raises(UserError, match="wl2: a caching workload has no number 'seq_len'"):
         build_space(caching, load_framework("megatron"))
     write_framework(project, CACHING.replace("of: blocks", "of: moons"))
     with pytest.raises(UserError, match=r"no number 'moons'; known: accelerators, .*blocks, .*global_batch"):

@@ -32,7 +32,10 @@ from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 from cclsearch.stats.kernel import read_features
 from cclsearch.tasks.training.layout import read_layout
 
-FREE = {"nccl_algo", "nccl_proto", "attention", "optimizer"}
+FREE = {
+    *("nccl_algo", "nccl_proto", "nccl_min_ctas", "nccl_nvls", "attention", "optimizer", "inductor_autotune"),
+    *("xla_collective_fusion", "xla_data_parallel_overlap", "xla_vmem_limit"),
+}
 """Knobs of shipped frameworks without a meaning of their own: only the run script or a library reads them."""
 
 

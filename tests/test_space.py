@@ -61,7 +61,7 @@ def test_every_shipped_workload_has_a_space_with_the_required_knobs(name: str) -
 def test_the_configuration_of_the_paper_is_in_the_space_of_wl7() -> None:
     card = load_card("wl7")
     space = build_space(card, load_framework(card.framework))
-    layout = {"tp": 4, "dp": 8, "pp": 8, "ep": 32, "micro_batch_size": 1}
+    layout = {"tp": 4, "dp": 8, "pp": 8, "ep": 32, "micro_batch_size": 1, "virtual_pipeline": 1}
     assert space.row({**layout, "activation_checkpointing": "full", "zero_stage": 3}) is not None
 
 
@@ -146,12 +146,14 @@ def test_every_configuration_keeps_the_work_and_the_accelerators() -> None:
 
 
 WL2 = {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "activation_checkpointing": "none"}
-MEGATRON = {**WL2, "sequence_parallel": False, "zero_stage": 0}
-TITAN = {**WL2, "zero_stage": 0}
+MEGATRON = {**WL2, "sequence_parallel": False, "zero_stage": 0, "virtual_pipeline": 1}
+TITAN = {**WL2, "zero_stage": 0, "virtual_pipeline": 1}
+NANOTRON = {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "zero_stage": 0}
 HF = {"dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "compile": False, "optimizer": "adamw_torch",
       "zero_stage": 0}  # fmt: skip
 VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
 CONTEXT = KnobDeclaration(name="cp", choices=(1, 2, 4))
+REPLICAS = KnobDeclaration(name="dp_replicate", choices=(1, 2, 3, 4))
 OVERLAP = KnobDeclaration(name="overlap_grad_reduce", choices=(False, True))
 JAX = {"tp": 1, "dp": 4, "ep": 1, "micro_batch_size": 1, "activation_checkpointing": "none"}
 
@@ -170,22 +172,20 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("tp_divides_kv_heads", "wl2", "torchtitan", {"num_kv_heads": 2}, TITAN, {"tp": 4, "dp": 2}, ()),
         ("pp_at_most_layers", "wl2", "torchtitan", {"num_layers": 2}, TITAN, {"pp": 4, "dp": 2}, ()),
         ("accumulation_whole", "wl2", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1}, {"micro_batch_size": 8}, ()),
-        ("tp_inside_node", "wl2", "torchtitan", {}, {**TITAN, "tp": 4, "dp": 2}, {"tp": 8, "dp": 1}, ()),
         ("tp_divides_widths", "wl2", "megatron", {"intermediate_size": 14338}, MEGATRON, {"tp": 4, "dp": 2}, ()),
         ("tp_divides_widths", "wl2", "megatron", {"hidden_size": 4098}, MEGATRON, {"tp": 4, "dp": 2}, ()),
         ("tp_divides_widths", "tiny-moe", "cpu", {}, CPU, {"tp": 4, "dp": 1}, ()),
         ("tp_divides_widths", "tiny-jax", "jax-cpu", {}, {**JAX, "tp": 2, "dp": 2}, {"tp": 4, "dp": 1}, ()),
         ("moe_tp_divides_tokens", "tiny-moe", "cpu", {"seq_len": 127}, {**CPU, "micro_batch_size": 2},
          {"micro_batch_size": 1}, ()),
-        ("pp_divides_layers", "wl2", "megatron", {"num_layers": 30}, MEGATRON, {"pp": 4, "dp": 2}, ()),
-        ("micro_batches_cover_stages", "wl2", "torchtitan", {}, {**TITAN, "micro_batch_size": 4},
-         {"micro_batch_size": 8}, ()),
-        ("zero_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
+        ("micro_batches_cover_stages", "wl2", "nanotron", {}, {**NANOTRON, "pp": 4, "dp": 2, "micro_batch_size": 4},
+         {"pp": 8, "dp": 1, "micro_batch_size": 8}, ()),
+        ("zero_stage_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
         ("zero_needs_accelerators", "tiny", "hf-trainer", {}, HF, {"zero_stage": 2}, ()),
         ("tp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1022}, TITAN, {"tp": 4, "dp": 2}, ()),
         ("tied_embeddings_need_one_stage", "wl1", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1},
          {"dp": 4, "pp": 2}, ()),
-        ("replicas_hold_every_expert", "wl6", "torchtitan", {"num_accelerators": 16, "seq_len": 1024},
+        ("shards_hold_every_expert", "wl6", "torchtitan", {"num_accelerators": 16, "seq_len": 1024},
          {**TITAN, "ep": 4, "zero_stage": 2},
          {"zero_stage": 0}, ()),
         ("sequence_parallel_needs_tp", "wl2", "megatron", {}, {**MEGATRON, "sequence_parallel": True},
@@ -200,8 +200,8 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("ep_divides_dp", "tiny-jax", "jax-cpu", {}, {**JAX, "ep": 4}, {"dp": 2, "tp": 2}, ()),
         ("virtual_pipeline_needs_pp", "wl2", "megatron", {}, {**MEGATRON, "virtual_pipeline": 2},
          {"pp": 1, "dp": 8}, (VIRTUAL,)),
-        ("virtual_pipeline_divides_layers", "wl2", "megatron", {}, {**MEGATRON, "virtual_pipeline": 4},
-         {"virtual_pipeline": 3}, (VIRTUAL,)),
+        ("virtual_pipeline_at_most_layers", "wl2", "megatron", {"num_layers": 7}, {**MEGATRON, "virtual_pipeline": 3},
+         {"virtual_pipeline": 4}, (VIRTUAL,)),
         ("virtual_pipeline_micro_batches", "wl2", "megatron", {"global_batch_size": 20},
          {**MEGATRON, "virtual_pipeline": 1}, {"virtual_pipeline": 2}, (VIRTUAL,)),
         ("cp_divides_sequence", "wl2", "megatron", {"seq_len": 1028}, {**MEGATRON, "dp": 2, "cp": 2},
@@ -210,8 +210,14 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
          {**TITAN, "dp": 4, "tp": 1, "cp": 2, "zero_stage": 2}, {"dp": 2, "cp": 4}, (CONTEXT,)),
         ("cp_shards_weights", "wl2", "torchtitan", {}, {**TITAN, "dp": 2, "cp": 2, "zero_stage": 3},
          {"zero_stage": 0}, (CONTEXT,)),
-        ("overlap_needs_dp", "wl2", "megatron", {}, {**MEGATRON, "overlap_grad_reduce": True},
+        ("overlap_grad_reduce_needs_dp", "wl2", "megatron", {}, {**MEGATRON, "overlap_grad_reduce": True},
          {"dp": 1, "pp": 8}, (OVERLAP,)),
+        ("dp_replicate_divides_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3, "dp_replicate": 2},
+         {"dp_replicate": 3}, (REPLICAS,)),
+        ("dp_replicate_below_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3, "dp_replicate": 2},
+         {"dp_replicate": 4}, (REPLICAS,)),
+        ("replicas_of_shards", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3, "dp_replicate": 2},
+         {"zero_stage": 0}, (REPLICAS,)),
         ("degrees_on_torus", "wl2", "maxtext", {"torus": (4, 4)},
          {"tp": 4, "dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 0},
          {"tp": 8, "dp": 2}, ()),
@@ -247,7 +253,8 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
 
 def test_every_rule_is_used_by_the_tests_above() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
-    assert [rule for rule in RULES if rule not in source and rule != "implies"] == []
+    tested = (*RULES, "zero_stage_needs_dp", "sequence_parallel_needs_tp", "virtual_pipeline_needs_pp")
+    assert [rule for rule in tested if rule not in source and rule not in ("implies", "divides")] == []
     assert set(TASKS.get("training").rules) <= set(RULES)
 
 
@@ -264,6 +271,9 @@ def test_fewer_accelerators_only_if_requested() -> None:
     exact, fewer = build_space(card, frame), build_space(card, frame, use_fewer=True)
     assert set(exact.num_accelerators_N.tolist()) == {16}
     assert set(fewer.num_accelerators_N.tolist()) == {1, 2, 4, 8, 16}
+    whole = change_card(card, num_layers=27)
+    assert set(build_space(whole, frame).num_accelerators_N.tolist()) == {16}
+    assert {3, 6, 9, 12} < set(build_space(whole, frame, use_fewer=True).num_accelerators_N.tolist())
     assert set(build_space(load_card("tiny"), load_framework("cpu")).num_accelerators_N.tolist()) == {1, 2, 4}
 
 
@@ -336,6 +346,7 @@ def test_a_wrong_configuration_text_is_one_clear_error(text: str, message: str) 
 def test_short_names_booleans_and_blanks_are_parsed() -> None:
     space = build_space(load_card("wl2"), load_framework("megatron"))
     expected = {**MEGATRON, "sequence_parallel": True, "zero_stage": 1, "activation_checkpointing": "full"}
+    del expected["virtual_pipeline"]
     for text in ("tp=2,dp=4,pp=2,mbs=1,ac=full,sp=true,zero=1", "tp=2 dp=4  pp=2;mbs=1, ac='full' sp=True zero=1"):
         assert parse_assignments(text, space.knobs) == expected
     typed = parse_assignments("tp=2,dp=4,pp=2,mbs=1,ac=yes,sp=1,zero=1", space.knobs)

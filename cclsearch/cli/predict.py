@@ -18,7 +18,7 @@ from cclsearch.core.values import Config
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import load_framework
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.parse import parse_assignments, parse_knob
+from cclsearch.space.parse import parse_assignments, parse_knobs
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Prediction, predict_space
 from cclsearch.tasks.training.aot import compile_memory, find_topology, require_compiler
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     card = load_card(args.workload, args.overlay, args.set)
     topology = _find_topology(card, args.aot)
     framework = load_framework(args.framework or card.framework)
-    extra = tuple(parse_knob(text) for text in args.knob)
+    extra = parse_knobs(args.knob)
     require_known_knobs(extra, card, framework)
     space = build_space(card, framework, extra)
     prediction = predict_space(card, space)

@@ -15,7 +15,7 @@ from cclsearch.plan.warm_start import AUTO, add_comparable_runs
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.space.parse import parse_knob
+from cclsearch.space.parse import parse_knobs
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,6 +101,6 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         seed=args.seed,
         use_fewer=args.use_fewer,
         learn_from=tuple(str(find_run(name, args.runs)) for name in args.learn_from if name != AUTO),
-        knobs=tuple(parse_knob(text) for text in args.knob),
+        knobs=parse_knobs(args.knob),
         run_id=args.name,
     )

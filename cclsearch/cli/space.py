@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cclsearch.card.load import load_card
@@ -13,9 +13,10 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.score.objective import find_task_metric
 from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs, resolve_knobs
-from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework import Framework, FrameworkKnob, load_framework
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.parse import parse_assignments, parse_knob
+from cclsearch.space.parse import parse_assignments, parse_knobs
+from cclsearch.space.rule import KIND_WORDS, Rule
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import predict_space
 
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
     card = load_card(args.workload, args.overlay, args.set)
     framework = load_framework(args.framework or card.framework)
-    extra = tuple(parse_knob(text) for text in args.knob)
+    extra = parse_knobs(args.knob)
     require_known_knobs(extra, card, framework)
     if args.action == "explain":
         return _explain(args, card, framework, extra)
@@ -38,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
     space = build_space(card, framework, extra, args.use_fewer)
     rules = framework.make_rules(card, space.knobs, use_fewer=args.use_fewer)
+    given = {knob.name for knob in space.knobs}
+    optional = [knob for knob in framework.list_optional(card) if knob.name not in given]
     rows = [dict(space.config(row)) for row in range(min(args.rows, len(space)))]
     if args.json:
         answer = {
@@ -46,7 +49,10 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
             "legal": len(space),
             "raw": space.num_raw,
             "knobs": [{"name": k.name, "choices": k.choices, "description": k.description} for k in space.knobs],
-            "rules": [{"name": rule.name, "summary": rule.summary} for rule in rules],
+            "optional_knobs": [
+                {"name": k.name, "choices": k.resolve(card).choices, "description": k.description} for k in optional
+            ],
+            "rules": [{"name": r.name, "summary": r.summary, "kind": r.kind, "source": r.source} for r in rules],
             "rows": rows,
             "inferred": [each.model_dump(mode="json") for each in card.inferred],
         }
@@ -62,9 +68,8 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         separator = " < " if knob.ordered_choices and not knob.is_numeric else ", "
         choices = separator.join(map(format_knob_value, knob.ordered_choices or knob.choices))
         print(f"  {knob.name:<26}{choices} {meaning_of(knob.name).unit}".rstrip())
-    print("\nrules" if rules else "\nrules: none")
-    for rule in rules:
-        print(f"  {rule.name:<36}{rule.summary}")
+    _print_optional(card, optional)
+    _print_rules(rules, with_sources=args.rules)
     if rows:
         print("\nconfigurations")
     for row in range(len(rows)):
@@ -72,18 +77,39 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
     return 0
 
 
+def _print_optional(card: Card, optional: Sequence[FrameworkKnob]) -> None:
+    """List the knobs that this space does not have, as arguments that add them."""
+    if optional:
+        print("\nfurther knobs of the framework, with the argument that adds each")
+    for knob in optional:
+        choices = ",".join(map(format_knob_value, knob.resolve(card).choices))
+        print(f"  --knob {knob.name + '=' + choices:<52}{knob.description or meaning_of(knob.name).words}")
+
+
+def _print_rules(rules: Sequence[Rule], *, with_sources: bool) -> None:
+    print("\nrules" if rules else "\nrules: none")
+    for rule in rules:
+        print(f"  {rule.name:<36}{rule.summary}")
+        if with_sources:
+            print(f"  {'':<36}{KIND_WORDS[rule.kind]}{': ' if rule.source else ''}{rule.source}")
+    if rules and not with_sources:
+        print("(`--rules` shows where the framework refuses what violates a rule)")
+
+
 def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    knobs = resolve_knobs(card, framework, extra)
+    knobs = resolve_knobs(card, framework, extra, args.use_fewer)
     config = parse_assignments(args.config, knobs)
     config |= {knob.name: knob.choices[0] for knob in knobs if len(knob.choices) == 1 and knob.name not in config}
-    verdicts = explain_config(card, framework, config, extra, args.use_fewer)
-    rejected = [verdict for verdict in verdicts if verdict.ok is False]
-    space, empty_reason = None, ""
+    space, empty_reason, completions = None, "", 0
     try:
         space = build_space(card, framework, extra, args.use_fewer)
     except UserError as error:
         empty_reason = str(error)
-    completions = int(space.matching(config).sum()) if space is not None else 0
+    if space is not None:
+        completions = int(space.matching(config).sum())
+        config = dict(space.config(int(space.matching(config).argmax()))) if completions == 1 else config
+    verdicts = explain_config(card, framework, config, extra, args.use_fewer)
+    rejected = [verdict for verdict in verdicts if verdict.ok is False]
     is_complete = all(knob.name in config for knob in knobs)
     prediction = _predict(card, space, config) if space is not None and is_complete else None
     legal = not rejected and completions > 0
@@ -117,6 +143,8 @@ def _print_explanation(
         print(f"  {mark}  {verdict.rule:<36}{verdict.detail}")
         if verdict.ok is False:
             print(f"      {'':<36}required: {verdict.summary}")
+            if verdict.rule != "choices":
+                print(f"      {'':<36}{KIND_WORDS[verdict.kind]}{': ' if verdict.source else ''}{verdict.source}")
     rejected = [verdict.rule for verdict in verdicts if verdict.ok is False]
     if rejected:
         print(f"not in the search space: violates rule{'s' if len(rejected) > 1 else ''} {', '.join(rejected)}")

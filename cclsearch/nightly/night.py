@@ -31,7 +31,7 @@ from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.search.session import begin_or_resume, open_session
-from cclsearch.space.parse import parse_knob
+from cclsearch.space.parse import parse_knobs
 
 CONFIRM = 2
 LEARN_NIGHTS = 3
@@ -96,7 +96,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=job.seed,
         use_fewer=job.use_fewer,
-        knobs=tuple(parse_knob(text) for text in job.knobs),
+        knobs=parse_knobs(job.knobs),
         run_id=run_id,
     )
     return replace(request, **more)  # type: ignore[arg-type]

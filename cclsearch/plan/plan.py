@@ -73,7 +73,7 @@ def plan_search(request: SearchRequest) -> Plan:
         llm_options=dict(strategy.llm_options),
         limits=request.limits,
         seed=request.seed,
-        use_fewer=request.use_fewer,
+        use_fewer=workload.use_fewer,
         knobs=workload.knobs,
         learn_from=tuple(str(Path(folder).resolve()) for folder in request.learn_from),
         first=request.first,

@@ -38,6 +38,8 @@ class ResolvedWorkload:
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs that the profile or the user added."""
     recording: RecordingRef | None = None
+    use_fewer: bool = False
+    """Whether configurations may leave accelerators idle."""
     notes: tuple[str, ...] = ()
 
 
@@ -52,12 +54,20 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
     framework = load_framework(request.framework or target.profile.framework or card.framework)
     require_known_knobs(request.knobs, card, framework, target.profile.knobs)
     knobs = (*target.profile.knobs, *request.knobs)
-    space = build_space(card, framework, extra_knobs=knobs, use_fewer=request.use_fewer)
+    rewarding = [term.metric for term in objective.terms if term.metric in task_of(card).per_accelerator]
+    use_fewer = request.use_fewer or bool(rewarding)
+    space = build_space(card, framework, extra_knobs=knobs, use_fewer=use_fewer)
     if target.profile.launcher == SIMULATE:
         _require_simulated(objective, card, SimulatedCluster.of(SimulatedSettings(), card, space))
     else:
         require_measurable(objective, framework, card.task)
-    return ResolvedWorkload(card, framework.name, space, hash_space(space), knobs)
+    notes = () if request.use_fewer or not rewarding else (_describe_fewer(card, rewarding[0]),)
+    return ResolvedWorkload(card, framework.name, space, hash_space(space), knobs, use_fewer=use_fewer, notes=notes)
+
+
+def _describe_fewer(card: Card, metric: str) -> str:
+    most = card.hardware.num_accelerators
+    return f"configurations may use fewer than the {most} accelerators, as with --use-fewer: the objective has {metric}"
 
 
 def hash_space(space: Space) -> str:

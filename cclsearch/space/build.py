@@ -14,7 +14,7 @@ from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.rule import Columns, Rule, same_value
+from cclsearch.space.rule import Columns, Rule, RuleKind, same_value
 from cclsearch.space.table import MAX_CHOICES, Knob, Space
 
 MAX_ROWS = 20_000_000
@@ -33,6 +33,9 @@ class RuleVerdict(Model):
     """The numbers of this configuration."""
     summary: str = ""
     """What the rule requires of every configuration."""
+    kind: RuleKind = RuleKind.REFUSED
+    source: str = ""
+    """File and function of the framework that refuses such a configuration."""
 
 
 def build_space(
@@ -51,7 +54,7 @@ def build_space(
             f" {', '.join(TASKS.names())}"
         )
     framework.require_buildable(card)
-    knobs = resolve_knobs(card, framework, extra_knobs)
+    knobs = resolve_knobs(card, framework, extra_knobs, use_fewer)
     rules = framework.make_rules(card, knobs, use_fewer=use_fewer)
     codes_NK = _enumerate(knobs, rules)
     if len(codes_NK) == 0:
@@ -71,16 +74,18 @@ def explain_config(
 
     The first verdict is about the choices. Raises UserError for a knob that the space does not have.
     """
-    knobs = resolve_knobs(card, framework, extra_knobs)
+    knobs = resolve_knobs(card, framework, extra_knobs, use_fewer)
     check_knob_names(config, knobs)
     rules = framework.make_rules(card, knobs, use_fewer=use_fewer)
     return (_check_choices_of(knobs, config), *(_apply_rule(rule, knobs, config) for rule in rules))
 
 
-def resolve_knobs(card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = ()) -> tuple[Knob, ...]:
+def resolve_knobs(
+    card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = (), use_fewer: bool = False
+) -> tuple[Knob, ...]:
     """The knobs of a space: those of the framework, then those that the card and `extra_knobs` add or replace."""
-    has_experts = card.model is not None and card.model.moe is not None
-    knobs = {k.name: k.resolve(card) for k in framework.knobs if has_experts or not k.moe_only}
+    declared_by_framework = [knob for knob in framework.knobs if knob.is_offered(card)]
+    knobs = {k.name: k.resolve(card, use_fewer=use_fewer) for k in declared_by_framework}
     if card.alternative_precisions:
         knobs[PRECISION] = Knob(PRECISION, card.precisions, meaning_of(PRECISION).words)
     for declared in (*card.knobs, *extra_knobs):
@@ -179,12 +184,14 @@ def _check_choices_of(knobs: Sequence[Knob], config: Mapping[str, Value]) -> Rul
     )
     if wrong:
         ok, detail = False, "; ".join(wrong)
-    return RuleVerdict(rule="choices", ok=ok, detail=detail, summary="every knob has one of its choices")
+    return RuleVerdict(
+        rule="choices", ok=ok, detail=detail, summary="every knob has one of its choices", kind=RuleKind.ASKED
+    )
 
 
 def _apply_rule(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:
     ok, detail = _check_config(rule, [knob.name for knob in knobs if knob.name in rule.knobs], config)
-    return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary)
+    return RuleVerdict(rule=rule.name, ok=ok, detail=detail, summary=rule.summary, kind=rule.kind, source=rule.source)
 
 
 def _check_config(rule: Rule, used: Sequence[str], config: Mapping[str, Value]) -> tuple[bool | None, str]:

@@ -10,10 +10,11 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.space.knobs import named_degrees, rank_degrees, stated_knobs
-from cclsearch.space.rule import Clause, register_rule
+from cclsearch.space.numbers import find_number
+from cclsearch.space.rule import Clause, Counts, Rule, RuleKind, register_rule
 
 
-@register_rule("num_accelerators", rank_degrees, parameters=("use_fewer",), needs=())
+@register_rule("num_accelerators", rank_degrees, needs=(), kind=RuleKind.ASKED)
 def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     total, fewer = card.hardware.num_accelerators, bool(options.get("use_fewer"))
     present = options.get("knobs", ())
@@ -26,25 +27,40 @@ def _num_accelerators(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-def register_divides(name: str, degree: str, read: Callable[[Card], int], what: str, unit: str = "") -> None:
+@register_rule("divides", parameters={"name": str, "knobs": list, "number": str, "because": str})
+def _divides(card: Card, options: Mapping[str, Any]) -> Rule:
+    """The product of some knobs divides a number of the card (`heads`, `layers`, `accelerators_per_node`, ...)."""
+    knobs, number = tuple(options["knobs"]), find_number(card, options["number"])
+    named, what = " x ".join(knobs), f"{number} ({options['number'].replace('_', ' ')})"
+    because = f": {options['because']}" if options.get("because") else ""
+    return Rule(
+        str(options["name"]),
+        knobs,
+        f"{named} divides {what}{because}",
+        lambda at: number % at.product(knobs) == 0,
+        lambda c: f"{what} / ({Counts(c).describe(knobs)}) = {number / Counts(c).product(knobs):g}",
+        needs=knobs,
+    )
+
+
+def register_divides(name: str, degree: str, read: Callable[[Card], int], what: str) -> None:
     """Register the rule `name`: the degree divides a number of the card, which is the number of `what`."""
 
     @register_rule(name, degree)
-    def _divides(card: Card, options: Mapping[str, Any]) -> Clause:
+    def _divides_number(card: Card, options: Mapping[str, Any]) -> Clause:
         number = read(card)
         return (
             f"{degree} divides the {number} {what}",
             lambda at: number % at[degree] == 0,
-            lambda c: f"{number} {what} / {degree} {c[degree]} = {number / c[degree]:g}{unit}",
+            lambda c: f"{number} {what} / {degree} {c[degree]} = {number / c[degree]:g}",
         )
 
 
 register_divides("tp_divides_heads", "tp", lambda card: card.arch.num_heads, "attention heads")
 register_divides("tp_divides_kv_heads", "tp", lambda card: card.arch.num_kv_heads, "KV heads")
-register_divides("pp_divides_layers", "pp", lambda card: card.arch.num_layers, "layers", " per stage")
 
 
-@register_rule("tp_divides_widths", "tp", parameters=("experts",))
+@register_rule("tp_divides_widths", "tp", parameters={"experts": bool})
 def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
     """`experts: true` if tensor parallelism shards the routed experts too."""
     arch = card.arch
@@ -59,16 +75,6 @@ def _tp_divides_widths(card: Card, options: Mapping[str, Any]) -> Clause:
         f"tp divides {text}",
         lambda at: common % at["tp"] == 0,
         lambda c: f"{text} / tp {c['tp']} = " + ", ".join(f"{width / c['tp']:g}" for width in widths.values()),
-    )
-
-
-@register_rule("tp_inside_node", "tp")
-def _tp_inside_node(card: Card, options: Mapping[str, Any]) -> Clause:
-    node = min(card.hardware.accelerators_per_node, card.hardware.num_accelerators)
-    return (
-        f"tp divides the {node} accelerators of a node, so that no tensor-parallel group leaves it",
-        lambda at: node % at["tp"] == 0,
-        lambda c: f"tp {c['tp']} in nodes of {node} accelerators",
     )
 
 

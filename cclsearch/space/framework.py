@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,27 +12,18 @@ from cclsearch.card.model import Card
 from cclsearch.core.content import find_content, list_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Model, Value
+from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.model_limits import LIMITS
-from cclsearch.space.rule import PARAMETERS, RULES, Rule
+from cclsearch.space.numbers import check_number, find_number, list_divisors
+from cclsearch.space.rule import PARAMETERS, RULES, Rule, make_effect_rules
 from cclsearch.space.table import Knob
 
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
-
-
-NUMBERS: dict[str, Callable[[Card], int]] = {
-    "accelerators": lambda card: card.hardware.num_accelerators,
-    "accelerators_per_node": lambda card: min(card.hardware.accelerators_per_node, card.hardware.num_accelerators),
-    "experts": lambda card: card.arch.moe.num_experts if card.arch.moe else 1,
-    "layers": lambda card: card.arch.num_layers,
-    "heads": lambda card: card.arch.num_heads,
-}
-"""Numbers of every card whose divisors a knob may take as choices; a task has further ones (`Task.numbers`)."""
 
 
 class Divisors(Model):
@@ -41,26 +31,28 @@ class Divisors(Model):
 
     divisors_of: str
     """A name in `NUMBERS`, or in the numbers of a task."""
+    if_fewer: tuple[str, ...] = ()
+    """Further numbers, whose divisors are choices too if a search may leave accelerators idle: then degrees need not
+    divide the number of accelerators."""
     most: int | None = Field(default=None, ge=1)
 
-    def choices(self, card: Card) -> tuple[int, ...]:
-        """The divisors in ascending order, up to `most`."""
-        numbers = {**NUMBERS, **TASKS.get(card.task).numbers}
-        if self.divisors_of not in numbers:
-            raise UserError(
-                f"{card.name}: a {card.task} workload has no number {self.divisors_of!r} (divisors_of); known:"
-                f" {', '.join(numbers)}"
-            )
-        divisors = list_divisors(numbers[self.divisors_of](card))
-        return tuple(divisor for divisor in divisors if self.most is None or divisor <= self.most)
+    def choices(self, card: Card, *, use_fewer: bool = False) -> tuple[int, ...]:
+        """The divisors in ascending order, up to `most`; those of `if_fewer` up to the number of accelerators."""
+        divisors = set(list_divisors(find_number(card, self.divisors_of)))
+        for name in self.if_fewer if use_fewer else ():
+            more = list_divisors(find_number(card, name))
+            divisors.update(divisor for divisor in more if divisor <= card.hardware.num_accelerators)
+        return tuple(divisor for divisor in sorted(divisors) if self.most is None or divisor <= self.most)
 
     @field_validator("divisors_of")
     @classmethod
     def _check_number(cls, name: str) -> str:
-        known = {*NUMBERS, *(number for task in TASKS.names() for number in TASKS.get(task).numbers)}
-        if name not in known:
-            raise ValueError(f"there is no number {name!r}; known: {', '.join(sorted(known))}")
-        return name
+        return check_number(name)
+
+    @field_validator("if_fewer")
+    @classmethod
+    def _check_numbers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_number(name) for name in names)
 
 
 class FrameworkKnob(Model):
@@ -71,12 +63,29 @@ class FrameworkKnob(Model):
     description: str = ""
     env: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
     """Environment variable that the run script sets to the knob's value (`NCCL_ALGO`)."""
+    writes: dict[str, str] = {}
+    """Choice -> what it writes into that variable, if not itself. Texts of several knobs are joined by blanks."""
     moe_only: bool = False
     """Whether only models with experts have the knob."""
+    if_at_least: dict[str, int] = {}
+    """Number of the card -> its minimum for the knob to be in a space by default; below, the knob is optional."""
 
-    def resolve(self, card: Card) -> Knob:
+    @field_validator("if_at_least")
+    @classmethod
+    def _check_numbers(cls, least: dict[str, int]) -> dict[str, int]:
+        return {check_number(name): number for name, number in least.items()}
+
+    def is_offered(self, card: Card) -> bool:
+        """Whether spaces of this card have the knob by default."""
+        has_experts = card.model is not None and card.model.moe is not None
+        return (has_experts or not self.moe_only) and all(
+            find_number(card, name) >= least for name, least in self.if_at_least.items()
+        )
+
+    def resolve(self, card: Card, *, use_fewer: bool = False) -> Knob:
         """The knob with its choices for that card."""
-        choices = self.choices.choices(card) if isinstance(self.choices, Divisors) else self.choices
+        given = self.choices
+        choices = given.choices(card, use_fewer=use_fewer) if isinstance(given, Divisors) else given
         return Knob(self.name, choices, self.description or meaning_of(self.name).words)
 
 
@@ -170,7 +179,8 @@ class Framework(Model):
     """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
-    """Names of rules, or `{rule: NAME, ...parameters}`, in addition to those of the card's task."""
+    """Names of rules, or `{rule: NAME, source: ..., ...parameters}`, in addition to those of the card's task; an entry
+    for a rule of the task gives it parameters and a source."""
     source: str = ""
     """Source of the rules: documentation and version."""
     path: Path | None = None
@@ -228,26 +238,41 @@ class Framework(Model):
             )
 
     def find_optional(self, name: str) -> FrameworkKnob | None:
-        """The optional knob of that name."""
-        return next((knob for knob in self.optional_knobs if knob.name == name), None)
+        """The knob of that name that is not in every space."""
+        optional = (*self.optional_knobs, *(knob for knob in self.knobs if knob.if_at_least))
+        return next((knob for knob in optional if knob.name == name), None)
+
+    def list_optional(self, card: Card) -> list[FrameworkKnob]:
+        """The knobs that spaces of this card have only if a card, a profile or the user names them."""
+        has_experts = card.model is not None and card.model.moe is not None
+        conditional = [knob for knob in self.knobs if knob.if_at_least and not knob.is_offered(card)]
+        return [knob for knob in (*conditional, *self.optional_knobs) if has_experts or not knob.moe_only]
 
     def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
         """Environment variables set by knobs with an `env`; a knob at `default` does not set its variable."""
-        declared = (*self.knobs, *self.optional_knobs)
-        return {k.env: str(config[k.name]) for k in declared if k.env and config.get(k.name, "default") != "default"}
+        written: dict[str, list[str]] = {}
+        for knob in (*self.knobs, *self.optional_knobs):
+            value = format_knob_value(config.get(knob.name, "default"))
+            if knob.env and value != "default":
+                written.setdefault(knob.env, []).append(knob.writes.get(value, value))
+        return {name: " ".join(texts) for name, texts in written.items()}
 
     def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
         """The rules for that card and a space of these knobs, those of the card's task first.
 
-        Rules that do not apply to the card, or need a knob that the space does not have, are left out.
+        Rules that do not apply to the card, or need a knob that the space does not have, are left out. The last rules
+        leave out values of knobs that change nothing.
         """
         present = {knob.name for knob in knobs}
         fewer = card.hardware.chip.kind == "cpu" if self.use_fewer == "cpu" else self.use_fewer
         common = {"use_fewer": use_fewer or fewer, "knobs": present}
-        entries = [{"rule": name} for name in TASKS.get(card.task).rules]
-        entries += [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
+        own = [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
+        of_task = {name: {"rule": name} for name in TASKS.get(card.task).rules}
+        of_task |= {entry["rule"]: entry for entry in own if entry["rule"] in of_task}
+        entries = [*of_task.values(), *(entry for entry in own if entry["rule"] not in of_task)]
         made = [RULES[e["rule"]](card, {**e, **common}) for e in entries]
-        return tuple(rule for rule in made if rule is not None and present.issuperset(rule.needs))
+        applied = [rule for rule in made if rule is not None and present.issuperset(rule.needs)]
+        return (*applied, *make_effect_rules({knob.name: knob.choices for knob in knobs}))
 
 
 def load_framework(name: str) -> Framework:
@@ -270,12 +295,6 @@ def list_frameworks() -> list[str]:
     return list_content(FOLDER, SUFFIX)
 
 
-def list_divisors(number: int) -> list[int]:
-    """Every divisor of a number, in ascending order."""
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return low + [number // d for d in reversed(low) if d * d != number]
-
-
 def _read(name: str) -> Framework:
     path = find_content(FOLDER, name, SUFFIX)
     return validate_mapping(Framework, {**read_yaml(path), "name": name, "path": path}, str(path))
@@ -285,24 +304,54 @@ def _normalize(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
+RETIRED = {
+    "tp_inside_node": "prediction ranks such configurations; where it is impossible: {rule: divides, name:"
+    " tp_inside_node, knobs: [tp], number: accelerators_per_node}",
+    "pp_divides_layers": "prediction ranks uneven stages; where they are impossible: {rule: divides, name:"
+    " pp_divides_layers, knobs: [pp], number: layers}",
+    "replicas_hold_every_expert": "it is part of shards_hold_every_expert",
+    "virtual_pipeline_divides_layers": "use virtual_pipeline_at_most_layers, or {rule: divides, name: NAME, knobs: [pp,"
+    " virtual_pipeline], number: layers}",
+    "zero_needs_dp": "it applies to every knob by itself",
+    "sequence_parallel_needs_tp": "it applies to every knob by itself",
+    "virtual_pipeline_needs_pp": "it applies to every knob by itself",
+}
+"""Rules of earlier versions -> what replaces them."""
+
+
 def _check_rule(entry: str | dict[str, Any]) -> None:
     TASKS.names()  # tasks and other plugins register their rules when they are loaded
     name = entry if isinstance(entry, str) else entry.get("rule")
+    if name in RETIRED:
+        raise ValueError(f"rule {name!r} was removed ({RETIRED[name]}): delete its line")
     if name not in RULES:
-        raise ValueError(f"there is no rule {name!r}; known: {', '.join(sorted(RULES))}")
+        known = ", ".join(sorted(RULES))
+        raise ValueError(f"there is no rule {name!r} (docs/rules.md describes every rule); known: {known}")
     if isinstance(entry, str):
         entry = {"rule": name}
-    unknown = set(entry) - {"rule"} - PARAMETERS[str(name)]
-    if unknown:
-        raise ValueError(f"rule {name!r} has no parameter {', '.join(sorted(unknown))}")
+    types = {"rule": str, "source": str, **PARAMETERS[str(name)]}
+    for key, value in entry.items():
+        if key not in types:
+            raise ValueError(f"rule {name!r} has no parameter {key}; known: {', '.join(list(types)[1:])}")
+        if type(value) is not types[key]:
+            raise ValueError(f"parameter {key} of rule {name!r} must be {TYPE_WORDS[types[key]]}, not {value!r}")
     if name == "implies":
         _check_implies(entry)
-    elif not all(isinstance(entry[key], int) for key in set(entry) - {"rule"}):
-        raise ValueError(f"parameters of rule {name!r} must be whole numbers or truth values")
+    if name == "divides":
+        if not entry.get("name") or not entry.get("knobs") or "number" not in entry:
+            raise ValueError("rule 'divides' needs `name`, `knobs: [knob, ...]` and `number`")
+        check_number(entry["number"])
+
+
+TYPE_WORDS = {
+    int: "a whole number",
+    bool: "true or false",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping of knobs to values",
+}
 
 
 def _check_implies(entry: Mapping[str, Any]) -> None:
-    if not isinstance(entry.get("name"), str) or not all(
-        isinstance(entry.get(part), dict) and entry[part] for part in ("when", "then")
-    ):
+    if not entry.get("name") or not entry.get("when") or not entry.get("then"):
         raise ValueError("rule 'implies' needs `name`, `when: {knob: value}` and `then: {knob: value}`")

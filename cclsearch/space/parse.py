@@ -49,6 +49,15 @@ def parse_knob(text: str) -> KnobDeclaration:
     return KnobDeclaration(name=name, choices=choices)
 
 
+def parse_knobs(texts: Sequence[str]) -> tuple[KnobDeclaration, ...]:
+    """The knobs of several texts `NAME=CHOICE,CHOICE`; a knob that is given again also has the choices given before."""
+    knobs: dict[str, KnobDeclaration] = {}
+    for knob in map(parse_knob, texts):
+        earlier = knobs[knob.name].choices if knob.name in knobs else ()
+        knobs[knob.name] = knob.model_copy(update={"choices": (*earlier, *knob.choices)})
+    return tuple(knobs.values())
+
+
 def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
     """Split at commas and blanks, but only before an assignment: a value may contain either."""
     names = "|".join(re.escape(name) for name in sorted({k.name for k in knobs} | set(SHORT)))

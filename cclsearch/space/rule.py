@@ -2,21 +2,22 @@
 
 A rule is built for a card (with the card's numbers) and used in two ways: on whole columns when the space is
 enumerated, and on a single configuration when `space explain` shows its verdict. So the two never disagree.
-A framework file states further constraints with the rule `implies`.
+A framework file states further constraints with the rules `implies` and `divides`. `docs/rules.md` describes them all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.core.values import Value
+from cclsearch.core.values import Value, format_knob_value
 from cclsearch.space.knobs import meaning_of, stated_knobs
 
 BoolArray = NDArray[np.bool_]
@@ -43,8 +44,31 @@ class Columns:
 
     def equals(self, knob: str, choices: tuple[Value, ...]) -> BoolArray:
         """(N,) whether the knob has one of these values (true is not 1)."""
-        hits = (any(same_value(value, choice) for choice in choices) for value in self._values[knob].tolist())
+        values = self._values[knob]
+        if values.dtype.kind in "iub":
+            alike = [choice for choice in choices if isinstance(choice, bool) == (values.dtype.kind == "b")]
+            numbers = [choice for choice in alike if not isinstance(choice, str)]
+            return np.isin(values, numbers) if numbers else np.zeros(self.size, dtype=bool)
+        hits = (any(same_value(value, choice) for choice in choices) for value in values.tolist())
         return np.fromiter(hits, bool, count=self.size)
+
+
+class RuleKind(StrEnum):
+    """Why configurations that violate a rule are not in the search space. What is only unwise is predicted instead."""
+
+    REFUSED = "refused"
+    """The framework, or its run script, refuses them."""
+    SAME = "same"
+    """They do the same as another configuration, which is in the space."""
+    ASKED = "asked"
+    """The search does not use them as it was asked for."""
+
+
+KIND_WORDS = {
+    RuleKind.REFUSED: "the framework refuses it",
+    RuleKind.SAME: "does the same as another configuration",
+    RuleKind.ASKED: "not what this search asks for",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +85,9 @@ class Rule:
     """The sentence about one configuration, with its numbers."""
     needs: tuple[str, ...] = ()
     """Knobs without which the rule is left out of a space."""
+    kind: RuleKind = RuleKind.REFUSED
+    source: str = ""
+    """File and function of the framework that refuses it."""
 
 
 class Counts:
@@ -88,12 +115,16 @@ Knobs = Callable[[], Iterable[str]]
 RuleFactory = Callable[[Card, Mapping[str, Any]], Rule | None]
 RULES: dict[str, RuleFactory] = {}
 """Name -> factory of the rule from a card and the framework's parameters; it returns None if it does not apply."""
-PARAMETERS: dict[str, frozenset[str]] = {}
-"""Name -> parameters that a framework file may give."""
+PARAMETERS: dict[str, Mapping[str, type]] = {}
+"""Name -> parameters that a framework file may give, with their types. Every rule also has `source`, a text."""
 
 
 def register_rule(
-    name: str, *knobs: str | Knobs, parameters: tuple[str, ...] = (), needs: tuple[str, ...] | None = None
+    name: str,
+    *knobs: str | Knobs,
+    parameters: Mapping[str, type] | None = None,
+    needs: tuple[str, ...] | None = None,
+    kind: RuleKind = RuleKind.REFUSED,
 ) -> Callable[[Callable[..., Clause | Rule | None]], RuleFactory]:
     """Decorator: register a rule on these knobs, with the parameters that a framework file may give it.
 
@@ -104,16 +135,16 @@ def register_rule(
 
     def add(define: Callable[..., Clause | Rule | None]) -> RuleFactory:
         def make(card: Card, options: Mapping[str, Any]) -> Rule | None:
-            clause = define(card, options)
+            clause, source = define(card, options), str(options.get("source", ""))
             if clause is None or isinstance(clause, Rule):
-                return clause
+                return clause and replace(clause, source=source)
             summary, check, explain = clause
             used = tuple(knob for each in knobs for knob in ([each] if isinstance(each, str) else each()))
             required = used[:1] if needs is None else needs
-            return Rule(name, used, summary, check, lambda config: explain(Counts(config)), required)
+            return Rule(name, used, summary, check, lambda config: explain(Counts(config)), required, kind, source)
 
         RULES[name] = make
-        PARAMETERS[name] = frozenset(parameters)
+        PARAMETERS[name] = dict(parameters or {})
         return make
 
     return add
@@ -124,9 +155,9 @@ def same_value(left: Value, right: Value) -> bool:
     return isinstance(left, bool) == isinstance(right, bool) and left == right
 
 
-@register_rule("implies", parameters=("name", "when", "then", "because"))
+@register_rule("implies", parameters={"name": str, "when": dict, "then": dict, "because": str, "same": bool})
 def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
-    """With the values `when`, a configuration needs the values `then`."""
+    """With the values `when`, a configuration needs the values `then`; `same: true` if others would change nothing."""
     when = {knob: _listed(values) for knob, values in options["when"].items()}
     then = {knob: _listed(values) for knob, values in options["then"].items()}
 
@@ -145,6 +176,35 @@ def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
         check,
         lambda c: ", ".join(f"{knob} {c[knob]}" for knob in knobs).lower(),
         needs=knobs,
+        kind=RuleKind.SAME if options.get("same") else RuleKind.REFUSED,
+    )
+
+
+def make_effect_rules(choices: Mapping[str, tuple[Value, ...]]) -> list[Rule]:
+    """The rules of kind `same` of a space with these knobs: a knob without effect has one value only.
+
+    A knob has no effect if all degrees that it needs are 1 (`needs` in knobs.yaml).
+    """
+    return [
+        _make_effect_rule(name, values, degrees)
+        for name, values in choices.items()
+        if len(values) > 1 and (degrees := [degree for degree in meaning_of(name).needs if degree in choices])
+    ]
+
+
+def _make_effect_rule(name: str, values: tuple[Value, ...], degrees: list[str]) -> Rule:
+    neutral = meaning_of(name).neutral
+    kept = neutral if any(same_value(value, neutral) for value in values) else values[0]
+    shown = format_knob_value(kept)
+    product = " x ".join(degrees)
+    return Rule(
+        f"{name}_needs_{degrees[0]}",
+        (name, *degrees),
+        f"with {product} of 1, {name} changes nothing: every other value is the same as {name}={shown}",
+        lambda at: (at.product(degrees) > 1) | at.equals(name, (kept,)),
+        lambda c: f"{name} {format_knob_value(c[name])} with {Counts(c).describe(degrees)}",
+        needs=(name,),
+        kind=RuleKind.SAME,
     )
 
 

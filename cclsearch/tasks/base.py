@@ -59,6 +59,8 @@ class Task:
     """Further metrics by which reports compare the best trial with the baseline."""
     card_fields: tuple[CardField, ...] = ()
     """Fields of a card that describe the work; their values are in `Card.work`."""
+    per_accelerator: tuple[str, ...] = ("num_accelerators",)
+    """Metrics that may be better with fewer accelerators: a search for one of them may leave some idle."""
     needs_model: bool = True
     """Whether a card must describe a model."""
     rules: tuple[str, ...] = ()

@@ -1,14 +1,20 @@
-"""Space rules of training: batch and sequence, ZeRO, sequence parallelism and virtual pipelines."""
+"""Space rules of training: batch and sequence, ZeRO and its replicas, sequence parallelism and pipelines.
+
+They state what a framework refuses; `docs/rules.md` describes them, and framework files name where it refuses it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cclsearch.card.model import Card
 from cclsearch.space.degree_rules import register_divides
 from cclsearch.space.knobs import stated_knobs
-from cclsearch.space.rule import Clause, register_rule
+from cclsearch.space.rule import Clause, Columns, RuleKind, register_rule
 
 
 @register_rule("accumulation_whole", "dp", "micro_batch_size", needs=())
@@ -24,12 +30,13 @@ def _accumulation_whole(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-@register_rule("micro_batches_cover_stages", "pp", "dp", "micro_batch_size")
+@register_rule("micro_batches_cover_stages", "pp", "dp", "micro_batch_size", parameters={"short": int})
 def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.number("global_batch_size")
+    """`short: N` if there may be N micro-batches fewer than stages."""
+    batch, short = card.number("global_batch_size"), int(options.get("short", 0))
     return (
-        "a pipeline has at least as many micro-batches as stages",
-        lambda at: (at["pp"] == 1) | (batch >= at["pp"] * at["dp"] * at["micro_batch_size"]),
+        "a pipeline has at least as many micro-batches as stages" + (f" less {short}" if short else ""),
+        lambda at: (at["pp"] == 1) | (batch >= (at["pp"] - short) * at["dp"] * at["micro_batch_size"]),
         lambda c: f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches for pp {c['pp']}",
     )
 
@@ -38,7 +45,7 @@ def _micro_batches_cover_stages(card: Card, options: Mapping[str, Any]) -> Claus
 register_divides("tp_divides_sequence", "tp", lambda card: card.number("seq_len"), "tokens of a sequence")
 
 
-@register_rule("cp_divides_sequence", "cp", "tp", parameters=("tp", "block"))
+@register_rule("cp_divides_sequence", "cp", "tp", parameters={"tp": bool, "block": int})
 def _cp_divides_sequence(card: Card, options: Mapping[str, Any]) -> Clause:
     """Two chunks of a sequence per rank balance a causal mask.
 
@@ -80,19 +87,7 @@ def _zero_needs_accelerators(card: Card, options: Mapping[str, Any]) -> Clause |
     )
 
 
-@register_rule("zero_needs_dp", "zero_stage", "dp", "cp", parameters=("least",))
-def _zero_needs_dp(card: Card, options: Mapping[str, Any]) -> Clause:
-    least = int(options.get("least", 1))
-    shards = " x ".join(stated_knobs(("dp", "cp"), options.get("knobs", ())))
-    return (
-        f"zero_stage of {least} or more needs {shards} above 1: otherwise it changes nothing and equals stage"
-        f" {least - 1}",
-        lambda at: (at["zero_stage"] < least) | (at["dp"] * at["cp"] > 1),
-        lambda c: f"zero_stage {c['zero_stage']} with {c.describe(('dp', 'cp'))}",
-    )
-
-
-@register_rule("zero_limited_by_pp", "zero_stage", "pp", parameters=("most",))
+@register_rule("zero_limited_by_pp", "zero_stage", "pp", parameters={"most": int})
 def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Clause:
     most = int(options.get("most", 1))
     return (
@@ -102,22 +97,39 @@ def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-@register_rule("replicas_hold_every_expert", "ep", "zero_stage", "tp", needs=("ep", "zero_stage", "tp"))
-def _replicas_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Clause:
-    """torchtitan's sparse mesh is dp_shard x tp ranks, `efsdp = dp_shard * tp // ep` (parallel_dims.py)."""
+@register_rule(
+    "shards_hold_every_expert", "ep", "zero_stage", "dp", "dp_replicate", "cp", "tp", needs=("ep", "zero_stage", "tp")
+)
+def _shards_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Clause:
+    """For frameworks that never spread experts over the dp ranks that replicate the model."""
+    shards = " x ".join(stated_knobs(("cp", "tp"), options.get("knobs", ())))
     return (
-        "at zero_stage 0 ep divides tp: experts are never spread over the dp ranks that replicate the model",
-        lambda at: (at["zero_stage"] > 0) | (at["tp"] % at["ep"] == 0),
-        lambda c: f"zero_stage {c['zero_stage']} with ep {c['ep']} and tp {c['tp']}",
+        f"ep divides the ranks that shard one replica: {shards}, times dp above zero_stage 0 (over dp_replicate)",
+        lambda at: (_sharding_ranks(at) * at.product(("cp", "tp"))) % at["ep"] == 0,
+        lambda c: f"zero_stage {c['zero_stage']} with ep {c['ep']} and {c.describe(('dp', 'cp', 'tp'))}",
     )
 
 
-@register_rule("sequence_parallel_needs_tp", "sequence_parallel", "tp")
-def _sequence_parallel_needs_tp(card: Card, options: Mapping[str, Any]) -> Clause:
+def _sharding_ranks(at: Columns) -> NDArray[np.int64]:
+    """(N,) data-parallel ranks that share one replica of the weights."""
+    return np.where(at["zero_stage"] > 0, at["dp"] // np.minimum(at["dp_replicate"], at["dp"]), 1)
+
+
+@register_rule("dp_replicate_divides_dp", "dp_replicate", "dp")
+def _dp_replicate_divides_dp(card: Card, options: Mapping[str, Any]) -> Clause:
     return (
-        "sequence_parallel needs tp above 1: otherwise it changes nothing",
-        lambda at: (at["sequence_parallel"] == 0) | (at["tp"] > 1),
-        lambda c: f"sequence_parallel {bool(c['sequence_parallel'])} with tp {c['tp']}".lower(),
+        "dp_replicate divides dp: the rest of dp shards the weights",
+        lambda at: at["dp"] % at["dp_replicate"] == 0,
+        lambda c: f"dp {c['dp']} / dp_replicate {c['dp_replicate']} = {c['dp'] / c['dp_replicate']:g}",
+    )
+
+
+@register_rule("dp_replicate_below_dp", "dp_replicate", "dp", "cp", kind=RuleKind.SAME)
+def _dp_replicate_below_dp(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
+        "dp_replicate above 1 is below dp x cp: if all dp ranks are replicas, it is the same as zero_stage=0",
+        lambda at: (at["dp_replicate"] == 1) | (at["dp_replicate"] < at["dp"] * at["cp"]),
+        lambda c: f"dp_replicate {c['dp_replicate']} of {c.describe(('dp', 'cp'))}",
     )
 
 
@@ -143,22 +155,12 @@ def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> C
     )
 
 
-@register_rule("virtual_pipeline_needs_pp", "virtual_pipeline", "pp", parameters=("least_pp",))
-def _virtual_pipeline_needs_pp(card: Card, options: Mapping[str, Any]) -> Clause:
-    least = int(options.get("least_pp", 2))
-    return (
-        f"virtual_pipeline above 1 needs pp of at least {least}",
-        lambda at: (at["virtual_pipeline"] == 1) | (at["pp"] >= least),
-        lambda c: f"virtual_pipeline {c['virtual_pipeline']} with pp {c['pp']}",
-    )
-
-
-@register_rule("virtual_pipeline_divides_layers", "virtual_pipeline", "pp")
-def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> Clause:
+@register_rule("virtual_pipeline_at_most_layers", "virtual_pipeline", "pp")
+def _virtual_pipeline_at_most_layers(card: Card, options: Mapping[str, Any]) -> Clause:
     layers = card.arch.num_layers
     return (
-        f"pp x virtual_pipeline divides the {layers} layers",
-        lambda at: (at["virtual_pipeline"] == 1) | (layers % (at["pp"] * at["virtual_pipeline"]) == 0),
+        f"with virtual_pipeline above 1, pp x virtual_pipeline is at most the {layers} layers",
+        lambda at: (at["virtual_pipeline"] == 1) | (at["pp"] * at["virtual_pipeline"] <= layers),
         lambda c: (
             f"{layers} layers / (pp {c['pp']} x virtual_pipeline {c['virtual_pipeline']}) = "
             f"{layers / (c['pp'] * c['virtual_pipeline']):g} per chunk"
@@ -166,12 +168,22 @@ def _virtual_pipeline_divides_layers(card: Card, options: Mapping[str, Any]) -> 
     )
 
 
-@register_rule("virtual_pipeline_micro_batches", "virtual_pipeline", "pp", "dp", "micro_batch_size")
+@register_rule(
+    "virtual_pipeline_micro_batches", "virtual_pipeline", "pp", "dp", "micro_batch_size", parameters={"rounds": bool}
+)
 def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> Clause:
-    batch = card.number("global_batch_size")
+    """`rounds: true` if micro-batches need only fill whole rounds of pp or more each."""
+    batch, rounds = card.number("global_batch_size"), bool(options.get("rounds"))
+
+    def check(at: Columns) -> NDArray[np.bool_]:
+        micro_batches = np.maximum(batch // at.product(("dp", "micro_batch_size")), 1)
+        divisor = np.maximum(micro_batches // at["pp"], 1) if rounds else at["pp"]
+        return np.asarray((at["virtual_pipeline"] == 1) | (micro_batches % divisor == 0))
+
+    what = "fill whole rounds, micro-batches over pp rounded down" if rounds else "are a multiple of pp"
     return (
-        "with virtual_pipeline above 1 the micro-batches are a multiple of pp",
-        lambda at: (at["virtual_pipeline"] == 1) | (batch % at.product(("dp", "micro_batch_size", "pp")) == 0),
+        f"with virtual_pipeline above 1 the micro-batches {what}",
+        check,
         lambda c: (
             f"{batch / (c['dp'] * c['micro_batch_size']):g} micro-batches "
             f"with pp {c['pp']} and virtual_pipeline {c['virtual_pipeline']}"

@@ -40,12 +40,20 @@ class TrainingTask(Task):
         "overlap", "compute_frac", "exposed_comm_frac", "idle_frac", "comm_wait_frac", "compute_imbalance",
         "pipeline_bubble", "num_accelerators",
     )  # fmt: skip
+    per_accelerator = (
+        "num_accelerators", "tokens_per_s_per_accelerator", "accelerator_seconds_per_mtoken", "energy_j_per_mtoken",
+    )  # fmt: skip
     card_fields = WORK_FIELDS
     rules = (
         *("num_accelerators", "tp_divides_heads", "tp_divides_kv_heads", "pp_at_most_layers", "accumulation_whole"),
         *("ep_divides_experts", "ep_inside_stage"),
     )
-    numbers = MappingProxyType({"global_batch": lambda card: card.number("global_batch_size")})
+    numbers = MappingProxyType(
+        {
+            "global_batch": lambda card: card.number("global_batch_size"),
+            "seq_len": lambda card: card.number("seq_len"),
+        }
+    )
     tuned = "how a large language model's training is split over accelerators"
     unit_of_work = "step"
     input = TrainingInput
