@@ -252,28 +252,35 @@ def test_threads_scan_a_file_and_give_back_what_is_refused(
 ) -> None:
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
     groups: list[bool] = []
-    scan = kineto_ahead.BlockGroup.scan
 
-    def count(self: kineto_ahead.BlockGroup) -> Any:
-        piece = scan(self)
-        groups.append(piece is not None)
-        return piece
+    def count(kind: type[Any]) -> None:
+        scan = kind.scan
 
-    monkeypatch.setattr(kineto_ahead.BlockGroup, "scan", count)
+        def counted(self: Any) -> Any:
+            piece = scan(self)
+            groups.append(piece is not None)
+            return piece
+
+        monkeypatch.setattr(kind, "scan", counted)
+
+    count(kineto_ahead.FilePart)
+    count(kineto_ahead.BlockGroup)
     events = [event for _ in range(16) for event in rich_events()]
     text = write.layout_kineto(write.kineto_document(events))
     path = write.write_kineto(tmp_path / "rank0_trace.json", text=text)
     read_both(path, monkeypatch)
     num_groups = len(groups)
     assert num_groups >= len(text) // (2000 * kineto_ahead.GROUP_BLOCKS) >= 10
-    assert all(groups[: num_groups - 2])
+    assert all(groups)
     middle = text.index('"dur": ', len(text) // 2) + len('"dur": ')
     path.write_text(text[:middle] + 'NaN, "x": ' + text[middle:])
     assert read_both(path, monkeypatch)[1].status == "partial"
-    assert not all(groups[num_groups:-2])
+    assert not all(groups[num_groups:])
+    num_groups = len(groups)
     packed = path.with_suffix(".json.gz")
     packed.write_bytes(gzip.compress(text.encode()))
     assert read_both(packed, monkeypatch)[1].status == "complete"
+    assert sum(groups[num_groups:]) >= 10
     packed.write_bytes(packed.read_bytes()[: packed.stat().st_size * 2 // 3])
     assert read_both(packed, monkeypatch)[1].reason == "trace_truncated"
     for limits in ({"raw_bytes": len(text) // 2}, {"rows": 300}):

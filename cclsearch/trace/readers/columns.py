@@ -32,23 +32,23 @@ class Column:
 
     def __init__(self, dtype: str) -> None:
         self.dtype = np.dtype(dtype)
-        self._pieces: list[NDArray[Any]] = []
+        self._room = np.empty(0, dtype)
         self.length = 0
 
     def append(self, piece: NDArray[Any]) -> None:
-        """Add the values, converted (not checked) to the column's type."""
-        self._pieces.append(piece.astype(self.dtype, copy=False))
-        self.length += len(piece)
+        """Copy the values, converted (not checked) to the column's type."""
+        stop = self.length + len(piece)
+        if stop > len(self._room):
+            grown = np.empty(max(2 * len(self._room), stop), self.dtype)  # pages that nothing writes take no memory
+            grown[: self.length] = self._room[: self.length]
+            self._room = grown
+        self._room[self.length : stop] = piece
+        self.length = stop
 
     def finish(self) -> NDArray[Any]:
-        """Return the whole column and release the pieces."""
-        whole = np.empty(self.length, self.dtype)
-        start = 0
-        self._pieces.reverse()
-        while self._pieces:
-            piece = self._pieces.pop()
-            whole[start : start + len(piece)] = piece
-            start += len(piece)
+        """Return the whole column, which is then no longer the builder's."""
+        whole, self._room = self._room[: self.length], np.empty(0, self.dtype)
+        self.length = 0
         return whole
 
 

@@ -17,7 +17,7 @@ import msgspec
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
 from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, TimePrefix
-from cclsearch.trace.readers.kineto_ahead import Block, Cutting, ScanAhead
+from cclsearch.trace.readers.kineto_ahead import Block, Cutting, ScanAhead, ScanParts
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
@@ -99,6 +99,13 @@ class EventReader:
         if scanned:
             yield scanned
         cutting = Cutting(BLOCK_BYTES, self._separator, prefix, scanner.base_us, self._max_unseparated_bytes)
+        if self._stream.plain_bytes:
+            position = self._stream.position - (self._end - self._start)
+            parts = ScanParts(self._stream, cutting, self._limits.threads, position)
+            yield from parts
+            self._stream.continue_at(parts.position)
+            self._start = self._end = self._shortened = 0
+            return
         rest = bytes(self._buffer[self._start : self._end])
         ahead = ScanAhead(self._stream.readinto, cutting, self._limits.threads, rest)
         yield from ahead

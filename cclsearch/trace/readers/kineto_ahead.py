@@ -1,23 +1,27 @@
 """Scans a large trace in several threads: the C library runs without Python's lock.
 
-One thread reads the blocks of the file and cuts them into pieces, exactly as `EventReader` does, and every thread scans
-groups of pieces. Groups are used in the order of the file. If a piece is refused, its group and those after it are
-given back unread, and the reader reads them in order; the table is therefore the same with any number of threads.
+Of a plain file, every thread reads and scans parts that end between two events. Of a packed file, one thread reads the
+blocks and cuts them into pieces, exactly as `EventReader` does, and every thread scans groups of pieces. Both are used
+in the order of the file. If a piece is refused, its part or group and those after it are given back unread, and the
+reader reads them in order; the table is therefore the same with any number of threads.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from cclsearch.trace.readers.json_structs import TimePrefix
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
-from cclsearch.trace.readers.stream import TraceError
+from cclsearch.trace.readers.stream import ByteStream, TraceError
 
 GROUP_BLOCKS = 8
 """Blocks that a thread scans at once: with 4 MB, Python's part of the work is 5 % of it."""
+
+END_BYTES = 1 << 16
+"""Text in which the last event of a part is sought first."""
 
 Block = bytes | TraceError
 """A block as the stream gave it: b"" at the end, or the error of reading it."""
@@ -155,8 +159,83 @@ class ScanAhead:
             pool.shutdown(cancel_futures=True)
 
 
-def _result_of_first(waiting: deque[BlockGroup]) -> ScannedPiece | None:
-    """Return the columns of the first group; this thread scans groups that no other has begun, until they are there."""
+class FilePart:
+    """Some bytes of a plain file, and the scanner for them."""
+
+    def __init__(self, cutting: Cutting, stream: ByteStream) -> None:
+        self._cutting = cutting
+        self._stream = stream
+        self._scanner = PieceScanner()
+        self._scanner.base_us = cutting.base_us
+        self._text = bytearray(2 * cutting.block_bytes)
+        self.start = self.stop = 0
+        self.future: Future[ScannedPiece | None] = Future()
+
+    def find_stop(self, start: int, size: int) -> bool:
+        """Take the part at `start` that ends between two events; return whether there is one."""
+        end = min(start + GROUP_BLOCKS * self._cutting.block_bytes, size)
+        for first in (max(end - END_BYTES, start), start):
+            text = bytearray(max(end - first, 0))
+            count = self._stream.read_at(first, memoryview(text))
+            found = self._cutting.find_stop(text, 0, count)
+            if found:
+                self.start, self.stop = start, first + found
+                return True
+        return False
+
+    def scan(self) -> ScannedPiece | None:
+        """Return the columns; None if a piece is refused, or does not fit into the room for it."""
+        cutting, text, at, left = self._cutting, self._text, self.start, 0
+        while at < self.stop:
+            wanted = min(cutting.block_bytes, self.stop - at)
+            if left + wanted > len(text) or self._stream.read_at(at, memoryview(text)[left : left + wanted]) != wanted:
+                return None
+            at, end = at + wanted, left + wanted
+            stop = end if at == self.stop else cutting.find_stop(text, 0, end)
+            if stop and not self._scanner.scan(text, 0, [stop], cutting.prefix):
+                return None
+            left = end - stop
+            text[:left] = text[stop:end]
+        return self._scanner.take()
+
+
+@dataclass
+class ScanParts:
+    """Scans a plain file from `position` in `threads` threads; see `position` afterwards."""
+
+    stream: ByteStream
+    cutting: Cutting
+    threads: int
+    position: int
+    """Start of the text that no piece has yet."""
+
+    def __iter__(self) -> Iterator[ScannedPiece]:
+        """Yield columns in the order of the file; each is valid until the next one."""
+        free = [FilePart(self.cutting, self.stream) for _ in range(self.threads + 1)]
+        waiting: deque[FilePart] = deque()
+        begin, size, is_last = self.position, self.stream.plain_bytes, False
+        pool = ThreadPoolExecutor(self.threads - 1)
+        try:
+            while True:
+                while free and not is_last:
+                    part = free.pop()
+                    is_last = not part.find_stop(begin, size)
+                    if not is_last:
+                        begin = part.stop
+                        part.future = pool.submit(part.scan)
+                        waiting.append(part)
+                piece = _result_of_first(waiting) if waiting else None
+                if piece is None:
+                    return
+                yield piece
+                self.position = waiting[0].stop
+                free.append(waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _result_of_first(waiting: Sequence[BlockGroup | FilePart]) -> ScannedPiece | None:
+    """Return the columns of the first; this thread scans those that no other has begun, until they are there."""
     for group in list(waiting):
         if waiting[0].future.done():
             break

@@ -44,13 +44,13 @@ class ScannedRows:
         on_device = piece.detail_row
         threads[on_device] = piece.stream[on_device]
         first = self._builder.rows.add_rows(
-            ts_ns=piece.ts_ns.copy(),
-            dur_ns=piece.dur_ns.copy(),
-            kind=piece.kind.copy(),
+            ts_ns=piece.ts_ns,
+            dur_ns=piece.dur_ns,
+            kind=piece.kind,
             name_id=names,
-            device=piece.device.copy(),
+            device=piece.device,
             stream=threads,
-            corr=piece.corr.copy(),
+            corr=piece.corr,
         )
         if len(on_device):
             self._add_details(piece, first)
@@ -60,7 +60,7 @@ class ScannedRows:
     def _add_details(self, piece: ScannedPiece, first: int) -> None:
         builder, rows = self._builder, self._builder.rows
         details = piece.detail_row + np.int32(first)
-        builder.add_sizes(details, piece.detail_bytes.copy(), piece.detail_blocks, piece.detail_ext.copy())
+        builder.add_sizes(details, piece.detail_bytes, piece.detail_blocks, piece.detail_ext)
         with_grid = piece.detail_grid >= 0
         rows.add_sparse("grid_id", details[with_grid], self._grids.translate(piece.detail_grid[with_grid]))
         if not len(piece.call_row):

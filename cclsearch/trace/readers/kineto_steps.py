@@ -29,8 +29,8 @@ def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tupl
     def marks_on(kinds: tuple[Kind, ...], wanted: frozenset[str]) -> list[MarkerSpan]:
         is_marker = np.zeros(len(names), bool)
         is_marker[[numbers[name] for name in wanted]] = True
-        rows = rows_of_kinds(columns["kind"], kinds)
-        rows = rows[is_marker[columns["name_id"][rows]]]
+        rows = np.flatnonzero(is_marker.take(columns["name_id"]))
+        rows = rows[rows_of_kinds(columns["kind"][rows], kinds)]
         order = np.lexsort((-columns["dur_ns"][rows], columns["ts_ns"][rows]))
         starts, ends = columns["ts_ns"][rows], columns["ts_ns"][rows] + columns["dur_ns"][rows]
         return [

@@ -129,7 +129,7 @@ def classify_kernels(
     kernels = np.flatnonzero(kind == Kind.COMPUTE)
     classes = np.zeros(len(names), np.uint8)
     kind_of_name = np.full(len(names), Kind.COMPUTE, np.uint8)
-    for number in np.unique(name_id[kernels]):
+    for number in np.flatnonzero(np.bincount(name_id[kernels])).tolist():
         kind_of_name[number], classes[number] = classify_kernel(names[number])
     collectives = [
         collective_from_args(builder.collective_args[key], names[key[0]], groups) for key in builder.rows.collectives
@@ -204,7 +204,7 @@ def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int
     info = info if isinstance(info, dict) else {}
     rank = info.get("rank")
     device_rows = rows_of_kinds(columns["kind"], DEVICE_WORK)
-    ordinals = [int(n) for n in np.unique(columns["device"][device_rows]) if n >= 0]
+    ordinals = np.flatnonzero(np.bincount(columns["device"][device_rows] + np.int32(1))[1:]).tolist()
     listed = metadata.get("deviceProperties")
     listed = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     has_gpu = bool(len(device_rows)) or bool(listed) or bool((columns["kind"] == Kind.RUNTIME).any())
@@ -243,5 +243,7 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
 def _rows_named(columns: dict[str, Any], names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
     """Return the runtime rows with a correlation id whose name matches."""
     wanted = np.array([bool(pattern.search(name)) for name in names], bool)
-    rows = rows_of_kinds(columns["kind"], (Kind.RUNTIME,))
-    return rows[wanted[columns["name_id"][rows]] & (columns["corr"][rows] >= 0)] if len(rows) else rows
+    if not wanted.any():
+        return np.zeros(0, np.int64)
+    rows = np.flatnonzero(wanted.take(columns["name_id"]))
+    return np.asarray(rows[(columns["kind"][rows] == Kind.RUNTIME) & (columns["corr"][rows] >= 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,24 @@ class ByteStream:
         self._raw += count
         self._check()
         return count
+
+    @property
+    def plain_bytes(self) -> int:
+        """Size of the file, or of the part within the limits, if `read_at` can read it; 0 if it is packed."""
+        return 0 if self._is_gzip else min(os.fstat(self._file.fileno()).st_size, self._limits.raw_bytes)
+
+    @property
+    def position(self) -> int:
+        """Number of bytes read."""
+        return self._raw
+
+    def read_at(self, position: int, block: memoryview) -> int:
+        """Fill the block from that position of a plain file, in any thread; return the number of bytes."""
+        return os.preadv(self._file.fileno(), [block], position)
+
+    def continue_at(self, position: int) -> None:
+        """Let `readinto` continue at that position of a plain file."""
+        self._raw = self._file.seek(position)
 
     def _check(self) -> None:
         if self._raw > self._limits.raw_bytes:

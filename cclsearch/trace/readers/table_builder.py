@@ -69,12 +69,12 @@ def match_launches(
     if len(runtime_rows):
         known = corr[runtime_rows]
         largest = int(known.max())
-        has_id = (ids >= 0) & (ids <= largest)
         if largest < 8 * len(kind) + 1_000_000:
-            row_of_id = np.full(largest + 1, -1, np.int32)
+            row_of_id = np.full(largest + 2, -1, np.int32)
             row_of_id[known] = runtime_rows
-            launch[has_id] = row_of_id[ids[has_id]]
+            launch = row_of_id[np.minimum(ids.view(np.uint32), np.uint32(largest + 1))]  # negative ids are large ones
         else:
+            has_id = (ids >= 0) & (ids <= largest)
             order = np.argsort(known, kind="stable")
             index = np.searchsorted(known[order], ids[has_id]).clip(0, len(known) - 1)
             found = runtime_rows[order[index]]
