@@ -189,6 +189,26 @@ def test_a_wrong_moe_switch_without_experts_is_corrected(family: str, stated: bo
     assert any(f"moe is {str(stated).lower()}, but {family}" in note for note in card.notes)
 
 
+def test_a_model_of_the_stated_kind_is_preferred_to_the_address_of_another_kind() -> None:
+    """A public card of DeepSeek-V2-Lite says `moe: true` and has the address of Qwen3-32B, a dense model."""
+    data = make_card("deepseek-v2-lite", hf_url="https://huggingface.co/Qwen/Qwen3-32B")
+    data["workload"]["model"]["moe"] = True
+    card = load(data)
+    assert card.arch.hidden_size == 2048
+    assert any("is qwen3-32b by hf_url: not used, but deepseek-v2-lite by model_family" in note for note in card.notes)
+
+
+def test_batches_of_an_inference_card_that_are_no_number_are_said() -> None:
+    data = make_card()
+    data["workload"]["model"]["phase"] = "inference"
+    data["workload"]["data"]["batch_size"] = [1, 2, 4]
+    card = load(data)
+    assert "global_batch_size" not in card.work
+    assert any("batch_size must be a whole number above 0, not [1, 2, 4]: not used" in note for note in card.notes)
+    data["workload"]["model"]["phase"] = "training"
+    assert inspect(data).card is None
+
+
 def test_a_count_of_parameters_that_contradicts_the_widths_is_said() -> None:
     stated = {**LLAMA_8B, "num_heads": 32, "head_dim": 128}
     assert load(make_card("x", {**stated, "num_params": "8B"})).notes == ()

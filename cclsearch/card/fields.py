@@ -162,11 +162,14 @@ WORK_FIELDS = (
     CardField("seq_len", FieldKind.COUNT, _SEQUENCE, required=True, maximum=1e8),
 )
 """The work of training."""
-OTHER_WORK_FIELDS = (
-    CardField("batch_size", FieldKind.COUNT, (*_BATCH, "workload.data.max_num_seqs"), key="global_batch_size"),
-    CardField("seq_len", FieldKind.COUNT, (*_SEQUENCE, "workload.data.max_model_len"), maximum=1e8),
-    CardField("input_len", FieldKind.COUNT, ("workload.data.input_len", "workload.data.input_length"), maximum=1e8),
-    CardField("output_len", FieldKind.COUNT, ("workload.data.output_len", "workload.data.output_length"), maximum=1e8),
+OTHER_WORK_FIELDS = tuple(
+    CardField(name, FieldKind.COUNT, paths, maximum=1e8, is_informative=True, key=key)
+    for name, key, paths in (
+        ("batch_size", "global_batch_size", (*_BATCH, "workload.data.max_num_seqs")),
+        ("seq_len", "", (*_SEQUENCE, "workload.data.max_model_len")),
+        ("input_len", "", ("workload.data.input_len", "workload.data.input_length")),
+        ("output_len", "", ("workload.data.output_len", "workload.data.output_length")),
+    )
 )
 """The work of a task that is not registered, as far as a card states it."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"

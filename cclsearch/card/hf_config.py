@@ -18,10 +18,10 @@ MAX_BYTES = 4 * 2**20
 
 _DENSE = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo", "olmo2", "olmo3", "granite", "smollm3"),
-    *("internlm2", "internlm", "cohere", "glm4", "yi", "baichuan", "mimo", "ministral", "hunyuan_v1_dense", "seed_oss"),
-    *("exaone4", "helium", "arcee", "ernie4_5", "apertus"),
+    *("internlm2", "internlm", "cohere", "glm4", "baichuan", "mimo", "ministral", "hunyuan_v1_dense", "seed_oss"),
+    *("exaone4", "helium", "ernie4_5"),
 )
-_NOT_GATED = ("gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "starcoder2", "bloom", "falcon", "apertus")
+_NOT_GATED = ("gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "starcoder2", "bloom", "falcon", "apertus", "arcee")
 _MOE = (
     *(
         "mixtral",

@@ -6,7 +6,7 @@ A value that the card states always takes precedence, and each inferred one name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cclsearch.card.arch import count_parameters
@@ -48,7 +48,7 @@ class _Match(NamedTuple):
     model: KnownModel
     how: str
     """What identified it, in words."""
-    agrees: bool = True
+    is_sized: bool = True
     """Whether it is as large as the card's name of the model says."""
 
 
@@ -108,10 +108,7 @@ def _infer_shape(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[Fi
         return
     stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
     named = list(_find_named(values, data))
-    usable = [match for match in named if match.agrees]
-    chosen = next((match for match in usable if not differences(match.model, stated)), None)
-    chosen = chosen or _find_shape(stated, values.get("moe"))
-    chosen = chosen or next((m for m in usable if set(differences(m.model, stated)) <= _MAY_VARY), None)
+    chosen = _choose(named, stated, values.get("moe"))
     path = BY_NAME["model_family"].path
     for match in named if chosen is None else [m for m in named if m.model.shape != chosen.model.shape]:
         instead = f", but {chosen.model.name} {chosen.how}" if chosen is not None else ""
@@ -122,6 +119,16 @@ def _infer_shape(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[Fi
         return
     yield from _correct_moe(chosen.model, values)
     yield from _use(chosen, values, differences(chosen.model, stated))
+
+
+def _choose(named: Sequence[_Match], stated: Mapping[str, int], is_moe: bool | None) -> _Match | None:
+    """The model that agrees best: with the name, with `moe` and all that is stated; then by shape; then with less."""
+    usable = [match for match in named if match.is_sized]
+    exact = [match for match in usable if not differences(match.model, stated)]
+    alike = [match for match in usable if set(differences(match.model, stated)) <= _MAY_VARY]
+    same_kind = [match for match in exact if is_moe in (None, "num_experts" in match.model.fields)]
+    by_shape = None if same_kind else _find_shape(stated, is_moe)
+    return next(iter([*same_kind, *filter(None, [by_shape]), *exact, *alike]), None)
 
 
 def _find_named(values: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[_Match]:
@@ -152,7 +159,7 @@ def _find_shape(stated: Mapping[str, int], is_moe: bool | None) -> _Match | None
 
 def _say_not_used(match: _Match, found: Mapping[str, tuple[int, int]]) -> str:
     what = ", ".join(f"{name} {theirs} (not {ours})" for name, (ours, theirs) in found.items())
-    if not match.agrees:
+    if not match.is_sized:
         what = f"{match.model.num_params} parameters, which the name of the card's model contradicts"
     return f"is {match.model.name} {match.how}" + (f", which has {what}: not used" if what else ": not used")
 
