@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from common import IllegalConfig
 from cpu import draw_sequences
 from cpu_model import Builder, Layout
+from hf_trainer import describe_model
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
@@ -20,39 +20,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 def make_model(data: Mapping[str, Any]) -> Any:
     """Return a Llama, or a Mixtral if the card has experts, of the card's shape with the drawn weights."""
-    arch, moe = data["arch"], data["arch"].get("moe")
-    if not arch["gated_mlp"]:
-        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
-    shape = {
-        "vocab_size": arch["vocab_size"],
-        "hidden_size": arch["hidden_size"],
-        "num_hidden_layers": arch["num_layers"],
-        "num_attention_heads": arch["num_heads"],
-        "num_key_value_heads": arch["num_kv_heads"],
-        "head_dim": arch["head_dim"],
-        "tie_word_embeddings": arch["tied_embeddings"],
-        "max_position_embeddings": data["seq_len"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "rms_norm_eps": torch.finfo(torch.float32).eps,
-        "pad_token_id": None,
-        "use_cache": False,
-        "attn_implementation": "sdpa",
-    }
-    if moe is None:
-        model: Any = LlamaForCausalLM(LlamaConfig(**shape, intermediate_size=arch["intermediate_size"]))
-    elif moe["num_shared_experts"] or moe["num_dense_layers"]:
-        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
-    else:
-        experts = {"num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
-        model = MixtralForCausalLM(
-            MixtralConfig(
-                **shape,
-                **experts,
-                intermediate_size=moe["expert_intermediate_size"],
-                # loops over the experts: the other implementations hide the shapes of their products from traces
-                experts_implementation="eager",
-            )
-        )
+    fields = describe_model(data)
+    if fields.pop("model_type") == "llama":
+        model: Any = LlamaForCausalLM(LlamaConfig(**fields, attn_implementation="sdpa"))
+    else:  # loops over the experts: the other implementations hide the shapes of their products from traces
+        config = MixtralConfig(**fields, attn_implementation="sdpa", experts_implementation="eager")
+        model = MixtralForCausalLM(config)
     _load(model, dict(_draw_weights(data)))
     return model
 

@@ -1,25 +1,67 @@
 """Run script `hf-trainer`: trains the card's model with transformers' `Trainer` under Accelerate.
 
-On GPUs it shards with FSDP2 (zero_stage 2 and 3) or replicates with DDP (0); on CPUs, which CCL_DEVICE=cpu chooses on a
-machine with GPUs, Accelerate knows DDP only, over gloo.
+On GPUs it shards with FSDP2 (zero_stage 2 and 3) or replicates with DDP (0). On CPUs, which the card or CCL_DEVICE=cpu
+chooses, Accelerate knows DDP only, over gloo.
+
+Every rank holds the whole model: transformers shards tensors only of a model that it loads from a checkpoint.
 
 Knobs: dp, micro_batch_size, activation_checkpointing (none, full), compile, optimizer (Trainer's `optim`), zero_stage.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement, Trial, limit_memory, read_trial, reporting_failures
+from common import (
+    SHOW_LAUNCH,
+    IllegalConfig,
+    LaunchForm,
+    MissingRequirement,
+    Trial,
+    limit_memory,
+    print_launch,
+    read_trial,
+    reporting_failures,
+    torchrun_notes,
+    torchrun_words,
+)
 from step_window import StepWindow, count_steps
 
 STAGES = {0: None, 2: False, 3: True}
 """ZeRO stage -> FSDP2's `reshard_after_forward`; None for no FSDP."""
 PRECISIONS = ("fp32", "bf16")
+PROGRAM = """\
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+
+class RandomTokens(torch.utils.data.Dataset):
+    def __init__(self, vocabulary, length, count):
+        self.vocabulary, self.length, self.count = vocabulary, length, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        generator = torch.Generator().manual_seed(number)
+        tokens = torch.randint(self.vocabulary, (self.length,), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])
+config = AutoConfig.from_pretrained(".")
+sequences = RandomTokens(config.vocab_size, SEQ_LEN, arguments.max_steps * GLOBAL_BATCH)
+trainer = Trainer(AutoModelForCausalLM.from_config(config), arguments, train_dataset=sequences)
+trainer.train()
+"""
+"""What a launch by hand starts, with two numbers to fill in."""
 
 
 def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +107,103 @@ def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def describe_model(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card's model as transformers' `config.json`: a Llama, or a Mixtral if it has experts."""
+    arch, moe = data["arch"], data["arch"].get("moe")
+    if not arch["gated_mlp"]:
+        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
+    if moe and (moe["num_shared_experts"] or moe["num_dense_layers"]):
+        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
+    kind: dict[str, Any] = {"model_type": "llama", "intermediate_size": arch["intermediate_size"]}
+    if moe:
+        kind = {
+            "model_type": "mixtral",
+            "intermediate_size": moe["expert_intermediate_size"],
+            "num_local_experts": moe["num_experts"],
+            "num_experts_per_tok": moe["top_k"],
+        }
+    return {
+        **kind,
+        "vocab_size": arch["vocab_size"],
+        "hidden_size": arch["hidden_size"],
+        "num_hidden_layers": arch["num_layers"],
+        "num_attention_heads": arch["num_heads"],
+        "num_key_value_heads": arch["num_kv_heads"],
+        "head_dim": arch["head_dim"],
+        "tie_word_embeddings": arch["tied_embeddings"],
+        "max_position_embeddings": data["seq_len"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "rms_norm_eps": 2.0**-23,  # torch's default for fp32, which `cpu` uses
+        "pad_token_id": None,
+        "use_cache": False,
+    }
+
+
+def show_launch(data: Mapping[str, Any]) -> LaunchForm:
+    """Return how to run one `config.json` with `accelerate launch` alone."""
+    arguments = render_arguments(data)
+    fsdp = arguments.pop("fsdp_config", None)
+    arguments.pop("fsdp", None)  # Accelerate's configuration says it
+    arguments |= {"use_cpu": _wants_cpu(data), "output_dir": "output"}
+    program = PROGRAM.replace("SEQ_LEN", str(data["seq_len"])).replace("GLOBAL_BATCH", str(data["global_batch_size"]))
+    command, files = _render_command(data, fsdp)
+    return LaunchForm(
+        title="Hugging Face Trainer with Accelerate",
+        command=[*command, "train.py", "training.json"],
+        files={
+            **files,
+            "training.json": json.dumps(arguments, indent=1) + "\n",
+            "config.json": json.dumps(describe_model(data), indent=1) + "\n",
+            "train.py": program,
+        },
+        checked="the keys are those of accelerate 1.15 (commands/config/config_args.py) and transformers 5.23"
+        " (training_args.py), whose own parsers read them in the tests",
+        notes=(
+            *torchrun_notes(data),
+            *(() if files else ["On CPUs `accelerate launch` starts one process, or needs MPI; torchrun starts all."]),
+            "It trains on random tokens from random weights; replace both in train.py.",
+            "A trial trains in the same way under torchrun, on the weights and tokens of `cpu`, decays every weight,"
+            " and also times its steps and records a trace.",
+        ),
+    )
+
+
+def _render_command(data: Mapping[str, Any], fsdp: Mapping[str, Any] | None) -> tuple[list[str], dict[str, str]]:
+    """Return what starts the ranks, and its files."""
+    if _wants_cpu(data) and data["num_ranks"] > 1:
+        return torchrun_words(data), {}
+    place = ["--machine_rank=NODE_RANK", "--main_process_ip=HEAD_NODE", "--main_process_port=29500"]
+    command = ["accelerate", "launch", "--config_file", "accelerate.yaml"]
+    several = data["num_ranks"] > data["ranks_per_node"]
+    return [*command, *(place if several else ())], {"accelerate.yaml": _render_accelerate(data, fsdp)}
+
+
+def _render_accelerate(data: Mapping[str, Any], fsdp: Mapping[str, Any] | None) -> str:
+    """Return Accelerate's configuration file; its values are words and numbers that JSON and YAML write alike."""
+    ranks, per_node = int(data["num_ranks"]), int(data["ranks_per_node"])
+    fields: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": ("FSDP" if fsdp else "MULTI_GPU") if ranks > 1 else "NO",
+        "mixed_precision": "bf16" if data["precision"] == "bf16" else "no",
+        "use_cpu": _wants_cpu(data),
+        "num_machines": -(-ranks // per_node),
+        "num_processes": ranks,
+    }
+    lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
+    if fsdp:
+        lines += ["fsdp_config:", f"  fsdp_version: {fsdp['version']}"]
+        names = ("reshard_after_forward", "auto_wrap_policy", "activation_checkpointing")
+        lines += [f"  fsdp_{name}: {json.dumps(fsdp[name])}" for name in names]
+        lines += [f"  fsdp_transformer_layer_cls_to_wrap: {json.dumps(fsdp['transformer_layer_cls_to_wrap'][0])}"]
+        lines += ["  fsdp_offload_params: false", "  fsdp_cpu_ram_efficient_loading: false"]
+        lines += ["  fsdp_state_dict_type: FULL_STATE_DICT"]
+    return "\n".join(lines) + "\n"
+
+
+def _wants_cpu(data: Mapping[str, Any]) -> bool:
+    return data.get("accelerator") == "cpu" or os.environ.get("CCL_DEVICE") == "cpu"
+
+
 def _checkpointing(config: Mapping[str, Any]) -> str:
     mode = str(config.get("activation_checkpointing", "none"))
     if mode not in ("none", "full"):
@@ -94,8 +233,8 @@ def train(trial: Trial) -> None:
 
 
 def _train(trial: Trial, world: int) -> None:
-    fields = render_arguments(trial.data)
-    _prepare_environment(world)
+    fields, on_gpu = render_arguments(trial.data), not _wants_cpu(trial.data)
+    _prepare_environment(world, on_gpu)
     import torch
     import torch.distributed as dist
 
@@ -110,7 +249,8 @@ def _train(trial: Trial, world: int) -> None:
     from cpu import warm_libraries
     from hf_model import Sequences, make_model
 
-    on_gpu = torch.cuda.is_available() and os.environ.get("CCL_DEVICE") != "cpu"
+    if on_gpu and not torch.cuda.is_available():
+        raise MissingRequirement("torch sees no GPU: install a torch with CUDA or ROCm, or check the driver")
     if "fsdp" in fields and not on_gpu:
         raise IllegalConfig("zero_stage must be 0 on CPUs: Accelerate uses FSDP on accelerators only")
     if world == 1:
@@ -138,10 +278,12 @@ def _train(trial: Trial, world: int) -> None:
     dist.destroy_process_group()
 
 
-def _prepare_environment(world: int) -> None:
+def _prepare_environment(world: int, on_gpu: bool) -> None:
     """Leave nothing in the environment that would change what Accelerate does, or call the hub."""
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
+    if not on_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if world == 1:  # Accelerate would wrap a single rank in DDP
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             os.environ.pop(name, None)
@@ -151,6 +293,9 @@ def _prepare_environment(world: int) -> None:
 
 def main() -> int:
     trial = read_trial()
+    if SHOW_LAUNCH in sys.argv:
+        print_launch(show_launch(trial.data))
+        return 0
     if "RANK" not in os.environ and trial.data["num_ranks"] > 1:
         from cpu import fork_ranks
 

@@ -15,6 +15,7 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import ModelArch
 from cclsearch.core.values import Value
 from cclsearch.launch.contract import NONCE_MARK
+from cclsearch.report.launch_form import make_launch
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 
@@ -44,7 +45,8 @@ def test_trains_the_same_model_on_the_same_data_as_cpu(
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
     reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=arch))
-    payload = make_input(config, arch=arch, profiled_steps=2).model_copy(update={"nonce": "a1b2"})
+    payload = make_input(config, arch=arch, profiled_steps=2)
+    payload = payload.model_copy(update={"nonce": "a1b2", "accelerator": "cpu"})
     result = run_script(tmp_path / "hf", payload, script="hf_trainer.py")
     assert result.losses[:4] == pytest.approx(reference.losses, rel=2e-5), "the bound that both frameworks declare"
     assert len(result.losses) == 7, "one warm-up, three timed, and three profiled steps"
@@ -123,6 +125,46 @@ def test_the_environment_cannot_change_what_accelerate_does(
         monkeypatch.setenv(name, "1")
     for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_VERBOSITY", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, os.environ.get(name, "1"))
-    script._prepare_environment(1)
+    script._prepare_environment(1, True)
     assert not [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]
     assert "LOCAL_RANK" not in os.environ
+
+
+CONFIG: dict[str, Value] = {"dp": 1, "micro_batch_size": 4, "activation_checkpointing": "full", "compile": False}
+DDP = CONFIG | {"dp": 16, "micro_batch_size": 1, "zero_stage": 0, "optimizer": "adamw_torch_fused"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "config", "kind"),
+    [("tiny", CONFIG, "NO"), ("wl2", DDP, "MULTI_GPU"), ("wl2", DDP | {"zero_stage": 3}, "FSDP")],
+)
+def test_the_parsers_of_accelerate_and_transformers_read_the_launch(
+    tmp_path: Path, workload: str, config: dict[str, Value], kind: str
+) -> None:
+    pytest.importorskip("transformers")
+    accelerate = pytest.importorskip("accelerate.commands.config.config_args")
+    from transformers import AutoConfig, HfArgumentParser, TrainingArguments
+
+    card = load_card(workload)
+    form = make_launch(card, "hf-trainer", config)
+    for name, text in form.files.items():
+        (tmp_path / name).write_text(text)
+    read = accelerate.load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert (read.distributed_type.value, read.num_processes) == (kind, config["dp"])
+    assert read.use_cpu == (workload == "tiny")
+    assert bool(read.fsdp_config) == (kind == "FSDP")
+    fields = json.loads(form.files["training.json"]) | {"use_cpu": True}
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_dict(fields)
+    trained = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * read.num_processes
+    assert trained == card.number("global_batch_size")
+    model = AutoConfig.from_pretrained(tmp_path)
+    assert (model.hidden_size, model.num_hidden_layers) == (card.arch.hidden_size, card.arch.num_layers)
+    compile(form.files["train.py"], "train.py", "exec")
+    assert form.command[:4] == ("accelerate", "launch", "--config_file", "accelerate.yaml")
+    assert ("--machine_rank=NODE_RANK" in form.command) == (workload == "wl2"), "16 ranks on nodes of 4"
+
+
+def test_several_ranks_on_cpus_are_started_by_torchrun_since_accelerate_starts_one() -> None:
+    form = make_launch(load_card("tiny"), "hf-trainer", CONFIG | {"dp": 4})
+    assert form.command == ("torchrun", "--standalone", "--nproc-per-node=4", "train.py", "training.json")
+    assert "accelerate.yaml" not in form.files

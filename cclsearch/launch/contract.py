@@ -59,6 +59,8 @@ class TrialInput(Model):
     num_ranks: int = Field(ge=1)
     """Product of the degrees of parallelism."""
     ranks_per_node: int = Field(ge=1)
+    accelerator: str = ""
+    """The card's accelerator (`h100`, `cpu`); empty for a trial of version 0.2.0 or earlier."""
     seed: int = 0
     """Seed of weights and data; the same in every trial."""
     nonce: str = ""

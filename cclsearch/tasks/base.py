@@ -112,6 +112,7 @@ class Task:
             precision=card.precision,
             num_ranks=count_ranks(config),
             ranks_per_node=card.hardware.accelerators_per_node,
+            accelerator=card.hardware.accelerator,
             **fields,
         )
 
