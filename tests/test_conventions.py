@@ -137,7 +137,7 @@ OF_TRAINING = re.compile(
 )
 NAMES_TRAINING = {
     "propose/version_1.py": "reads what proposers of 0.2.0 and earlier wrote into ledgers",
-    "export/cards.py": "names of parallel degrees in cards of CCL-Bench",
+    "export/ccl_bench.py": "names of parallel degrees in cards of CCL-Bench",
     "cli/__init__.py": "one line of help for what-if, which reads traces of steps",
     "cli/score.py": "metrics of traces, and CCL-Bench's step score",
     "cli/what_if.py": "projects the steps of a trace",

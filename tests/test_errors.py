@@ -71,7 +71,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("export first --to csv --out folder", "'folder' exists already"),
     ("export first --to csv --out empty/x.csv", "cannot write 'empty/x.csv'"),
     ("export first --to optuna --out LONG", "cannot write 'LONG'"),
-    ("export first --trials best", "need `--to cards`"),
+    ("export first --trials best", "need `--to ccl-bench`"),
     ("space -w wl2 --config tp=1", "`space list` does not accept it"),
     ("predict -w wl2 --png folder", "--png: 'folder' is a folder; name a file"),
     ("predict -w wl2 --png LONG", "cannot write 'LONG'"),

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from recorded_runs import search, write_recording
 from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
-from cclsearch.export.cards import copy_evidence
+from cclsearch.export.evidence import copy_evidence
 from cclsearch.run.folder import Run
 
 SECRET = "hunter2-but-much-longer"
@@ -78,22 +79,102 @@ def test_a_pareto_objective_becomes_a_study_with_several_directions(project: Pat
     assert study.best_trials
 
 
+def export_best(name: str, folder: str = "cards") -> tuple[Path, dict[str, Any]]:
+    """Export the best trial of a run; returns its folder, and the card as it is written."""
+    assert main(["export", name, "--to", "ccl-bench", "--trials", "best", "--out", folder]) == 0
+    entry = next(Path(folder).iterdir())
+    data = yaml.safe_load((entry / f"{entry.name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(data, dict)
+    return entry, data
+
+
 def test_a_card_loads_again_and_its_manifest_is_correct(run: Run) -> None:
-    assert main(["export", "r", "--to", "cards", "--trials", "best", "--out", "cards"]) == 0
-    folder = next(Path("cards").iterdir())
-    path = folder / f"{folder.name}.yaml"
-    card = load_card(str(path))
-    assert card.arch == run.spec.card.arch
+    folder, data = export_best("r")
+    card = load_card(str(folder / f"{folder.name}.yaml"))
+    assert card.arch.model_copy(update={"num_params": None}) == run.spec.card.arch
     assert tokens_per_step(card) == tokens_per_step(run.spec.card)
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
     best = run.state.best
     assert best is not None
     assert data["Model-executor"]["model_plan_parallelization"]["tp"] == best.config["tp"]
     assert "recorded: nothing was run here" in data["description"]
     manifest = json.loads((folder / "evidence" / "manifest.json").read_text(encoding="utf-8"))
-    assert {"config.json", "result.json", "admission.json", "metrics.json"} <= set(manifest["files"])
+    names = {"config.json", "result.json", "admission.json", "metrics.json"}
+    assert {f"evidence/{name}" for name in names} <= set(manifest["files"])
     for name, facts in manifest["files"].items():
-        assert hashlib.sha256((folder / "evidence" / name).read_bytes()).hexdigest() == facts["sha256"]
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == facts["sha256"]
+
+
+_SECTIONS = {
+    "": "version description hf_url trace_url contributor contact",
+    "workload.model.": "phase moe granularity model_family precision epochs iteration",
+    "workload.model.model_arch.": "num_params num_params_embedding num_layers num_heads head_dim",
+    "workload.data.": "batch_size seq_len dataset",
+    "workload.hardware.": "driver_version",
+    "workload.hardware.network_topo.": "topology bandwidth_gbps",
+    "workload.hardware.xpu_spec.": "type model total_count count_per_node",
+    "Model-executor.": "protocol_selection",
+    "Model-executor.framework.": "name compiler_tool_selection",
+    "Model-executor.model_plan_parallelization.": "dp_replicate dp_shard tp pp cp ep pp_mb",
+    "Model-executor.communication_library.": "name version env",
+    "metric_source.": "traces metrics_specific_trace",
+}
+TEMPLATE = {f"{section}{name}" for section, names in _SECTIONS.items() for name in names.split()}
+"""The fields of CCL-Bench's template (workload_card_template.yaml); lists count as one."""
+
+
+def list_fields(section: dict[str, Any], path: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, value in section.items():
+        found |= list_fields(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}"}
+    return found
+
+
+def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(project: Path) -> None:
+    toy = write_recording(project / "toy")
+    data = yaml.safe_load((toy / "card.yaml").read_text(encoding="utf-8"))
+    data |= {
+        "hf_url": "https://huggingface.co/org/toy",
+        "contributor": "Somebody",
+        "trace_url": "https://x.invalid/old",
+    }
+    data["workload"]["hardware"]["network_topo"] |= {"topology": "slingshot"}
+    data["workload"]["hardware"]["driver_version"] = "cuda_12.4"
+    data["workload"]["data"]["dataset"] = "c4"
+    data["workload"]["extra"] = {"switches": 3, "racks": [4, 5]}
+    executor = data.setdefault("Model-executor", {"framework": {"name": "megatron"}})
+    executor["communication_library"] = {"name": "NCCL", "version": "2.21", "env": {"NCCL_ALGO": "Ring"}}
+    executor["protocol_selection"] = ["rocev2", "p2p"]
+    (toy / "card.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    run = search(toy, "whole", budget=9)
+    entry, written = export_best("whole")
+    given = list_fields(written) | {"Model-executor.communication_library.env"}  # a mapping of its own
+    assert sorted(TEMPLATE - given) == []
+    assert written["Model-executor"]["communication_library"] == executor["communication_library"]
+    assert written["Model-executor"]["protocol_selection"] == ["rocev2", "p2p"]
+    assert written["workload"]["extra"] == {"switches": 3, "racks": [4, 5]}
+    assert (written["contributor"], written["trace_url"]) == (None, None), "of the card's author, not of this trial"
+    assert (written["workload"]["model"]["iteration"], written["metric_source"]["traces"]) == (None, [])
+
+    ours, again = run.spec.card, load_card(str(entry / f"{entry.name}.yaml"))
+    best = run.state.best
+    assert best is not None
+    same = ("task", "phase", "family", "work", "precision", "source", "licence")
+    assert {name: getattr(again, name) for name in same} == {name: getattr(ours, name) for name in same}
+    assert again.arch.model_copy(update={"num_params": ours.arch.num_params}) == ours.arch
+    assert again.hardware == ours.hardware
+    assert again.framework == run.spec.framework
+    own = {name: again.configuration[name] for name in best.config if name in again.configuration}
+    assert own == {name: value for name, value in best.config.items() if name in own}
+    assert {"tp", "dp", "pp", "micro_batch_size"} & set(best.config) <= set(own)
+    kept = {k: v for k, v in ours.template.items() if not k.startswith(("contributor", "trace_url", "metric_source"))}
+    assert {name: again.template.get(name) for name in kept} == kept
+
+
+def test_one_trial_may_be_exported_and_a_missing_one_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "r", "--to", "ccl-bench", "--trial", "2", "--out", "cards"]) == 0
+    assert [path.name[-5:] for path in Path("cards").iterdir()] == ["t0002"]
+    assert main(["export", "r", "--to", "ccl-bench", "--trial", "99"]) == 2
+    assert "has no finished trial 99 to export" in capsys.readouterr().err
 
 
 def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +200,18 @@ def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monke
 
     left_out = {name: facts["left_out"] for name, facts in manifest.items() if "left_out" in facts}
     assert set(manifest) - set(left_out) == {
-        "stdout.log", "trace/rank0.json", "trace/deep/rank1.json.gz", "trace/rank3.xplane.pb",
+        "evidence/stdout.log", "kineto_trace_0.json", "kineto_trace_1.json", "rank3.xplane.pb",
     }  # fmt: skip
-    assert "cannot be read" in left_out.pop("trace/rank6.json.gz")
+    assert "cannot be read" in left_out.pop("kineto_trace_6.json")
     binary = ("rank2.xplane.pb", "rank4.sqlite", "rank5.xplane.pb.gz")
-    assert left_out == {f"trace/{name}": "binary file that contains a secret" for name in binary}
+    assert left_out == dict.fromkeys(binary, "binary file that contains a secret")
     copied = [path for path in (tmp_path / "copy").rglob("*") if path.is_file()]
     assert len(copied) == 4
     for path in copied:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         assert SECRET.encode() not in data
         assert b"sk-ant-" not in data
-    assert (tmp_path / "copy" / "stdout.log").read_bytes().endswith(b"\xff\xfe caf\xc3\xa9\n")
+    assert (tmp_path / "copy" / "evidence" / "stdout.log").read_bytes().endswith(b"\xff\xfe caf\xc3\xa9\n")
 
 
 def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,14 +221,14 @@ def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run: Run, capsys: 
     assert "exists already" in capsys.readouterr().err
     from dataclasses import replace
 
-    from cclsearch.export.cards import write_cards
+    from cclsearch.export.ccl_bench import write_entries
 
     spec = run.spec.model_copy(
         update={"run_id": "../../escape", "card": run.spec.card.model_copy(update={"name": ".."})}
     )
     best = run.state.best
     assert best is not None
-    made = write_cards(replace(run, spec=spec), [best], Path("cards"))
+    made = write_entries(replace(run, spec=spec), [best], Path("cards"))
     assert [path.parent for path in made] == [Path("cards")]
     assert not any(".." in part for part in made[0].parts)
 

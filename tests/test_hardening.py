@@ -69,7 +69,7 @@ def test_resume_on_a_full_disk_fails_with_one_line(project: Path) -> None:
     assert finished(project / "runs" / "r") == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet", "optuna", "cards", "report"])
+@pytest.mark.parametrize("form", ["csv", "parquet", "optuna", "ccl-bench", "report"])
 def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> None:
     assert main([*SEARCH, "--budget", "12"]) == 0
     before = set(project.rglob("*"))
@@ -81,7 +81,7 @@ def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> No
     )
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cannot write" in done.stderr
-    assert set(project.rglob("*")) - before <= {project / "runs" / "r" / "cards"}
+    assert set(project.rglob("*")) - before <= {project / "runs" / "r" / "ccl-bench"}
     assert main(arguments) == 0, "it works once there is space"
 
 

@@ -156,13 +156,14 @@ def test_exports_name_the_metric_and_the_work_of_the_task(project: Path, capsys:
     rows = list(csv.DictReader(Path("trials.csv").read_text(encoding="utf-8").splitlines()))
     assert {"expected_lines_per_s", "metric.lines_per_s", "config.precision"} <= rows[0].keys()
     assert not [name for name in rows[0] if OF_TRAINING.search(name)]
-    read_output(capsys, "export", "sorted", "--to", "cards", "--trials", "best", "--out", "cards")
+    read_output(capsys, "export", "sorted", "--to", "ccl-bench", "--trials", "best", "--out", "cards")
     [path] = Path("cards").rglob("*sorted-t*.yaml")
     card: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert card["workload"]["task"] == "sorting"
     assert card["workload"]["data"] == {"num_lines": 5000}
     assert "model" not in card["workload"]
-    assert card["Model-executor"] == {"framework": {"name": run.spec.framework}}
+    assert card["Model-executor"]["framework"]["name"] == run.spec.framework
+    assert "model_plan_parallelization" not in card["Model-executor"]
 
 
 def test_runs_are_ranked_by_the_better_direction_and_never_across_tasks(project: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_a_job_leaks_is_found_nowhere(
     commands = [["status", "r", "--json"], *([word, "r"] for word in ("report", "status", "best", "admit", "resume"))]
     commands += [["show", "r", trial, *more] for trial in "123" for more in ([], ["--json"])]
     commands += [["export", "r", "--to", form] for form in ("csv", "parquet", "optuna")]
-    commands += [["export", "r", "--to", "cards", "--trials", "all"], ["replay-turns", "r", "--json"]]
+    commands += [["export", "r", "--to", "ccl-bench", "--trials", "all"], ["replay-turns", "r", "--json"]]
     codes = {" ".join(command): main(command) for command in commands}
     assert [name for name, code in codes.items() if code not in (0, 1)] == []
     shown = capsys.readouterr()

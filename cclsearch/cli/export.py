@@ -1,4 +1,4 @@
-"""`ccl-search export RUN`: export a search as a table, an Optuna study, or CCL-Bench cards with evidence."""
+"""`ccl-search export RUN`: export a search as a table, an Optuna study, or entries of CCL-Bench."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import argparse
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
-from cclsearch.export.cards import list_left_out, write_cards
+from cclsearch.export.ccl_bench import write_entries
+from cclsearch.export.evidence import list_left_out
 from cclsearch.export.tables import write_csv, write_optuna, write_parquet
 from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.run.catalog import find_run
@@ -15,14 +16,16 @@ from cclsearch.run.folder import Run, load_run
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.to != "cards" and (args.trials or args.no_traces):
-        raise UserError(f"--trials and --no-traces need `--to cards`: {args.to} contains every trial and no traces")
+    if args.to != "ccl-bench" and (args.trials or args.trial or args.no_traces):
+        raise UserError(
+            f"--trial, --trials and --no-traces need `--to ccl-bench`: {args.to} contains every trial and no traces"
+        )
     loaded = load_run(find_run(args.run, args.runs))
-    if args.to == "cards":
-        trials = _choose_trials(loaded, args.trials or "ranked")
-        folder = args.out or loaded.folder / "cards"
-        made = write_cards(loaded, trials, folder, traces=not args.no_traces)
-        print(plain(f"wrote {count_of(len(made), 'card')} with evidence to {folder}"))
+    if args.to == "ccl-bench":
+        trials = [_find_trial(loaded, args.trial)] if args.trial else _choose_trials(loaded, args.trials or "ranked")
+        folder = args.out or loaded.folder / "ccl-bench"
+        made = write_entries(loaded, trials, folder, traces=not args.no_traces)
+        print(plain(f"wrote {count_of(len(made), 'card')} with traces, launch and evidence to {folder}"))
         for line in list_left_out(made):
             print(plain(line))
         return EXIT_OK
@@ -41,6 +44,13 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return EXIT_OK
+
+
+def _find_trial(run: Run, number: int) -> Trial:
+    trial = run.state.trials.get(number)
+    if trial is None or trial.outcome is None:
+        raise UserError(f"run {run.spec.run_id!r} has no finished trial {number} to export")
+    return trial
 
 
 def _choose_trials(run: Run, which: str) -> list[Trial]:

@@ -1,0 +1,275 @@
+"""Exports trials as entries of CCL-Bench: the workload card of its template, the traces, and the launch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cclsearch.card.arch import count_parts
+from cclsearch.card.model import Card, ModelArch
+from cclsearch.core.atomic_file import staging_folder, write_atomically
+from cclsearch.core.errors import UserError, writing_to
+from cclsearch.core.redact import redact
+from cclsearch.core.values import Provenance
+from cclsearch.export.evidence import EVIDENCE_FOLDER, MANIFEST_FILE, copy_evidence, trace_kinds
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE
+from cclsearch.record.trial import Trial
+from cclsearch.report.gather import clean
+from cclsearch.report.launch_form import launch_of_run
+from cclsearch.report.write import safe_stem
+from cclsearch.run.folder import Run
+from cclsearch.space.framework import load_framework
+from cclsearch.space.knobs import list_degrees, rank_degrees
+from cclsearch.space.table import count_ranks
+from cclsearch.tasks.base import task_of
+
+LAUNCH_FILE, COUNT_FILE = "launch.sh", "gpu_count.txt"
+"""Written beside the card; CCL-Bench's `gpu_step_score` reads the number of accelerators from the second."""
+EXECUTOR = "Model-executor"
+_OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "UCC_", "FI_", "OFI_", "MPI_", "OMPI_", "NVSHMEM_", "IBV_")
+_STEPS = ("warmup_steps", "timed_steps", "profiled_steps")
+
+
+def write_entries(run: Run, trials: Sequence[Trial], folder: Path, *, traces: bool = True) -> list[Path]:
+    """Write one folder per trial into `folder`: the card `<name>.yaml`, traces, `launch.sh`, and `evidence/`.
+
+    Returns the folders. Raises UserError, and creates none, if one of them exists or cannot be written.
+    """
+    prefix = f"{safe_stem(run.spec.card.name)}-{safe_stem(run.spec.run_id)}"
+    targets = [folder / f"{prefix}-t{trial.number:04d}" for trial in trials]
+    with writing_to(folder):
+        existing = next((target for target in targets if target.exists()), None)
+        if existing is not None:
+            raise UserError(f"{str(existing)!r} exists already: name another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        with staging_folder(folder) as stage:
+            for trial, target in zip(trials, targets, strict=True):
+                _write_entry(run, trial, stage / target.name, traces=traces)
+            for target in targets:
+                os.replace(stage / target.name, target)
+    return targets
+
+
+def _write_entry(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
+    (target / EVIDENCE_FOLDER).mkdir(parents=True)
+    manifest = copy_evidence(run.trial_folder(trial.number), target, traces=traces)
+    card = make_entry(run, trial, manifest)
+    text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120)
+    write_atomically(target / f"{target.name}.yaml", text)
+    write_atomically(target / COUNT_FILE, f"{count_ranks(trial.config)}\n")
+    launch = _render_launch(run, trial)
+    if launch is not None:
+        write_atomically(target / LAUNCH_FILE, launch)
+    facts = {"run": run.spec.run_id, "trial": trial.number, "provenance": run.spec.provenance.value}
+    facts |= {"ledger_result_sha256": trial.result_sha256, "files": manifest}
+    write_atomically(target / EVIDENCE_FOLDER / MANIFEST_FILE, json.dumps(facts, indent=1) + "\n")
+
+
+def _render_launch(run: Run, trial: Trial) -> str | None:
+    """The launch of the configuration as a shell script; None if no run script of its framework is here."""
+    try:
+        return redact(f"#!/bin/sh\n{launch_of_run(run.spec, trial.config).as_shell()}\n")
+    except UserError:
+        return None
+
+
+def make_entry(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The trial as a card of CCL-Bench's template, with the other fields of the workload's card; null if unknown."""
+    spec, outcome = run.spec, trial.outcome
+    folder = run.trial_folder(trial.number)
+    made, asked = _read_record(folder / RESULT_FILE), _read_record(folder / CONFIG_FILE)
+    versions = {str(name): clean(str(text)) for name, text in (made.get("versions") or {}).items()}
+    is_measured = spec.provenance is Provenance.MEASURED
+    card = spec.card.for_trial(trial.config)
+    provenance = "" if is_measured else f" ({spec.provenance.value}: nothing was run here)"
+    steps = sum(int(asked.get(name) or 0) for name in _STEPS) if is_measured else None
+    address = card.source if "huggingface.co/" in card.source else None
+    entry = {
+        "version": 1,
+        "description": clean(f"{card.title}; trial {trial.number} of {spec.run_id}{provenance}"),
+        "hf_url": address and clean(address),
+        "trace_url": None,
+        "contributor": None,
+        "contact": None,
+        "workload": _describe_workload(card, count_ranks(trial.config), steps, is_measured, versions),
+        EXECUTOR: _describe_executor(run, trial, versions, is_measured),
+    }
+    kept = _unfold(card.template)
+    for name in ("trace_url", "contributor", "contact", "metric_source"):  # of the card's author, not of this trial
+        kept.pop(name, None)
+    is_tpu = card.hardware.chip.kind == "tpu"
+    own = {
+        "metric_source": {"traces": trace_kinds(manifest, is_tpu=is_tpu), "metrics_specific_trace": []},
+        "ccl_search": {
+            "run": spec.run_id,
+            "trial": trial.number,
+            "provenance": spec.provenance.value,
+            "config": dict(trial.config),
+            "admitted": bool(outcome and outcome.is_ranked),
+            "metrics": dict(sorted(outcome.metrics.items())) if outcome else {},
+        },
+    }
+    origin = {"source": card.source, "licence": card.licence}
+    return _merge(kept, entry) | own | {key: clean(text) for key, text in origin.items() if text}
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _describe_workload(
+    card: Card, num_accelerators: int, steps: int | None, is_measured: bool, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    names = {field.key or field.name: field.path.rsplit(".", 1)[-1] for field in task_of(card).card_fields}
+    data: dict[str, Any] = {names.get(k, k): clean(v) if isinstance(v, str) else v for k, v in card.work.items()}
+    if card.model is not None:
+        data["dataset"] = "synthetic" if is_measured else None  # run scripts draw their tokens from the seed
+    return {
+        **({} if card.phase and card.phase.value == card.task else {"task": card.task}),
+        **({"model": _describe_model(card, card.model, steps)} if card.model else {}),
+        "data": data,
+        "hardware": _describe_hardware(card, num_accelerators, versions),
+    }
+
+
+def _describe_model(card: Card, model: ModelArch, steps: int | None) -> dict[str, Any]:
+    parts = count_parts(model)
+    arch: dict[str, Any] = {"num_params": parts.total, "num_params_embedding": parts.embedding}
+    arch |= {key: v for key, v in model.model_dump(mode="json").items() if key != "moe" and v is not None}
+    if model.moe is not None:
+        arch |= model.moe.model_dump(mode="json")
+    phase = card.phase.value if card.phase else None
+    return {
+        "phase": phase,
+        "moe": model.moe is not None,
+        "granularity": "model_fwd_bwd_pass" if phase == "training" else "model_fwd" if phase else None,
+        "model_family": clean(card.family),
+        "precision": card.precision,
+        "epochs": 1 if steps else None,
+        "iteration": steps,
+        "model_arch": arch,
+    }
+
+
+def _describe_hardware(card: Card, num_accelerators: int, versions: Mapping[str, str]) -> dict[str, Any]:
+    hardware = card.hardware
+    known = hardware.scale_out_gbps is not None and hardware.scale_up_gbps is not None
+    topology: dict[str, Any] = {"topology": "torus" if hardware.torus else None}
+    topology["bandwidth_gbps"] = [hardware.scale_out_gbps, hardware.scale_up_gbps] if known else None
+    topology |= {name: getattr(hardware, name) for name in ("scale_out_gbps", "scale_up_gbps") if not known}
+    topology |= {"torus": list(hardware.torus)} if hardware.torus else {}
+    stated = {"peak_flops": hardware.peak_flops and dict(hardware.peak_flops)}
+    stated |= {name: getattr(hardware, name) for name in ("memory_gb_per_s", "scale_up_domain")}
+    driver = next((f"{name}_{versions[name]}" for name in ("cuda", "rocm", "hip", "driver") if name in versions), None)
+    return {
+        "network_topo": topology,
+        "xpu_spec": {
+            "type": hardware.chip.kind.upper(),
+            "model": clean(hardware.accelerator),
+            "memory_gb": hardware.memory_gib,
+            "total_count": num_accelerators,
+            "count_per_node": min(num_accelerators, hardware.accelerators_per_node),
+            **{name: value for name, value in stated.items() if value is not None},
+            **({"nominal": True} if hardware.nominal else {}),
+        },
+        "driver_version": driver,
+    }
+
+
+def _describe_executor(run: Run, trial: Trial, versions: Mapping[str, str], is_measured: bool) -> dict[str, Any]:
+    spec, config = run.spec, trial.config
+    try:
+        framework = load_framework(spec.framework)
+    except UserError:  # a recording may name a framework that has no file
+        framework = None
+    version = versions.get(framework.package or "") if framework else None
+    on_cpu = spec.card.hardware.chip.kind == "cpu"
+    library, communication = _name_library(versions, on_cpu=on_cpu)
+    environment = {**spec.profile.environment, **(framework.knob_environment(config) if framework else {})}
+    chosen = {
+        k: redact(f"{k}={v}").partition("=")[2] for k, v in environment.items() if k.startswith(_OF_COMMUNICATION)
+    }
+    compiled = config.get("compile", False)
+    compiler = "xla" if "jax" in versions else "torch.compile" if compiled else "plain_pytorch"
+    return {
+        "framework": {
+            "name": clean(spec.framework),
+            **({"version": version} if version else {}),
+            "compiler_tool_selection": compiler if {"jax", "torch"} & set(versions) else None,
+        },
+        **({"model_plan_parallelization": _describe_plan(dict(config))} if spec.card.model else {}),
+        "communication_library": {
+            "name": library,
+            "version": communication,
+            "env": {name: clean(value) for name, value in chosen.items()} if is_measured and chosen else None,
+        },
+        "protocol_selection": ["tcp"] if library == "Gloo" else None,
+    }
+
+
+def _name_library(versions: Mapping[str, str], *, on_cpu: bool) -> tuple[str | None, str | None]:
+    """Name and version of what carried collectives; Gloo, which torch uses on CPUs, has no version of its own."""
+    if "nccl" in versions:
+        return ("RCCL" if {"rocm", "hip"} & set(versions) else "NCCL"), versions["nccl"]
+    return ("Gloo", None) if on_cpu and "torch" in versions else (None, None)
+
+
+def _describe_plan(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The parallel degrees under CCL-Bench's names; data parallelism is `dp_shard` if the parameters are sharded."""
+    sharded = config.get("zero_stage") == 3 or config.get("fsdp") in (True, 1)
+    dp = config.get("dp", 1)
+    plan = {"dp_replicate": 1 if sharded else dp, "dp_shard": dp if sharded else 1}
+    plan |= {name: config[name] for name in ("dp_replicate", "dp_shard") if name in config}
+    plan |= {degree: config.get(degree, 1) for degree in rank_degrees() if degree != "dp"}
+    plan |= {degree: config.get(degree, 1) for degree in list_degrees() if degree not in rank_degrees()}
+    return plan | {"pp_mb": config.get("micro_batch_size")}
+
+
+def _unfold(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a card whose fields are kept by dotted path; all executors' are under one name."""
+    root: dict[str, Any] = {}
+    for path, value in flat.items():
+        parts = path.removeprefix("workload.Model-executor.").split(".")
+        if len(parts) < path.count(".") + 1:
+            parts = [EXECUTOR, *parts]
+        if parts[0].lower().replace("_", "-") == EXECUTOR.lower():
+            parts[0] = EXECUTOR
+        at = root
+        for part in parts[:-1]:
+            step = at.setdefault(part, {})
+            at = step if isinstance(step, dict) else {}
+        at[parts[-1]] = value
+    unfolded = _list_numbered(root)
+    assert isinstance(unfolded, dict)
+    return unfolded
+
+
+def _list_numbered(value: Any) -> Any:
+    """The value with each mapping of 0, 1, ... as a list."""
+    if not isinstance(value, dict):
+        return value
+    items = {name: _list_numbered(item) for name, item in value.items()}
+    return list(items.values()) if items and list(items) == [str(i) for i in range(len(items))] else items
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both; of two values for a field the second counts, unless it is null."""
+    merged = {
+        name: above.get(name, below.get(name)) for name in (*above, *(name for name in below if name not in above))
+    }
+    for name, value in above.items():
+        kept = below.get(name)
+        if isinstance(value, Mapping):
+            merged[name] = _merge(kept if isinstance(kept, Mapping) else {}, value)
+        elif value is None:
+            merged[name] = kept
+    return merged
