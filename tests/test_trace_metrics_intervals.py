@@ -9,6 +9,7 @@ from cclsearch.trace.intervals import (
     Int64s,
     clip_spans,
     covered_ns,
+    gaps_in_windows,
     intersect_spans,
     invert_spans,
     merge_spans,
@@ -73,6 +74,17 @@ def test_covered_time_of_windows_agrees_with_marked_nanoseconds(seed: int) -> No
     spans = merge_spans(*random_spans(rng, int(rng.integers(0, 15))))
     windows = np.sort(rng.integers(0, END, (8, 2)), axis=1)
     assert covered_ns(spans, windows).tolist() == [mark(spans)[a:b].sum() for a, b in windows]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_gaps_of_windows_are_those_of_each_window(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    spans = merge_spans(*random_spans(rng, int(rng.integers(0, 12))))
+    windows_W2 = np.sort(rng.integers(-5, END + 5, (int(rng.integers(0, 6)), 2)), axis=1)
+    gaps_G2, window_G = gaps_in_windows(spans, windows_W2)
+    for window, (start, end) in enumerate(windows_W2.tolist()):
+        assert gaps_G2[window_G == window].tolist() == invert_spans(spans, start, end).tolist()
+    assert (np.diff(window_G) >= 0).all()
 
 
 def test_times_above_two_to_the_fifty_keep_every_nanosecond() -> None:

@@ -78,6 +78,25 @@ def invert_spans(spans_M2: Int64s, start_ns: int, end_ns: int) -> Int64s:
     return edges[edges[:, 1] > edges[:, 0]]
 
 
+def gaps_in_windows(spans_M2: Int64s, windows_W2: Int64s) -> tuple[Int64s, Int64s]:
+    """The gaps between merged intervals inside each window, window by window, and the index of the window of each."""
+    start_W, end_W = windows_W2[:, 0], windows_W2[:, 1]
+    low_W = np.searchsorted(spans_M2[:, 1], start_W, side="right")
+    high_W = np.maximum(np.searchsorted(spans_M2[:, 0], end_W, side="left"), low_W)
+    count_W = high_W - low_W + 1  # one gap before each interval, and one after the last
+    last_W = np.cumsum(count_W) - 1
+    window_G = np.repeat(np.arange(len(windows_W2)), count_W)
+    after_G = np.arange(len(window_G)) + (high_W - last_W)[window_G]
+    gaps_G2 = np.empty((len(window_G), 2), dtype=np.int64)
+    if len(spans_M2):
+        gaps_G2[:, 0] = spans_M2[after_G - 1, 1]
+        gaps_G2[:, 1] = spans_M2[np.minimum(after_G, len(spans_M2) - 1), 0]
+    gaps_G2[last_W - count_W + 1, 0] = start_W
+    gaps_G2[last_W, 1] = end_W
+    kept = gaps_G2[:, 1] > gaps_G2[:, 0]
+    return (gaps_G2, window_G) if kept.all() else (gaps_G2[kept], window_G[kept])
+
+
 def intersect_spans(a_M2: Int64s, b_M2: Int64s) -> Int64s:
     """Intersection of two merged sets, merged."""
     if not len(a_M2) or not len(b_M2):

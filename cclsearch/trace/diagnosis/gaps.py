@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.trace.events import Kind, Reason
-from cclsearch.trace.intervals import Int64s, invert_spans, unite_spans
+from cclsearch.trace.intervals import Int64s, gaps_in_windows, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, require_windows
 
@@ -69,7 +69,7 @@ def find_idle_gaps(view: RankView) -> IdleGaps:
     host waited for the device as the gap began. `comm_dependency`: launched before, communication ended at that moment.
     `unknown`: launched before, or without a launch record.
     """
-    gaps_G2, window_G = _gaps(view)
+    gaps_G2, window_G = gaps_in_windows(view.busy_M2, view.windows.spans_W2)
     table, rows = view.table, view.device_rows
     at = np.searchsorted(table.ts_ns[rows], gaps_G2[:, 1], side="left")
     found = at < len(rows)
@@ -89,14 +89,6 @@ def find_idle_gaps(view: RankView) -> IdleGaps:
     cause_G[copies[copies_in[table.name_id[row_G[copies]]]]] = CAUSES.index("input")
     cause_G[early[np.isin(start_G[early], view.comm_M2[:, 1])]] = CAUSES.index("comm_dependency")
     return IdleGaps(start_G, length_G, window_G, cause_G)
-
-
-def _gaps(view: RankView) -> tuple[Int64s, Int64s]:
-    """Return start and end of each gap, and the index of its window."""
-    gaps = [invert_spans(view.busy_M2, start, end) for start, end in view.windows.spans_W2.tolist()]
-    if not gaps:
-        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
-    return np.concatenate(gaps), np.repeat(np.arange(len(gaps)), [len(part) for part in gaps])
 
 
 def _sync_spans(view: RankView) -> Int64s:

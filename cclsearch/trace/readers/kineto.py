@@ -64,6 +64,7 @@ class KinetoBuilder:
         self._process_of_thread = np.zeros(0, np.int16)
         self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
         self._limits = limits
+        self.threads = limits.threads
         self._is_shaped_op = np.zeros(0, bool)
         self._is_device = np.zeros(256, bool)
         self._is_device[[int(kind) for kind in DEVICE_KINDS]] = True

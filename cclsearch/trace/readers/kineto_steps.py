@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind, Step, rows_of_kinds
-from cclsearch.trace.readers.table_builder import attribute_steps, steps_at
+from cclsearch.trace.readers.table_builder import step_of_launches, steps_at
 from cclsearch.trace.step_markers import MarkerSpan, read_marker, steps_of_marks
 
 DEVICE_SOURCE = "gpu_annotation"
@@ -17,14 +17,14 @@ DEVICE_SOURCE = "gpu_annotation"
 _HOST_KINDS = (Kind.CPU_OP, Kind.ANNOTATION)
 
 
-def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tuple[Step, ...]]:
-    """Return the source of the step markers and the steps by start.
+def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tuple[Step, ...], NDArray[np.int32]]:
+    """Return the source of the step markers, the steps by start, and the step in which each row starts (-1: none).
 
     Host rows mark the steps; if none does, their copies on the device's timeline (`gpu_user_annotation`).
     """
     numbers = {name: number for number, name in enumerate(names) if read_marker(name) is not None}
     if not numbers:
-        return "", ()
+        return "", (), steps_at((), columns["ts_ns"])
 
     def marks_on(kinds: tuple[Kind, ...], wanted: frozenset[str]) -> list[MarkerSpan]:
         is_marker = np.zeros(len(names), bool)
@@ -38,10 +38,10 @@ def find_steps(columns: dict[str, Any], names: Sequence[str]) -> tuple[str, tupl
         ]
 
     source, steps = steps_of_marks(numbers, lambda wanted: marks_on(_HOST_KINDS, wanted))
-    if steps:
-        return source, steps
-    source, steps = steps_of_marks(numbers, lambda wanted: marks_on((Kind.DEVICE_ANNOTATION,), wanted))
-    return (DEVICE_SOURCE if steps else ""), steps
+    if not steps:
+        _, steps = steps_of_marks(numbers, lambda wanted: marks_on((Kind.DEVICE_ANNOTATION,), wanted))
+        source = DEVICE_SOURCE if steps else ""
+    return source, steps, steps_at(steps, columns["ts_ns"])
 
 
 def attribute_rows(
@@ -49,19 +49,19 @@ def attribute_rows(
     names: Sequence[str],
     steps: Sequence[Step],
     source: str,
+    step_id: NDArray[np.int32],
     device_rows: NDArray[np.int64],
     launch: NDArray[np.int32],
 ) -> NDArray[np.int32]:
-    """Return `step_id` of every row: host rows by their start, device rows by their launch.
+    """Return `step_id` of every row: host rows by their start (as given), device rows by their launch.
 
     A device row without a launch record belongs to the step whose annotation covers it on its own stream. If only the
     device's timeline has markers, the row's own start decides.
     """
     if source == DEVICE_SOURCE:
-        step_id = steps_at(steps, columns["ts_ns"])
         step_id[rows_of_kinds(columns["kind"], (Kind.RUNTIME, *_HOST_KINDS))] = -1
         return step_id
-    step_id = attribute_steps(columns, steps, device_rows, launch)
+    step_of_launches(step_id, steps, device_rows, launch)
     bare = device_rows[launch < 0]
     numbers = {name: number for number, name in enumerate(names)}
     shown = {numbers[step.name]: i for i, step in enumerate(steps) if step.name in numbers}

@@ -22,11 +22,12 @@ from cclsearch.trace.events import (
     OpShape,
     ProcessGroup,
     Reason,
+    Step,
     rows_of_kinds,
 )
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
-from cclsearch.trace.readers.columns import Interner, positive_int
+from cclsearch.trace.readers.columns import Interner, call_both, positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
@@ -79,14 +80,18 @@ def _build_table(
     shift = start_at_zero(columns)
     names = tuple(builder.rows.names)
     groups = read_groups(metadata)
-    classes, collectives, sparse["coll_id"] = classify_kernels(
-        columns, names, sparse.pop("coll_id", None), builder, groups
+    (device_rows, launch, _), (source_of_steps, steps, by_start) = call_both(
+        builder.threads,
+        lambda: match_launches(columns["kind"], columns["corr"]),
+        lambda: find_steps(columns, names),
     )
-    device_rows, launch, _ = match_launches(columns["kind"], columns["corr"])
     sparse["launch"] = (device_rows.astype(np.int32), launch)
-    source_of_steps, steps = find_steps(columns, names)
-    columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, device_rows, launch)
-    steps = mark_incomplete_steps(steps, columns["step_id"], launch, _rows_named(columns, names, _LAUNCHES))
+    with_args, recorded = sparse.pop("coll_id", None), {**columns, "kind": columns["kind"].copy()}
+    (classes, collectives, sparse["coll_id"]), (columns["step_id"], steps) = call_both(
+        builder.threads,
+        lambda: classify_kernels(columns, names, with_args, builder, groups),
+        lambda: _attribute(recorded, names, steps, source_of_steps, by_start, device_rows, launch),
+    )
     join_ops(sparse)
     sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
     sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
@@ -110,6 +115,20 @@ def _build_table(
     if builder.num_bad or builder.reader.num_bad:
         reasons += (Reason.UNREADABLE,)
     return replace(table, status=FileStatus.PARTIAL if reasons else FileStatus.COMPLETE, reasons=reasons)
+
+
+def _attribute(
+    columns: Dense,
+    names: Sequence[str],
+    steps: tuple[Step, ...],
+    source: str,
+    by_start: NDArray[np.int32],
+    device_rows: NDArray[np.int64],
+    launch: NDArray[np.int32],
+) -> tuple[NDArray[np.int32], tuple[Step, ...]]:
+    """Return `step_id` and the steps, each of which says whether it is complete."""
+    step_id = attribute_rows(columns, names, steps, source, by_start, device_rows, launch)
+    return step_id, mark_incomplete_steps(steps, step_id, launch, _rows_named(columns, names, _LAUNCHES))
 
 
 def _absolute_base(builder: KinetoBuilder, shift: int) -> int:

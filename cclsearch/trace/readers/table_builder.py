@@ -101,9 +101,16 @@ def attribute_steps(
 ) -> NDArray[np.int32]:
     """Return `step_id` of every row: host rows by their start, device rows by their launch (-1 without launch)."""
     step_id = steps_at(steps, columns["ts_ns"])
+    step_of_launches(step_id, steps, device_rows, launch)
+    return step_id
+
+
+def step_of_launches(
+    step_id: NDArray[np.int32], steps: Sequence[Step], device_rows: NDArray[np.int64], launch: NDArray[np.int32]
+) -> None:
+    """Give each device row the step of its launch, -1 without one."""
     if len(device_rows) and steps:
         step_id[device_rows] = np.where(launch >= 0, step_id[launch], -1)
-    return step_id
 
 
 def mark_incomplete_steps(
