@@ -82,7 +82,7 @@ class Registry(Generic[T]):
                 if (error.name or "").split(".")[0] != "cclsearch":
                     raise
                 moved = MOVED.get(error.name or "")
-                hint = f": it is `{moved}` now" if moved else "; docs/renames.md lists new names"
+                hint = f": it is `{moved}` now" if moved else "; docs/renames.md of the repository lists new names"
                 raise UserError(f"the plugin {point.value!r} needs an update: {error}{hint}") from None
 
 

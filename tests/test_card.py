@@ -302,3 +302,19 @@ def test_terminal_escapes_in_a_card_do_not_reach_the_card() -> None:
 def test_anchors_and_infinities_of_published_cards_are_accepted(tmp_path: Path) -> None:
     text = yaml.safe_dump(make_card()) + "runs:\n- config: &id {tp: 4}\n  score: .inf\n- config: *id\n  score: .nan\n"
     assert inspect_card(write(tmp_path, text)).card is not None
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("num_accelerators=8", "num_accelerators", 8),
+        ("total_count=8", "num_accelerators", 8),
+        ("accelerators_per_node=8", "accelerators_per_node", 8),
+        ("memory_gib=38", "memory_gib", 38),
+        ("workload.hardware.xpu_spec.total_count=8", "num_accelerators", 8),
+    ],
+)
+def test_fields_have_the_names_of_cards_profiles_and_output_on_the_command_line(
+    setting: str, field: str, value: float
+) -> None:
+    assert getattr(load_card("wl2", sets=(setting,)).hardware, field) == value

@@ -45,15 +45,15 @@ def test_init_asks_three_questions_and_names_where_trials_run(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["my-cluster", "", ""], "there is no launcher profile 'my-cluster'; known: "),
-        (["elsewhere", "", ""], "there is no launcher profile 'elsewhere'"),
-        (["cpu.framework", "", ""], "is a framework file"),
-        (["launchers/elsewhere.yaml", "", ""], "bare name"),
-        (["", "some-model", ""], "--llm must be"),
+        (["my-cluster"], "there is no launcher profile 'my-cluster'; known: "),
+        (["elsewhere"], "there is no launcher profile 'elsewhere'"),
+        (["cpu.framework"], "is a framework file"),
+        (["launchers/elsewhere.yaml"], "bare name"),
+        (["", "some-model"], "--llm must be"),
         (["", "", "fastest"], "there is no objective 'fastest'"),
     ],
 )
-def test_init_rejects_names_unknown_in_the_new_project(
+def test_init_asks_again_after_a_name_that_is_unknown_in_the_new_project(
     project: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -62,13 +62,20 @@ def test_init_rejects_names_unknown_in_the_new_project(
 ) -> None:
     (project / "launchers").mkdir()
     (project / "launchers" / "elsewhere.yaml").write_text("launcher: local\n")
-    answers = iter(given)
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    answers = [*given]
+
+    def answer(question: str) -> str:
+        if not answers:
+            raise EOFError
+        return answers.pop(0)
+
+    monkeypatch.setattr("builtins.input", answer)
     assert main(["init", "p"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in capsys.readouterr().err
     assert not (project / "p").exists()
+    answers[:] = [*given, "", "", ""]
+    assert main(["init", "p"]) == 0
+    assert "local, " in capsys.readouterr().out
 
 
 def test_init_finds_the_profiles_of_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

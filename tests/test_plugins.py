@@ -27,7 +27,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     ("source", "says"),
     [
         ("from cclsearch.errors import TrialError", "it is `cclsearch.core.errors` now"),
-        ("from cclsearch.propose.base import Remark", "docs/renames.md lists new names"),
+        ("from cclsearch.propose.base import Remark", "docs/renames.md of the repository lists new names"),
     ],
 )
 def test_a_plugin_that_imports_a_moved_name_is_answered_in_one_line(

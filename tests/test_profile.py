@@ -109,3 +109,22 @@ def test_an_unknown_field_is_named(project: Path) -> None:
 def test_an_unknown_profile_lists_the_existing_ones(project: Path) -> None:
     with pytest.raises(UserError, match=r"no launcher profile 'nowhere'; known: .*local"):
         load_profile("nowhere")
+
+
+def test_a_profile_is_shown_and_copied_into_the_project_but_never_over_a_file(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launcher", "show", "slurm-generic"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["launcher", "copy", "slurm-generic", "mine"]) == 0
+    copy = project / "launchers" / "mine.yaml"
+    assert copy.read_text() == shown
+    assert load_profile("mine").launcher == "slurm"
+    copy.write_text("launcher: local\n")
+    assert main(["launcher", "copy", "slurm-generic", "mine"]) == 2
+    assert copy.read_text() == "launcher: local\n"
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_the_list_of_profiles_has_those_that_run_no_job() -> None:
+    assert {"local", "replay", "slurm-generic"} <= set(list_profiles())

@@ -25,7 +25,7 @@ from cclsearch.card.model import Card, Hardware, Inferred, KnobDeclaration, Phas
 from cclsearch.card.template import read_configuration, read_template
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line
+from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
@@ -251,7 +251,8 @@ def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
     settable = settable_fields(_fields_of(TASKS.find(read_task(data, "--set"))))
     if field not in settable:
         names = ", ".join(sorted(name for name in settable if "." not in name))
-        raise UserError(f"--set: a card has no field {one_line(field, 80)!r}; known: {names}")
+        guess = guess_name(field, settable)
+        raise UserError(f"--set: a card has no field {one_line(field, 80)!r}{guess}; known: {names}")
     nested: Any = parse_yaml_value(text, f"--set {field}")
     for part in reversed(settable[field].split(".")):
         nested = {part: nested}

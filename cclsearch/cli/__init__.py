@@ -41,7 +41,7 @@ COMMANDS = {
     "what-if": "step time with other links or collectives, projected from a trace",
     "policy": "test a policy program: what it proposes for each workload",
     "replay-turns": "repeat an LLM's decisions from the records of a run",
-    "launcher": "list launcher profiles; check one on its cluster",
+    "launcher": "list, show or copy launcher profiles; check one on its cluster",
     "clean": "show and cancel jobs that a search left running",
     "doctor": "what this machine offers, and how to add what is missing",
     "completion": "shell completion for commands, options and names",
@@ -148,10 +148,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _guess(name: str, known: Iterable[str]) -> str:
-    import difflib
+    from cclsearch.core.text import guess_name
 
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return guess_name(name, known)
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:

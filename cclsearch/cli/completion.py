@@ -99,7 +99,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
     if kind == "policies":
         return list_content(kind, ".py")
     listed = {
-        "launchers": lambda: [*list_profiles(), *(["replay"] if argument.dest == "launcher" else [])],
+        "launchers": list_profiles,
         "frameworks": list_frameworks,
         "recordings": list_recordings,
         "strategies": PROPOSERS.names,

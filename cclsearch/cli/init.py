@@ -9,13 +9,13 @@ import shlex
 import sys
 from pathlib import Path
 
-from cclsearch.core.content import find_content
+from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content
 from cclsearch.core.errors import UserError
 
 SUFFIXES = (".yaml", ".yml")
 FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
 QUESTIONS = {
-    "launcher": "cluster profile in launchers/ (empty: this machine or a recording): ",
+    "launcher": "cluster profile (empty: this machine or a recording): ",
     "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
     "objective": "objective in objectives/ (empty: the task's): ",
 }
@@ -71,14 +71,21 @@ def write_project(folder: Path, files: dict[Path, str]) -> None:
 
 def _ask(folder: Path) -> dict[str, str]:
     """Three checked answers from the terminal; raises UserError if there is no terminal."""
-    answers = {}
-    for name, question in QUESTIONS.items():
+    names = (n for n in list_content("launchers", *SUFFIXES, project=folder) if not n.endswith(FRAMEWORK_SUFFIX))
+    print(f"profiles: {', '.join(names)}")
+    return {name: _ask_until_valid(name, question, folder) for name, question in QUESTIONS.items()}
+
+
+def _ask_until_valid(name: str, question: str, folder: Path) -> str:
+    """The first valid answer; a wrong one is explained and asked again until the input ends."""
+    while True:
         try:
-            answers[name] = check_name(name, check_answer(name, input(question)), folder)
+            return check_name(name, check_answer(name, input(question)), folder)
+        except UserError as error:
+            print(error, file=sys.stderr)
         except (EOFError, OSError, RuntimeError):  # no standard input at all raises RuntimeError
             print(file=sys.stderr)
             raise UserError("no terminal for the questions: use `ccl-search init --yes` for the defaults") from None
-    return answers
 
 
 def check_answer(question: str, answer: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
 
 CONTENT_KINDS = {
     "workloads": "workload",
@@ -71,7 +72,8 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
     if found := next((path for path in odd if os.path.lexists(path)), None):
         raise UserError(f"{str(found)!r} is not a regular file, so there is no {CONTENT_KINDS[folder]} {name!r}")
     here = _describe_path(Path(name), suffixes[0])
-    raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{here}; known: {', '.join(names) or 'none'}")
+    guess = here or guess_name(name, names)
+    raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{guess}; known: {', '.join(names) or 'none'}")
 
 
 def _describe_path(path: Path, suffix: str) -> str:

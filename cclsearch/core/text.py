@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
@@ -27,3 +29,9 @@ def one_line(text: str, limit: int = 200) -> str:
     """The text as one safe line of at most `limit` characters; an ellipsis marks a cut."""
     line = " ".join(plain(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def guess_name(name: str, known: Iterable[str]) -> str:
+    """What an error about an unknown name adds: ` (did you mean 'wl2'?)`; empty if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -46,7 +46,8 @@ class ReplayLauncher:
         folder = profile.settings.get("recording")
         if not isinstance(folder, str) or not folder:
             raise UserError(
-                f"the replay launcher needs `recording`, a folder with card.yaml and trials.csv, but it is {folder!r}"
+                "the replay launcher needs a recording (`run --recording FOLDER`, or `recording:` in the profile): a"
+                f" folder with card.yaml and trials.csv, but it is {folder!r}"
             )
         return cls(load_recording(Path(folder)))
 

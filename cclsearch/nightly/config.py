@@ -276,7 +276,7 @@ class NightlyConfig(Fields):
 def load_nightly(path: Path) -> NightlyConfig:
     """Read a nightly.yaml; raises UserError naming file and field."""
     if not path.is_file():
-        raise UserError(f"there is no file {str(path)!r}; give a nightly.yaml (see docs/nightly.md)")
+        raise UserError(f"there is no file {str(path)!r}; give a nightly.yaml (docs/nightly.md of the repository)")
     return parse_nightly(read_yaml(path), str(path))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from cclsearch.card.model import Card, Hardware
 from cclsearch.core.content import content_roots
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 
 SIMULATE = "simulate"
@@ -67,8 +68,11 @@ def find_recording(name: str) -> Path:
         folder = root / RECORDINGS_FOLDER / name
         if "/" not in name and os.path.isdir(folder):
             return folder
-    known = ", ".join(list_recordings()) or "none"
-    raise UserError(f"there is no recording {name!r}; known recordings: {known}; or give a folder")
+    names = list_recordings()
+    known = ", ".join(names) or "none"
+    raise UserError(
+        f"there is no recording {name!r}{guess_name(name, names)}; known recordings: {known}; or give a folder"
+    )
 
 
 def list_recordings() -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import load_settings
+from cclsearch.core.text import guess_name
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.run.spec import SPEC_FILE
 
@@ -30,9 +31,10 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
     for folder in (Path(name).expanduser(), runs_folder(chosen) / name):
         if os.path.lexists(folder / SPEC_FILE):
             return folder.absolute()
-    latest, where = [folder.name for folder in list_runs(chosen)][-5:], repr(str(runs_folder(chosen)))
-    if latest:
-        raise UserError(f"there is no run {name!r} in {where}; the latest runs are: {', '.join(latest)}")
+    names, where = [folder.name for folder in list_runs(chosen)], repr(str(runs_folder(chosen)))
+    if names:
+        missing = f"there is no run {name!r} in {where}{guess_name(name, names)}"
+        raise UserError(f"{missing}; the latest runs are: {', '.join(names[-5:])}")
     raise UserError(f"there are no runs in {where} yet; start one with `ccl-search run --workload wl2 --budget 15`")
 
 

@@ -286,7 +286,7 @@ def require_measurable(objective: Objective, framework: Framework, task: str) ->
             f"{objective.what_needs(lacking)}: needs {lacking}, and the run script of framework {framework.name!r}"
             f" records no {needs}: choose another (it has {', '.join(n for n in known if n not in missing)}),"
             f" or a framework of your own whose script writes it to result.json and whose file says"
-            f" `records: [{needs}]` (docs/trial-contract.md)"
+            f" `records: [{needs}]` (docs/trial-contract.md of the repository)"
         )
 
 
