@@ -7,17 +7,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_config, format_knob_value
+from cclsearch.plan.subject import RECORDED, Asked, Subject, find_subject
 from cclsearch.score.objective import find_task_metric
-from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs, resolve_knobs
-from cclsearch.space.framework import Framework, FrameworkKnob, load_framework
+from cclsearch.space.build import RuleVerdict, resolve_knobs
+from cclsearch.space.framework import FrameworkKnob
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.parse import parse_assignments, parse_knobs
+from cclsearch.space.parse import parse_assignments
 from cclsearch.space.rule import KIND_WORDS, Rule
-from cclsearch.space.table import Space
+from cclsearch.space.table import Knob, Space
 from cclsearch.stats.closed_form import predict_space
 
 
@@ -27,25 +27,30 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--rows must be 0 or more, not {args.rows}")
     if (args.action == "explain") != (args.config is not None):
         raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
-    card = load_card(args.workload, args.overlay, args.set)
-    framework = load_framework(args.framework or card.framework)
-    extra = parse_knobs(args.knob)
-    require_known_knobs(extra, card, framework)
+    subject = find_subject(read_asked(args, args.use_fewer))
     if args.action == "explain":
-        return _explain(args, card, framework, extra)
-    return _list(args, card, framework, extra)
+        return _explain(args, subject)
+    return _list(args, subject)
 
 
-def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    space = build_space(card, framework, extra, args.use_fewer)
-    rules = framework.make_rules(card, space.knobs, use_fewer=args.use_fewer)
+def read_asked(args: argparse.Namespace, use_fewer: bool = False) -> Asked:
+    """Return the options that name a workload, a recording or a run, and change a workload."""
+    return Asked(
+        args.workload, args.recording, args.run, args.runs, args.overlay, args.set, args.framework, args.knob, use_fewer
+    )
+
+
+def _list(args: argparse.Namespace, subject: Subject) -> int:
+    space, card, framework = subject.build_space(), subject.card, subject.framework
+    rules = framework.make_rules(card, space.knobs, use_fewer=subject.use_fewer) if framework is not None else ()
     given = {knob.name for knob in space.knobs}
-    optional = [knob for knob in framework.list_optional(card) if knob.name not in given]
+    listed = framework.list_optional(card) if framework is not None else ()
+    optional = [knob for knob in listed if knob.name not in given]
     rows = [dict(space.config(row)) for row in range(min(args.rows, len(space)))]
     if args.json:
         answer = {
             "workload": card.name,
-            "framework": framework.name,
+            "framework": subject.framework_name,
             "legal": len(space),
             "raw": space.num_raw,
             "knobs": [{"name": k.name, "choices": k.choices, "description": k.description} for k in space.knobs],
@@ -58,10 +63,14 @@ def _list(args: argparse.Namespace, card: Card, framework: Framework, extra: tup
         }
         print(json.dumps(answer))
         return 0
-    print(f"{card.name} under {framework.name}: {len(space)} configurations of {space.num_raw} combinations")
-    if card.recording is not None:
+    if subject.recording is not None:
+        print(f"{subject.title} ({subject.framework_name}): {len(space)} measured configurations, its search space")
+    else:
+        size = f"{len(space)} configurations of {space.num_raw} combinations"
+        print(f"{subject.title} under {subject.framework_name}: {size}")
+    if card.recording is not None and args.workload is not None:
         print(f"(without a launcher, `run` replays the recording {card.recording}; its rows are the search space)")
-    for note in card.remarks:
+    for note in subject.notes:
         print(f"note: {note}")
     print("\nknobs")
     for knob in space.knobs:
@@ -96,19 +105,22 @@ def _print_rules(rules: Sequence[Rule], *, with_sources: bool) -> None:
         print("(`--rules` shows where the framework refuses what violates a rule)")
 
 
-def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: tuple[Any, ...]) -> int:
-    knobs = resolve_knobs(card, framework, extra, args.use_fewer)
+def _explain(args: argparse.Namespace, subject: Subject) -> int:
+    card = subject.card
+    knobs: Sequence[Knob] = subject.recording.space.knobs if subject.recording is not None else ()
+    if subject.framework is not None:
+        knobs = resolve_knobs(card, subject.framework, subject.knobs, subject.use_fewer)
     config = parse_assignments(args.config, knobs)
     config |= {knob.name: knob.choices[0] for knob in knobs if len(knob.choices) == 1 and knob.name not in config}
     space, empty_reason, completions = None, "", 0
     try:
-        space = build_space(card, framework, extra, args.use_fewer)
+        space = subject.build_space()
     except UserError as error:
         empty_reason = str(error)
     if space is not None:
         completions = int(space.matching(config).sum())
         config = dict(space.config(int(space.matching(config).argmax()))) if completions == 1 else config
-    verdicts = explain_config(card, framework, config, extra, args.use_fewer)
+    verdicts = subject.explain(config)
     rejected = [verdict for verdict in verdicts if verdict.ok is False]
     is_complete = all(knob.name in config for knob in knobs)
     prediction = _predict(card, space, config) if space is not None and is_complete else None
@@ -116,7 +128,7 @@ def _explain(args: argparse.Namespace, card: Card, framework: Framework, extra: 
     if args.json:
         answer = {
             "workload": card.name,
-            "framework": framework.name,
+            "framework": subject.framework_name,
             "config": config,
             "legal": legal,
             "verdicts": [verdict.model_dump() for verdict in verdicts],
@@ -143,7 +155,7 @@ def _print_explanation(
         print(f"  {mark}  {verdict.rule:<36}{verdict.detail}")
         if verdict.ok is False:
             print(f"      {'':<36}required: {verdict.summary}")
-            if verdict.rule != "choices":
+            if verdict.rule not in ("choices", RECORDED):
                 print(f"      {'':<36}{KIND_WORDS[verdict.kind]}{': ' if verdict.source else ''}{verdict.source}")
     rejected = [verdict.rule for verdict in verdicts if verdict.ok is False]
     if rejected:

@@ -15,6 +15,7 @@ from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.profile import Profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import SIMULATE, Target
+from cclsearch.plan.unlike import refuse_unlike
 from cclsearch.recording.load import Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
@@ -94,6 +95,7 @@ def _resolve_recorded(request: SearchRequest, card: Card, folder: Path, objectiv
             f"{card.name} is a {card.task} workload, but the recording {recording.name!r} is of {recording.card.task}:"
             " choose another with `--recording FOLDER`"
         )
+    refuse_unlike(request, recording.card, recording.name)
     _refuse_changes(request, recording.card.framework)
     _require_recorded(objective, recording)
     return ResolvedWorkload(

@@ -12,7 +12,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance, Value
 from cclsearch.launch.base import WorkloadUser
 from cclsearch.launch.profile import make_launcher
-from cclsearch.plan.target import find_recording
+from cclsearch.plan.subject import locate_recording
 from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
@@ -131,16 +131,6 @@ def grow_space(
     if isinstance(session.jobs.launcher, WorkloadUser):
         session.jobs.launcher.use_workload(spec.card, space)
     return replace(session, spec=spec, space=space, held_back=hold_back(spec, space))
-
-
-def locate_recording(spec: RunSpec) -> RunSpec:
-    """Return the spec with the present folder of its recording, found by name if it has moved."""
-    if spec.recording is None or spec.recording.folder.is_dir():
-        return spec
-    folder = find_recording(spec.recording.name)
-    recording = spec.recording.model_copy(update={"folder": folder})
-    profile = spec.profile.model_copy(update={"settings": {**spec.profile.settings, "recording": str(folder)}})
-    return spec.model_copy(update={"recording": recording, "profile": profile})
 
 
 def begin_or_resume(

@@ -14,8 +14,10 @@ from cclsearch.core.values import Model
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import choose_target
+from cclsearch.plan.unlike import refuse_unlike
 from cclsearch.plugins import TASKS
 from cclsearch.recording.join import find_family, join_recordings
+from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import create_run
 from cclsearch.score.catalog import find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, load_objective, single_metric
@@ -163,6 +165,8 @@ def _join_family(request: SearchRequest, card: Card, joined: Path) -> tuple[Sear
     )
     if target.recording is None:
         return request, ()
+    chosen = load_recording(target.recording)
+    refuse_unlike(request, chosen.card, chosen.name)
     family = find_family(target.recording)
     sizes = {recording.card.hardware.num_accelerators for recording in family}
     folder = target.recording if len(sizes) < 2 else join_recordings(family, joined)

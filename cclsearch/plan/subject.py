@@ -1,0 +1,159 @@
+"""What `space` and `predict` speak about: a workload, a recording, or the inputs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Value, format_config
+from cclsearch.plan.target import find_recording
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import load_run
+from cclsearch.run.spec import RunSpec
+from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs
+from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.parse import parse_knobs
+from cclsearch.space.table import Space
+
+RECORDED = "recorded"
+"""The rule of a recording's space: the configuration is one of its rows."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that name the subject and change it; a run and a recording cannot be changed."""
+
+    workload: str | None = None
+    recording: str | None = None
+    run: str | None = None
+    runs: Path | None = None
+    overlays: Sequence[str] = ()
+    sets: Sequence[str] = ()
+    framework: str | None = None
+    knobs: Sequence[str] = ()
+    use_fewer: bool = False
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A card, its framework and the choices of its knobs; with a recording, its rows are the search space."""
+
+    title: str
+    card: Card
+    framework_name: str
+    framework: Framework | None
+    """None for a recording, whose space no rules make."""
+    knobs: tuple[KnobDeclaration, ...] = ()
+    use_fewer: bool = False
+    recording: Recording | None = None
+    notes: tuple[str, ...] = ()
+
+    def build_space(self) -> Space:
+        """Return the search space; raises UserError if it is empty."""
+        if self.recording is not None:
+            return self.recording.space
+        assert self.framework is not None
+        return build_space(self.card, self.framework, self.knobs, self.use_fewer)
+
+    def explain(self, config: Mapping[str, Value]) -> tuple[RuleVerdict, ...]:
+        """Return what each rule says about a complete or partial configuration, or whether the recording has it."""
+        if self.recording is None:
+            assert self.framework is not None
+            return explain_config(self.card, self.framework, config, self.knobs, self.use_fewer)
+        return (_look_up(self.recording, config),)
+
+
+def find_subject(asked: Asked) -> Subject:
+    """Return what the options name; raises UserError if they name nothing, several things, or change a frozen one."""
+    if asked.run is not None:
+        others = (("--workload", asked.workload), ("--recording", asked.recording), *_changes(asked))
+        _refuse(others, f"--run {asked.run} stands for the frozen inputs of that run")
+        return _read_run(load_run(find_run(asked.run, asked.runs)).spec)
+    if asked.recording is not None:
+        _refuse((("--workload", asked.workload), *_changes(asked)), "--recording has a card and a space of its own")
+        return _read_recording(load_recording(find_recording(asked.recording)))
+    if asked.workload is None:
+        raise UserError("nothing is named: give --workload NAME, --recording NAME, or --run RUN")
+    card = load_card(asked.workload, asked.overlays, asked.sets)
+    framework = load_framework(asked.framework or card.framework)
+    extra = parse_knobs(asked.knobs)
+    require_known_knobs(extra, card, framework)
+    return Subject(card.name, card, framework.name, framework, extra, asked.use_fewer, notes=card.remarks)
+
+
+def locate_recording(spec: RunSpec) -> RunSpec:
+    """Return the spec with the present folder of its recording, found by name if it has moved."""
+    if spec.recording is None or spec.recording.folder.is_dir():
+        return spec
+    folder = find_recording(spec.recording.name)
+    recording = spec.recording.model_copy(update={"folder": folder})
+    profile = spec.profile.model_copy(update={"settings": {**spec.profile.settings, "recording": str(folder)}})
+    return spec.model_copy(update={"recording": recording, "profile": profile})
+
+
+def _changes(asked: Asked) -> tuple[tuple[str, object], ...]:
+    return (
+        ("--overlay", asked.overlays),
+        ("--set", asked.sets),
+        ("--framework", asked.framework),
+        ("--knob", asked.knobs),
+        ("--use-fewer", asked.use_fewer),
+    )
+
+
+def _refuse(options: Sequence[tuple[str, object]], why: str) -> None:
+    given = [name for name, value in options if value]
+    if given:
+        raise UserError(f"{' and '.join(given)}: {why}; leave {'it' if len(given) == 1 else 'them'} out")
+
+
+def _read_run(spec: RunSpec) -> Subject:
+    if spec.recording is not None:
+        folder = locate_recording(spec).recording
+        assert folder is not None
+        recorded = _read_recording(load_recording(folder.folder))
+        return Subject(
+            f"run {spec.run_id}", spec.card, spec.framework, None, recording=recorded.recording, notes=recorded.notes
+        )
+    framework = load_framework(spec.framework)
+    knobs, notes = spec.knobs, spec.card.remarks
+    return Subject(f"run {spec.run_id}", spec.card, framework.name, framework, knobs, spec.use_fewer, notes=notes)
+
+
+def _read_recording(recording: Recording) -> Subject:
+    card = recording.card
+    notes = (*recording.notes, *card.remarks)
+    return Subject(f"recording {recording.name}", card, card.framework, None, recording=recording, notes=notes)
+
+
+def _look_up(recording: Recording, config: Mapping[str, Value]) -> RuleVerdict:
+    """Whether the recording has the configuration, and what was measured."""
+    rows = recording.space.matching(config).nonzero()[0]
+    summary = "the search space of a recording is its rows"
+    if not len(rows):
+        return RuleVerdict(rule=RECORDED, ok=False, detail=_describe_near(recording, config), summary=summary)
+    detail = f"{len(rows)} rows match"
+    if all(knob.name in config for knob in recording.space.knobs):
+        row, metric = recording.rows[int(rows[0])], recording.primary
+        value = row.metrics.get(metric.name)
+        measured = f"{metric.words} {value:g} {metric.unit or ''}".strip() if value is not None else row.status.value
+        detail = f"measured: {measured} (recorded)"
+    return RuleVerdict(rule=RECORDED, ok=True, detail=detail, summary=summary)
+
+
+def _describe_near(recording: Recording, config: Mapping[str, Value]) -> str:
+    """Say that nothing was measured, and which single value would have to differ."""
+    for name in reversed(list(config)):
+        rest = {knob: value for knob, value in config.items() if knob != name}
+        rows = recording.space.matching(rest).nonzero()[0]
+        if len(rows):
+            values = sorted(
+                {str(recording.rows[int(row)].config[name]) for row in rows}, key=lambda text: (len(text), text)
+            )
+            return f"was not measured; with {format_config(rest) or 'any values'} there are {name}={','.join(values)}"
+    return "was not measured"

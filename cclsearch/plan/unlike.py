@@ -1,0 +1,56 @@
+"""Refuse changes of a card that a recording cannot honour: its measurements have one model, work and hardware."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cclsearch.card.load import inspect_card
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plugins import TASKS
+
+_FREE = frozenset({"description", "source", "licence", "recording", "nominal"})
+"""Fields that say nothing about what a trial does."""
+_HARDWARE = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
+"""Field of a card's file -> its name in `Card.hardware`, if that differs."""
+_CARD = {"model_family": "family"}
+
+
+def refuse_unlike(request: SearchRequest, recorded: Card, recording: str) -> None:
+    """Raise UserError for `--set` and `--overlay` that ask for something else than what was measured."""
+    if not request.sets and not request.overlays:
+        return
+    before = inspect_card(request.workload).values
+    asked = inspect_card(request.workload, request.overlays, request.sets).values
+    changed = {field: value for field, value in asked.items() if before.get(field) != value and field not in _FREE}
+    differs = [
+        f"{field} {_show(measured)} (not {_show(value)})"
+        for field, value in changed.items()
+        if (measured := _value_of(recorded, field)) != value
+    ]
+    if differs:
+        option = " ".join(name for name, given in (("--set", request.sets), ("--overlay", request.overlays)) if given)
+        raise UserError(
+            f"{option}: the recording {recording!r} was measured with {', '.join(differs)}; leave the change out, or"
+            " choose where to run trials (`--launcher NAME`)"
+        )
+
+
+def _value_of(card: Card, field: str) -> Any:
+    """The card's value of a field of card files; None if it has none."""
+    if card.model is not None and field == "moe":
+        return card.model.moe is not None
+    keys = {each.name: each.key or each.name for each in TASKS.get(card.task).card_fields}
+    if field in keys:
+        return card.work.get(keys[field])
+    parts = ((card.model and card.model.moe, field), (card.model, field), (card.hardware, _HARDWARE.get(field, field)))
+    for part, name in (*parts, (card, _CARD.get(field, field))):
+        if part is not None and hasattr(part, name):
+            return getattr(part, name)
+    return None
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else one_line(str(value), 40)
