@@ -184,8 +184,10 @@ def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
     own = ("accelerator=mine", "memory_gb=40", "memory_gb_per_s=1555")
     assert predict(*own, "peak_flops=312e12") == pytest.approx(predict(), rel=0.05)
     assert predict(*own, "peak_flops=31.2e12") > 3 * predict(*own, "peak_flops=312e12")
-    assert main(["space", "--workload", "wl1", *(w for s in (*own, "peak_flops=1e14") for w in ("--set", s))]) == 0
-    assert "scale_out_gbps is missing, and 'mine' is not a known accelerator; 200 is used" in capsys.readouterr().out
+    (project / "no-links.yaml").write_text("workload: {hardware: {network_topo: {bandwidth_gbps: N/A}}}\n")
+    words = [word for setting in (*own, "peak_flops=1e14") for word in ("--set", setting)]
+    assert main(["space", "--workload", "wl1", "--overlay", "no-links.yaml", *words]) == 0
+    assert "data-center GPU, because 'mine' is not a known accelerator: scale_up_gbps 2400" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rates", ["-1", "fast", "{bf16: -1}", "[1]", "1e30", "{}"])

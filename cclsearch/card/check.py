@@ -20,6 +20,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 
 MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
+CATALOGUE = "the catalogue of accelerators"
 OF_UNKNOWN = ("peak_flops", "memory_gb_per_s", "memory_gb")
 """What a card must state of an accelerator that the catalogue does not have."""
 
@@ -31,6 +32,7 @@ def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldP
         *_check_model(values),
         *_read_accelerator(values),
         *_read_bandwidths(values, data),
+        *_infer_links(values),
         *_check_torus(values),
     ]
 
@@ -100,8 +102,8 @@ def _read_known(candidates: Sequence[Accelerator], values: dict[str, Any]) -> It
         yield infer(values, "memory_gb", gib, _say_memory(name, gib, sizes if stated is None else []))
     assert chosen is not None
     values["accelerator"] = chosen.name
-    if chosen.scale_up_domain is not None:
-        values.setdefault("scale_up_domain", chosen.scale_up_domain)
+    if chosen.scale_up_domain is not None and "scale_up_domain" not in values:
+        yield infer(values, "scale_up_domain", chosen.scale_up_domain, CATALOGUE)
 
 
 def _say_memory(name: str, chosen: float, sizes: Sequence[float]) -> str:
@@ -121,13 +123,17 @@ def _read_unknown(name: str, values: Mapping[str, Any]) -> Iterator[FieldProblem
         message = f"is {one_line(name, 60)!r}, which is not a known accelerator{hint_accelerator(name)}"
         remedy = " ".join(f"--set {field}=N" for field in missing)
         yield _problem("accelerator", message, remedy=remedy)
+
+
+def _infer_links(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    """Give an unknown accelerator without link bandwidths those of a usual data-center GPU."""
+    name = values.get("accelerator")
+    if name is None or find_candidates(name):
         return
     for field in ("scale_up_gbps", "scale_out_gbps"):
         if field not in values:
-            used = f"{getattr(NOMINAL, field):g} is used, the figure of a usual data-center GPU"
-            yield _note(
-                BY_NAME[field].path, f"is missing, and {one_line(name, 40)!r} is not a known accelerator; {used}"
-            )
+            source = f"a usual data-center GPU, because {one_line(name, 40)!r} is not a known accelerator"
+            yield infer(values, field, getattr(NOMINAL, field), source)
 
 
 def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
+from cclsearch.cli.space import read_asked
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.space.build import build_space, require_known_knobs
-from cclsearch.space.framework import load_framework
+from cclsearch.plan.subject import Subject, find_subject
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.parse import parse_assignments, parse_knobs
+from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Prediction, predict_space
 from cclsearch.tasks.training.aot import compile_memory, find_topology, require_compiler
@@ -28,12 +27,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the configurations that are predicted to be fastest and likely to fit, with their parts."""
     if args.png:
         require_writable(args.png, "--png")
-    card = load_card(args.workload, args.overlay, args.set)
+    subject = find_subject(read_asked(args))
+    card = subject.card
     topology = _find_topology(card, args.aot)
-    framework = load_framework(args.framework or card.framework)
-    extra = parse_knobs(args.knob)
-    require_known_knobs(extra, card, framework)
-    space = build_space(card, framework, extra)
+    space = subject.build_space()
     prediction = predict_space(card, space)
     if prediction is None:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs")
@@ -48,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         head = {"workload": card.name, "provenance": "simulated", "legal": len(space), "inferred": inferred}
         print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
     else:
-        _print_table(card, space, described, prediction)
+        _print_table(subject, space, described, prediction)
     return 0
 
 
@@ -56,7 +53,8 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
     """Return at most `--top` rows that match `--config`: first those likely to fit, each group fastest first."""
     matches = space.matching(parse_assignments(args.config, space.knobs) if args.config is not None else {})
     if not matches.any():
-        options = [("--workload", args.workload), ("--framework", args.framework), ("--config", args.config)]
+        options = [("--workload", args.workload), ("--recording", args.recording), ("--run", args.run)]
+        options += [("--framework", args.framework), ("--config", args.config)]
         options += [("--overlay", path) for path in args.overlay] + [("--set", pair) for pair in args.set]
         options += [("--knob", knob) for knob in args.knob]
         given = shlex.join([text for option, value in options if value is not None for text in (option, value)])
@@ -77,11 +75,12 @@ def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
     }
 
 
-def _print_table(card: Card, space: Space, described: list[dict[str, Any]], prediction: Prediction) -> None:
+def _print_table(subject: Subject, space: Space, described: list[dict[str, Any]], prediction: Prediction) -> None:
+    card = subject.card
     form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
     print(f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run")
-    for remark in card.remarks:
-        print(f"note: {remark}")
+    for note in subject.notes:
+        print(f"note: {note}")
     width = max(len(row["label"]) for row in described)
     memory = f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
     heading = f"{form.heading or metric.unit or metric.name:>9}{memory}"
