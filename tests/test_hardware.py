@@ -187,7 +187,8 @@ def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
     (project / "no-links.yaml").write_text("workload: {hardware: {network_topo: {bandwidth_gbps: N/A}}}\n")
     words = [word for setting in (*own, "peak_flops=1e14") for word in ("--set", setting)]
     assert main(["space", "--workload", "wl1", "--overlay", "no-links.yaml", *words]) == 0
-    assert "data-center GPU, because 'mine' is not a known accelerator: scale_up_gbps 2400" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "scale_up_gbps 2400, scale_out_gbps 200; source: a usual data-center GPU, because 'mine' is not" in shown
 
 
 @pytest.mark.parametrize("rates", ["-1", "fast", "{bf16: -1}", "[1]", "1e30", "{}"])
