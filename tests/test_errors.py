@@ -41,7 +41,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("runn", "did you mean 'run'?"),
     ("run -w wl2 --budjet 3", "unrecognized arguments: --budjet 3 (did you mean '--budget'?) (see"),
     ("--verbose", "there is no command '--verbose'"),
-    ("run", "required: -w/--workload (see `ccl-search run --help`)"),
+    ("run", "give --workload NAME, or --recording NAME"),
     ("run -w folder", "there is no workload 'folder' (here that name is a folder); known: "),
     ("run -w LONG", "there is no workload"),
     ("status LONG", "there is no run"),
@@ -86,6 +86,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("what-if nowhere", "'nowhere' does not exist: give a trace file"),
     ("policy test nowhere", "there is no policy 'nowhere'; known: "),
     ("launcher list slurm-generic", "takes no profile"),
+    ("card show nowhere", "there is no workload 'nowhere'"),
+    ("recording check nowhere", "there is no recording 'nowhere'"),
     ("accelerators h10o", "did you mean 'h100'?"),
     ("launcher show local --framework cpu", "an option of `launcher check`"),
     ("launcher copy local", "NEWNAME is missing"),
@@ -131,7 +133,7 @@ def test_a_missing_newer_or_broken_run_is_named(
 
 
 def test_a_command_suggested_by_an_error_works_as_printed(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "--workload", "wl2", "--config", "tp=8,dp=1", "--set", "model_family=my model"]) == 2
+    assert main(["predict", "--workload", "wl2", "--config", "tp=16,dp=16", "--set", "model_family=my model"]) == 2
     [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
     assert main(shlex.split(command)) == 1
     assert "NO" in capsys.readouterr().out

@@ -41,6 +41,7 @@ COMMANDS = {
     "what-if": "step time with other links or collectives, projected from a trace",
     "policy": "test a policy program: what it proposes for each workload",
     "replay-turns": "repeat an LLM's decisions from the records of a run",
+    "recording": "check a table of your own measurements before a search uses it",
     "launcher": "list, show or copy launcher profiles; check one on its cluster",
     "clean": "show and cancel jobs that a search left running",
     "doctor": "what this machine offers, and how to add what is missing",

@@ -6,12 +6,14 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE, Settings, load_settings
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.warm_start import AUTO, add_comparable_runs
+from cclsearch.plan.target import find_recording, list_recordings
+from cclsearch.plan.warm_start import AUTO, add_comparable_runs, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
@@ -66,10 +68,20 @@ def _refuse_unused_llm_options(args: argparse.Namespace, settings: Settings) -> 
         raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
 
 
+def _find_earlier(name: str, runs: Path | None) -> Path:
+    """Return the folder of a recording, given by its path or name, or of a run."""
+    folder = Path(name).expanduser()
+    if is_recording(folder):
+        return folder
+    return find_recording(name) if name in list_recordings() else find_run(name, runs)
+
+
 def make_request(args: argparse.Namespace) -> SearchRequest:
     """Return the search request; options that were not given come from the project's settings."""
     settings = load_settings()
     _refuse_unused_llm_options(args, settings)
+    if args.workload is None and args.recording is None:
+        raise UserError("nothing is named: give --workload NAME, or --recording NAME for the card of a recording")
     options = {
         "mode": args.llm_mode,
         "max_tokens": args.max_tokens,
@@ -77,7 +89,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         "seed_policy": args.seed_policy,
     }
     return SearchRequest(
-        workload=args.workload,
+        workload=args.workload or str(find_recording(args.recording) / "card.yaml"),
         limits=SearchLimits(
             budget=args.budget or settings.budget or 15,
             parallel=args.parallel,
@@ -100,7 +112,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=args.seed,
         use_fewer=args.use_fewer,
-        learn_from=tuple(str(find_run(name, args.runs)) for name in args.learn_from if name != AUTO),
+        learn_from=tuple(str(_find_earlier(name, args.runs)) for name in args.learn_from if name != AUTO),
         knobs=parse_knobs(args.knob),
         run_id=args.name,
     )

@@ -18,7 +18,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS, TASKS
 from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
 
-_FAILURES = {
+RECORDED_FAILURES = {
     RowStatus.OOM: (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
     RowStatus.FAILED: (FailureKind.CRASHED, 'the recording says only "failed": crashed or out of memory'),
 }
@@ -120,8 +120,8 @@ class ReplayLauncher:
 
     def _result(self, job: Job, row: RecordedRow) -> TrialResult:
         failure = None
-        if row.status in _FAILURES:
-            kind, message = _FAILURES[row.status]
+        if row.status in RECORDED_FAILURES:
+            kind, message = RECORDED_FAILURES[row.status]
             failure = Failure(stage=Stage.RUN, kind=kind, message=message)
         card = self.recording.card
         result: TrialResult = TASKS.get(card.task).make_result(

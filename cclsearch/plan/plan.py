@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cclsearch import __version__
 from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
@@ -22,9 +23,10 @@ from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.impossible import describe_impossible
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.strategy import choose_strategy
-from cclsearch.plan.target import choose_target
+from cclsearch.plan.target import choose_target, find_recording
 from cclsearch.plan.warm_start import AUTO, load_warm_start
 from cclsearch.plan.workload import resolve_workload
+from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import choose_objective
@@ -45,7 +47,7 @@ class Plan:
 def plan_search(request: SearchRequest) -> Plan:
     """Return the request resolved and frozen; raises UserError if the search cannot work."""
     load_classes()  # a malformed table of the project stops the search before anything is written
-    requested_card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
+    requested_card = load_requested(request)
     target = choose_target(
         requested_card,
         launcher=request.launcher,
@@ -91,6 +93,15 @@ def plan_search(request: SearchRequest) -> Plan:
     return Plan(_mask_secrets(spec), workload.space)
 
 
+def load_requested(request: SearchRequest) -> Card:
+    """Return the card that the request names; that of the recording, completed, if it names only a recording."""
+    if request.recording is not None:
+        folder = find_recording(request.recording)
+        if Path(request.workload) == folder / "card.yaml":
+            return load_recording(folder).card
+    return load_card(request.workload, overlays=request.overlays, sets=request.sets)
+
+
 def _read_provenance(profile: Profile, framework: str) -> Provenance:
     """Where the figures will come from; raises UserError if the profile's launcher cannot work."""
     with contextlib.closing(make_launcher(profile, framework=framework)) as launcher:
@@ -111,7 +122,9 @@ def _describe_confirm(request: SearchRequest, provenance: Provenance) -> tuple[s
 
 def _choose_run_id(request: SearchRequest) -> str:
     if request.run_id is None:
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(request.workload).stem)[:30].strip("-") or "run"
+        path = Path(request.workload)
+        stem = path.parent.name if path.name == "card.yaml" else path.stem
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)[:30].strip("-") or "run"
         return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     if request.run_id in (LAST, AUTO):
         raise UserError(f"{request.run_id!r} is reserved: choose another run name")

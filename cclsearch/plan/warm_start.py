@@ -1,32 +1,88 @@
-"""Warm starts: trials of earlier searches as a prior for this one (`--learn-from`)."""
+"""Warm starts: trials of earlier searches, or measurements of one's own, as a prior for this one (`--learn-from`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Provenance
+from cclsearch.core.values import Failure, Provenance, Stage
+from cclsearch.launch.contract import RunStatus
+from cclsearch.launch.replay import RECORDED_FAILURES
 from cclsearch.propose.base import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
-from cclsearch.run.spec import RunSpec, read_spec
+from cclsearch.recording.load import RecordedRow, RowStatus, load_recording
+from cclsearch.run.spec import RunSpec, hash_file, read_spec
+from cclsearch.score.evaluate import evaluate_trial
+from cclsearch.tasks.base import task_of
 
 AUTO = "auto"
 """Accepted in place of a run's name: all comparable runs of the project."""
 
 
 def load_warm_start(spec: RunSpec) -> tuple[Observation, ...]:
-    """Return the observations of the runs in `spec.learn_from`; raises UserError if one is not comparable.
+    """Return the observations of the runs and recordings in `spec.learn_from`; UserError if one is not comparable.
 
-    Figures of different provenance never mix: a measured search does not learn from recorded or simulated runs.
+    Runs of different provenance never mix: a measured search does not learn from recorded or simulated runs. A
+    recording that the user names is a table of measurements: it may teach where to search, and is never ranked.
     """
     prior: list[Observation] = []
     for name in spec.learn_from:
         folder = Path(name)
-        _check_comparable(spec, read_spec(folder), folder)
+        if is_recording(folder):
+            prior.extend(_read_recording(spec, folder))
+            continue
+        _check_comparable(spec, _Earlier.of(read_spec(folder)), folder)
         prior.extend(_read_observations(folder))
     return tuple(prior)
+
+
+def is_recording(folder: Path) -> bool:
+    """Whether the folder is a recording rather than a run."""
+    return (folder / "trials.csv").is_file()
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """What is compared of an earlier run, or of a recording."""
+
+    card: Card
+    framework: str
+    provenance: Provenance
+    simulated_cluster: str = ""
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> _Earlier:
+        return cls(spec.card, spec.framework, spec.provenance, spec.simulated_cluster)
+
+
+def _read_recording(spec: RunSpec, folder: Path) -> list[Observation]:
+    """The rows of a recording as observations, judged by this search's objective as if they were its trials."""
+    recording = load_recording(folder)
+    if spec.recording is not None and spec.recording.sha256 == hash_file(folder / "trials.csv"):
+        raise UserError(f"--learn-from {str(folder)!r} is the recording that this search replays: leave it out")
+    provenance = Provenance.RECORDED if spec.provenance is Provenance.SIMULATED else spec.provenance
+    _check_comparable(spec, _Earlier(recording.card, recording.card.framework, provenance), folder)
+    baseline = dict(recording.rows[recording.best_row].metrics)
+    return [_observe(spec, recording.card, row, baseline) for row in recording.rows]
+
+
+def _observe(spec: RunSpec, card: Card, row: RecordedRow, baseline: Mapping[str, float]) -> Observation:
+    if row.status is not RowStatus.OK:
+        kind, message = RECORDED_FAILURES[row.status]
+        failure = Failure(stage=Stage.RUN, kind=kind, message=message)
+        return Observation(0, row.config, None, None, failure, metrics=row.metrics)
+    task = task_of(card)
+    payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
+    result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
+    outcome = evaluate_trial(
+        payload, result, card, spec.objective, provenance=Provenance.RECORDED,
+        baseline=baseline if spec.objective.needs_baseline else None,
+    )  # fmt: skip
+    violation = spec.objective.violation(outcome.metrics)
+    return Observation(0, row.config, None, outcome.loss, outcome.failure, metrics=outcome.metrics, violation=violation)
 
 
 def add_comparable_runs(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
@@ -48,7 +104,7 @@ def add_comparable_runs(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
 def _is_comparable(spec: RunSpec, folder: Path) -> bool:
     try:
         earlier = read_spec(folder)
-        if earlier.provenance is not Provenance.MEASURED or _find_differences(spec, earlier):
+        if earlier.provenance is not Provenance.MEASURED or _find_differences(spec, _Earlier.of(earlier)):
             return False
         return _fingerprint(spec) == _fingerprint(earlier) and bool(_read_observations(folder))
     except (UserError, OSError):
@@ -76,16 +132,16 @@ def _read_observations(folder: Path) -> list[Observation]:
     return [replace(observation, row=None) for observation in state.trials.observe()]
 
 
-def _check_comparable(spec: RunSpec, earlier: RunSpec, folder: Path) -> None:
+def _check_comparable(spec: RunSpec, earlier: _Earlier, folder: Path) -> None:
     differs = _find_differences(spec, earlier)
     if differs:
         raise UserError(
             f"--learn-from {str(folder)!r} is not comparable with this search: different {', '.join(differs)};"
-            " name runs with the same work, model, accelerator and framework"
+            " name runs or recordings with the same work, model, accelerator and framework"
         )
 
 
-def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
+def _find_differences(spec: RunSpec, earlier: _Earlier) -> list[str]:
     names = {**spec.card.work, **earlier.card.work}
     pairs = {
         "task": (spec.card.task, earlier.card.task),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -102,7 +102,7 @@ def load_recording(folder: Path | str) -> Recording:
             raise UserError(f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {name}")
     data = read_yaml(folder / "card.yaml")
     task = read_task(data, str(folder / "card.yaml"))
-    knobs, rows, notes = _read_table(folder / "trials.csv", TASKS.get(task))
+    knobs, rows, notes = read_table(folder / "trials.csv", TASKS.get(task))
     card, card_notes = _read_card(folder, data, rows)
     knobs, rows, precision_notes = _keep_precisions(card, knobs, rows)
     if not any(row.status is RowStatus.OK for row in rows):
@@ -154,7 +154,19 @@ def find_recordings(folder: Path | str) -> list[Path]:
     return found
 
 
-def _read_table(path: Path, task: Any) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
+def _stop(problem: str) -> None:
+    raise UserError(problem)
+
+
+Table = tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]
+"""Knobs with their choices, rows, and notes."""
+
+
+def read_table(path: Path, task: Any, refuse: Callable[[str], None] = _stop) -> Table:
+    """The knobs and rows of `trials.csv`; each wrong cell or row is given to `refuse`, which may collect them.
+
+    Raises UserError if the file cannot be read at all.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             table = [[cell.strip() for cell in line] for line in csv.reader(lines)]
@@ -164,35 +176,39 @@ def _read_table(path: Path, task: Any) -> tuple[tuple[Knob, ...], tuple[Recorded
     if not table:
         raise UserError(f"{path}: must begin with a line of column names; the file is empty")
     header, *body = table
-    _check_header(path, header, task.primary)
+    check_header(path, header, task.primary)
     if not body:
         raise UserError(f"{path}: needs at least one measured row; there is none")
     for line, cells in enumerate(body, start=2):
         if len(cells) != len(header):
-            raise UserError(f"{path} row {line}: must have {len(header)} cells; it has {len(cells)}")
+            refuse(f"{path} row {line}: must have {len(header)} cells; it has {len(cells)}")
+    body = [[*cells, *[""] * len(header)][: len(header)] for cells in body]
     names = [name for name in header[: header.index("status")] if name != DERIVED]
-    columns = {name: _parse_column(path, name, [line[header.index(name)] for line in body]) for name in names}
-    metrics = _find_metrics(header[header.index("status") + 1 :], task)
-    rows = [
-        _read_row(path, n, dict(zip(header, cells, strict=True)), columns, task.primary, metrics)
-        for n, cells in enumerate(body)
-    ]
+    columns = {name: _parse_column(path, name, [line[header.index(name)] for line in body], refuse) for name in names}
+    metrics = find_metrics(header[header.index("status") + 1 :], task)
+    rows = []
+    for n, cells in enumerate(body):
+        try:
+            rows.append(_read_row(path, n, dict(zip(header, cells, strict=True)), columns, task.primary, metrics))
+        except UserError as error:
+            refuse(str(error))
     kept, notes = _keep_better(rows, task.primary_metric)
     choices = [sorted(set(columns[name]), key=lambda value: (isinstance(value, str), value)) for name in names]
     for name, distinct in zip(names, choices, strict=True):
         if len(distinct) > MAX_CHOICES:
-            raise UserError(f"{path}: knob {name!r} has {len(distinct)} different values; at most {MAX_CHOICES} work")
+            refuse(f"{path}: knob {name!r} has {len(distinct)} different values; at most {MAX_CHOICES} work")
     knobs = tuple(map(Knob, names, map(tuple, choices)))
     return knobs, tuple(kept), notes
 
 
-def _find_metrics(names: Sequence[str], task: Any) -> dict[str, bool]:
+def find_metrics(names: Sequence[str], task: Any) -> dict[str, bool]:
     """The columns that are metrics -> whether every value of theirs is above 0."""
     known = {PEAK_MEMORY: True} | {m.name: m.is_positive or m.name == task.primary for m in task.metrics}
     return {name: known.get(name, False) for name in names if name in known or METRICS.find(name) is not None}
 
 
-def _check_header(path: Path, header: Sequence[str], primary: str) -> None:
+def check_header(path: Path, header: Sequence[str], primary: str) -> None:
+    """Raise UserError if a table of these columns cannot be a recording."""
     for needed in ("status", primary):
         if needed not in header:
             raise UserError(f"{path}: needs a column {needed!r}; it has {', '.join(map(repr, header))}")
@@ -202,7 +218,7 @@ def _check_header(path: Path, header: Sequence[str], primary: str) -> None:
         raise UserError(f"{path}: needs at least one knob column left of 'status'; there is none")
 
 
-def _parse_column(path: Path, name: str, cells: Sequence[str]) -> list[Value]:
+def _parse_column(path: Path, name: str, cells: Sequence[str], refuse: Callable[[str], None]) -> list[Value]:
     """Cells of one knob as one type: whole numbers, numbers, true/false, or text."""
     if {cell.lower() for cell in cells} <= {"true", "false"}:
         return [cell.lower() == "true" for cell in cells]
@@ -213,7 +229,7 @@ def _parse_column(path: Path, name: str, cells: Sequence[str]) -> list[Value]:
         for line, (cell, number) in enumerate(zip(cells, numbers, strict=True), start=2):
             if number is None or not number.is_integer() or number < meaning.minimum:
                 wanted = f"a whole number of at least {meaning.minimum}"
-                raise UserError(f"{path} row {line}: {name} must be {wanted}; it is {cell!r}")
+                refuse(f"{path} row {line}: {name} must be {wanted}; it is {one_line(cell, 40)!r}")
     if len(whole) == len(cells):
         return list(whole)
     known = [number for number in numbers if number is not None]

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.values import Model
-from cclsearch.plan.plan import Plan, plan_search
+from cclsearch.plan.plan import Plan, load_requested, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import choose_target
 from cclsearch.plan.unlike import refuse_unlike
@@ -128,7 +127,7 @@ def plan_sweep(
     If only a recording applies, recordings of the same work on other numbers of accelerators are joined with it, in the
     folder `joined`.
     """
-    card = load_card(request.workload, overlays=request.overlays, sets=request.sets)
+    card = load_requested(request)
     sweep, searched = describe_sweep(objective, weights, task=card.task)
     strategy = request.strategy or (None if request.llm else STRATEGY)
     request, notes = _join_family(replace(request, use_fewer=True, strategy=strategy), card, joined)
