@@ -19,7 +19,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from cclsearch.card.hf_config import FAMILIES, count_hf_parameters
 from cclsearch.core.errors import UserError
 
-
 SETTINGS = {"deepseek_v2": {"num_experts_per_tok": 6}}
 """Settings without a usable default."""
 
