@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from cclsearch.card.load import load_card
+from cclsearch.cli import main
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.stats.closed_form import predict_space
@@ -67,3 +68,15 @@ def test_cards_of_the_paper_say_where_each_value_is_stated() -> None:
         card = read_yaml_card(row[0].strip("`"))
         assert {"model", "data", "framework", "hardware"} <= set(card["sources"])
         assert "not known of the paper" not in str(card["sources"])
+
+
+@pytest.mark.parametrize("name", ["wl1-inference", "wl2-inference", "wl3-inference"])
+def test_cards_of_inference_load_and_are_refused_by_a_search(
+    name: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["card", "check", name]) == 0
+    assert "inference cannot be searched yet" in capsys.readouterr().out
+    for command in (["space"], ["predict"], ["run", "--launcher", "simulate"], ["run"]):
+        assert main([*command, "--workload", name]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "is an inference workload" in line

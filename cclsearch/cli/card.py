@@ -17,6 +17,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.redact import redact
 from cclsearch.core.text import plain
+from cclsearch.plugins import TASKS
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +55,8 @@ def _print_loaded(name: str, report: CardReport, card: Card, *, as_json: bool) -
     hardware = f"{card.hardware.num_accelerators} x {card.hardware.accelerator}"
     framework = card.framework or "no framework named"
     print(plain(f"ok  {name}: {card.task} of {card.family or card.title}, {hardware}, {framework}"))
+    if TASKS.find(card.task) is None:
+        print(f"    {card.task} cannot be searched yet: only {', '.join(TASKS.names())} can")
     for remark in card.remarks:
         print(plain(f"    {remark}"))
 

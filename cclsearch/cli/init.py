@@ -31,11 +31,18 @@ def run(args: argparse.Namespace) -> int:
     print(f"wrote {len(files)} files in {folder}: " + ", ".join(str(name) for name in files))
     where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {shlex.quote(str(folder))} && "
     profile = answers["launcher"]
-    runs_here = not profile or find_launcher(folder, profile) == "local"
+    kind = find_launcher(folder, profile) if profile else "local"
+    runs_here = kind in ("local", "simulate")
     if not runs_here:
         print(f"next: {where}ccl-search launcher check {profile}   (describe its hardware in workloads/mine.yaml)")
-    place = "on this machine" if runs_here else f"on the machines of profile {profile!r}, not on this machine"
-    print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   (it trains {place})")
+    what = (
+        "it trains on this machine"
+        if runs_here
+        else f"it trains on the machines of profile {profile!r}, not on this machine"
+    )
+    if kind == "simulate":
+        what = "nothing trains: its trials are simulated"
+    print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   ({what})")
     return 0
 
 
