@@ -143,8 +143,10 @@ def render_layout(layers: int, stages: int) -> str:
 
     `E` is the embedding, `t` a layer and `L` the loss (megatron/core/transformer/pipeline_parallel_layer_layout.py).
     """
+    if layers + 2 < stages:
+        raise IllegalConfig(f"{layers} layers, embedding and loss are fewer than pp x virtual_pipeline = {stages}")
     if layers < stages:
-        raise IllegalConfig(f"{layers} layers are fewer than pp x virtual_pipeline = {stages}")
+        return "E|" + "|".join(["t"] * layers) + ("|L" if layers + 1 < stages else "L")
     each, more = divmod(layers, stages)
     inner = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage == stages - 1, stage))[:more]
     parts = [f"t*{each + (stage in inner)}" for stage in range(stages)]

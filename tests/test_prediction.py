@@ -145,6 +145,28 @@ def test_context_parallelism_shares_tokens_shards_states_and_exchanges_keys_and_
     assert time.p2p == pytest.approx(exposed, rel=1e-6)
 
 
+def test_hybrid_sharding_keeps_traffic_inside_nodes_and_takes_more_memory(wl2):
+    """16 data-parallel ranks on nodes of 4, weights sharded over all of them or over a node."""
+    rows = [{"dp": 16, "micro_batch_size": 1, "zero_stage": 3, "dp_replicate": copies} for copies in (1, 4, 16)]
+    layout, machine = read_layout(wl2, make_space(rows)), read_machine(wl2)
+    assert layout.sharding.tolist() == [16, 4, 1]
+    memory, time = memory_parts(wl2, layout, machine), time_parts(wl2, layout, machine)
+    assert memory.weights / memory.weights[0] == pytest.approx([1, 4, 16])
+    assert memory.optimizer / memory.optimizer[0] == pytest.approx([1, 4, 16])
+    assert time.dp[1] < time.dp[0], "only a quarter of the gradients leaves the node"
+    assert time.dp[1] > 0.1 * time.dp[0]
+
+
+def test_interleaving_does_not_help_a_pipeline_that_is_not_filled(wl2):
+    """4 stages; time of a pipeline in micro-batches: m + (pp - 1) / v, or pp + (m - 1) / v if that is longer."""
+    batch = wl2.number("global_batch_size")
+    rows = [
+        {"pp": 4, "dp": 1, "micro_batch_size": batch // m, "virtual_pipeline": v} for m in (1, 2, 4, 8) for v in (1, 2)
+    ]
+    parts = time_parts(wl2, read_layout(wl2, make_space(rows)), read_machine(wl2))
+    assert (parts.micro_batches + parts.bubble).tolist() == [4, 4, 5, 4.5, 7, 5.5, 11, 9.5]
+
+
 def test_without_context_parallelism_the_prediction_has_the_same_digits(wl2):
     rows = [{"tp": tp, "dp": 8 // tp, "pp": 2, "micro_batch_size": 1} for tp in (1, 2, 4)]
     plain, ones = (predict_space(wl2, make_space(each)) for each in (rows, [{**row, "cp": 1} for row in rows]))

@@ -138,6 +138,70 @@ def test_context_parallelism_is_an_option_only_if_the_space_has_it(
     assert balancer not in render(name, make_input({**config, "cp": 1}), monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks", "option"),
+    [
+        (8, 4, 1, None),
+        (8, 2, 2, "--num-virtual-stages-per-pipeline-rank 2"),
+        (27, 4, 1, "--pipeline-model-parallel-layout Et*7|t*7|t*7|t*6L"),
+        (26, 4, 1, "--pipeline-model-parallel-layout Et*6|t*7|t*7|t*6L"),
+        (7, 2, 2, "--pipeline-model-parallel-layout Et*2|t*2|t*2|t*1L"),
+        (3, 2, 2, "--pipeline-model-parallel-layout E|t|t|tL"),
+        (2, 2, 2, "--pipeline-model-parallel-layout E|t|t|L"),
+    ],
+)
+def test_megatron_gets_a_layout_if_layers_do_not_divide_into_chunks(
+    layers: int, pp: int, chunks: int, option: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = load_script("megatron", monkeypatch)._pipeline({"pp": pp, "virtual_pipeline": chunks}, layers)
+    assert " ".join(words) == (option or "")
+    if words and "layout" in words[0]:
+        stages = [re.sub(r"t\*(\d+)", lambda m: "t" * int(m[1]), stage) for stage in words[1].split("|")]
+        assert (len(stages), "".join(stages)) == (pp * chunks, f"E{'t' * layers}L"), "as Megatron-LM reads it"
+
+
+def test_megatron_refuses_more_chunks_than_layers_embedding_and_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("megatron", monkeypatch)
+    with pytest.raises(sys.modules["common"].IllegalConfig, match="1 layers, embedding and loss are fewer than"):
+        script.render_layout(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"pp": 4, "micro_batch_size": 1}, "1F1B"),
+        ({"pp": 4, "micro_batch_size": 4}, "GPipe"),
+        ({"pp": 4, "micro_batch_size": 1, "virtual_pipeline": 2}, "Interleaved1F1B"),
+        ({"pp": 1, "micro_batch_size": 4}, "1F1B"),
+    ],
+)
+def test_torchtitan_gets_a_schedule_that_torch_accepts(
+    config: dict[str, Value], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch refuses 1F1B with fewer micro-batches than stages."""
+    words = render("torchtitan", make_input({"tp": 1, "dp": 1, "zero_stage": 0, **config}), monkeypatch)
+    assert words[words.index("--parallelism.pipeline_parallel_schedule") + 1] == expected
+
+
+def test_torchtitan_replicates_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    config: dict[str, Value] = {"tp": 1, "dp": 8, "pp": 1, "micro_batch_size": 1, "zero_stage": 3, "dp_replicate": 2}
+    words = render("torchtitan", make_input(config), monkeypatch)
+    degrees = [words[words.index(f"--parallelism.data_parallel_{kind}_degree") + 1] for kind in ("replicate", "shard")]
+    assert degrees == ["2", "4"]
+
+
+def test_knobs_of_xla_flags_are_joined() -> None:
+    maxtext = load_framework("maxtext")
+    config: dict[str, Value] = {"xla_vmem_limit": "moe", "xla_data_parallel_overlap": "on", "tp": 2}
+    assert maxtext.knob_environment(config) == {
+        "LIBTPU_INIT_ARGS": "--xla_tpu_enable_data_parallel_all_reduce_opt=true"
+        " --xla_tpu_data_parallel_opt_different_sized_ops=true --xla_tpu_scoped_vmem_limit_kib=81920"
+    }
+    assert maxtext.knob_environment({"xla_vmem_limit": "default"}) == {}
+    for knob in maxtext.optional_knobs:
+        assert set(knob.writes) == set(knob.choices) - {"default"}
+
+
 def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(LAUNCHERS))
     import options

@@ -200,7 +200,7 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("ep_divides_dp", "tiny-jax", "jax-cpu", {}, {**JAX, "ep": 4}, {"dp": 2, "tp": 2}, ()),
         ("virtual_pipeline_needs_pp", "wl2", "megatron", {}, {**MEGATRON, "virtual_pipeline": 2},
          {"pp": 1, "dp": 8}, (VIRTUAL,)),
-        ("virtual_pipeline_at_most_layers", "wl2", "megatron", {"num_layers": 7}, {**MEGATRON, "virtual_pipeline": 3},
+        ("virtual_pipeline_at_most_layers", "wl2", "megatron", {"num_layers": 5}, {**MEGATRON, "virtual_pipeline": 3},
          {"virtual_pipeline": 4}, (VIRTUAL,)),
         ("virtual_pipeline_micro_batches", "wl2", "megatron", {"global_batch_size": 20},
          {**MEGATRON, "virtual_pipeline": 1}, {"virtual_pipeline": 2}, (VIRTUAL,)),

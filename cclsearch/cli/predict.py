@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the configurations that are predicted to be fastest and likely to fit, with their parts."""
     if args.png:
         require_writable(args.png, "--png")
-    subject = find_subject(read_asked(args))
+    subject = find_subject(read_asked(args, args.use_fewer))
     card = subject.card
     topology = _find_topology(card, args.aot)
     space = subject.build_space()

@@ -18,6 +18,7 @@ from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.space.parse import parse_knobs
+from cclsearch.space.tuning_config import read_tuning_config
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,6 +114,6 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         seed=args.seed,
         use_fewer=args.use_fewer,
         learn_from=tuple(str(_find_earlier(name, args.runs)) for name in args.learn_from if name != AUTO),
-        knobs=parse_knobs(args.knob),
+        knobs=(*read_tuning_config(args.tuning_config), *parse_knobs(args.knob)),
         run_id=args.name,
     )

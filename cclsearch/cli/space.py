@@ -36,7 +36,16 @@ def run(args: argparse.Namespace) -> int:
 def read_asked(args: argparse.Namespace, use_fewer: bool = False) -> Asked:
     """Return the options that name a workload, a recording or a run, and change a workload."""
     return Asked(
-        args.workload, args.recording, args.run, args.runs, args.overlay, args.set, args.framework, args.knob, use_fewer
+        workload=args.workload,
+        recording=args.recording,
+        run=args.run,
+        runs=args.runs,
+        overlays=args.overlay,
+        sets=args.set,
+        framework=args.framework,
+        tuning_config=args.tuning_config,
+        knobs=args.knob,
+        use_fewer=use_fewer,
     )
 
 

@@ -19,6 +19,7 @@ from cclsearch.space.build import RuleVerdict, build_space, explain_config, requ
 from cclsearch.space.framework import Framework, load_framework
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.table import Space
+from cclsearch.space.tuning_config import read_tuning_config
 
 RECORDED = "recorded"
 """The rule of a recording's space: the configuration is one of its rows."""
@@ -35,6 +36,7 @@ class Asked:
     overlays: Sequence[str] = ()
     sets: Sequence[str] = ()
     framework: str | None = None
+    tuning_config: Path | None = None
     knobs: Sequence[str] = ()
     use_fewer: bool = False
 
@@ -81,7 +83,7 @@ def find_subject(asked: Asked) -> Subject:
         raise UserError("nothing is named: give --workload NAME, --recording NAME, or --run RUN")
     card = load_card(asked.workload, asked.overlays, asked.sets)
     framework = load_framework(asked.framework or card.framework)
-    extra = parse_knobs(asked.knobs)
+    extra = (*read_tuning_config(asked.tuning_config), *parse_knobs(asked.knobs))
     require_known_knobs(extra, card, framework)
     return Subject(card.name, card, framework.name, framework, extra, asked.use_fewer, notes=card.remarks)
 
@@ -101,6 +103,7 @@ def _changes(asked: Asked) -> tuple[tuple[str, object], ...]:
         ("--overlay", asked.overlays),
         ("--set", asked.sets),
         ("--framework", asked.framework),
+        ("--tuning-config", asked.tuning_config),
         ("--knob", asked.knobs),
         ("--use-fewer", asked.use_fewer),
     )

@@ -34,11 +34,13 @@ class Divisors(Model):
     if_fewer: tuple[str, ...] = ()
     """Further numbers, whose divisors are choices too if a search may leave accelerators idle: then degrees need not
     divide the number of accelerators."""
+    also: tuple[int, ...] = ()
+    """Further choices, of every card."""
     most: int | None = Field(default=None, ge=1)
 
     def choices(self, card: Card, *, use_fewer: bool = False) -> tuple[int, ...]:
         """The divisors in ascending order, up to `most`; those of `if_fewer` up to the number of accelerators."""
-        divisors = set(list_divisors(find_number(card, self.divisors_of)))
+        divisors = {*list_divisors(find_number(card, self.divisors_of)), *self.also}
         for name in self.if_fewer if use_fewer else ():
             more = list_divisors(find_number(card, name))
             divisors.update(divisor for divisor in more if divisor <= card.hardware.num_accelerators)

@@ -43,6 +43,8 @@ class Layout:
     """ZeRO stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
     declares_sharding: bool
     """Whether the space has a knob for it; without one, a framework may still shard."""
+    replicated: Array
+    """Replicas of the sharded weights among dp (HSDP): each is sharded over `sharding` ranks."""
     recompute: Array
     """Share of each layer's activations that is recomputed, 0 to 1."""
     sequence_parallel: Array
@@ -66,6 +68,11 @@ class Layout:
     def replicas(self) -> Array:
         """Ranks with the same part of the weights, which reduce gradients and shard states: dp x cp."""
         return self.dp * self.cp
+
+    @property
+    def sharding(self) -> Array:
+        """Ranks that share one replica of what ZeRO shards: all replicas without HSDP."""
+        return np.maximum(self.replicas / self.replicated, 1.0)
 
     @property
     def ranks(self) -> Array:
@@ -95,6 +102,7 @@ def read_layout(card: Card, space: Space) -> Layout:
         accumulation=accumulation,
         zero=_zero(space),
         declares_sharding=any(space.find(name) is not None for name in ("zero_stage", "fsdp")),
+        replicated=np.minimum(number("dp_replicate"), dp),
         recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
         sequence_parallel=_by_choice(space, "sequence_parallel", _as_switch),
         declares_sequence_parallel=space.find("sequence_parallel") is not None,

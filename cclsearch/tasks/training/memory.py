@@ -73,7 +73,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     arch, counts = card.arch, count_parts(card.arch)
     params = parameters_per_rank(counts, arch.num_layers, layout)
     width = 4.0 if card.precision in {"fp32", "float32", "tf32"} else 2.0
-    by_dp = layout.replicas
+    by_dp = layout.sharding
     weights = width * params / np.where(layout.zero >= 3, by_dp, 1.0)
     gradients = 4.0 * params / np.where(layout.zero >= 2, by_dp, 1.0)
     optimizer = (12.0 if width == 2.0 else 8.0) * params

@@ -155,12 +155,14 @@ def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> C
     )
 
 
-@register_rule("virtual_pipeline_at_most_layers", "virtual_pipeline", "pp")
+@register_rule("virtual_pipeline_at_most_layers", "virtual_pipeline", "pp", parameters={"ends": bool})
 def _virtual_pipeline_at_most_layers(card: Card, options: Mapping[str, Any]) -> Clause:
-    layers = card.arch.num_layers
+    """`ends: true` if the embedding and the loss may have chunks of their own."""
+    layers, ends = card.arch.num_layers, 2 if options.get("ends") else 0
     return (
-        f"with virtual_pipeline above 1, pp x virtual_pipeline is at most the {layers} layers",
-        lambda at: (at["virtual_pipeline"] == 1) | (at["pp"] * at["virtual_pipeline"] <= layers),
+        f"with virtual_pipeline above 1, pp x virtual_pipeline is at most the {layers} layers"
+        + (", embedding and loss" if ends else ""),
+        lambda at: (at["virtual_pipeline"] == 1) | (at["pp"] * at["virtual_pipeline"] <= layers + ends),
         lambda c: (
             f"{layers} layers / (pp {c['pp']} x virtual_pipeline {c['virtual_pipeline']}) = "
             f"{layers / (c['pp'] * c['virtual_pipeline']):g} per chunk"

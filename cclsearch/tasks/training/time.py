@@ -114,7 +114,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     nodes = np.maximum(layout.ranks / machine.node, 1.0)
     staged = (layout.pp > 1).astype(np.float64)
     local_params = parameters_per_rank(counts, arch.num_layers, layout)
-    sharded = np.where(layout.zero >= 1, layout.replicas, 1.0)
+    sharded = np.where(layout.zero >= 1, layout.sharding, 1.0)
     return TimeParts(
         gemm=gemm * turns,
         attention=attention * turns,
@@ -127,7 +127,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         tp_wait=tp_wait,
         tp_wait_staged=tp_wait_staged,
         expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
-        bubble=(layout.pp - 1) / layout.virtual,  # [M] section 2.2
+        bubble=_bubble(layout),
         # activations forward, gradients backward, 2 bytes each; the ring hides behind the attention on its last block
         p2p=staged * layout.virtual * 4.0 * tokens * h / link + ring * ring / (ring + attention + 1e-12),
         p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
@@ -208,6 +208,16 @@ def _layer_matmul(card: Card) -> float:
     return counts.attention + (counts.dense_layers * counts.dense_mlp + moe) / card.arch.num_layers
 
 
+def _bubble(layout: Layout) -> Array:
+    """(N,) pipeline fill and drain in micro-batches: [M] section 2.2 with at least as many micro-batches as stages.
+
+    With fewer, a micro-batch that has passed all first chunks waits for no other: the pipeline lasts as long as the
+    last micro-batch needs for all chunks, pp + (m - 1) / v in place of m + (pp - 1) / v.
+    """
+    few = layout.pp - layout.accumulation + (layout.accumulation - 1) / layout.virtual
+    return np.asarray(np.maximum((layout.pp - 1) / layout.virtual, few))
+
+
 def _tensor_parallel(
     card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -235,7 +245,7 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array,
     [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again.
     """
     local = parameters_per_rank(count_parts(card.arch), card.arch.num_layers, layout)
-    group = layout.replicas
+    group = layout.sharding
     ring = (group - 1) / group
     rate, latency = _ring_link(layout, machine, group)
     hops = latency * np.log2(group + 1) * 20
@@ -244,13 +254,22 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array,
     reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
     reduces = np.where(layout.zero >= 2, np.minimum(reduces, layout.accumulation), reduces)
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
-    return np.asarray(once * (reduces + gathers)), np.asarray(once * after_step)
+    # HSDP: each rank reduces its shard of the gradients over the replicas, which are a whole sharding group apart
+    copies = layout.replicated
+    far, far_latency = _ring_link(layout, machine, copies, layout.tp * group)
+    between = 2.0 * local / group * 2.0 * (copies - 1) / copies / far + far_latency * np.log2(copies + 1) * 20
+    between = between * (copies > 1) * np.maximum(reduces, 1.0)
+    return np.asarray(once * (reduces + gathers) + between), np.asarray(once * after_step)
 
 
-def _ring_link(layout: Layout, machine: Machine, group: Array) -> tuple[Array, Array]:
-    """Return bytes per second and seconds of latency of a ring over `group` ranks that are `tp` ranks apart."""
-    crosses = layout.tp * group > machine.node
-    members = np.clip(machine.node / layout.tp, 1.0, None)  # of one group inside one node, each with its own link
+def _ring_link(layout: Layout, machine: Machine, group: Array, apart: Array | None = None) -> tuple[Array, Array]:
+    """Return bytes per second and latency in seconds of a ring over `group` ranks that are `apart` ranks apart.
+
+    They are `tp` ranks apart if not given.
+    """
+    apart = layout.tp if apart is None else apart
+    crosses = apart * group > machine.node
+    members = np.clip(machine.node / apart, 1.0, None)  # of one group inside one node, each with its own link
     out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
     latency = np.where(crosses, machine.out_latency_s, machine.up_latency_s)
     return np.where(crosses, out, machine.up_bytes_s), latency
