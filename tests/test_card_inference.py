@@ -158,6 +158,13 @@ def test_a_name_that_is_not_in_the_catalogue_is_resolved_by_shape_only() -> None
     assert any("'deepseek-v3-16b' is not in the catalogue of models" in note for note in report.notes)
 
 
+def test_models_of_the_same_layers_are_told_apart_by_their_count() -> None:
+    """Aya-23 8B has the layers and heads of Llama 3 8B and 0.03 % fewer parameters, in other matrices."""
+    shape = {"num_params": 8_030_261_248, "num_layers": 32, "num_heads": 32, "head_dim": 128}
+    assert load(make_card("unnamed", shape)).arch.vocab_size == 128256
+    assert inspect(make_card("unnamed", shape | {"num_params": 8_029_000_000})).card is None
+
+
 def test_a_part_of_a_name_needs_the_shape_unless_it_names_one_size() -> None:
     assert inspect(make_card("mixtral")).card is None
     stated = {"num_layers": 56, "num_heads": 48}

@@ -12,8 +12,8 @@ from pathlib import Path
 MODELS_FILE = Path(__file__).with_name("models.csv")
 TOLERANCE = 0.03
 """Relative difference of two parameter counts that is not said: the catalogue's counts are within 2 % of its shapes."""
-CLOSE = 0.01
-"""As `TOLERANCE`, if several models of the same layers are within that."""
+NARROWER = (0.01, 0.0)
+"""As `TOLERANCE`, each if several models of the same layers are within the one before."""
 MOST_OF_ANOTHER_KIND = 0.2
 """A model whose count differs more than this from a plain transformer of its widths has layers of another kind."""
 
@@ -105,8 +105,9 @@ def find_by_shape(stated: Mapping[str, int]) -> list[KnownModel]:
     if not shape or not ("num_params" in stated or len(stated) >= 5):
         return []
     found = [model for model in load_models() if not differences(model, stated)]
-    if len({model.shape for model in found}) > 1 and "num_params" in stated:
-        return [model for model in found if abs(stated["num_params"] / (model.num_params or 1) - 1) <= CLOSE]
+    for tolerance in NARROWER if "num_params" in stated else ():
+        if len({model.shape for model in found}) > 1:
+            found = [m for m in found if abs(stated["num_params"] / (m.num_params or 1) - 1) <= tolerance]
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.plan.subject import RECORDED, Asked, Subject, find_subject
 from cclsearch.score.objective import find_task_metric
@@ -69,6 +70,7 @@ def _list(args: argparse.Namespace, subject: Subject) -> int:
             "rules": [{"name": r.name, "summary": r.summary, "kind": r.kind, "source": r.source} for r in rules],
             "rows": rows,
             "inferred": [each.model_dump(mode="json") for each in card.inferred],
+            "stated": dict(card.configuration),
         }
         print(json.dumps(answer))
         return 0
@@ -81,6 +83,7 @@ def _list(args: argparse.Namespace, subject: Subject) -> int:
         print(f"(without a launcher, `run` replays the recording {card.recording}; its rows are the search space)")
     for note in subject.notes:
         print(f"note: {note}")
+    _print_stated(card, space)
     print("\nknobs")
     for knob in space.knobs:
         separator = " < " if knob.ordered_choices and not knob.is_numeric else ", "
@@ -93,6 +96,16 @@ def _list(args: argparse.Namespace, subject: Subject) -> int:
     for row in range(len(rows)):
         print(f"  {space.config(row)}")
     return 0
+
+
+def _print_stated(card: Card, space: Space) -> None:
+    """Say how many configurations have the parallel plan that the card's file states, if it states one."""
+    known = {name: value for name, value in card.configuration.items() if space.has(name)}
+    others = {name: value for name, value in card.configuration.items() if name not in known and value != 1}
+    if known:
+        beside = f" (without {format_config(others)}: not a knob of this space)" if others else ""
+        number = count_of(int(space.matching(known).sum()), "configuration")
+        print(f"the plan in the card's file, {format_config(known)}{beside}: {number} of the search space")
 
 
 def _print_optional(card: Card, optional: Sequence[FrameworkKnob]) -> None:
