@@ -170,6 +170,20 @@ def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(pro
     assert {name: again.template.get(name) for name in kept} == kept
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "memory", "name"),
+    [("a100-40", 40, "nvidia_a100"), ("a100-80", 80, "nvidia_a100"), ("h100", 80, "nvidia_h100"), ("cpu", 4, "cpu")],
+)
+def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerator: str, memory: int, name: str) -> None:
+    from cclsearch.card.hardware import find_accelerator
+    from cclsearch.card.model import Hardware
+    from cclsearch.export.ccl_bench import _name_accelerator
+
+    hardware = Hardware(accelerator=accelerator, num_accelerators=1, accelerators_per_node=1, memory_gib=memory)
+    assert _name_accelerator(hardware) == name
+    assert find_accelerator(name, memory).name == accelerator
+
+
 def test_one_trial_may_be_exported_and_a_missing_one_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "r", "--to", "ccl-bench", "--trial", "2", "--out", "cards"]) == 0
     assert [path.name[-5:] for path in Path("cards").iterdir()] == ["t0002"]

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from cclsearch.card.arch import count_parts
-from cclsearch.card.model import Card, ModelArch
+from cclsearch.card.hardware import match_accelerator
+from cclsearch.card.model import Card, Hardware, ModelArch
 from cclsearch.core.atomic_file import staging_folder, write_atomically
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.redact import redact
@@ -32,6 +33,7 @@ LAUNCH_FILE, COUNT_FILE = "launch.sh", "gpu_count.txt"
 """Written beside the card; CCL-Bench's `gpu_step_score` reads the number of accelerators from the second."""
 EXECUTOR = "Model-executor"
 _OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "UCX_", "UCC_", "FI_", "OFI_", "MPI_", "OMPI_", "NVSHMEM_", "IBV_")
+_VENDORS = ("nvidia_", "amd_", "tpu_")
 _STEPS = ("warmup_steps", "timed_steps", "profiled_steps")
 
 
@@ -174,7 +176,7 @@ def _describe_hardware(card: Card, num_accelerators: int, versions: Mapping[str,
         "network_topo": topology,
         "xpu_spec": {
             "type": hardware.chip.kind.upper(),
-            "model": clean(hardware.accelerator),
+            "model": clean(_name_accelerator(hardware)),
             "memory_gb": hardware.memory_gib,
             "total_count": num_accelerators,
             "count_per_node": min(num_accelerators, hardware.accelerators_per_node),
@@ -183,6 +185,13 @@ def _describe_hardware(card: Card, num_accelerators: int, versions: Mapping[str,
         },
         "driver_version": driver,
     }
+
+
+def _name_accelerator(hardware: Hardware) -> str:
+    """CCL-Bench's name of the accelerator (`nvidia_a100`, `tpu_v4`), if it and the memory size mean this one here."""
+    names = (name for name in hardware.chip.aliases if name.startswith(_VENDORS))
+    matches = ((name, match_accelerator(name, hardware.memory_gib)) for name in names)
+    return next((n for n, found in matches if found and found.name == hardware.accelerator), hardware.accelerator)
 
 
 def _describe_executor(run: Run, trial: Trial, versions: Mapping[str, str], is_measured: bool) -> dict[str, Any]:
