@@ -8,7 +8,7 @@ import json
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.job_file import RECORD_BYTES, read_tail
 from cclsearch.core.text import plain
-from cclsearch.report.launch_form import describe_launch
+from cclsearch.report.launch_form import describe_launch, launch_as_json
 from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
@@ -21,7 +21,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         closest = closest_as_json(loaded.spec, loaded.state)
         without = {"run": loaded.spec.run_id, "trial": None, "closest": closest} if closest else None
-        print(json.dumps(best_as_json(loaded.spec, loaded.state, loaded.folder) or without))
+        figures = best_as_json(loaded.spec, loaded.state, loaded.folder)
+        if figures is not None and best is not None:
+            figures["launch"] = launch_as_json(loaded.spec, best.config)
+        print(json.dumps(figures or without))
         return EXIT_OK if best else EXIT_FAILED
     for line in summarize_run(loaded.spec, loaded.state, loaded.folder).lines:
         print(plain(line))

@@ -17,6 +17,7 @@ from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial
+from cclsearch.report.launch_form import describe_launch, launch_as_json
 from cclsearch.search.memory_filter import hold_back
 from cclsearch.search.proposer import make_offline_proposer
 from cclsearch.search.trial_input import make_input
@@ -31,7 +32,9 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
     script = render_first(plan, proposals[0], runs_folder) if proposals else ""
     if as_json:
         shown = [{"config": dict(p.config), "proposer": p.proposer, "rationale": p.rationale} for p in proposals]
-        print(json.dumps({"space": len(space), "raw": space.num_raw, "proposals": shown, "job_script": script}))
+        launch = launch_as_json(spec, proposals[0].config) if proposals else None
+        answer = {"space": len(space), "raw": space.num_raw, "proposals": shown, "job_script": script, "launch": launch}
+        print(json.dumps(answer))
         return EXIT_OK
     for line in spec.banner:
         print(f"note: {plain(line)}")
@@ -42,6 +45,8 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
     for proposal in proposals:
         print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")
     print(f"job script of the first ({spec.profile.name}):\n{plain(script).rstrip()}")
+    for line in describe_launch(spec, proposals[0].config) if proposals else ():
+        print(plain(line))
     print("nothing was run; start the search without --dry-run")
     return EXIT_OK
 

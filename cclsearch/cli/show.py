@@ -8,6 +8,7 @@ import json
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
+from cclsearch.report.launch_form import describe_launch, launch_as_json
 from cclsearch.report.trial import describe_trial_in_full, trial_as_json
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
@@ -22,8 +23,9 @@ def run(args: argparse.Namespace) -> int:
         trials = count_of(len(loaded.state.trials), "trial")
         raise UserError(f"run {loaded.spec.run_id!r} has {trials}; there is no trial {args.trial}")
     if args.json:
-        print(json.dumps(trial_as_json(loaded, trial)))
+        print(json.dumps({**trial_as_json(loaded, trial), "launch": launch_as_json(loaded.spec, trial.config)}))
         return EXIT_OK
-    for line in describe_trial_in_full(loaded, trial, log_lines=LOG_LINES):
+    lines = describe_trial_in_full(loaded, trial, log_lines=LOG_LINES)
+    for line in (*lines, *describe_launch(loaded.spec, trial.config)):
         print(plain(line))
     return EXIT_OK

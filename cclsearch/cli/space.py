@@ -9,9 +9,10 @@ from typing import Any
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import count_of
+from cclsearch.core.text import count_of, plain
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.plan.subject import RECORDED, Asked, Subject, find_subject
+from cclsearch.report.launch_form import make_launch
 from cclsearch.score.objective import find_task_metric
 from cclsearch.space.build import RuleVerdict, resolve_knobs
 from cclsearch.space.framework import FrameworkKnob
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--rows must be 0 or more, not {args.rows}")
     if (args.action == "explain") != (args.config is not None):
         raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
+    if args.launch and args.config is None:
+        raise UserError("--launch needs one configuration: `ccl-search space explain ... --config tp=2,... --launch`")
     subject = find_subject(read_asked(args, args.use_fewer))
     if args.action == "explain":
         return _explain(args, subject)
@@ -147,6 +150,11 @@ def _explain(args: argparse.Namespace, subject: Subject) -> int:
     is_complete = all(knob.name in config for knob in knobs)
     prediction = _predict(card, space, config) if space is not None and is_complete else None
     legal = not rejected and completions > 0
+    launch = None
+    if args.launch:
+        _require_complete(config, knobs)
+    if args.launch and legal:
+        launch = make_launch(card, subject.framework_name, config)
     if args.json:
         answer = {
             "workload": card.name,
@@ -158,6 +166,8 @@ def _explain(args: argparse.Namespace, subject: Subject) -> int:
             "prediction": prediction,
             "note": empty_reason,
         }
+        if launch is not None:
+            answer["launch"] = launch.model_dump(mode="json")
         print(json.dumps(answer))
         return 0 if legal else 1
     _print_explanation(config, verdicts, completions, is_complete)
@@ -165,7 +175,16 @@ def _explain(args: argparse.Namespace, subject: Subject) -> int:
         print(empty_reason)
     if prediction is not None:
         _print_prediction(prediction, card)
+    if launch is not None:
+        print(f"\n{plain(launch.as_shell())}")
     return 0 if legal else 1
+
+
+def _require_complete(config: Mapping[str, Value], knobs: Sequence[Knob]) -> None:
+    """Raise UserError with the knobs that the configuration lacks."""
+    missing = [knob.name for knob in knobs if knob.name not in config]
+    if missing:
+        raise UserError(f"--launch needs a value of every knob; --config lacks {', '.join(missing)}")
 
 
 def _print_explanation(

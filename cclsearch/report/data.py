@@ -132,6 +132,8 @@ class RunPage:
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     """Topic and text of the search's notes."""
+    launch: str = ""
+    """How to run the best configuration by hand, as a shell script; empty without a best."""
     created: str = ""
 
     @property

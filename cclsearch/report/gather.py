@@ -26,6 +26,7 @@ from cclsearch.report.data import (
     TrialRow,
 )
 from cclsearch.report.figures import show_value
+from cclsearch.report.launch_form import describe_launch
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import describe_confidence, describe_drift
 from cclsearch.run.closest import find_closest
@@ -76,6 +77,7 @@ def gather_run(run: Run) -> RunPage:
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
         notes=tuple((clean(event.label), clean(event.text)) for event in leave_out_outdated(state.reported)),
+        launch="\n".join(describe_launch(spec, best.config)) if best else "",
         created=spec.created,
     )
 

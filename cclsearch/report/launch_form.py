@@ -76,7 +76,15 @@ def describe_launch(spec: RunSpec, config: Config) -> list[str]:
         form = launch_of_run(spec, config)
     except UserError as error:  # a recording may name a framework that has no file or run script
         return [f"launch of {config}: unknown: {error}"]
-    return ["launch by hand:", *(f"  {line}" if line else "" for line in form.as_shell().split("\n"))]
+    return ["launch by hand:", *form.as_shell().split("\n")]
+
+
+def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
+    """The same as plain data: the form, or the reason why it is unknown."""
+    try:
+        return launch_of_run(spec, config).model_dump(mode="json")
+    except UserError as error:
+        return {"unknown": str(error)}
 
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
