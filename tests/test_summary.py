@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from scripted_launcher import FirstJobFinishesLast, ScriptedLauncher, failed, ran
 from scripted_search import admit, open_search
 
@@ -141,7 +142,7 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
     assert "within noise" not in ended[0] + ended[2]
 
 
-def test_best_without_a_run_script_says_that_the_launch_is_unknown(
+def test_best_of_a_recording_shows_the_launch_of_its_own_framework(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
@@ -150,8 +151,22 @@ def test_best_without_a_run_script_says_that_the_launch_is_unknown(
     summary = capsys.readouterr().out
     best = load_run(project / "runs" / "r").state.best
     assert best is not None
-    assert f"launch of {best.config}: unknown: framework 'nanotron' cannot run here: it has no run script" in summary
-    assert "--zero-stage" not in summary
+    text = summary.split("cat > nanotron.yaml <<'EOF'\n")[1].split("\nEOF\n")[0]
+    assert yaml.safe_load(text)["parallelism"].items() >= {n: best.config[n] for n in ("tp", "dp", "pp")}.items()
+    assert summary.rstrip().endswith("run_train.py --config-file nanotron.yaml")
+
+
+def test_best_says_that_the_launch_is_unknown_if_the_framework_is(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
+    spec = project / "runs" / "r" / "search.yaml"
+    spec.write_text(spec.read_text().replace("framework: nanotron", "framework: mystery"))
+    capsys.readouterr()
+    assert main(["best", "r"]) == 0
+    assert "unknown: there is no framework 'mystery'" in capsys.readouterr().out
+    assert main(["best", "r", "--json"]) == 0
+    assert "there is no framework" in json.loads(capsys.readouterr().out)["launch"]["unknown"]
 
 
 def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) -> None:
