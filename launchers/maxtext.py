@@ -94,6 +94,8 @@ def _model(arch: Mapping[str, Any]) -> dict[str, Any]:
             "num_experts_per_tok": moe["top_k"],
             "base_moe_mlp_dim": moe["expert_intermediate_size"],
         }
+        if not moe["num_dense_layers"]:  # configs/types.py: in a model of experts only, both widths must be equal
+            settings["base_mlp_dim"] = moe["expert_intermediate_size"]
         if moe["num_shared_experts"] or moe["num_dense_layers"]:
             settings |= {
                 "decoder_block": "deepseek",

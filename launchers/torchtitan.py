@@ -7,17 +7,33 @@ torchtitan is installed, by its own parser. The card's model and synthetic data 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement, Trial, read_trial, reporting_failures
+from common import (
+    SHOW_LAUNCH,
+    IllegalConfig,
+    LaunchForm,
+    MissingRequirement,
+    Trial,
+    print_launch,
+    read_trial,
+    reporting_failures,
+    torchrun_notes,
+    torchrun_words,
+)
 from options import check_options
 from step_window import StepWindow, count_steps
 
 HERE = Path(__file__).resolve().parent
+MODULE = "card_config"
+"""Name of the module that a launch by hand writes."""
+CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
+"""Mode -> torchtitan's object, as Python."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """Precision -> torchtitan's name of it."""
 SWITCHES = {"compile": "--compile.enable", "async_tp": "--compile.enable_async_tensor_parallel"}
@@ -33,6 +49,57 @@ def render_options(data: Mapping[str, Any]) -> list[str]:
     options = [word for word in words if word.startswith(("--", "activation_checkpoint:"))]
     check_options(options, "torchtitan")
     return words
+
+
+def show_launch(data: Mapping[str, Any]) -> LaunchForm:
+    """Return how to run one `config.json` with torchtitan alone, by options or by one Python function."""
+    words = render_options(data)
+    words[words.index("--module") + 1] = MODULE
+    start = [*torchrun_words(data), "-m", "torchtitan.train"]
+    return LaunchForm(
+        title="torchtitan 0.3",
+        command=[*start, *words],
+        files={f"{MODULE}.py": write_module(words), "config.json": json.dumps(dict(data), indent=1)},
+        environment={"CCL_CONFIG": "config.json", "CCL_TRIAL_DIR": "."},
+        checked="torchtitan 0.3.0 parses options of this form, and the function make_whole_config, to equal values",
+        notes=(
+            *torchrun_notes(data),
+            f"{MODULE}.py takes the model of config.json, and synthetic data, from ccl-search's torchtitan_model.py.",
+            "torchtitan will remove --section.option. There, --config make_whole_config replaces all options: not"
+            " checked, because no such torchtitan is on the package index.",
+            "A trial runs the same trainer with weights drawn from the seed, also times its steps, records a trace, and"
+            " adapts two calls that torch 2.13 has by other names.",
+        ),
+    )
+
+
+def write_module(words: list[str]) -> str:
+    """Return a Python module with the card's configuration, and one with these options set in it."""
+    lines = [
+        "import sys",
+        "",
+        f"sys.path.append({str(HERE)!r})",
+        "from torchtitan_model import make_config",
+        "",
+        "",
+        "def make_whole_config():",
+        "    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+        "",
+        "    config = make_config()",
+    ]
+    options = words[words.index("--config") + 2 :]
+    for word, after in zip(options, [*options[1:], ""], strict=True):
+        if word.startswith("--"):
+            has_value = after and not after.startswith(("--", "activation_checkpoint:"))
+            lines.append(f"    config.{word[2:]} = {_write_value(after) if has_value else True}")
+        elif word.startswith("activation_checkpoint:"):
+            lines.append(f"    config.activation_checkpoint = {CHECKPOINTING[word.split(':')[1]]}")
+    return "\n".join([*lines, "    return config", ""])
+
+
+def _write_value(word: str) -> str:
+    """Return an option's value as Python: a number or a text."""
+    return word if word.lstrip("-").isdigit() else json.dumps(word)
 
 
 def _training(data: Mapping[str, Any]) -> list[str]:
@@ -175,6 +242,9 @@ def accept_micro_batches(schedule: Any) -> None:
 
 def main() -> int:
     trial = read_trial()
+    if SHOW_LAUNCH in sys.argv:
+        print_launch(show_launch(trial.data))
+        return 0
     with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
         train(trial)
     return 0

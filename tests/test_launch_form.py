@@ -48,7 +48,13 @@ def place(card: Card, *, ranks_per_node: int) -> Card:
 
 
 @pytest.mark.parametrize(
-    ("name", "sign"), [("megatron", "--tensor-model-parallel-size"), ("maxtext", "ici_tensor_parallelism=2")]
+    ("name", "sign"),
+    [
+        ("megatron", "--tensor-model-parallel-size"),
+        ("maxtext", "ici_tensor_parallelism=2"),
+        ("torchtitan", "--parallelism.tensor_parallel_degree"),
+        ("nanotron", "nanotron.yaml"),
+    ],
 )
 def test_a_run_script_states_its_launch_without_its_framework(name: str, sign: str) -> None:
     form = make_launch(load_card("wl2"), name, CONFIG)

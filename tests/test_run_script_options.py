@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import itertools
@@ -17,14 +18,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from trials import LAUNCHERS, MOE, make_input
+from trials import DENSE, LAUNCHERS, MOE, make_input
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.card.load import load_card
-from cclsearch.core.values import Failure, FailureKind, Value
+from cclsearch.core.values import Config, Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
-from cclsearch.space.framework import load_framework
+from cclsearch.space.framework import list_frameworks, load_framework
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
 GOLDEN = Path(__file__).parent / "golden" / "options"
@@ -216,18 +217,56 @@ def test_option_lists_name_source_and_version(name: str) -> None:
     assert any(line.startswith("# Source: ") for line in head)
 
 
-@pytest.mark.parametrize("name", ["megatron", "maxtext", "torchtitan"])
-def test_every_choice_of_every_knob_is_rendered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+KNOBS: list[dict[str, Value]] = [
+    {"tp": 1, "dp": 2, "pp": 1, "micro_batch_size": 1, "zero_stage": 0, "activation_checkpointing": "none"},
+    {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "zero_stage": 1, "activation_checkpointing": "none"},
+    {"tp": 2, "dp": 4, "micro_batch_size": 1, "zero_stage": 3, "activation_checkpointing": "full", "compile": True},
+]
+"""Configurations in which knobs have an effect: some need another knob."""
+
+
+@pytest.mark.parametrize("name", [name for name in list_frameworks() if load_framework(name).shows_launch])
+def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run script supports every knob that its framework declares: none is silently ignored."""
-    framework = load_framework(name)
-    base: dict[str, Value] = {"tp": 1, "dp": 2, "micro_batch_size": 2, "activation_checkpointing": "none"}
-    if any(knob.name == "zero_stage" for knob in framework.knobs):
-        base["zero_stage"] = 0
+    framework, script = load_framework(name), load_script(name, monkeypatch)
+    card = load_card("wl5")
+    precision = "bf16" if "fp32" not in (framework.precisions or ("fp32",)) else "fp32"
+
+    def launch(config: dict[str, Value]) -> str:
+        arch = DENSE if "experts" in framework.cannot else MOE
+        payload = make_input(config, arch=arch, global_batch=64, precision=precision)
+        try:
+            form = script.show_launch(payload.model_dump(mode="json"))
+        except Exception as error:  # a configuration that the script refuses
+            return f"{type(error).__name__}: {error}"
+        files = {file: text for file, text in form.files.items() if file != "config.json"}
+        return str((form.command, files, form.environment, framework.knob_environment(Config(config))))
+
+    assert not launch({knob.name: knob.resolve(card).choices[0] for knob in framework.knobs}).startswith("Value")
+    ignored = {}
     for knob in (*framework.knobs, *framework.optional_knobs):
-        if knob.env is not None or not isinstance(knob.choices, tuple):
-            continue
-        seen = {tuple(render(name, make_input({**base, knob.name: choice}), monkeypatch)) for choice in knob.choices}
-        assert len(seen) == len(knob.choices), f"{knob.name} of {name}"
+        choices = [choice for choice in knob.resolve(card).choices if choice not in (16, 32, 64)]
+        seen = [len({launch({**base, knob.name: choice}) for choice in choices}) for base in KNOBS]
+        if max(seen) < len(choices):
+            ignored[knob.name] = choices
+    assert ignored == {}
+
+
+@pytest.mark.parametrize("name", [name for name in list_frameworks() if not load_framework(name).shows_launch])
+def test_a_script_that_trains_itself_reads_every_knob_of_its_framework(name: str) -> None:
+    """Its launch is `config.json`, which has every knob: what matters is that the script reads it."""
+    framework = load_framework(name)
+    script = framework.script_path
+    read = {node.value for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Constant)}
+    if "from cpu import" in script.read_text():
+        read |= {
+            n.value for n in ast.walk(ast.parse((LAUNCHERS / "cpu.py").read_text())) if isinstance(n, ast.Constant)
+        }
+    knobs = {knob.name for knob in (*framework.knobs, *framework.optional_knobs) if knob.env is None}
+    # `Trial.micro_batch_size` of common.py reads this one
+    assert knobs - read - {"micro_batch_size"} == set()
 
 
 @pytest.mark.parametrize("checkout", [None, "empty"])
@@ -359,7 +398,7 @@ def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch: pytes
 
 
 READ_OPTIONS = """
-import json, os, sys
+import dataclasses, json, os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torchtitan as script
@@ -370,10 +409,22 @@ from torchtitan.config import ConfigManager
 for path in sys.argv[2:]:
     os.environ.update(CCL_CONFIG=path, CCL_TRIAL_DIR=str(Path(path).parent))
     config = ConfigManager().parse_args(script.render_options(json.loads(Path(path).read_text())))
+    folder = Path(path).parent
+    for name, text in script.show_launch(json.loads(Path(path).read_text())).files.items():
+        (folder / name).write_text(text)
+    sys.path.insert(0, str(folder))
+    sys.modules.pop("card_config", None)
+    whole = ConfigManager().parse_args(["--module", "card_config", "--config", "make_whole_config"])
+    sys.path.remove(str(folder))
+    parts = [field.name for field in dataclasses.fields(config) if field.name != "model_spec"]
+    different = [name for name in parts if getattr(whole, name) != getattr(config, name)]
     config.model_spec.model.update_from_config(config=config)
     with torch.device("meta"):
         model = config.model_spec.model.build()
     facts = {
+        "different": different,
+        "compared": len(parts),
+        "replicate": whole.parallelism.data_parallel_replicate_degree,
         "tp": config.parallelism.tensor_parallel_degree,
         "pp": config.parallelism.pipeline_parallel_degree,
         "batch": config.training.global_batch_size,
@@ -391,17 +442,19 @@ def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path
     """Runs torchtitan's own parser and models in another process, if it is installed (it needs triton too)."""
     pytest.importorskip("torchtitan", reason="torchtitan is not installed")
     pytest.importorskip("triton", reason="torchtitan imports triton, which is not installed")
-    from trials import DENSE, make_job
+    from trials import make_job
 
     config: dict[str, Value] = {"tp": 2, "dp": 2, "pp": 2, "micro_batch_size": 2, "zero_stage": 3}
     config["activation_checkpointing"] = "selective"
+    others: dict[str, Value] = {"cp": 1, "compile": True, "activation_checkpointing": "full"}
     wl1, wl5 = load_card("wl1").arch, load_card("wl5").arch
     cases = [
         (DENSE, config, "llama3", 0),
         (DENSE.model_copy(update={"tied_embeddings": True}), {**config, "pp": 1}, "llama3", 0),
         # Qwen3 also has norms of queries and keys, one head wide each
         (wl1, {**config, "pp": 1}, "qwen3", 2 * wl1.head_dim * wl1.num_layers),
-        (wl5, {**config, "ep": 4}, "qwen3", 2 * wl5.head_dim * wl5.num_layers),
+        (DENSE, {**config, **others, "pp": 1, "zero_stage": 0}, "llama3", 0),
+        (wl5, {**config, "ep": 4, "activation_checkpointing": "none"}, "qwen3", 2 * wl5.head_dim * wl5.num_layers),
     ]
     paths = []
     for number, (arch, chosen, _, _) in enumerate(cases):
@@ -413,6 +466,9 @@ def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path
     told = [json.loads(line.split(" ", 1)[1]) for line in done.stdout.splitlines() if line.startswith("FACTS ")]
     assert len(told) == len(cases), done.stderr[-3000:]
     for said, (arch, chosen, family, extra) in zip(told, cases, strict=True):
+        assert said["compared"] > 10
+        assert said["different"] == [], "the printed function sets what the options set"
+        assert said["replicate"] == (1 if chosen["zero_stage"] else chosen["dp"])
         assert (said["tp"], said["pp"], said["batch"]) == (chosen["tp"], chosen["pp"], 8)
         assert (said["layers"], said["family"]) == (arch.num_layers, family)
         assert said["params"] == count_parameters(arch) + extra
