@@ -123,6 +123,17 @@ def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.parametrize(("dense", "width"), [(0, "32"), (1, "96")])
+def test_maxtext_has_one_width_in_models_of_experts_only(
+    dense: int, width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MaxText 0.2.5, configs/types.py: such a model's base_mlp_dim must equal base_moe_mlp_dim."""
+    assert MOE.moe is not None
+    arch = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_dense_layers": dense})})
+    words = render("maxtext", make_input({"tp": 1, "dp": 4, "ep": 2, "micro_batch_size": 2}, arch=arch), monkeypatch)
+    assert {f"base_mlp_dim={width}", "base_moe_mlp_dim=32"} <= set(words)
+
+
 @pytest.mark.parametrize(
     ("name", "option"),
     [("megatron", "--context-parallel-size"), ("torchtitan", "--parallelism.context_parallel_degree")],
@@ -254,16 +265,22 @@ def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(
     assert ignored == {}
 
 
+def list_texts(script: Path) -> set[object]:
+    """Return every constant of a run script and of the modules of its folder that it imports."""
+    nodes = list(ast.walk(ast.parse(script.read_text())))
+    found: set[object] = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    for node in nodes:
+        module = LAUNCHERS / f"{node.module}.py" if isinstance(node, ast.ImportFrom) else script
+        if module != script and module.is_file() and module.name != "common.py":
+            found |= list_texts(module)
+    return found
+
+
 @pytest.mark.parametrize("name", [name for name in list_frameworks() if not load_framework(name).shows_launch])
 def test_a_script_that_trains_itself_reads_every_knob_of_its_framework(name: str) -> None:
     """Its launch is `config.json`, which has every knob: what matters is that the script reads it."""
     framework = load_framework(name)
-    script = framework.script_path
-    read = {node.value for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Constant)}
-    if "from cpu import" in script.read_text():
-        read |= {
-            n.value for n in ast.walk(ast.parse((LAUNCHERS / "cpu.py").read_text())) if isinstance(n, ast.Constant)
-        }
+    read = list_texts(framework.script_path)
     knobs = {knob.name for knob in (*framework.knobs, *framework.optional_knobs) if knob.env is None}
     # `Trial.micro_batch_size` of common.py reads this one
     assert knobs - read - {"micro_batch_size"} == set()
