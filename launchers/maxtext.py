@@ -64,7 +64,7 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     return LaunchForm(
         title="MaxText",
         command=[*command, *([config] if config else []), *render_options(data, Path("output"))],
-        checked="each setting is in the list of MaxText's settings of maxtext.options.txt",
+        checked="each setting is in maxtext.options.txt; MaxText 0.2.5 accepts such settings (its configs/types.py)",
         notes=(
             "Run it on every host of the slice; steps is the number of steps, and the data is synthetic.",
             "A trial runs the same trainer, also records a profile, and reads step times from its log.",

@@ -57,7 +57,7 @@ def place(card: Card, *, ranks_per_node: int) -> Card:
     ],
 )
 def test_a_run_script_states_its_launch_without_its_framework(name: str, sign: str) -> None:
-    form = make_launch(load_card("wl2"), name, CONFIG)
+    form = make_launch(load_card("wl2"), name, {**CONFIG, "zero_stage": 0})
     assert sign in form.command
     assert form.checked
     assert any("A trial " in note for note in form.notes), "it says how a trial differs"
