@@ -274,7 +274,7 @@ def test_a_night_does_not_blame_the_infrastructure_for_what_it_could_not_judge_a
 def test_node_hours_are_counted_by_a_clock_that_nobody_sets(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cclsearch.nightly import meter as module
+    from cclsearch.search import meter as module
 
     run = load_run(Path("runs") / str(night().jobs[0].run))
     spec = run.spec.model_copy(update={"provenance": Provenance.MEASURED})

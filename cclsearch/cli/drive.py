@@ -28,6 +28,7 @@ from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget, run_search
+from cclsearch.search.node_hours import keep_node_hours
 from cclsearch.search.session import Session, begin_or_resume, open_session
 from cclsearch.search.unknown_trials import UnknownPolicy
 
@@ -38,6 +39,7 @@ def drive_search(
     *,
     budget: int = 0,
     confirm: int = 0,
+    max_node_hours: float | None = None,
     events: Sequence[LlmLimitsSet] = (),
     unknown: UnknownPolicy | None = None,
 ) -> int:
@@ -52,7 +54,13 @@ def drive_search(
         session = replace(open_session(folder, stop=stop), tell=_tell)
         with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
             begin_or_resume(
-                writer, session, budget=budget, confirm=confirm, keep_going=args.keep_going, unknown=unknown
+                writer,
+                session,
+                budget=budget,
+                confirm=confirm,
+                keep_going=args.keep_going,
+                unknown=unknown,
+                max_node_hours=max_node_hours,
             )
             for event in events:
                 writer.record(event.at(time.time()))
@@ -94,7 +102,8 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
             shown = stack.enter_context(_table(session.spec, total)) if live else lines
             writer.watch(stop_when_unread(shown, session.stop))
         try:
-            run_search(writer, session)
+            with keep_node_hours(writer, session) as limited:
+                run_search(writer, limited)
         except UserError as error:
             name = name_run(writer.folder, args.runs)
             ways = f"continue with `ccl-search resume {name}`, or cancel its jobs with `ccl-search clean {name}`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,20 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.cli.space import read_asked
 from cclsearch.core.errors import UserError, require_writable
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
+from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.subject import Subject, find_subject
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import Prediction, predict_space
+from cclsearch.stats.closed_form import LIKELY, Derived, Prediction, predict_space, predictor_of
+from cclsearch.tasks.base import task_of
 from cclsearch.tasks.training.aot import compile_memory, find_topology, require_compiler
+
+DEFAULT_TRIALS = 15
+"""The budget of a search that names none."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     if prediction is None:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs")
     rows = _choose(space, prediction, args)
-    described = [_describe(space, prediction, row) for row in rows]
+    derived = predictor_of(card, space).derived
+    shown = [name for name in (*task_of(card).highlights,) if name in derived]
+    described = [_describe(space, prediction, row, {name: derived[name] for name in shown}) for row in rows]
+    cost = None if args.config or subject.recording else estimate_search(card, space, DEFAULT_TRIALS, prediction)
     if topology is not None:
         _compile_all(card, described, topology)
     if args.png:
@@ -43,9 +53,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         inferred = [each.model_dump(mode="json") for each in card.inferred]
         head = {"workload": card.name, "provenance": "simulated", "legal": len(space), "inferred": inferred}
-        print(json.dumps(head | {"memory_limit_gib": card.hardware.memory_gib, "configurations": described}))
+        more = {"search_node_hours": cost.node_hours, "search_cost": cost.describe()} if cost else {}
+        fits = {"memory_limit_gib": card.hardware.memory_gib, "any_fits": not _describe_none_fits(card, prediction)}
+        print(json.dumps(head | fits | {"configurations": described} | more))
     else:
-        _print_table(subject, space, described, prediction)
+        _print_table(subject, space, described, prediction, {name: derived[name].formula for name in shown})
+        if cost is not None:
+            print(f"  a search on a cluster: {cost.describe()}")
     return 0
 
 
@@ -61,36 +75,57 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
         why = f"run `ccl-search space explain {given}` to see which rule excludes it"
         raise UserError(f"no configuration in the search space matches --config {args.config!r}; {why}")
     rows = np.flatnonzero(matches)
-    order = np.lexsort((prediction.form.metric.sign * prediction.value_N[rows], prediction.fits_N[rows] < 0.5))
-    return [int(row) for row in rows[order[: args.top]]]
+    return [int(row) for row in prediction.order(rows)[: args.top]]
 
 
-def _describe(space: Space, prediction: Prediction, row: int) -> dict[str, Any]:
+def _describe(space: Space, prediction: Prediction, row: int, derived: Mapping[str, Derived]) -> dict[str, Any]:
+    value, rows = prediction.value_N[[row]], np.array([row])
     return {
         "config": dict(space.config(row)),
         "label": str(space.config(row)),
         **prediction.describe(row),
+        **{name: float(each.value(value, rows)[0]) for name, each in derived.items()},
         prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
         "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
     }
 
 
-def _print_table(subject: Subject, space: Space, described: list[dict[str, Any]], prediction: Prediction) -> None:
+def _describe_none_fits(card: Card, prediction: Prediction) -> str:
+    """Return a line if no configuration is likely to fit into memory, else nothing."""
+    if (prediction.fits_N >= LIKELY).any():
+        return ""
+    least = float(np.nanmin(prediction.memory_gib_N))
+    return (
+        f"no configuration is likely to fit into memory: the smallest needs about {least:.3g} GiB of each accelerator,"
+        f" which has {card.hardware.memory_gib:g} GiB; take more or larger accelerators"
+    )
+
+
+def _print_table(
+    subject: Subject, space: Space, described: list[dict[str, Any]], prediction: Prediction, formulas: Mapping[str, str]
+) -> None:
     card = subject.card
     form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
     print(f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run")
     for note in subject.notes:
         print(f"note: {note}")
+    if none_fits := _describe_none_fits(card, prediction):
+        print(f"note: {none_fits}")
     width = max(len(row["label"]) for row in described)
     memory = f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
     heading = f"{form.heading or metric.unit or metric.name:>9}{memory}"
-    print(f"\n  {'configuration':<{width}}  {heading}   largest parts")
+    infos = [task_of(card).metric(name) for name in formulas]
+    columns = [info.heading or info.words for info in infos]
+    more = "".join(f"  {column:>{max(len(column), 8)}}" for column in columns)
+    print(f"\n  {'configuration':<{width}}  {heading}{more}   largest parts")
     for row in described:
         parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
         whole = sum(row[form.parts_key].values())
         shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
         memory = f"  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}" if has_memory else ""
         figures = f"{row[metric.name]:>9.4g}{memory}"
+        for info, column in zip(infos, columns, strict=True):
+            figures += f"  {_format_figure(info, row[info.name]):>{max(len(column), 8)}}"
         print(f"  {row['label']:<{width}}  {figures}   {shares}")
     first, unit = described[0], metric.unit or ""
     cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
@@ -103,6 +138,12 @@ def _print_table(subject: Subject, space: Space, described: list[dict[str, Any]]
     _print_compiled(described)
     limit = f"an accelerator has {card.hardware.memory_gib:g} GiB; " if has_memory else ""
     print(f"\n  {limit}a search's trials correct these predictions")
+    for formula in filter(None, formulas.values()):
+        print(f"  {formula}")
+
+
+def _format_figure(info: MetricInfo, value: float) -> str:
+    return f"{value:.1%}" if info.unit == "fraction" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:

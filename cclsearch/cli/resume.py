@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli.drive import drive_search
 from cclsearch.core.errors import UserError
+from cclsearch.core.values import Provenance
 from cclsearch.propose.agent.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
 from cclsearch.propose.agent.providers.spec import parse_spec
@@ -26,7 +27,10 @@ def run(args: argparse.Namespace) -> int:
     if 0 < args.budget < total:
         raise UserError(f"--budget {args.budget}: the search has a budget of {total} trials, which can only be raised")
     unknown = UnknownPolicy(args.unknown_trials) if args.unknown_trials else _ask(loaded, args)
-    return drive_search(folder, args, budget=args.budget, confirm=args.confirm, events=events, unknown=unknown)
+    if args.max_node_hours is not None and loaded.spec.provenance is not Provenance.MEASURED:
+        raise UserError(f"--max-node-hours: a {loaded.spec.provenance.value} search uses no nodes")
+    raised = {"budget": args.budget, "confirm": args.confirm, "max_node_hours": args.max_node_hours}
+    return drive_search(folder, args, events=events, unknown=unknown, **raised)
 
 
 def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:

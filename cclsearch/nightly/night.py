@@ -18,8 +18,14 @@ from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
-from cclsearch.nightly.meter import Allowance, Meter, count_spent
-from cclsearch.nightly.share import Spent, find_exhausted, find_lower_limits, find_remaining, split_remaining
+from cclsearch.nightly.share import (
+    Spent,
+    count_spent,
+    find_exhausted,
+    find_lower_limits,
+    find_remaining,
+    split_remaining,
+)
 from cclsearch.nightly.window import NIGHT_FILE, NightWindow
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
@@ -30,6 +36,7 @@ from cclsearch.run.folder import Run, Standing, create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
+from cclsearch.search.meter import Allowance, Meter
 from cclsearch.search.session import begin_or_resume, open_session
 from cclsearch.space.parse import parse_knobs
 
@@ -96,6 +103,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=job.seed,
         use_fewer=job.use_fewer,
+        baseline=job.baseline,
         knobs=parse_knobs(job.knobs),
         run_id=run_id,
     )
@@ -298,7 +306,8 @@ class NightRun:
 
         session = replace(open_session(run.folder, stop=stop), max_trials=max_trials)
         shared = {name: limit for name, limit in limits.items() if name != "trials"}
-        allowance = Allowance(deadline_s=self.window.deadline_s, **shared)
+        reached, kind = "its part of the night's {} is used up", EndKind.SHARE_USED
+        allowance = Allowance(deadline_s=self.window.deadline_s, reached=reached, kind=kind, **shared)
         with RunWriter(run.folder) as writer:
             begin_or_resume(writer, session, budget=max_trials, keep_going=state.job.keep_going)
             with Meter(run.spec, allowance, stop, heartbeat) as meter:

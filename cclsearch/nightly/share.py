@@ -1,4 +1,4 @@
-"""The remaining budget of a night, and each job's fair share of it."""
+"""What a search spent of a night, the night's remaining budget, and each job's fair share of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import math
 
 from cclsearch.core.values import Model
 from cclsearch.nightly.config import Budget
+from cclsearch.propose.events import LlmTurn
+from cclsearch.record.state import RunState
+from cclsearch.run.spec import RunSpec
+from cclsearch.run.usage import count_node_hours
 
 
 class Spent(Model):
@@ -19,6 +23,22 @@ class Spent(Model):
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(**{name: value + getattr(other, name) for name, value in self})
+
+
+def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
+    """What a search spent since a moment; wall time is not in a ledger and stays 0.
+
+    A trial that started earlier and was interrupted counts for the night in which it finished.
+    """
+    trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
+    turns = [event for event in state.reported if isinstance(event, LlmTurn) and event.time_s >= since_s]
+    started = [trial for trial in trials if trial.proposed_s >= since_s or trial.is_finished]
+    return Spent(
+        trials=sum(trial.costs_budget for trial in started),
+        node_hours=sum(count_node_hours(spec, trial, since_s, now_s) for trial in trials),
+        tokens=sum(turn.cost.usage.total for turn in turns),
+        usd=sum(turn.cost.usd or 0.0 for turn in turns),
+    )
 
 
 def find_remaining(budget: Budget, spent: Spent) -> dict[str, float | None]:

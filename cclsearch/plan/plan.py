@@ -18,14 +18,16 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
-from cclsearch.core.values import Provenance
+from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.profile import Profile, make_launcher
+from cclsearch.plan.baseline import choose_baseline
+from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.impossible import describe_impossible
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target, find_recording
 from cclsearch.plan.warm_start import AUTO, load_warm_start
-from cclsearch.plan.workload import resolve_workload
+from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
 from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
@@ -59,6 +61,7 @@ def plan_search(request: SearchRequest) -> Plan:
     workload = resolve_workload(request, requested_card, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request, multi=objective.is_multi)
+    baseline = _choose_baseline(request, workload)
     spec = RunSpec(
         run_id=_choose_run_id(request),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -79,6 +82,7 @@ def plan_search(request: SearchRequest) -> Plan:
         knobs=workload.knobs,
         learn_from=tuple(str(Path(folder).resolve()) for folder in request.learn_from),
         first=request.first,
+        baseline=baseline,
         space_size=len(workload.space),
         space_sha256=workload.space_sha256,
         banner=(
@@ -86,6 +90,8 @@ def plan_search(request: SearchRequest) -> Plan:
             *workload.notes,
             *target.notes,
             *_describe_confirm(request, provenance),
+            *([f"baseline, measured first and outside the budget: {baseline}"] if baseline else []),
+            *_describe_cost(request, workload, provenance),
             *strategy.notes,
         ),
     )
@@ -106,6 +112,32 @@ def _read_provenance(profile: Profile, framework: str) -> Provenance:
     """Where the figures will come from; raises UserError if the profile's launcher cannot work."""
     with contextlib.closing(make_launcher(profile, framework=framework)) as launcher:
         return launcher.provenance
+
+
+def _choose_baseline(request: SearchRequest, workload: ResolvedWorkload) -> Config | None:
+    if request.baseline is None:
+        return None
+    framework = None if workload.recording else workload.framework
+    return choose_baseline(
+        request.baseline, workload.space, workload.card, framework, workload.knobs, use_fewer=workload.use_fewer
+    )
+
+
+def _describe_cost(request: SearchRequest, workload: ResolvedWorkload, provenance: Provenance) -> tuple[str, ...]:
+    """What the search will use of the cluster; nothing if no trial runs."""
+    limits = request.limits
+    if provenance is not Provenance.MEASURED:
+        return ("--max-node-hours is ignored: no trial runs",) if limits.max_node_hours else ()
+    trials = limits.budget + limits.confirm + (request.baseline is not None)
+    cost = estimate_search(workload.card, workload.space, trials)
+    if cost is None:
+        return ()
+    lines = [f"expected cost: {cost.describe()}"]
+    if limits.max_node_hours and cost.node_hours > limits.max_node_hours:
+        lines.append(
+            f"that is more than --max-node-hours {limits.max_node_hours:g}: the search may end before its budget"
+        )
+    return tuple(lines)
 
 
 def _mask_secrets(spec: RunSpec) -> RunSpec:

@@ -39,5 +39,7 @@ class SearchRequest:
     learn_from: tuple[str, ...] = ()
     first: tuple[Config, ...] = ()
     """Configurations to run before the strategy proposes."""
+    baseline: str | None = None
+    """The configuration to compare with, such as `tp=8,pp=1`, as the user typed it."""
     knobs: tuple[KnobDeclaration, ...] = ()
     run_id: str | None = None

@@ -16,7 +16,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import SIMULATE, Target
 from cclsearch.plan.unlike import refuse_unlike
-from cclsearch.recording.load import Recording, RowStatus, load_recording
+from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import Objective, require_measurable
@@ -25,6 +25,9 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 from cclsearch.tasks.base import task_of
+
+OTHER_FORMULA = 0.02
+"""Relative difference from which a figure of a recording was computed by another formula, not rounded."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,11 @@ def _resolve_recorded(request: SearchRequest, card: Card, folder: Path, objectiv
         recording.space,
         hash_space(recording.space),
         recording=RecordingRef(name=recording.name, folder=folder, sha256=hash_file(folder / "trials.csv")),
-        notes=(*_describe_recording(card, recording.card, len(recording.rows)), *recording.notes),
+        notes=(
+            *_describe_recording(card, recording.card, len(recording.rows)),
+            *recording.notes,
+            *_describe_own_figures(recording),
+        ),
     )
 
 
@@ -146,14 +153,31 @@ def _require_simulated(objective: Objective, card: Card, cluster: SimulatedClust
 
 def _measure_rows(recording: Recording) -> list[str]:
     """The metrics that the trials of a replay have, in order."""
-    card, task = recording.card, task_of(recording.card)
     rows = {tuple(row.metrics): row for row in recording.rows if row.status is RowStatus.OK}
     known: dict[str, float] = {}
     for row in rows.values():
-        payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
-        result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
-        known |= task.measure(Evidence(payload, result, card, Provenance.RECORDED, None))[0]
+        known |= _measure_row(recording.card, row)
     return list(known)
+
+
+def _measure_row(card: Card, row: RecordedRow) -> dict[str, float]:
+    task = task_of(card)
+    payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
+    result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
+    return task.measure(Evidence(payload, result, card, Provenance.RECORDED, None))[0]
+
+
+def _describe_own_figures(recording: Recording) -> tuple[str, ...]:
+    """Say which metrics the recording states by another formula than that of its task, which is shown."""
+    own, task = recording.rows[recording.best_row].metrics, task_of(recording.card)
+    shown = _measure_row(recording.card, recording.rows[recording.best_row])
+    both = [name for name in own if name in shown]
+    return tuple(
+        f"{task.metric(name).words} is shown as computed from the {task.primary_metric.words}; the recording's own"
+        f" column {name} has another formula (of its best row: {own[name]:.4g}, shown {shown[name]:.4g})"
+        for name in both
+        if abs(own[name] - shown[name]) > OTHER_FORMULA * abs(shown[name])
+    )
 
 
 def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str, ...]:

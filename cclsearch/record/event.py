@@ -29,6 +29,8 @@ class Purpose(StrEnum):
     CONTROL = "control"
     """Repeats the best configuration in another window of the cluster, so that figures can be compared; does not cost
     budget."""
+    BASELINE = "baseline"
+    """The configuration that the user compares with (`--baseline`); it runs first and does not cost budget."""
     REFERENCE = "reference"
     """Decides which of two groups of trials did the card's work; does not cost budget."""
 
@@ -68,6 +70,8 @@ class EndKind(StrEnum):
     """Several configurations in a row ended for the same reason, and no trial was admitted."""
     REFUSED = "refused"
     """Something that the user has to fix first, such as a launcher that refuses every job."""
+    NODE_HOURS = "node_hours"
+    """The next trial would exceed the limit in node-hours, or it is reached."""
     OUTPUT_CLOSED = "output_closed"
     SHARE_USED = "share_used"
     """Its part of a night's limit is used up."""
@@ -104,6 +108,8 @@ class SearchResumed(LedgerEvent):
     """Number of finalists to run again, as raised by `resume --confirm`."""
     keep_going: bool = False
     """Whether trials that end for the same reason no longer end the search (`resume --keep-going`)."""
+    max_node_hours: float | None = None
+    """Limit of the search in node-hours (`resume --max-node-hours`); None leaves it as it was."""
     left_trials: tuple[TrialNumber, ...] = ()
     """Trial folders that the ledger does not know and that the search continues without."""
 

@@ -51,6 +51,8 @@ class RunState:
     started_s: float = 0.0
     budget_raised_to: int = 0
     confirm_raised_to: int = 0
+    max_node_hours: float | None = None
+    """Limit in node-hours as `resume` set it; None if it did not."""
     ledger_version: int = LEDGER_VERSION
     reported: list[ReportedEvent] = field(default_factory=list)
     """Events with a text for people: LLM turns, moves of the arbiter, notes of plugins, ..."""
@@ -87,6 +89,8 @@ class RunState:
     _ranked: array[int] = field(default_factory=lambda: array("i"))
     """Numbers of the ranked trials, in order of finishing."""
     _baseline: int | None = None
+    _own_baselines: set[int] = field(default_factory=set)
+    """Trials of the configuration that the user compares with: more than one only after infrastructure failures."""
     _infrastructure_failures: list[int] = field(default_factory=list)
     _unjudged: dict[int, None] = field(default_factory=dict)
     _contested: set[int] = field(default_factory=set)
@@ -174,12 +178,17 @@ class RunState:
 
     @property
     def baseline(self) -> Trial | None:
-        """The baseline: the first ranked trial of the search to finish; None before there is one.
+        """The baseline: the user's own if it is ranked, else the first ranked trial of the search to finish.
 
-        It changes only if a trial is revised. Not the one with the lowest number: with parallel trials that one may
-        finish last.
+        None before there is one. It changes only if a trial is revised. Not the one with the lowest number: with
+        parallel trials that one may finish last.
         """
         return None if self._baseline is None else self.trials[self._baseline]
+
+    @property
+    def own_baseline(self) -> Trial | None:
+        """The last trial of the configuration that the user compares with, whatever became of it."""
+        return self.trials[max(self._own_baselines)] if self._own_baselines else None
 
     @property
     def best(self) -> Trial | None:
@@ -279,6 +288,8 @@ class RunState:
         self.num_spent += is_search
         if event.purpose is Purpose.CONTROL:
             self._controls.add(event.trial)
+        if event.purpose is Purpose.BASELINE:
+            self._own_baselines.add(event.trial)
 
     def _finish(self, number: int, outcome: Outcome) -> None:
         """Take over the outcome of a trial that finished, or was evaluated again."""
@@ -295,7 +306,7 @@ class RunState:
             self._unjudged[number] = None
         if is_revised:
             self._ranked = array("i", (n for n in self.trials.finish_order if self.trials.loss(n) is not None))
-            self._baseline = next((n for n in self._ranked if self.trials.is_search(n)), None)
+            self._baseline = self._find_baseline()
             return
         self._open.pop(number, None)
         streak = self.num_consecutive_infrastructure_failures
@@ -305,8 +316,12 @@ class RunState:
             self._infrastructure_failures.append(number)
         if is_ranked:
             self._ranked.append(number)
-            if self._baseline is None and is_search:
-                self._baseline = number
+            if self._baseline is None or number in self._own_baselines:
+                self._baseline = self._find_baseline()
+
+    def _find_baseline(self) -> int | None:
+        own = (n for n in self._ranked if n in self._own_baselines)
+        return next(own, None) or next((n for n in self._ranked if self.trials.is_search(n)), None)
 
     def _apply(self, event: Event) -> None:
         match event:
@@ -327,6 +342,7 @@ class RunState:
                 self.num_consecutive_infrastructure_failures = self.num_consecutive_judging_errors = 0
                 self.has_allocation_ended = False
                 self.keeps_going |= event.keep_going
+                self.max_node_hours = event.max_node_hours or self.max_node_hours
                 self._resumed_at, self._infrastructure_failures = self.highest_trial, []
                 self._num_finished_before = len(self.trials.finish_order)
             case TrialRetried():

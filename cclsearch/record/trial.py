@@ -45,6 +45,10 @@ class Trial:
     """When the last attempt was submitted; None before the first, and in runs of earlier versions."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
+    attempt_s: float | None = None
+    """When the running attempt was submitted, in seconds since the epoch; None if none runs."""
+    spans: tuple[tuple[float, float], ...] = ()
+    """When each ended attempt was submitted and when it ended, in seconds since the epoch."""
     retries: tuple[TrialRetried, ...] = ()
     """Earlier attempts that were retried."""
     outcome: Outcome | None = None
@@ -109,14 +113,21 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
         return None
     match event:
         case TrialSubmitting():
-            return replace(trial, attempt=event.attempt, nonce=event.nonce, submitting=event.moment, handle=None)
+            return replace(
+                trial,
+                attempt=event.attempt,
+                nonce=event.nonce,
+                submitting=event.moment,
+                attempt_s=event.time_s,
+                handle=None,
+            )
         case TrialSubmitted():
             return replace(trial, attempt=event.attempt, handle=event.handle)
         case TrialRetried():
-            return replace(trial, handle=None, retries=(*trial.retries, event))
+            return replace(_end_attempt(trial, event.time_s), handle=None, retries=(*trial.retries, event))
         case TrialFinished():
             return replace(
-                trial,
+                _end_attempt(trial, event.time_s),
                 attempt=event.attempt,
                 handle=None,
                 outcome=event.outcome,
@@ -129,6 +140,12 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
             return replace(trial, handle=None, outcome=event.outcome, finished_s=finished_s, revisions=revisions)
         case _:
             return trial
+
+
+def _end_attempt(trial: Trial, end_s: float) -> Trial:
+    if trial.attempt_s is None:
+        return trial
+    return replace(trial, attempt_s=None, spans=(*trial.spans, (trial.attempt_s, max(end_s, trial.attempt_s))))
 
 
 class TrialState(StrEnum):

@@ -21,6 +21,7 @@ from cclsearch.report.objective_figure import ObjectiveFigure, find_figure, form
 from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
+from cclsearch.run.usage import describe_usage, find_node_hour_limit
 from cclsearch.score.outcome import CONSTRAINTS_RULE
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 from cclsearch.tasks.base import task_of
@@ -43,7 +44,9 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     else:
         lines = _no_best_lines(spec, state)
     counted = [describe_counts(count_states(state.trials.values()))] if state.trials else []
-    return Summary((*lines, *counted, *_failure_lines(state), f"evidence: {folder}"))
+    usage = describe_usage(spec, state)
+    used = [usage] if usage and find_node_hour_limit(spec, state) is not None else []
+    return Summary((*lines, *counted, *_failure_lines(state), *used, f"evidence: {folder}"))
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
@@ -207,10 +210,11 @@ def describe_drift(state: RunState) -> list[str]:
 
 
 def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
-    ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose is Purpose.SEARCH]
+    own = (Purpose.SEARCH, Purpose.BASELINE)
+    ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose in own]
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
-        return [] if spec.provenance is Provenance.MEASURED else [ONLY_ONE]
+        return [*([] if spec.provenance is Provenance.MEASURED else [ONLY_ONE]), *_own_baseline_lines(state, best)]
     figure = find_figure(spec)
     metric, difference = figure.metric, figure.compare(others[0], best)
     certainty, is_single = estimate_certainty(state, spec.provenance), len(spec.objective.metrics) == 1
@@ -226,25 +230,43 @@ def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     else:
         share = f"{len(certainty.beaten)} of {len(certainty.beaten) + len(certainty.tied)} other configurations"
         lines = [f"better than {share} beyond noise ({DEFAULT_CONFIDENCE:.0%} confidence); {runner_up}"]
+    lines += _own_baseline_lines(state, best)
     if state.baseline is not None and state.baseline.config != best.config:
         is_tied = is_single and certainty is not None and state.baseline.number in certainty.tied
         lines.append(_compare_with_baseline(best, state, figure, is_tied=is_tied))
     return lines
 
 
+def _own_baseline_lines(state: RunState, best: Trial | None) -> list[str]:
+    """What became of the user's baseline, if the comparison does not say it: it failed, or nothing is better."""
+    own = state.own_baseline
+    if own is None or own.outcome is None:
+        return []
+    if own.loss is None:
+        failure = own.outcome.failure
+        violated = next((v.detail for v in own.outcome.verdicts if v.ok is False), "an admission rule refused it")
+        why = f"{failure.kind.describe()}: {one_line(failure.message, 160)}" if failure else one_line(violated, 160)
+        return [f"your baseline has no result (trial {own.number}, {why}; {own.config}): nothing compares with it"]
+    same = best is not None and own.config == best.config
+    return [f"your baseline (trial {own.number}) is the best configuration tried"] if same else []
+
+
 def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure, *, is_tied: bool) -> str:
-    """How the best compares with the baseline, which is the first trial if that one was ranked."""
+    """How the best compares with the baseline: the user's own, or the first trial if that one was ranked."""
     baseline = state.baseline
     assert baseline is not None
+    name = "your baseline" if baseline.purpose is Purpose.BASELINE else "the baseline"
     values = f"trial {baseline.number}: {figure.format(baseline)} -> {figure.format(best)}"
     theirs, ours = figure.value(baseline), figure.value(best)
     if is_tied and theirs and ours:
         less = f"{abs(1 - ours / theirs):.2%} {'less' if theirs >= ours else 'more'}"
-        text = f"within noise of the baseline ({values}, {less}; {baseline.config})"
+        text = f"within noise of {name} ({values}, {less}; {baseline.config})"
     else:
         gain = figure.describe_gain(baseline, best)
-        text = f"{gain} than the baseline ({values}; {baseline.config})" if gain else f"baseline: {values}"
-    first = min(state.trials)
+        text = f"{gain} than {name} ({values}; {baseline.config})" if gain else f"{name}: {values}"
+    if baseline.purpose is Purpose.BASELINE:
+        return text
+    first = min(n for n in state.trials if state.trials.is_search(n))
     why = f"; trial {baseline.number} is the first that was ranked, trial {first} was not"
     return text if baseline.number == first or state.trials[first].loss is not None else text + why
 
@@ -258,7 +280,7 @@ def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
     lines = [closest.text if closest else "no trial was admitted, so there is no best configuration"]
     if closest:  # its text has the figures
         lines.append(f"not admitted: {sum(_violates(trial) for trial in state.trials.values())} x {CONSTRAINTS_RULE}")
-    return lines + _refusal_lines(state, with_constraints=closest is None)
+    return lines + _own_baseline_lines(state, None) + _refusal_lines(state, with_constraints=closest is None)
 
 
 def _violates(trial: Trial) -> bool:

@@ -42,6 +42,8 @@ class SearchLimits(Model):
     trial_timeout_s: float = Field(default=1800.0, gt=0)
     max_hours: float | None = Field(default=None, gt=0)
     """Wall time of one session of the search, in hours."""
+    max_node_hours: float | None = Field(default=None, gt=0)
+    """Nodes times hours of all attempts, queue time included."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts at one trial if the infrastructure fails or other processes disturb it."""
     control_every: int = Field(default=0, ge=0)
@@ -80,6 +82,8 @@ class RunSpec(Model):
     """Folders of earlier runs whose trials warm-start the surrogate."""
     first: tuple[Config, ...] = ()
     """Configurations to run before the strategy proposes."""
+    baseline: Config | None = None
+    """The user's configuration to compare with, which runs first and outside the budget."""
     space_size: int
     space_sha256: str
     banner: tuple[str, ...] = ()

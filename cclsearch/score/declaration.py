@@ -17,6 +17,8 @@ from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml
 
 BASELINE = "baseline"
+PERCENT = "%"
+"""Unit in which a constraint on a fraction may be given."""
 """Written in place of a number: the baseline trial's value."""
 
 _CONSTRAINT = re.compile(r"\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign><=|>=)\s*(?P<bound>\S.*?)\s*")

@@ -21,6 +21,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.score.catalog import find_metric, list_metrics
 from cclsearch.score.declaration import (
     BASELINE,
+    PERCENT,
     ConstraintDeclaration,
     MetricDeclaration,
     ObjectiveDeclaration,
@@ -387,16 +388,19 @@ def _build_constraint(
     )
     if low is not None and high is not None and low > high:
         raise UserError(f"{where}at_least ({low:g}) must not be above at_most ({high:g})")
-    return Constraint(
-        metric=constraint.metric, at_least=low, at_most=high, unit=constraint.unit or info.unit, missing=info.missing
-    )
+    unit = constraint.unit or info.unit
+    if unit == PERCENT and info.unit == "fraction":
+        low, high = (None if bound is None else bound / 100 for bound in (low, high))
+        unit = info.unit
+    return Constraint(metric=constraint.metric, at_least=low, at_most=high, unit=unit, missing=info.missing)
 
 
 def _find_measured(
     declared: MetricDeclaration | ConstraintDeclaration, name: str, where: str, where_unit: str, task: str | None
 ) -> MetricInfo:
     info = find_metric(name, where, task=task, from_script=declared.source == "script")
-    if declared.unit is not None and info.unit is not None and declared.unit != info.unit:
+    is_percent = declared.unit == PERCENT and info.unit == "fraction"
+    if declared.unit is not None and info.unit is not None and declared.unit != info.unit and not is_percent:
         raise UserError(f"{where_unit}: {name} is measured in {info.unit!r}, not in {declared.unit!r}")
     return info
 

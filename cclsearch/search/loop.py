@@ -17,6 +17,7 @@ from cclsearch.launch.base import StartWarner
 from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
 from cclsearch.propose.events import BUSY_MACHINE, Note
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
+from cclsearch.record.trial import TrialState, find_state
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
 from cclsearch.search.control import correct_observations, propose_control
@@ -54,6 +55,7 @@ def _run(writer: RunWriter, session: Session) -> None:
         _compare(writer, session)
         hours = session.spec.limits.max_hours
         deadline_s = math.inf if hours is None else time.monotonic() + hours * 3600
+        _measure_baseline(writer, session, deadline_s)
         ending = _search(writer, session, deadline_s)
         if ending is not None:
             _confirm(writer, session, deadline_s)
@@ -188,17 +190,29 @@ def _start_reference(writer: RunWriter, session: Session) -> bool:
     if session.comparison is None or not session.comparison.is_undecided(writer.state):
         return False
     proposal = session.comparison.propose_reference(writer.state, view_search(writer, session, budget_left=0))
-    if proposal is not None:
-        _record_proposal(writer, session, proposal, Purpose.REFERENCE)
-    return proposal is not None
+    return proposal is not None and _record_if_allowed(writer, session, proposal, Purpose.REFERENCE)
 
 
 def _start_control(writer: RunWriter, session: Session) -> bool:
     """Propose a control if the window of the cluster has changed, or it is time; returns whether one was proposed."""
     proposal = propose_control(session.spec, writer.state)
-    if proposal is not None:
-        _record_proposal(writer, session, proposal, Purpose.CONTROL)
-    return proposal is not None
+    return proposal is not None and _record_if_allowed(writer, session, proposal, Purpose.CONTROL)
+
+
+def _measure_baseline(writer: RunWriter, session: Session, deadline_s: float) -> None:
+    """Run the user's baseline until it has a result or a failure of its own; it costs no budget."""
+    config = session.spec.baseline
+    while config is not None and not _must_stop(writer, session, deadline_s):
+        own = writer.state.own_baseline
+        is_lost = own is not None and own.outcome is not None and find_state(own) is TrialState.LOST
+        if own is None or is_lost:
+            text = "the configuration to compare with (--baseline)"
+            if not _record_if_allowed(writer, session, Proposal(config, "baseline", text), Purpose.BASELINE):
+                return
+        elif own.outcome is not None:
+            return
+        session.jobs.start_waiting(writer)
+        _collect(writer, session)
 
 
 def _decide(writer: RunWriter, session: Session, deadline_s: float) -> None:
@@ -222,6 +236,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
             return None  # what still runs decides whether the search ends
         if _start_reference(writer, session) or _start_control(writer, session):
             continue
+        if session.node_hours is not None and session.node_hours.ending:
+            return SearchEnded(kind=EndKind.NODE_HOURS, reason=session.node_hours.ending)
         if left <= 0:
             return SearchEnded(kind=EndKind.BUDGET_USED, reason="the budget is used up")
         view = view_search(writer, session, budget_left=left)
@@ -231,7 +247,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
             return SearchEnded(kind=EndKind.SPACE_EXHAUSTED, reason=text)
         proposals = session.proposer.propose(view, min(slots, left))
         record_proposer_events(writer, session)
-        if not _accept(writer, session, proposals[: min(slots, left)], taken_N):
+        num_accepted = _accept(writer, session, proposals[: min(slots, left)], taken_N)
+        if not num_accepted and (session.node_hours is None or not session.node_hours.ending):
             return _explain_end(session)
     return None
 
@@ -254,10 +271,19 @@ def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], 
             refused = ProposalRefused(proposer=proposal.proposer, config=proposal.config, text=text)
             writer.record(refused.at(session.now_s()))
             continue
+        if not _record_if_allowed(writer, session, proposal, Purpose.SEARCH):
+            break
         taken_N[row] = True
         accepted += 1
-        _record_proposal(writer, session, proposal, Purpose.SEARCH)
     return accepted
+
+
+def _record_if_allowed(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> bool:
+    """Record the proposal of a trial, unless too few node-hours are left for it; returns whether it was recorded."""
+    allowed = session.node_hours is None or session.node_hours.allows(writer.state, proposal.config)
+    if allowed:
+        _record_proposal(writer, session, proposal, purpose)
+    return allowed
 
 
 def _record_proposal(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> None:
@@ -283,7 +309,7 @@ def _confirm(writer: RunWriter, session: Session, deadline_s: float) -> None:
     for trial in choose_finalists(writer.state, wanted, session.spec.objective):
         if not any(run.purpose is Purpose.CONFIRMATION for run in writer.state.runs_of(trial.config)):
             text = f"repeats the configuration of trial {trial.number}"
-            _record_proposal(writer, session, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
+            _record_if_allowed(writer, session, Proposal(trial.config, "confirmation", text), Purpose.CONFIRMATION)
     while writer.state.unfinished and not _must_stop(writer, session, deadline_s):
         session.jobs.start_waiting(writer)
         _collect(writer, session)

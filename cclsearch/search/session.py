@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Provenance, Value
+from cclsearch.core.values import Config, Provenance, Value
 from cclsearch.launch.base import WorkloadUser
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.subject import locate_recording
@@ -17,6 +18,7 @@ from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
 from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted, SpaceGrown
+from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import grow_spec, load_run
@@ -34,6 +36,15 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
+
+
+class TrialLimit(Protocol):
+    """Decides whether a further trial may start."""
+
+    ending: str | None
+
+    def allows(self, state: RunState, config: Config) -> bool:
+        """Return whether a trial of that configuration may start; once one may not, none may."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,8 @@ class Session:
     """Shows the user one line that no event of the ledger says."""
     max_trials: int | None = None
     """Trials in total that this session may spend, if that is less than the search's budget."""
+    node_hours: TrialLimit | None = None
+    """The limit in node-hours; None without one."""
 
 
 def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
@@ -141,6 +154,7 @@ def begin_or_resume(
     confirm: int = 0,
     keep_going: bool = False,
     unknown: UnknownPolicy | None = None,
+    max_node_hours: float | None = None,
 ) -> None:
     """Record the start of the search, or its resumption with a higher budget or more confirmations.
 
@@ -157,7 +171,7 @@ def begin_or_resume(
     if is_new:
         _begin(writer, session)
     if found or not is_new:
-        _resume(writer, session, budget=budget, confirm=confirm, keep_going=keep_going, left=left)
+        _resume(writer, session, budget, confirm, keep_going=keep_going, left=left, max_node_hours=max_node_hours)
     record_adopted(writer, adopted, time.time())
 
 
@@ -171,7 +185,14 @@ def _begin(writer: RunWriter, session: Session) -> None:
 
 
 def _resume(
-    writer: RunWriter, session: Session, *, budget: int, confirm: int, keep_going: bool, left: tuple[int, ...]
+    writer: RunWriter,
+    session: Session,
+    budget: int,
+    confirm: int,
+    *,
+    keep_going: bool,
+    left: tuple[int, ...],
+    max_node_hours: float | None,
 ) -> None:
     state, spec = writer.state, session.spec
     if state.spec_sha256 not in ("", hash_file(writer.folder / SPEC_FILE)):  # empty if the first line cannot be read
@@ -185,6 +206,7 @@ def _resume(
             budget=max(budget, state.budget_raised_to, spec.limits.budget),
             confirm=max(confirm, state.confirm_raised_to),
             keep_going=keep_going,
+            max_node_hours=max_node_hours,
             left_trials=left,
         )
     )

@@ -25,6 +25,8 @@ Rows = NDArray[np.int64]
 
 EXACT_ROWS = 5000
 """A larger space gets one variance of the memory for all rows instead of one per row."""
+LIKELY = 0.5
+"""From this probability on, a configuration counts as one that fits into memory."""
 CRASH = Prior(np.array([-2.2]), np.array([0.4]), KernelShape(0.8, 1.5, 0.2, 0.6, 0.4), noise=1.0, dof=5.0)
 """Of failures that memory does not explain: a latent score, above 0 if a trial crashes; about 5 % crash."""
 UNKNOWN = Prior(np.zeros(1), np.array([10.0]), KernelShape(0.3, 1.5, 0.2, 0.2), noise=0.03, dof=4.0)
@@ -82,6 +84,8 @@ class Derived:
     """A metric with a closed form, or the primary metric."""
     value: Callable[[Array, Rows], Array]
     """(..., m) values of the base and (m,) rows -> (..., m) values of the metric."""
+    formula: str = ""
+    """How it follows, with its source, if that is not evident."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +140,12 @@ class Prediction:
     """Probability that it fits into the device's memory; 1 without a closed form of the memory."""
     memory_parts_gib: Mapping[str, Array]
     """Part -> (N,) GiB; they add up to `memory_gib_N`."""
+
+    def order(self, rows: Rows | None = None) -> Rows:
+        """Return these rows, or all: first those that are likely to fit, each group best first."""
+        rows = np.arange(len(self.value_N)) if rows is None else rows
+        order = np.lexsort((self.form.metric.sign * self.value_N[rows], self.fits_N[rows] < LIKELY))
+        return rows[order]
 
     def describe(self, row: int) -> dict[str, float]:
         """Return the figures of one row, as JSON output and tables name them."""

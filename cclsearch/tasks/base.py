@@ -137,6 +137,10 @@ class Task:
         """What the task predicts of a card over a space; None: everything is learned from the trials."""
         return None
 
+    def count_units(self, payload: TrialInput) -> int | None:
+        """How many `unit_of_work` a trial runs, if the primary metric is the seconds of one; None if it is not."""
+        return None
+
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""
         return ", ".join(f"{name} {value}" for name, value in card.work.items())

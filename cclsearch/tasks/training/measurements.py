@@ -79,6 +79,13 @@ THROUGHPUT = ("tokens_per_s", "tokens_per_s_per_accelerator", "samples_per_s", "
 """The metrics of `find_throughput`."""
 
 
+MFU_FORMULA = (
+    "MFU = tokens/s per accelerator x (6 x parameters used per token without the input embedding + 12 x layers x heads"
+    " x head size x sequence) / peak FLOP/s in the card's precision (PaLM, Chowdhery et al. 2022, appendix B)"
+)
+"""What `find_mfu` computes; attention counts whole, as if it were not causal."""
+
+
 def find_throughput(step_time_s: Any, num_accelerators: Any, sequences: int, tokens: int) -> dict[str, Any]:
     """Return the metrics that follow from the step time (a number or an array) and the work of a step."""
     tokens_per_s = tokens / step_time_s

@@ -22,7 +22,7 @@ from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import Array, Layout, read_layout
 from cclsearch.tasks.training.machine import Machine, read_machine
-from cclsearch.tasks.training.measurements import METRICS, THROUGHPUT, find_throughput
+from cclsearch.tasks.training.measurements import METRICS, MFU_FORMULA, THROUGHPUT, find_mfu, find_throughput
 
 STEP_TIME = "step_time_s"
 USABLE_MEMORY = 0.95
@@ -106,11 +106,24 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
         forms={STEP_TIME: step_time},
         memory=MemoryForm(peak, log_limit, priors.softness, _find_undeclared(layout)),
         hint_parts=HINT_PARTS,
-        derived={metric: _derive(metric, card, space.num_accelerators_N) for metric in THROUGHPUT},
+        derived=_derive_all(card, layout, space.num_accelerators_N),
         rule_of_thumb=lambda failed: order_by_thumb(
             layout, machine, memory.combine_memory(peaks.parts, priors.memory.mean_P), failed
         ),
     )
+
+
+def _derive_all(card: Card, layout: Layout, ranks_N: NDArray[np.int64]) -> dict[str, Derived]:
+    """Return throughput and, where the peak is known, MFU as functions of the step time."""
+    derived = {metric: _derive(metric, card, ranks_N) for metric in THROUGHPUT}
+    rates = [find_mfu(card.for_trial({PRECISION: precision}), 1.0) for precision in card.precisions]
+    if None not in rates:
+        mfu_of_rate = np.array(rates, dtype=np.float64)[layout.precision.astype(np.int64)]
+        per_accelerator = derived["tokens_per_s_per_accelerator"].value
+        derived["mfu"] = Derived(
+            STEP_TIME, lambda time_s, rows: per_accelerator(time_s, rows) * mfu_of_rate[rows], MFU_FORMULA
+        )
+    return derived
 
 
 def _derive(metric: str, card: Card, ranks_N: NDArray[np.int64]) -> Derived:

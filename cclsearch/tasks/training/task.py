@@ -100,6 +100,12 @@ class TrainingTask(Task):
 
         return make_predictor(card, space)
 
+    def count_units(self, payload: TrialInput) -> int | None:
+        """The optimizer steps: warm-up, timed, and profiled ones with one to warm up the profiler."""
+        assert isinstance(payload, TrainingInput)
+        profiled = payload.profiled_steps
+        return payload.warmup_steps + payload.timed_steps + (profiled + 1 if profiled else 0)
+
     def describe_work(self, card: Card) -> str:
         """The work of a step: `64 x 4096 tokens/step`."""
         return f"{card.work['global_batch_size']} x {card.work['seq_len']} tokens/step"

@@ -1,55 +1,23 @@
-"""Counts what a running search spends, and asks it to stop at a limit or the deadline."""
+"""Counts what a running search spends, and asks it to stop at a limit or a deadline."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
 from cclsearch.core.processes import boot_clock_s
-from cclsearch.core.values import Provenance
-from cclsearch.nightly.share import Spent
 from cclsearch.propose.events import LlmTurn
 from cclsearch.record.event import EndKind, Event, TrialProposed, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
+from cclsearch.run.usage import count_nodes
 from cclsearch.search.jobs import StopSignal
-from cclsearch.space.table import count_ranks
 
 CHECK_INTERVAL_S = 1.0
-
-
-def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
-    """What a search spent since a moment; wall time is not in a ledger and stays 0.
-
-    A trial that started earlier and was interrupted counts for the night in which it finished.
-    """
-    trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
-    turns = [event for event in state.reported if isinstance(event, LlmTurn) and event.time_s >= since_s]
-    started = [trial for trial in trials if trial.proposed_s >= since_s or trial.is_finished]
-    return Spent(
-        trials=sum(trial.costs_budget for trial in started),
-        node_hours=sum(count_node_hours(spec, trial, since_s, now_s) for trial in trials),
-        tokens=sum(turn.cost.usage.total for turn in turns),
-        usd=sum(turn.cost.usd or 0.0 for turn in turns),
-    )
-
-
-def count_node_hours(spec: RunSpec, trial: Trial, since_s: float, now_s: float) -> float:
-    """Nodes times hours from the proposal to the end (or now), after `since_s`; 0 if nothing was measured."""
-    seconds = (trial.finished_s or now_s) - max(trial.proposed_s, since_s)
-    return count_nodes(spec, trial) * max(seconds, 0.0) / 3600
-
-
-def count_nodes(spec: RunSpec, trial: Trial) -> int:
-    """Number of nodes of a trial; 0 if nothing is measured."""
-    if spec.provenance is not Provenance.MEASURED:
-        return 0
-    return math.ceil(count_ranks(trial.config) / max(spec.card.hardware.accelerators_per_node, 1))
 
 
 def _hours_since(moment_s: float) -> float:
@@ -59,7 +27,7 @@ def _hours_since(moment_s: float) -> float:
 
 @dataclass(frozen=True)
 class Allowance:
-    """Limits of one search in its present turn; None means no limit."""
+    """Limits of one search from here on; None means no limit."""
 
     deadline_s: float | None = None
     """Seconds since the epoch."""
@@ -67,15 +35,20 @@ class Allowance:
     node_hours: float | None = None
     tokens: float | None = None
     usd: float | None = None
+    reached: str = "the limit of {} is reached"
+    """What a stop says; the limit's name is put into it."""
+    kind: EndKind = EndKind.NODE_HOURS
 
 
 class Meter:
     """Context manager around one search: a watcher of its ledger, and a thread that checks the clocks.
 
-    The thread also calls `heartbeat` every second, which keeps the night's lock fresh.
+    The thread also calls `heartbeat` every second, which keeps a night's lock fresh.
     """
 
-    def __init__(self, spec: RunSpec, allowance: Allowance, stop: StopSignal, heartbeat: Callable[[], None]) -> None:
+    def __init__(
+        self, spec: RunSpec, allowance: Allowance, stop: StopSignal, heartbeat: Callable[[], None] = lambda: None
+    ) -> None:
         self._spec, self._allowance, self._stop, self._heartbeat = spec, allowance, stop, heartbeat
         self._begun_s = boot_clock_s()
         self._done_node_hours = 0.0
@@ -85,7 +58,7 @@ class Meter:
         self._usd = 0.0
         self._mutex = threading.Lock()
         self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="nightly-meter", daemon=True)
+        self._thread = threading.Thread(target=self._tick, name="meter", daemon=True)
 
     def __enter__(self) -> Meter:
         self._check()
@@ -103,6 +76,18 @@ class Meter:
         """Wall time so far, hours."""
         return _hours_since(self._begun_s)
 
+    def adopt(self, running: Iterable[Trial]) -> None:
+        """Count from now on also these trials, which an earlier process started."""
+        with self._mutex:
+            for trial in running:
+                self._running.setdefault(trial.number, (self._begun_s, count_nodes(self._spec, trial.config)))
+
+    def node_hours(self, expected: Mapping[int, float] | None = None) -> float:
+        """Return the node-hours so far; of a running trial at least those that `expected` has for it."""
+        with self._mutex:
+            running = {n: nodes * _hours_since(since_s) for n, (since_s, nodes) in self._running.items()}
+            return self._done_node_hours + sum(max(used, (expected or {}).get(n, 0.0)) for n, used in running.items())
+
     def watch(self, event: Event, state: RunState) -> None:
         """Count one event of the ledger."""
         with self._mutex:
@@ -117,7 +102,7 @@ class Meter:
     def _update_trial(self, trial: Trial, *, is_new: bool) -> None:
         """Count a trial from its proposal to its end; from the beginning if an earlier process proposed it."""
         first_s = boot_clock_s() if is_new else self._begun_s
-        since_s, nodes = self._running.pop(trial.number, (first_s, count_nodes(self._spec, trial)))
+        since_s, nodes = self._running.pop(trial.number, (first_s, count_nodes(self._spec, trial.config)))
         if trial.is_finished:
             self._done_node_hours += nodes * _hours_since(since_s)
         else:
@@ -135,9 +120,9 @@ class Meter:
 
     def _find_exhausted(self) -> tuple[str, EndKind] | None:
         limit = self._allowance
+        node_hours = self.node_hours()
         with self._mutex:
-            running = sum(nodes * _hours_since(since_s) for since_s, nodes in self._running.values())
-            node_hours, tokens, usd = self._done_node_hours + running, self._tokens, self._usd
+            tokens, usd = self._tokens, self._usd
         if limit.deadline_s is not None and time.time() >= limit.deadline_s:
             return "the night's deadline is reached", EndKind.TIME_LIMIT
         pairs = (
@@ -147,4 +132,4 @@ class Meter:
             ("dollars", usd, limit.usd),
         )
         used = next((name for name, value, most in pairs if most is not None and value >= most), None)
-        return (f"its part of the night's {used} is used up", EndKind.SHARE_USED) if used else None
+        return (limit.reached.format(used), limit.kind) if used else None
