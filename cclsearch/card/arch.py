@@ -56,7 +56,7 @@ def count_parts(arch: ModelArch) -> ParameterCount:
     moe_layers = arch.num_layers - min(moe.num_dense_layers, arch.num_layers) if moe else 0
     expert = matrices * h * moe.expert_intermediate_size if moe else 0
     return ParameterCount(
-        attention=2 * h * arch.head_dim * (arch.num_heads + arch.num_kv_heads),
+        attention=count_attention(arch),
         dense_mlp=matrices * h * arch.intermediate_size,
         experts=expert * moe.num_experts if moe else 0,
         shared_experts=expert * moe.num_shared_experts if moe else 0,
@@ -68,6 +68,26 @@ def count_parts(arch: ModelArch) -> ParameterCount:
         dense_layers=arch.num_layers - moe_layers,
         moe_layers=moe_layers,
     )
+
+
+def count_attention(arch: ModelArch) -> int:
+    """Return the parameters of one layer's projections of queries, keys, values and output.
+
+    With latent attention as in DeepSeek-V2 (DeepSeek-AI 2024, section 2.1).
+    """
+    h, heads, value = arch.hidden_size, arch.num_heads, arch.v_head_dim or arch.head_dim
+    if arch.kv_lora_rank is None:
+        return h * (arch.head_dim * (heads + arch.num_kv_heads) + value * (heads + arch.num_kv_heads))
+    rope = arch.qk_rope_head_dim or 0
+    queries = heads * arch.head_dim
+    queries = arch.q_lora_rank * (h + queries) if arch.q_lora_rank else h * queries
+    latent = h * (arch.kv_lora_rank + rope) + arch.kv_lora_rank * heads * (arch.head_dim - rope + value)
+    return queries + latent + heads * value * h
+
+
+def score_width(arch: ModelArch) -> float:
+    """Return the width of a layer's products with the attention matrix: heads x the mean head of keys and values."""
+    return arch.num_heads * (arch.head_dim + (arch.v_head_dim or arch.head_dim)) / 2
 
 
 def count_parameters(arch: ModelArch) -> int:
@@ -82,7 +102,7 @@ def flops_per_token(arch: ModelArch, seq_len: int) -> float:
     """
     parts = count_parts(arch)
     matmul = parts.active - parts.embedding - parts.head + arch.vocab_size * arch.hidden_size
-    return 6.0 * matmul + 12.0 * arch.num_layers * arch.num_heads * arch.head_dim * seq_len
+    return 6.0 * matmul + 12.0 * arch.num_layers * score_width(arch) * seq_len
 
 
 def tokens_per_step(card: Card) -> int:

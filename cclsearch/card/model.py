@@ -47,12 +47,21 @@ class ModelArch(Model):
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
+    """Of queries and keys; with latent attention, its part without and its part with rotary embedding together."""
     intermediate_size: int = Field(ge=1)
     vocab_size: int = Field(ge=1)
     tied_embeddings: bool = False
     gated_mlp: bool = True
     """Three matrices in the feed-forward part (SwiGLU) instead of two."""
     moe: MoEArch | None = None
+    kv_lora_rank: int | None = Field(default=None, ge=1)
+    """Width of the latent vector of keys and values (multi-head latent attention); None without one."""
+    q_lora_rank: int | None = Field(default=None, ge=1)
+    """Width of the latent vector of queries; None if queries have none."""
+    qk_rope_head_dim: int | None = Field(default=None, ge=1)
+    """Part of `head_dim` with rotary embedding, which all heads of a key share (latent attention)."""
+    v_head_dim: int | None = Field(default=None, ge=1)
+    """Width of a value's head; None if it is `head_dim`."""
     num_params: int | None = None
     """As given in the card; `cclsearch.card.arch.count_parameters` computes it from the widths."""
 

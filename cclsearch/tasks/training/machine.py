@@ -22,6 +22,9 @@ class Machine:
     """One accelerator and its links, in SI units; bandwidths are per direction."""
 
     flops_per_s: float
+    """Of the linear layers, which run in the card's precision."""
+    half_flops_per_s: float
+    """Of attention and the output projection, which stay in 16 bits if the linear layers have fewer."""
     hbm_bytes_s: float
     up_bytes_s: float
     """Bandwidth inside a node."""
@@ -44,8 +47,10 @@ def read_machine(card: Card) -> Machine:
     """Return the machine of a card: rates from `hardware.yaml`, or from the card if it states them."""
     hardware = card.hardware
     found = hardware.chip
+    flops_per_s = found.rate_for(card.precision)[1]
     return Machine(
-        flops_per_s=found.rate_for(card.precision)[1],
+        flops_per_s=flops_per_s,
+        half_flops_per_s=min(found.rate_for("bf16")[1], flops_per_s),
         hbm_bytes_s=found.hbm_bytes_per_s,
         up_bytes_s=(hardware.scale_up_gbps or found.scale_up_gbps) / 8 * 1e9,
         out_bytes_s=(hardware.scale_out_gbps or found.scale_out_gbps) / 8 * 1e9,

@@ -57,15 +57,25 @@ def name_multipliers(names: Sequence[str], log_multipliers: NDArray[np.float64])
 
 
 def parameters_per_rank(counts: ParameterCount, num_layers: int, layout: Layout) -> Array:
-    """(N,) parameters per device on the pipeline's fuller end stage; experts divide by ep (by tp if ep is 1)."""
+    """(N,) parameters per device on the pipeline's fuller end stage."""
     layers = np.ceil(num_layers / layout.pp)
     moe_share = counts.moe_layers / num_layers
     dense = counts.attention + counts.norms + (1 - moe_share) * counts.dense_mlp
     dense = dense + moe_share * (counts.shared_experts + counts.router)
-    experts = moe_share * counts.experts
-    spread = np.where(layout.ep > 1, layout.ep, layout.tp)
     ends = counts.embedding + np.where(layout.pp > 1, 0.0, counts.head)
-    return np.asarray(layers * (dense / layout.tp + experts / spread) + ends / layout.tp)
+    return np.asarray((layers * dense + ends) / layout.tp + experts_per_rank(counts, num_layers, layout))
+
+
+def experts_per_rank(counts: ParameterCount, num_layers: int, layout: Layout) -> Array:
+    """(N,) parameters of routed experts among them; they divide by ep (by tp if ep is 1)."""
+    spread = np.where(layout.ep > 1, layout.ep, layout.tp)
+    return np.asarray(np.ceil(num_layers / layout.pp) * counts.moe_layers / num_layers * counts.experts / spread)
+
+
+def expert_group(layout: Layout) -> tuple[Array, Array]:
+    """Return how many ranks apart the ranks with the same experts are, and how many they are."""
+    apart = np.where(layout.ep > 1, layout.ep, layout.tp)
+    return apart, np.maximum(layout.sharding * layout.tp / apart, 1.0)
 
 
 def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
@@ -73,7 +83,9 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     arch, counts = card.arch, count_parts(card.arch)
     params = parameters_per_rank(counts, arch.num_layers, layout)
     width = 4.0 if card.precision in {"fp32", "float32", "tf32"} else 2.0
-    by_dp = layout.sharding
+    # [Z]: data-parallel ranks shard states; those of an expert only the ranks that hold it
+    experts = experts_per_rank(counts, arch.num_layers, layout)
+    by_dp = params / ((params - experts) / layout.sharding + experts / expert_group(layout)[1])
     weights = width * params / np.where(layout.zero >= 3, by_dp, 1.0)
     gradients = 4.0 * params / np.where(layout.zero >= 2, by_dp, 1.0)
     optimizer = (12.0 if width == 2.0 else 8.0) * params

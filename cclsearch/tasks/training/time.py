@@ -14,11 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.arch import count_parts
+from cclsearch.card.arch import count_parts, score_width
 from cclsearch.card.model import Card
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.machine import Machine
-from cclsearch.tasks.training.memory import Multipliers, name_multipliers, parameters_per_rank
+from cclsearch.tasks.training.memory import (
+    Multipliers,
+    expert_group,
+    experts_per_rank,
+    name_multipliers,
+    parameters_per_rank,
+)
 
 MULTIPLIERS = (
     *("scale", "gemm", "attention", "elementwise", "recompute", "vocabulary", "imbalance", "launch", "tp_scale_up"),
@@ -29,9 +35,16 @@ MULTIPLIERS = (
 
 GEMM_PEAK_SHARE = 0.72
 """Share of the data-sheet rate that large GEMMs reach ([M] table 1 and [V]: 0.5 to 0.75 end to end)."""
-TOKENS_HALF, WIDTH_HALF = 192.0, 192.0
-"""Rows and columns at which a GEMM reaches half of that share (tiles have 128 to 256)."""
+HALF_RATE = 192.0
+"""Rows or columns at which a GEMM reaches half of that share (tiles have 128 to 256)."""
 ATTENTION_PEAK_SHARE = 0.35
+CAST_BYTES = 5.0
+"""Bytes that the cast of a value to 8 or 4 bits moves: 2 read, and the value written in both orders with its scales."""
+ROUTED_BYTES, EXPERT_BYTES = 20.0, 16.0
+"""Bytes per routed copy of a token that are moved, forward and backward, per hidden unit (permuted, sent and summed
+again) and per unit of an expert's width (the activation function)."""
+MOE_KERNELS, EXPERT_KERNELS = 60.0, 8.0
+"""Additional kernels of an MoE layer (router, permutation), and per expert of the rank (its GEMMs and casts)."""
 EAGER_NORM_BYTES = 2 * 3 * 28.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that
 backward: cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written."""
@@ -71,6 +84,8 @@ class TimeParts:
     """Per step: communication of gradients and, if sharded, of weights."""
     dp_exposed_floor: Array
     """Per step: communication that cannot overlap with the backward pass (weights gathered after the optimizer)."""
+    dp_window: Array
+    """Micro-batches behind whose computation that communication can hide."""
     optimizer: Array
     """Per step."""
     micro_batches: Array
@@ -84,25 +99,13 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     arch, counts = card.arch, count_parts(card.arch)
     tokens = layout.micro_batch * card.number("seq_len") / layout.cp
     layers = np.ceil(arch.num_layers / layout.pp)
-    h, width = arch.hidden_size, arch.num_heads * arch.head_dim
-    rate = machine.flops_per_s * GEMM_PEAK_SHARE
-    slow = (1 + TOKENS_HALF / tokens) * (1 + WIDTH_HALF * layout.tp / h)
-    matmul = _layer_matmul(card)
-    # [M] eq. 3: 2 FLOP per parameter and token forward, twice that backward
-    gemm = 6.0 * matmul * tokens * layers / layout.tp / rate * slow
+    h, half_rate = arch.hidden_size, machine.half_flops_per_s
     # [M] eq. 3, attention matrix: half of it is masked, but only fused kernels skip that half
-    sequence = card.number("seq_len")
-    attention = 6.0 * tokens * sequence * width * layers / layout.tp / (machine.flops_per_s * ATTENTION_PEAK_SHARE)
+    sequence, width = card.number("seq_len"), score_width(arch)
+    attention = 6.0 * tokens * sequence * width * layers / layout.tp / (half_rate * ATTENTION_PEAK_SHARE)
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
-    matrix_bytes = 11.0 * arch.num_heads * tokens * sequence * layers / layout.tp
-    # [K] section 4: about 34 bytes of activations per token and hidden unit, written and read forward and backward
-    shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
-    touched = tokens * h * layers * (60.0 / shared + 60.0 / layout.tp)
-    touched = touched + tokens * h * layers * EAGER_NORM_BYTES * layout.unfused_norms / shared
-    elementwise = (touched + matrix_bytes * layout.plain_attention) / machine.hbm_bytes_s
-    head = 6.0 * tokens * h * arch.vocab_size / layout.tp / rate
+    head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * GEMM_PEAK_SHARE)
     logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
-    launch = (layers * KERNELS_PER_LAYER + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute)
     tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, tokens, layers)
     dp, floor = _data_parallel(card, layout, machine)
     ring = _context_parallel(card, layout, machine, tokens, layers)
@@ -111,17 +114,17 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     # pipeline stages are outermost in [M] and its descendants
     crosses = (layout.ranks > machine.node) & (layout.pp > 1)
     link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
-    nodes = np.maximum(layout.ranks / machine.node, 1.0)
+    hops = np.log2(np.maximum(layout.ranks / machine.node, 1.0)) + 1
     staged = (layout.pp > 1).astype(np.float64)
     local_params = parameters_per_rank(counts, arch.num_layers, layout)
     sharded = np.where(layout.zero >= 1, layout.sharding, 1.0)
     return TimeParts(
-        gemm=gemm * turns,
+        gemm=_layer_gemms(card, layout, machine, tokens) * layers * turns,
         attention=attention * turns,
-        elementwise=elementwise * turns,
+        elementwise=_layer_bytes(card, layout, machine, tokens) * layers / machine.hbm_bytes_s * turns,
         recompute_share=layout.recompute,
         vocabulary=(head + logits) * turns,
-        launch=launch * turns,
+        launch=_launch(card, layout, machine, layers) * turns,
         tp_scale_up=tp_up,
         tp_scale_out=tp_out,
         tp_wait=tp_wait,
@@ -130,9 +133,11 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         bubble=_bubble(layout),
         # activations forward, gradients backward, 2 bytes each; the ring hides behind the attention on its last block
         p2p=staged * layout.virtual * 4.0 * tokens * h / link + ring * ring / (ring + attention + 1e-12),
-        p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
+        p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * hops,
         dp=dp,
         dp_exposed_floor=floor,
+        # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
+        dp_window=np.where(layout.zero >= 2, layout.accumulation, 1.0),
         optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
         micro_batches=layout.accumulation,
         virtual=layout.virtual,
@@ -140,15 +145,57 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     )
 
 
+def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
+    """(N,) seconds of the linear layers, per layer: 2 FLOP per parameter and token forward, twice that backward."""
+    arch, counts = card.arch, count_parts(card.arch)
+    rate = machine.flops_per_s * GEMM_PEAK_SHARE
+    moe_share = counts.moe_layers / arch.num_layers
+    dense = counts.attention + (1 - moe_share) * counts.dense_mlp + moe_share * (counts.shared_experts + counts.router)
+    slow = (1 + HALF_RATE / tokens) * (1 + HALF_RATE * layout.tp / arch.hidden_size)
+    seconds = 6.0 * dense * tokens / layout.tp / rate * slow
+    if arch.moe is None:
+        return np.asarray(seconds)
+    spread = np.where(layout.ep > 1, layout.tp / layout.ep, 1.0)  # ranks that share an expert's tokens
+    rows = tokens * arch.moe.top_k / arch.moe.num_experts / spread
+    columns = arch.moe.expert_intermediate_size / np.where(layout.ep > 1, 1.0, layout.tp)
+    slow = (1 + HALF_RATE / rows) * (1 + HALF_RATE / columns)
+    return np.asarray(seconds + 6.0 * moe_share * counts.active_experts * tokens / layout.tp / rate * slow)
+
+
+def _layer_bytes(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
+    """(N,) bytes that the operators between the GEMMs read and write, per layer, forward and backward."""
+    arch, counts = card.arch, count_parts(card.arch)
+    h, moe = arch.hidden_size, arch.moe
+    # [K] section 4: about 34 bytes of activations per token and hidden unit, written and read forward and backward
+    shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
+    touched = h * (60.0 / shared + 60.0 / layout.tp) + h * EAGER_NORM_BYTES * layout.unfused_norms / shared
+    touched = touched + 11.0 * arch.num_heads * card.number("seq_len") / layout.tp * layout.plain_attention
+    mixed = counts.moe_layers / arch.num_layers
+    cast = 2.0 * (h + score_width(arch)) + (1 - mixed) * (h + 2 * arch.intermediate_size)
+    if moe is not None:
+        width, copies = moe.expert_intermediate_size, moe.top_k + moe.num_shared_experts
+        touched = touched + mixed * moe.top_k * (ROUTED_BYTES * h + EXPERT_BYTES * width) / layout.tp
+        cast += mixed * copies * (h + 2 * width)
+    if machine.flops_per_s > machine.half_flops_per_s:  # linear layers of 8 or 4 bits
+        touched = touched + 2 * CAST_BYTES * cast / layout.tp  # inputs forward, gradients backward
+    return np.asarray(tokens * touched)
+
+
+def _launch(card: Card, layout: Layout, machine: Machine, layers: Array) -> Array:
+    """(N,) host seconds to launch the kernels of a micro-batch."""
+    kernels = np.full(len(layout), KERNELS_PER_LAYER)
+    if card.arch.moe is not None:
+        mixed = count_parts(card.arch).moe_layers / card.arch.num_layers
+        kernels = kernels + mixed * (MOE_KERNELS + EXPERT_KERNELS * card.arch.moe.num_experts / layout.ep)
+    return np.asarray((layers * kernels + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute))
+
+
 def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
     """(N,) seconds per optimizer step for (P,) log multipliers in the order of `MULTIPLIERS`; (S, N) for (S, P)."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
     slot, _ = _slot_time(parts, m)
     slots = parts.micro_batches + m["bubble"] * parts.bubble
-    # gradient traffic overlaps with the last micro-batch's backward pass; the formula is smooth in both limits
-    hides = m["dp_overlap"] * 0.5 * slot
-    traffic = m["dp"] * parts.dp
-    exposed = traffic * traffic / (traffic + hides + 1e-12)
+    exposed = _exposed_traffic(parts, m, slot)
     step = slots * slot + exposed + m["dp"] * parts.dp_exposed_floor + m["optimizer"] * parts.optimizer
     return np.asarray(m["scale"] * step)
 
@@ -159,7 +206,6 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
     slot, head = _slot_time(parts, m)
     scale, count = m["scale"], parts.micro_batches
     layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
-    traffic = m["dp"] * parts.dp
     pieces = {
         "gemm": count * m["gemm"] * parts.gemm,
         "attention": count * m["attention"] * parts.attention,
@@ -174,8 +220,7 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
     rest = {
         "launch and latency": launch,
         "pipeline bubble": m["bubble"] * parts.bubble * slot,
-        "data parallel": traffic * traffic / (traffic + m["dp_overlap"] * 0.5 * slot + 1e-12)
-        + m["dp"] * parts.dp_exposed_floor,
+        "data parallel": _exposed_traffic(parts, m, slot) + m["dp"] * parts.dp_exposed_floor,
         "optimizer": m["optimizer"] * parts.optimizer,
     }
     return {name: scale * np.asarray(seconds) for name, seconds in (pieces | rest).items()}
@@ -196,16 +241,15 @@ def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
     return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2))), np.asarray(head)
 
 
+def _exposed_traffic(parts: TimeParts, m: Multipliers, slot: Array) -> Array:
+    """Return the seconds of data-parallel traffic that computation does not hide; smooth in both limits."""
+    traffic, hides = m["dp"] * parts.dp, m["dp_overlap"] * 0.5 * parts.dp_window * slot
+    return np.asarray(traffic * traffic / (traffic + hides + 1e-12))
+
+
 def _share(multiplier: Array) -> Array:
     """Map a positive multiplier around 1 to a share around 0.5."""
     return multiplier / (1 + multiplier)
-
-
-def _layer_matmul(card: Card) -> float:
-    """Return the parameters per layer that one token uses, averaged over the layers."""
-    counts = count_parts(card.arch)
-    moe = counts.moe_layers * (counts.active_experts + counts.shared_experts + counts.router)
-    return counts.attention + (counts.dense_layers * counts.dense_mlp + moe) / card.arch.num_layers
 
 
 def _bubble(layout: Layout) -> Array:
@@ -242,32 +286,35 @@ def _tensor_parallel(
 def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array, Array]:
     """Return the communication seconds per step, and the seconds after the optimizer that cannot overlap.
 
-    [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again.
+    [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again. Experts are
+    reduced over the ranks that hold the same ones.
     """
-    local = parameters_per_rank(count_parts(card.arch), card.arch.num_layers, layout)
-    group = layout.sharding
-    ring = (group - 1) / group
-    rate, latency = _ring_link(layout, machine, group)
-    hops = latency * np.log2(group + 1) * 20
-    once = 2.0 * local * ring / rate + hops * (group > 1)
+    counts = count_parts(card.arch)
+    local = parameters_per_rank(counts, card.arch.num_layers, layout)
+    once = _ring_seconds(machine, local, layout.tp, layout.sharding)
+    if card.arch.moe is not None:
+        experts = experts_per_rank(counts, card.arch.num_layers, layout)
+        apart, holders = expert_group(layout)
+        once = _ring_seconds(machine, local - experts, layout.tp, layout.sharding)
+        once = once + _ring_seconds(machine, experts, apart, holders)
     gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
     reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
-    reduces = np.where(layout.zero >= 2, np.minimum(reduces, layout.accumulation), reduces)
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
     # HSDP: each rank reduces its shard of the gradients over the replicas, which are a whole sharding group apart
-    copies = layout.replicated
-    far, far_latency = _ring_link(layout, machine, copies, layout.tp * group)
-    between = 2.0 * local / group * 2.0 * (copies - 1) / copies / far + far_latency * np.log2(copies + 1) * 20
-    between = between * (copies > 1) * np.maximum(reduces, 1.0)
+    share = local / layout.sharding
+    between = 2.0 * _ring_seconds(machine, share, layout.tp * layout.sharding, layout.replicated)
+    between = between * np.maximum(reduces, 1.0)
     return np.asarray(once * (reduces + gathers) + between), np.asarray(once * after_step)
 
 
-def _ring_link(layout: Layout, machine: Machine, group: Array, apart: Array | None = None) -> tuple[Array, Array]:
-    """Return bytes per second and latency in seconds of a ring over `group` ranks that are `apart` ranks apart.
+def _ring_seconds(machine: Machine, params: Array, apart: Array, group: Array) -> Array:
+    """(N,) seconds of one pass of these parameters, 2 bytes each, around a ring of `group` ranks ([T])."""
+    rate, latency = _ring_link(machine, apart, group)
+    return np.asarray(2.0 * params * (group - 1) / group / rate + latency * np.log2(group + 1) * 20 * (group > 1))
 
-    They are `tp` ranks apart if not given.
-    """
-    apart = layout.tp if apart is None else apart
+
+def _ring_link(machine: Machine, apart: Array, group: Array) -> tuple[Array, Array]:
+    """Return bytes per second and seconds of latency of a ring over `group` ranks that are `apart` ranks apart."""
     crosses = apart * group > machine.node
     members = np.clip(machine.node / apart, 1.0, None)  # of one group inside one node, each with its own link
     out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
@@ -280,19 +327,24 @@ def _context_parallel(card: Card, layout: Layout, machine: Machine, tokens: Arra
 
     [R] section 3.1: every rank passes on its block cp - 1 times; in the backward pass its gradients go with it.
     """
-    rate, latency = _ring_link(layout, machine, layout.cp)
+    rate, latency = _ring_link(machine, layout.tp, layout.cp)
     block = 2.0 * tokens * 2 * card.arch.num_kv_heads * card.arch.head_dim / layout.tp  # 2 bytes per value
     return np.asarray((layout.cp - 1) * layers * (3.0 + layout.recompute) * (block / rate + latency))
 
 
 def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
-    """(N,) seconds of the all-to-all of tokens to experts and back, in both passes ([G] section 3.2)."""
-    if card.arch.moe is None:
+    """(N,) seconds of the all-to-all of tokens to experts and back, in both passes ([G] section 3.2).
+
+    Between nodes a token goes once to each node with experts of it, and is copied inside (DeepSeek-V3, section 3.2.2).
+    """
+    moe = card.arch.moe
+    if moe is None:
         return np.zeros(len(layout))
-    counts = count_parts(card.arch)
-    mixtures = layers * counts.moe_layers / card.arch.num_layers
-    sent = 2.0 * tokens / layout.tp * card.arch.moe.top_k * card.arch.hidden_size * (layout.ep - 1) / layout.ep
-    crosses = layout.ep > machine.node
-    rate = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
-    latency = np.where(crosses, machine.out_latency_s, machine.up_latency_s) * layout.ep
-    return np.asarray((layout.ep > 1) * 4.0 * mixtures * (1 + 0.5 * layout.recompute) * (sent / rate + latency))
+    mixtures = layers * count_parts(card.arch).moe_layers / card.arch.num_layers
+    copy = 2.0 * tokens / layout.tp * card.arch.hidden_size
+    nodes = np.maximum(layout.ep / machine.node, 1.0)
+    inside = copy * moe.top_k * (layout.ep - 1) / layout.ep / machine.up_bytes_s
+    reached = nodes * (1 - (1 - 1 / nodes) ** moe.top_k)  # of nodes, by top_k experts at random
+    between = copy * reached * (nodes - 1) / nodes / machine.out_bytes_s
+    latency = np.where(nodes > 1, machine.out_latency_s, machine.up_latency_s) * layout.ep
+    return np.asarray((layout.ep > 1) * 4.0 * mixtures * (1 + 0.5 * layout.recompute) * (inside + between + latency))

@@ -1,0 +1,249 @@
+"""Compares predicted with published step times of training configurations: the figures of `experts.md`.
+
+    python benchmarks/experts.py EXPERTS.csv MODELS.csv [--landscapes FOLDER ...] [--before TREE] [--rows FILE]
+
+EXPERTS.csv has one published configuration a row, MODELS.csv one architecture. Every complete row becomes a card and a
+configuration, and is predicted before any measurement. For the rows of one repository the constants are fitted without
+that repository, from `prior_guess.json`, the other repositories' rows and the landscapes. `--before` also prints the
+error of another checkout of this project, with the constants that it ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch
+from cclsearch.core.values import Config, Value
+from cclsearch.recording.load import find_recordings, load_recording
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
+
+CHECKPOINTING = ("none", "selective", "full")
+MEMORY_GIB = {"a100-80": 80, "h100": 80, "h200": 141, "b200": 180, "b300": 270, "gb200": 186, "gb300": 279}
+MEMORY_GIB |= {"tpu-v5p": 95, "tpu-v6e": 32, "tpu-v7": 192}
+"""GiB of one accelerator; 96 for the H100 of which the table says so."""
+PER_NODE = {"gb200": 72, "gb300": 72}
+"""Accelerators that NVLink connects, of machines with more than the 8 of a node; TPU slices apart."""
+
+PRECISIONS = {"nvfp4": "fp4", "fp8": "fp8", "float8": "fp8", "bf16": "bf16"}
+"""Part of a precision's name in the table -> the dtype of the linear layers."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published configuration."""
+
+    number: int
+    """Line of the table, the heading being 1."""
+    source: str
+    card: Card
+    configs: tuple[Config, ...]
+    """One, or one for each kind of recomputation if the source does not state it."""
+    step_time_s: float
+    label: str
+
+    @property
+    def space(self) -> Space:
+        knobs = [Knob(name, tuple(dict.fromkeys(c[name] for c in self.configs))) for name in self.configs[0]]
+        return space_from_rows(knobs, self.configs)
+
+
+def read_published(experts: Path, models: Path) -> list[Published]:
+    """Return the complete rows of the table."""
+    with models.open(encoding="utf-8", newline="") as file:
+        archs = {row["name"]: row for row in csv.DictReader(file)}
+    with experts.open(encoding="utf-8", newline="") as file:
+        rows = [(n, row) for n, row in enumerate(csv.DictReader(file), 2) if row["layout_complete_derived"] == "1"]
+    return [_read_row(number, row, archs[row["architecture"]]) for number, row in rows]
+
+
+def _read_row(number: int, row: Mapping[str, str], model: Mapping[str, str]) -> Published:
+    accelerator = _accelerator(row["accelerator"])
+    ranks, batch = int(row["num_accelerators"]), int(float(row["global_batch"]))
+    degrees = {name: int(float(row[name] or 1)) for name in ("tp", "pp", "cp", "ep")}
+    # a TPU7x chip has two devices and one name: chips are counted
+    dp = max(ranks // (degrees["tp"] * degrees["pp"] * degrees["cp"]), 1)
+    if row["framework"] == "MaxText":
+        micro_batch = max(batch // (dp * int(float(row["grad_accum"] or 1))), 1)
+    else:
+        micro_batch = max(int(float(row["micro_batch"])), 1)
+    config: dict[str, Value] = {
+        **degrees,
+        "dp": dp,
+        "micro_batch_size": micro_batch,
+        "virtual_pipeline": int(float(row["vp"] or 1)) if degrees["pp"] > 1 else 1,
+        "zero_stage": _zero_stage(row),
+        "sequence_parallel": degrees["tp"] > 1,
+    }
+    if row["fsdp_zero"].lower() == "hsdp":
+        config["dp_replicate"] = max(dp // _per_node(accelerator, ranks), 1)
+    configs = tuple(Config({**config, "activation_checkpointing": kind}) for kind in _checkpointing(row))
+    seconds = float(row["step_time_s"] or row["step_time_s_derived"])
+    label = f"{row['model']} {row['accelerator']} x{ranks} {row['precision']}"
+    return Published(number, row["source_repo"], _make_card(row, model, accelerator, ranks), configs, seconds, label)
+
+
+def _make_card(row: Mapping[str, str], model: Mapping[str, str], accelerator: str, ranks: int) -> Card:
+    hardware = Hardware(
+        accelerator=accelerator,
+        num_accelerators=ranks,
+        accelerators_per_node=_per_node(accelerator, ranks),
+        memory_gib=96 if "96GB" in row["accelerator"] else MEMORY_GIB[accelerator],
+    )
+    network = re.search(r"network (\d+) Gbps", row["other_flags"])
+    if network:
+        hardware = hardware.model_copy(update={"scale_out_gbps": float(network[1])})
+    return Card(
+        name=f"row-{row['model']}",
+        title=row["model"],
+        family=row["architecture"],
+        model=_make_arch(model),
+        work=Config({"global_batch_size": int(float(row["global_batch"])), "seq_len": int(float(row["seq_len"]))}),
+        precision=_precision(row["precision"]),
+        hardware=hardware,
+        framework={"Megatron-Bridge": "megatron", "MaxText": "maxtext"}.get(row["framework"], row["framework"]),
+    )
+
+
+def _make_arch(row: Mapping[str, str]) -> ModelArch:
+    """Return the shape.
+
+    Where the columns do not count up to the model's parameters (hybrids), the widths of experts and of the other layers
+    are those that have the stated parameters, total and active; few layers of attention become few heads in all layers.
+    """
+    number = {name: int(float(value)) for name, value in row.items() if re.fullmatch(r"\d+(\.\d+)?", value or "")}
+    layers, hidden, heads, kv = (number[name] for name in ("layers", "hidden", "heads", "kv_heads"))
+    kinds = {kind: int(n) for n, kind in re.findall(r"(\d+) (mamba|attention|moe)", row["attention_pattern"])}
+    hybrid = row["family"] == "nemotron_h"
+    mixtures = layers // number.get("moe_layer_step", 1)
+    if hybrid:  # the pattern of the family's smallest model if the row has none
+        mixtures, attention = kinds.get("moe", layers * 23 // 52), kinds.get("attention", layers * 6 // 52)
+        heads, kv = max(round(heads * attention / layers), 1), max(round(kv * attention / layers), 1)
+    matrices = 3 if row["gated"] != "0" else 2
+    ffn, expert = number.get("ffn") or number.get("expert_ffn", 0), number.get("expert_ffn", 0)
+    used = 2 * number["vocab"] * hidden + 2 * layers * hidden * number["head_dim"] * (heads + kv)
+    shared = number.get("shared_expert_ffn", 0)
+    if expert and "params_from_shape" not in number:
+        idle = mixtures * (number["num_experts"] - number["top_k"]) * matrices * hidden
+        expert = max(round((number["params_total"] - number["params_active"]) / idle), 1)
+        used += mixtures * matrices * hidden * (expert * number["top_k"] + shared)
+        ffn = max(round((number["params_active"] - used) / (max(layers - mixtures, 1) * matrices * hidden)), 1)
+    moe = None
+    if expert:
+        moe = MoEArch(
+            num_experts=number["num_experts"],
+            top_k=number["top_k"],
+            expert_intermediate_size=expert,
+            num_shared_experts=round(shared / expert),
+            num_dense_layers=max(number.get("dense_layers_first", 0), layers - mixtures),
+        )
+    latent = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
+    return ModelArch(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_dim=number["head_dim"],
+        intermediate_size=ffn,
+        vocab_size=number["vocab"],
+        tied_embeddings=row["tied"] == "1",
+        gated_mlp=row["gated"] != "0",
+        moe=moe,
+        num_params=number.get("params_total"),
+        **{n: number[n] for n in latent if n in ModelArch.model_fields and number.get(n)},
+    )
+
+
+def _accelerator(name: str) -> str:
+    text = name.lower()
+    if text.startswith("tpu"):
+        return "tpu-v7" if text.startswith("tpu7x") else "tpu-" + re.findall(r"v\d+[a-z]", text)[0]
+    key = re.split(r"[ -]", text)[0]
+    return "a100-80" if key == "a100" else key
+
+
+def _per_node(accelerator: str, ranks: int) -> int:
+    return min(ranks, ranks if accelerator.startswith("tpu") else PER_NODE.get(accelerator, 8))
+
+
+def _precision(text: str) -> str:
+    lower = text.lower()
+    return next(short for name, short in PRECISIONS.items() if name in lower)
+
+
+def _zero_stage(row: Mapping[str, str]) -> int:
+    """Megatron's tables run the distributed optimizer (stage 1) unless they say FSDP; torch and JAX shard weights."""
+    text = row["fsdp_zero"].lower()
+    if "fsdp" in text or "hsdp" in text:
+        return 3
+    return 1 if text or "Megatron" in row["framework"] else 3
+
+
+def _checkpointing(row: Mapping[str, str]) -> tuple[str, ...]:
+    text = row["activation_checkpointing"].lower()
+    if not text or "custom" in text or "offload" in text:
+        return CHECKPOINTING
+    if "none" in text:
+        return ("none",)
+    return ("full",) if "full" in text else ("selective",)
+
+
+def choose_row(row: Published, priors: Priors) -> int:
+    """Return the configuration that is taken: the fastest that is predicted to fit, else the smallest."""
+    predictor = make_predictor(row.card, row.space, priors)
+    assert predictor.memory is not None
+    log_gib, _ = predictor.memory.form.predict(len(row.configs))
+    fitting = np.flatnonzero(log_gib <= predictor.memory.log_limit)
+    log_time, _ = predictor.forms["step_time_s"].predict(len(row.configs))
+    return int(fitting[np.argmin(log_time[fitting])]) if len(fitting) else int(np.argmin(log_gib))
+
+
+def predict_one(row: Published, priors: Priors) -> float:
+    """Return the predicted seconds per step of the configuration that is taken."""
+    form = make_predictor(row.card, row.space, priors).forms["step_time_s"]
+    return float(np.exp(form.predict(len(row.configs))[0][choose_row(row, priors)]))
+
+
+def predict_held_out(published: Sequence[Published], recordings: Sequence[Any]) -> list[float]:
+    """Return the predicted seconds of each row, by constants that are fitted without any row of its source."""
+    from fit_prior import fit_prior
+
+    sources = dict.fromkeys(row.source for row in published)
+    priors = {
+        source: read_priors(fit_prior(recordings, [row for row in published if row.source != source]))
+        for source in sources
+    }
+    return [predict_one(row, priors[row.source]) for row in published]
+
+
+def median_error(predicted: Iterable[float], published: Sequence[Published]) -> float:
+    """Return the median of |predicted / published - 1|."""
+    return float(np.median([abs(p / row.step_time_s - 1) for p, row in zip(predicted, published, strict=True)]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experts", type=Path)
+    parser.add_argument("models", type=Path)
+    parser.add_argument("--landscapes", type=Path, nargs="+", default=[])
+    parser.add_argument("--shipped", action="store_true", help="print predictions by the shipped constants as JSON")
+    args = parser.parse_args()
+    published = read_published(args.experts, args.models)
+    if args.shipped:
+        print(json.dumps([predict_one(row, load_priors()) for row in published]))
+        return
+    recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
+    print(json.dumps(predict_held_out(published, recordings)))
+
+
+if __name__ == "__main__":
+    main()
