@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cclsearch.core.content import list_content, shipped_root
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import Direction
-from cclsearch.score.objective import Constraint, Objective, Term, load_objective, split_spec
+from cclsearch.score.objective import Constraint, Objective, Term, choose_objective, load_objective, split_spec
 
 # 16 accelerators, 0.5 s a step, 32 sequences of 1024 tokens: 65,536 tokens/s, 4,096 an accelerator; 8 accelerator-s a
 # step of 32,768 tokens are 244.140625 accelerator-s a million tokens; 6,553.6 J a step are 200,000 J a million tokens.
@@ -375,3 +375,16 @@ def test_an_objective_is_frozen_and_its_file_needs_a_bound_for_each_constraint(t
         load_objective("step_time").name = "other"  # type: ignore[misc]
     with pytest.raises(UserError, match=r"constraints\[0\]: needs `at_least` or `at_most`"):
         own_objective(tmp_path, TIME, constraints=[{"metric": "mfu"}])
+
+
+@pytest.mark.parametrize("text", ["mfu >= 30%", "mfu >= 30 %", "mfu>=30.0%", "mfu >= 0.3"])
+def test_a_bound_on_a_fraction_may_be_in_percent(text: str) -> None:
+    [constraint] = choose_objective("step_time", (text,), task="training").constraints
+    assert constraint.at_least == pytest.approx(0.3)
+    assert constraint.unit == "fraction" or constraint.unit is None
+
+
+@pytest.mark.parametrize("text", ["step_time_s <= 30%", "mfu >= 30 percent", "peak_memory_gib <= 90%"])
+def test_percent_of_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is measured in '"):
+        choose_objective("step_time", (text,), task="training")
