@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
 from cclsearch.core.errors import UserError
@@ -39,6 +39,10 @@ class MoEArch(Model):
     """Leading layers with a dense feed-forward part."""
 
 
+LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
+"""The fields of a model with latent attention."""
+
+
 class ModelArch(Model):
     """A decoder-only transformer. Widths are numbers of elements."""
 
@@ -64,6 +68,11 @@ class ModelArch(Model):
     """Width of a value's head; None if it is `head_dim`."""
     num_params: int | None = None
     """As given in the card; `cclsearch.card.arch.count_parameters` computes it from the widths."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_latent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The fields of latent attention are written only if the model has it: run scripts refuse unknown fields."""
+        return {name: value for name, value in write(self).items() if value is not None or name not in LATENT}
 
 
 def make_model(values: Mapping[str, Any]) -> ModelArch:
