@@ -127,6 +127,7 @@ def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path:
     assert with_card == json.loads(capsys.readouterr().out)
     assert with_card["ttft"]["value"] > 0
     assert with_card["tpot"]["value"] > 0
+    assert main(["what-if", str(trace), "--card", str(tmp_path / "a.yaml"), "--scale-up-bw", "2x"]) == 0
 
 
 def test_a_card_without_a_framework_asks_for_one(tmp_path: Path, capsys: Output) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from cclsearch.card.load import load_card
+from cclsearch.card.load import inspect_card, require_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
 from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
@@ -23,7 +23,7 @@ from cclsearch.trace.whatif.projection import Replay, WhatIf, prepare_replay
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
     scenario = _read_scenario(args)
-    card = load_card(args.card) if args.card else None
+    card = require_card(inspect_card(args.card)) if args.card else None
     trace = open_trace(Path(args.trace), card=card, workers=args.workers)
     if not trace.ranks:
         return _print_failure(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
