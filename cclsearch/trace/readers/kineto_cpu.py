@@ -45,7 +45,8 @@ def apply_cpu_rules(table: EventTable) -> EventTable:
     sparse = dict(table.sparse)
     sparse["coll_id"] = (calls.astype(np.int32), numbers)
     marked = replace(table, kind=kind, device=device, collectives=collectives, sparse=MappingProxyType(sparse))
-    return _append_compute_rows(marked, {op: int(table.end_ns[call]) for call, op in op_of_call.items()})
+    end_ns = table.end_ns
+    return _append_compute_rows(marked, {op: int(end_ns[call]) for call, op in op_of_call.items()})
 
 
 def _append_compute_rows(table: EventTable, call_end_ns: Mapping[int, int]) -> EventTable:
@@ -87,13 +88,14 @@ def compute_pieces(table: EventTable, call_end_ns: Mapping[int, int]) -> tuple[I
     whole = np.ones(len(outermost), bool)
     pieces: list[tuple[int, int, int]] = []
     for thread, rows in by_thread.items():
-        for index in np.flatnonzero(table.stream[outermost] == thread):
-            inside = [r for r in rows if starts[index] <= table.ts_ns[r] < ends[index]]
-            if inside:
-                whole[index] = False
-                pieces += _split_around(
-                    table, int(outermost[index]), [(int(table.ts_ns[r]), busy_until[r]) for r in inside]
-                )
+        rows.sort(key=lambda row: int(table.ts_ns[row]))
+        row_starts = table.ts_ns[rows]
+        on_thread = np.flatnonzero(table.stream[outermost] == thread)
+        first, last = (np.searchsorted(row_starts, edges[on_thread]) for edges in (starts, ends))
+        for at in np.flatnonzero(last > first).tolist():
+            inside = [(int(table.ts_ns[row]), busy_until[row]) for row in rows[first[at] : last[at]]]
+            whole[on_thread[at]] = False
+            pieces += _split_around(table, int(outermost[on_thread[at]]), inside)
     cut = np.array(pieces, np.int64).reshape(-1, 3)
     return (
         np.concatenate([outermost[whole], cut[:, 0]]),
@@ -108,8 +110,7 @@ def _comm_op_ends(table: EventTable, operators: Ints, call_end_ns: Mapping[int, 
     threads = table.stream[every]
     starts_of = {int(thread): table.ts_ns[every[threads == thread]] for thread in np.unique(table.stream[operators])}
     ends = {}
-    for row in operators.tolist():
-        end = int(table.end_ns[row])
+    for row, end in zip(operators.tolist(), table.end_ns[operators].tolist(), strict=True):
         later = starts_of[int(table.stream[row])]
         at = int(np.searchsorted(later, end, side="left"))
         following = int(later[at]) if at < len(later) else np.iinfo(np.int64).max
