@@ -6,11 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cclsearch.card.hardware import find_accelerator, find_usual, load_accelerators, match_accelerator
 from cclsearch.card.load import load_card
+from cclsearch.card.model import Hardware
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.launch.profile import profile_from_mapping
+from cclsearch.plan.hardware import resolve_hardware
 
 SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16"}
 
@@ -207,3 +211,23 @@ def test_accelerators_are_listed_with_their_sources(capsys: pytest.CaptureFixtur
     (chip,) = json.loads(capsys.readouterr().out)
     assert (chip["name"], chip["scale_up_domain"]) == ("gb200", 72)
     assert main(["accelerators", "wonder"]) == 2
+
+
+def test_the_accelerator_of_a_profile_replaces_all_figures_of_the_cards(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolve(hardware: str, *sets: str) -> tuple[Hardware, tuple[str, ...]]:
+        profile = profile_from_mapping(yaml.safe_load(f"{{launcher: local, hardware: {{{hardware}}}}}"), name="site")
+        return resolve_hardware(load_card("wl1", sets=sets), profile)
+
+    card = load_card("wl1").hardware
+    assert (card.accelerator, card.scale_up_gbps) == ("a100-40", 2400)
+    hardware, notes = resolve("accelerator: NVIDIA GB200", "peak_flops=1e12")
+    assert (hardware.accelerator, hardware.memory_gib, hardware.scale_up_domain) == ("gb200", 186, 72)
+    assert (hardware.peak_flops, hardware.scale_up_gbps, hardware.chip.peak_flops["bf16"]) == (None, None, 2500e12)
+    assert "gb200 with 186 GiB, from the catalogue of accelerators" in notes[0]
+    assert resolve("accelerator: nvidia_a100, memory_gib: 40") == (card, ())
+    own, _ = resolve("accelerator: mine, peak_flops: 2.0e+14, memory_gb_per_s: 900, memory_gib: 24")
+    assert (own.chip.rate_for("bf16"), own.memory_gib) == (("bf16", 2e14), 24)
+    with pytest.raises(UserError, match=r"'h10o' is not a known accelerator .*'h100'.*add peak_flops: N, mem"):
+        resolve("accelerator: h10o, memory_gib: 80")

@@ -30,6 +30,10 @@ class HardwareOverride(Model):
     num_accelerators: int | None = Field(default=None, ge=1)
     accelerators_per_node: int | None = Field(default=None, ge=1)
     memory_gib: float | None = Field(default=None, gt=0)
+    peak_flops: float | None = Field(default=None, gt=0)
+    """FLOP/s at the card's precision, for an accelerator that `hardware.yaml` does not have."""
+    memory_gb_per_s: float | None = Field(default=None, gt=0)
+    scale_up_domain: int | None = Field(default=None, ge=1)
     scale_up_gbps: float | None = Field(default=None, gt=0)
     scale_out_gbps: float | None = Field(default=None, gt=0)
     torus: tuple[int, ...] | None = None

@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cclsearch import __version__
-from cclsearch.card.load import load_card
-from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, Provenance
@@ -24,11 +22,11 @@ from cclsearch.plan.baseline import choose_baseline
 from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.impossible import describe_impossible
 from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.requested import load_requested
 from cclsearch.plan.strategy import choose_strategy
-from cclsearch.plan.target import choose_target, find_recording
+from cclsearch.plan.target import choose_target
 from cclsearch.plan.warm_start import AUTO, load_warm_start
 from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
-from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import choose_objective
@@ -97,15 +95,6 @@ def plan_search(request: SearchRequest) -> Plan:
     )
     load_warm_start(spec)
     return Plan(_mask_secrets(spec), workload.space)
-
-
-def load_requested(request: SearchRequest) -> Card:
-    """Return the card that the request names; that of the recording, completed, if it names only a recording."""
-    if request.recording is not None:
-        folder = find_recording(request.recording)
-        if Path(request.workload) == folder / "card.yaml":
-            return load_recording(folder).card
-    return load_card(request.workload, overlays=request.overlays, sets=request.sets)
 
 
 def _read_provenance(profile: Profile, framework: str) -> Provenance:

@@ -13,6 +13,7 @@ from cclsearch.core.content import content_roots
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
+from cclsearch.plan.hardware import resolve_hardware
 
 SIMULATE = "simulate"
 """Name of the profile of simulated clusters."""
@@ -131,7 +132,7 @@ def _use_allocation(profile: Profile) -> Profile:
 
 def _warn_too_few(card: Card, profile: Profile) -> tuple[str, ...]:
     """A warning if the trials run on this machine and it has fewer accelerators than the card needs."""
-    hardware = type(card.hardware).model_validate({**card.hardware.model_dump(), **profile.hardware.overrides()})
+    hardware, _ = resolve_hardware(card, profile)
     if profile.launcher != "local" or hardware.accelerator == "cpu":
         return ()
     found = count_local_gpus()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.card.hardware import match_accelerator
-from cclsearch.card.model import Card, Hardware, KnobDeclaration
+from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import RunStatus
-from cclsearch.launch.profile import Profile
+from cclsearch.plan.hardware import resolve_hardware
 from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.requested import refuse_unlike
 from cclsearch.plan.target import SIMULATE, Target
-from cclsearch.plan.unlike import refuse_unlike
 from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
@@ -54,7 +52,8 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
     """
     if target.recording is not None:
         return _resolve_recorded(request, card, target.recording, objective)
-    card = card.model_copy(update={"hardware": _resolve_hardware(card, target.profile)})
+    hardware, looked_up = resolve_hardware(card, target.profile)
+    card = card.model_copy(update={"hardware": hardware})
     framework = load_framework(request.framework or target.profile.framework or card.framework)
     require_known_knobs(request.knobs, card, framework, target.profile.knobs)
     knobs = (*target.profile.knobs, *request.knobs)
@@ -65,8 +64,10 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
         _require_simulated(objective, card, SimulatedCluster.of(SimulatedSettings(), card, space))
     else:
         require_measurable(objective, framework, card.task)
-    notes = () if request.use_fewer or not rewarding else (_describe_fewer(card, rewarding[0]),)
-    return ResolvedWorkload(card, framework.name, space, hash_space(space), knobs, use_fewer=use_fewer, notes=notes)
+    fewer = () if request.use_fewer or not rewarding else (_describe_fewer(card, rewarding[0]),)
+    return ResolvedWorkload(
+        card, framework.name, space, hash_space(space), knobs, use_fewer=use_fewer, notes=(*looked_up, *fewer)
+    )
 
 
 def _describe_fewer(card: Card, metric: str) -> str:
@@ -79,16 +80,6 @@ def hash_space(space: Space) -> str:
     digest = hashlib.sha256(repr([(knob.name, knob.choices) for knob in space.knobs]).encode())
     digest.update(space.codes_NK.tobytes())
     return digest.hexdigest()
-
-
-def _resolve_hardware(card: Card, profile: Profile) -> Hardware:
-    """The card's hardware with the profile's values; on this machine's CPUs, with their number."""
-    hardware = card.hardware.model_copy(update=profile.hardware.overrides())
-    accelerator = match_accelerator(hardware.accelerator)
-    on_cpu = accelerator is not None and accelerator.kind == "cpu"
-    if profile.launcher == "local" and hardware.host_cores is None and on_cpu:
-        hardware = hardware.model_copy(update={"host_cores": os.cpu_count()})
-    return Hardware.model_validate(hardware.model_dump())
 
 
 def _resolve_recorded(request: SearchRequest, card: Card, folder: Path, objective: Objective) -> ResolvedWorkload:

@@ -1,21 +1,33 @@
-"""Refuse changes of a card that a recording cannot honour: its measurements have one model, work and hardware."""
+"""The card that a search asks for, and whether a recording can honour it: its measurements have one model and work."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from cclsearch.card.load import inspect_card
+from cclsearch.card.load import inspect_card, load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.target import find_recording
 from cclsearch.plugins import TASKS
+from cclsearch.recording.load import load_recording
 
 _FREE = frozenset({"description", "source", "licence", "recording", "nominal"})
 """Fields that say nothing about what a trial does."""
 _HARDWARE = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
 """Field of a card's file -> its name in `Card.hardware`, if that differs."""
 _CARD = {"model_family": "family"}
+
+
+def load_requested(request: SearchRequest) -> Card:
+    """Return the card that the request names; that of the recording, completed, if it names only a recording."""
+    if request.recording is not None:
+        folder = find_recording(request.recording)
+        if Path(request.workload) == folder / "card.yaml":
+            return load_recording(folder).card
+    return load_card(request.workload, overlays=request.overlays, sets=request.sets)
 
 
 def refuse_unlike(request: SearchRequest, recorded: Card, recording: str) -> None:

@@ -1,0 +1,75 @@
+"""The hardware of a search: the card's, with what the profile states instead."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cclsearch.card.check import OF_UNKNOWN
+from cclsearch.card.hardware import find_candidates, find_usual, hint_accelerator, match_accelerator
+from cclsearch.card.model import Card, Hardware
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
+from cclsearch.launch.profile import Profile
+
+_OF_CHIP = (
+    "peak_flops",
+    "memory_gb_per_s",
+    "scale_up_domain",
+    "scale_up_gbps",
+    "scale_out_gbps",
+    "torus",
+    "host_cores",
+)
+"""Fields that a card states of its own accelerator: they are wrong for another one."""
+
+
+def resolve_hardware(card: Card, profile: Profile) -> tuple[Hardware, tuple[str, ...]]:
+    """The card's hardware with the profile's values, and a note on each value that was looked up.
+
+    Raises UserError if the profile names an unknown accelerator without its numbers.
+    """
+    stated = profile.hardware.overrides()
+    if "peak_flops" in stated:
+        stated["peak_flops"] = Config({card.precision or "bf16": stated["peak_flops"]})
+    looked_up, notes = _look_up(card.hardware, stated, profile)
+    hardware = card.hardware.model_copy(update=looked_up | stated | _key(stated))
+    on_cpu = hardware.chip.kind == "cpu"
+    if profile.launcher == "local" and hardware.host_cores is None and on_cpu:
+        hardware = hardware.model_copy(update={"host_cores": os.cpu_count()})
+    return Hardware.model_validate(hardware.model_dump()), notes
+
+
+def _key(stated: dict[str, Any]) -> dict[str, Any]:
+    """The accelerator's key in the catalogue in place of its alias."""
+    name = stated.get("accelerator")
+    found = (match_accelerator(name, stated.get("memory_gib")) or find_usual(name)) if name is not None else None
+    return {} if found is None else {"accelerator": found.name}
+
+
+def _look_up(hardware: Hardware, stated: dict[str, Any], profile: Profile) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What changes with the accelerator: the card's figures of its own one do not count, memory is the catalogue's."""
+    name = stated.get("accelerator")
+    if name is None:
+        return {}, ()
+    if not find_candidates(name):
+        numbers = [{"memory_gb": "memory_gib"}.get(field, field) for field in OF_UNKNOWN]
+        missing = [field for field in numbers if field not in stated]
+        if missing and name != hardware.accelerator:
+            unknown = f"{name!r} is not a known accelerator{hint_accelerator(name)}"
+            where = f"{profile.source or profile.name}: hardware.accelerator: {one_line(unknown, 200)}"
+            raise UserError(f"{where}: add {', '.join(f'{field}: N' for field in missing)} to `hardware`")
+    key = _key(stated).get("accelerator", name)
+    if key == hardware.accelerator:
+        return {}, ()
+    changed: dict[str, Any] = {**dict.fromkeys(_OF_CHIP), "nominal": False}
+    usual = find_usual(name)
+    if usual is None:
+        return changed, ()
+    changed["scale_up_domain"] = usual.scale_up_domain
+    if "memory_gib" in stated:
+        return changed, ()
+    size = usual.sizes_gib[0]
+    note = f"profile {profile.name}: {usual.name} with {size:g} GiB, from the catalogue of accelerators"
+    return changed | {"memory_gib": size}, (note,)
