@@ -33,7 +33,7 @@ def find_family(folder: Path) -> list[Recording]:
         if other == folder.resolve() or not (other / "card.yaml").is_file():
             continue
         recording = load_recording(other)
-        if _work_of(recording.card) == _work_of(first.card):
+        if _is_same_work(recording.card, first.card):
             found.append(recording)
     return sorted(found, key=lambda r: (r.card.hardware.num_accelerators, r.name))
 
@@ -45,9 +45,8 @@ def join_recordings(recordings: Sequence[Recording], into: Path) -> Path:
     """
     if len(recordings) < 2:
         raise UserError(f"joining needs at least two recordings, not {len(recordings)}")
-    work = _work_of(recordings[0].card)
     for recording in recordings[1:]:
-        if _work_of(recording.card) != work:
+        if not _is_same_work(recordings[0].card, recording.card):
             raise UserError(
                 f"recordings {recordings[0].name!r} and {recording.name!r} cannot be joined: work, model, precision,"
                 " accelerator and framework must be the same"
@@ -99,6 +98,13 @@ def _join_cards(recordings: Sequence[Recording]) -> str:
     return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
 
 
+def _is_same_work(one: Card, other: Card) -> bool:
+    """Whether two cards differ in the number of accelerators only; part of a node does not show the size of a node."""
+    small, large = sorted((one.hardware, other.hardware), key=lambda hardware: hardware.num_accelerators)
+    fits = small.accelerators_per_node == min(large.accelerators_per_node, small.num_accelerators)
+    return fits and _work_of(one) == _work_of(other)
+
+
 def _work_of(card: Card) -> tuple[object, ...]:
     hardware = card.hardware
     return (
@@ -109,5 +115,4 @@ def _work_of(card: Card) -> tuple[object, ...]:
         card.framework,
         hardware.accelerator,
         hardware.memory_gib,
-        hardware.accelerators_per_node,
     )
