@@ -231,3 +231,10 @@ def test_the_accelerator_of_a_profile_replaces_all_figures_of_the_cards(
     assert (own.chip.rate_for("bf16"), own.memory_gib) == (("bf16", 2e14), 24)
     with pytest.raises(UserError, match=r"'h10o' is not a known accelerator .*'h100'.*add peak_flops: N, mem"):
         resolve("accelerator: h10o, memory_gib: 80")
+
+
+@pytest.mark.parametrize(("gbps", "is_noted"), [(3600, False), (3000, False), (7200, True), (1200, True)])
+def test_scale_up_links_far_from_the_catalogue_are_noted(gbps: int, is_noted: bool) -> None:
+    card = load_card("wl2", sets=("accelerator=h100", "memory_gb=80", f"bandwidth_gbps=[400,{gbps}]"))
+    assert card.hardware.scale_up_gbps == gbps
+    assert any("h100 has 3600 per direction" in note for note in card.notes) is is_noted

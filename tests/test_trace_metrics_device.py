@@ -279,3 +279,12 @@ def test_a_value_over_the_whole_file_needs_no_steps() -> None:
     assert measure([timeline.table()], "mem_copy_bw").status is Status.OK
     timeline.kernel(20, 10, launched_us=1)
     assert measure([timeline.table()], "trace_quality").status is Status.OK
+
+
+def test_rates_that_the_card_states_count_for_an_unknown_device() -> None:
+    card, rates = make_card(), Config({"bf16": 1e18})
+    stated = card.hardware.model_copy(update={"accelerator": "mystery", "peak_flops": rates, "memory_gb_per_s": 1000.0})
+    table = step_timeline(period_us=1e6).table(devices=(DeviceInfo(0, "Mystery 9000"),))
+    found = measure([table], "mfu", card=card.model_copy(update={"hardware": stated}))
+    assert found.inputs["peak_flops"] == 1e18
+    assert found.value is not None

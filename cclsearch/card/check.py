@@ -21,6 +21,8 @@ from cclsearch.core.values import Config
 
 MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
 CATALOGUE = "the catalogue of accelerators"
+FAR = 1.5
+"""Factor between stated and known bandwidth from which a note says so; both directions together are 2."""
 OF_UNKNOWN = ("peak_flops", "memory_gb_per_s", "memory_gb")
 """What a card must state of an accelerator that the catalogue does not have."""
 
@@ -33,6 +35,7 @@ def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldP
         *_read_accelerator(values),
         *_read_bandwidths(values, data),
         *_infer_links(values),
+        *_compare_links(values),
         *_check_torus(values),
     ]
 
@@ -134,6 +137,15 @@ def _infer_links(values: dict[str, Any]) -> Iterator[FieldProblem]:
         if field not in values:
             source = f"a usual data-center GPU, because {one_line(name, 40)!r} is not a known accelerator"
             yield infer(values, field, getattr(NOMINAL, field), source)
+
+
+def _compare_links(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    """A note if the card's scale-up links are far from the catalogue's: of another chip, or of both directions."""
+    stated, chip = values.get("scale_up_gbps"), match_accelerator(values.get("accelerator", ""))
+    if stated is None or chip is None or chip.nominal or 1 / FAR < stated / chip.scale_up_gbps < FAR:
+        return
+    message = f"is {stated:g}, but {chip.name} has {chip.scale_up_gbps:g} per direction: the card's figure is used"
+    yield _note(BY_NAME["scale_up_gbps"].path, message, f"--set scale_up_gbps={chip.scale_up_gbps:g}")
 
 
 def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
