@@ -25,6 +25,7 @@ from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.build import explain_config, resolve_knobs
 from cclsearch.space.framework import Framework, load_framework
 from cclsearch.space.knobs import meaning_of
+from cclsearch.space.rule import RuleKind
 
 LANDSCAPES = Path(__file__).with_name("landscapes")
 FRAMEWORKS = {"Megatron-Bridge": "megatron", "NeMo 1.x (Megatron)": "megatron", "MaxText": "maxtext"}
@@ -35,13 +36,14 @@ DEGREES = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "dp_derived": "dp", "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("experts", type=Path)
+    parser.add_argument("--landscapes", type=Path, default=LANDSCAPES, help="folder of recordings")
     parser.add_argument("--list", action="store_true", help="list every configuration that is not in its space")
     args = parser.parse_args()
     with args.experts.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["layout_complete_derived"] == "1"]
     found = [(f"{row['model']} x {row['num_accelerators']}, {row['framework']}", judge_expert(row)) for row in rows]
     show("published expert configurations", found, listed=args.list)
-    found = [(name, refused) for name, refused in judge_landscapes()]
+    found = [(name, refused) for name, refused in judge_landscapes(args.landscapes)]
     show("configurations of the landscapes that ran", found, listed=args.list)
 
 
@@ -99,6 +101,7 @@ def make_card(row: Mapping[str, str], arch: ModelArch) -> Card:
 def judge(card: Card, framework: Framework, given: Mapping[str, Value]) -> str:
     """Return the names of the rules that refuse every configuration with these values; empty if one is in the space.
 
+    A configuration that does the same as another (rules of kind `same`) is in the space as that one.
     A knob that the framework offers only on request is added with its own choices, as `--knob` does.
     """
     known = {knob.name: knob for knob in (*framework.knobs, *framework.optional_knobs)}
@@ -118,19 +121,23 @@ def judge(card: Card, framework: Framework, given: Mapping[str, Value]) -> str:
     config = {name: value for name, value in given.items() if name in names}
     verdicts = explain_config(card, framework, config, extra)
     return ", ".join(
-        f"{v.rule} ({v.detail.split(';')[0]})" if v.rule == "choices" else v.rule for v in verdicts if v.ok is False
+        f"{v.rule} ({v.detail.split(';')[0]})" if v.rule == "choices" else v.rule
+        for v in verdicts
+        if v.ok is False and v.kind is not RuleKind.SAME
     )
 
 
-def judge_landscapes() -> Iterator[tuple[str, str]]:
+def judge_landscapes(folder: Path = LANDSCAPES) -> Iterator[tuple[str, str]]:
     """Yield every measured configuration of the landscapes with the rules of its framework that refuse it."""
-    for folder in find_recordings(LANDSCAPES):
-        recording = load_recording(folder)
+    for found in find_recordings(folder):
+        recording = load_recording(found)
         framework = load_framework("nanotron" if "nanotron" in recording.name else "megatron")
         for row in recording.rows:
             if row.status.value == "ok":
                 known = {knob.name for knob in framework.knobs}
                 given = {name: value for name, value in row.config.items() if name in known}
+                if isinstance(recomputes := given.get("activation_checkpointing"), bool):
+                    given["activation_checkpointing"] = "full" if recomputes else "none"
                 yield f"{recording.name} {row.config}", judge(recording.card, framework, given)
 
 
