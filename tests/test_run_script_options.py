@@ -473,7 +473,9 @@ def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path
         (wl1, {**config, "pp": 1}, "qwen3", 2 * wl1.head_dim * wl1.num_layers),
         (DENSE, {**config, **others, "pp": 1, "zero_stage": 0}, "llama3", 0),
         (wl5, {**config, "ep": 4, "activation_checkpointing": "none"}, "qwen3", 2 * wl5.head_dim * wl5.num_layers),
-    ]
+        (DENSE, {**config, "dp": 4, "dp_replicate": 2, "compile": True, "async_tp": True, "virtual_pipeline": 2},
+         "llama3", 0),
+    ]  # fmt: skip
     paths = []
     for number, (arch, chosen, _, _) in enumerate(cases):
         make_job(tmp_path / str(number), make_input(chosen, arch=arch))
@@ -486,7 +488,7 @@ def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path
     for said, (arch, chosen, family, extra) in zip(told, cases, strict=True):
         assert said["compared"] > 10
         assert said["different"] == [], "the printed function sets what the options set"
-        assert said["replicate"] == (1 if chosen["zero_stage"] else chosen["dp"])
+        assert said["replicate"] == (chosen.get("dp_replicate", 1) if chosen["zero_stage"] else chosen["dp"])
         assert (said["tp"], said["pp"], said["batch"]) == (chosen["tp"], chosen["pp"], 8)
         assert (said["layers"], said["family"]) == (arch.num_layers, family)
         assert said["params"] == count_parameters(arch) + extra
