@@ -63,7 +63,9 @@ def test_a_framework_is_found_by_its_aliases(word: str) -> None:
 
 
 def test_an_unknown_framework_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"no framework 'torchrun'; known: cpu, gpu, hf-trainer, jax-cpu, maxtext"):
+    with pytest.raises(
+        UserError, match=r"no framework 'torchrun'; known: cpu, deepspeed, gpu, hf-trainer, jax-cpu, maxtext"
+    ):
         load_framework("torchrun")
 
 
