@@ -106,3 +106,19 @@ def test_a_misspelled_column_of_a_recording_gives_a_note(
 def test_confirm_is_ignored_for_a_recording(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
     assert "--confirm is ignored: a recorded figure cannot be confirmed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("objective", "use_fewer", "fewer", "said"),
+    [(None, False, False, False), ("cost", False, True, True), ("cost", True, True, False)],
+)
+def test_an_objective_that_counts_accelerators_may_use_fewer_and_says_so(
+    project: Path, objective: str | None, use_fewer: bool, fewer: bool, said: bool
+) -> None:
+    limits = SearchLimits(budget=3)
+    request = SearchRequest("wl5", limits, launcher="simulate", objective=objective, use_fewer=use_fewer)
+    plan = plan_search(request)
+    assert plan.spec.use_fewer == fewer, "frozen, so that `resume` has the same space"
+    assert (plan.space.num_accelerators_N.min() < 16) == fewer
+    line = "configurations may use fewer than the 16 accelerators, as with --use-fewer: the objective has"
+    assert any(note.startswith(line) for note in plan.spec.banner) == said

@@ -415,6 +415,42 @@ def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch: pytes
     assert layer.weight.grad is not None
 
 
+@pytest.mark.serial
+@pytest.mark.untimed
+@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B"])
+def test_torchtitans_other_schedules_take_lists_of_micro_batches(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the run script chooses for few micro-batches and for interleaving; two stages on one rank."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    script = load_script("torchtitan", monkeypatch)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layers = [torch.nn.Linear(3, 3, bias=False) for _ in range(2)]
+        chunks = layers if schedule == "Interleaved1F1B" else [torch.nn.Sequential(*layers)]
+        stages = [PipelineStage(chunk, n, len(chunks), torch.device("cpu")) for n, chunk in enumerate(chunks)]
+        made = get_schedule_class(schedule)(
+            stages if len(stages) > 1 else stages[0],  # type: ignore[arg-type, unused-ignore]
+            n_microbatches=2,
+            loss_fn=lambda out, target: ((out - target) ** 2).sum(),
+        )
+        script.accept_micro_batches(made)
+        inputs, losses = [torch.ones(2, 3), 2 * torch.ones(2, 3)], []
+        targets = [torch.zeros(2, 3) for _ in inputs]
+        made.step(arg_mbs=[(x,) for x in inputs], target_mbs=targets, losses=losses, return_outputs=False)
+    finally:
+        dist.destroy_process_group()
+    assert [loss.item() for loss in losses] == pytest.approx(
+        [(layers[1](layers[0](x)) ** 2).sum().item() for x in inputs]
+    )
+    assert all(layer.weight.grad is not None for layer in layers)
+
+
 READ_OPTIONS = """
 import dataclasses, json, os, sys
 from pathlib import Path
