@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cclsearch.card.model import Card
@@ -87,7 +88,7 @@ class SimulateLauncher:
 
 
 def _make_result(cluster: SimulatedCluster, job: Job, trial: SimulatedTrial) -> TrialResult:
-    failure = _find_failure(trial, cluster.card)
+    failure = _find_failure(trial, cluster)
     card = cluster.card.for_trial(job.payload.config)
     result: TrialResult = TASKS.get(card.task).make_result(
         card,
@@ -101,10 +102,11 @@ def _make_result(cluster: SimulatedCluster, job: Job, trial: SimulatedTrial) -> 
     return result
 
 
-def _find_failure(trial: SimulatedTrial, card: Card) -> Failure | None:
-    if trial.needed_gib is not None:
-        had = f"{card.hardware.memory_gib:g} GiB"
-        message = f"simulated: needs {trial.needed_gib:.1f} GiB of memory on a device with {had}"
+def _find_failure(trial: SimulatedTrial, cluster: SimulatedCluster) -> Failure | None:
+    memory = cluster.predictor.memory
+    if trial.needed_gib is not None and memory is not None:
+        usable = f"{math.exp(memory.log_limit):.1f} of {cluster.card.hardware.memory_gib:g} GiB"
+        message = f"simulated: needs {trial.needed_gib:.1f} GiB of a device's memory, and a job can use {usable}"
         return Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message=message)
     if trial.crashed:
         message = "simulated: a crash that nothing predicts"
