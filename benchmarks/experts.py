@@ -1,6 +1,6 @@
 """Compares predicted with published step times of training configurations: the figures of `experts.md`.
 
-    python benchmarks/experts.py EXPERTS.csv MODELS.csv [--landscapes FOLDER ...] [--before TREE] [--rows FILE]
+    python benchmarks/experts.py EXPERTS.csv MODELS.csv [--landscapes FOLDER ...] [--before TREE]
 
 EXPERTS.csv has one published configuration a row, MODELS.csv one architecture. Every complete row becomes a card and a
 configuration, and is predicted before any measurement. For the rows of one repository the constants are fitted without
@@ -13,21 +13,28 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from cclsearch.card.hardware import load_accelerators
 from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch
 from cclsearch.core.values import Config, Value
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
-CHECKPOINTING = ("none", "selective", "full")
+CHECKPOINTING = ("none", "selective", "0.6", "0.8", "full")
+"""What a source may have used that does not say it: nothing, what is cheap, shares of the activations, everything."""
 MEMORY_GIB = {"a100-80": 80, "h100": 80, "h200": 141, "b200": 180, "b300": 270, "gb200": 186, "gb300": 279}
 MEMORY_GIB |= {"tpu-v5p": 95, "tpu-v6e": 32, "tpu-v7": 192}
 """GiB of one accelerator; 96 for the H100 of which the table says so."""
@@ -225,9 +232,44 @@ def predict_held_out(published: Sequence[Published], recordings: Sequence[Any]) 
     return [predict_one(row, priors[row.source]) for row in published]
 
 
-def median_error(predicted: Iterable[float], published: Sequence[Published]) -> float:
-    """Return the median of |predicted / published - 1|."""
-    return float(np.median([abs(p / row.step_time_s - 1) for p, row in zip(predicted, published, strict=True)]))
+def find_error(predicted: Sequence[float], published: Sequence[Published]) -> tuple[float, float]:
+    """Return the median of |predicted / published - 1|, and the median of predicted / published."""
+    ratio = np.array([p / row.step_time_s for p, row in zip(predicted, published, strict=True)])
+    return float(np.median(np.abs(ratio - 1))), float(np.median(ratio))
+
+
+def predict_elsewhere(tree: Path, args: argparse.Namespace, *, with_catalogue: bool) -> list[float]:
+    """Return the predictions of another checkout by the constants that it ships.
+
+    Earlier ones predict an accelerator that they do not know as an average one; `with_catalogue` gives them the present
+    accelerators, those of a scale-up domain as one node.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(tree.absolute())}
+        if with_catalogue:
+            fields = ("kind", "memory_gib", "peak_flops", "memory_gb_per_s", "source")
+            fields += tuple(f"scale_{way}_{what}" for way in ("up", "out") for what in ("gbps", "latency_us"))
+            known = {name: chip.model_dump(include=set(fields)) for name, chip in load_accelerators().items()}
+            chips = {name: known[name] for name in MEMORY_GIB}
+            (Path(folder) / "hardware.yaml").write_text(yaml.safe_dump({"version": 1, "accelerators": chips}))
+            environment["CCL_SEARCH_PATH"] = folder
+        command = [sys.executable, __file__, str(args.experts), str(args.models), "--shipped"]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return [float(value) for value in json.loads(done.stdout)]
+
+
+def print_table(columns: Mapping[str, Sequence[float]], published: Sequence[Published]) -> None:
+    """Print the median error and the median ratio of each prediction, of all rows and by repository and accelerator."""
+    print(f"{'median error and predicted / published':<44}{'rows':>5}" + "".join(f"{name:>22}" for name in columns))
+    groups: dict[str, list[int]] = {"all": list(range(len(published)))}
+    for n, row in enumerate(published):
+        groups.setdefault(row.source, []).append(n)
+    for n, row in enumerate(published):
+        groups.setdefault(row.card.hardware.accelerator, []).append(n)
+    for name, rows in groups.items():
+        errors = [find_error([values[n] for n in rows], [published[n] for n in rows]) for values in columns.values()]
+        cells = "".join(f"{f'{error:.3f}  {ratio:.2f}':>22}" for error, ratio in errors)
+        print(f"{name:<44}{len(rows):>5}{cells}")
 
 
 def main() -> None:
@@ -235,6 +277,7 @@ def main() -> None:
     parser.add_argument("experts", type=Path)
     parser.add_argument("models", type=Path)
     parser.add_argument("--landscapes", type=Path, nargs="+", default=[])
+    parser.add_argument("--before", type=Path, metavar="TREE", help="another checkout of this project")
     parser.add_argument("--shipped", action="store_true", help="print predictions by the shipped constants as JSON")
     args = parser.parse_args()
     published = read_published(args.experts, args.models)
@@ -242,7 +285,11 @@ def main() -> None:
         print(json.dumps([predict_one(row, load_priors()) for row in published]))
         return
     recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
-    print(json.dumps(predict_held_out(published, recordings)))
+    columns = {"source left out": predict_held_out(published, recordings)}
+    if args.before is not None:
+        columns["before"] = predict_elsewhere(args.before, args, with_catalogue=False)
+        columns["before + catalogue"] = predict_elsewhere(args.before, args, with_catalogue=True)
+    print_table(columns, published)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ Array = NDArray[np.float64]
 
 _FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
 _PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp", "half"}
+PARTIAL_SHARE, PARTIAL_COST = 0.4, 0.1
+"""Share of the activations that selective recomputation drops, and of the forward pass that it repeats: what is cheap
+to compute takes much memory (Korthikanti et al. 2022, section 5: 2 to 4 % more time)."""
 _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
 _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
@@ -47,6 +50,8 @@ class Layout:
     """Replicas of the sharded weights among dp (HSDP): each is sharded over `sharding` ranks."""
     recompute: Array
     """Share of each layer's activations that is recomputed, 0 to 1."""
+    repeated: Array
+    """Share of each layer's forward pass that this repeats, 0 to 1."""
     sequence_parallel: Array
     declares_sequence_parallel: bool
     """Whether the space has a knob for it; without one, a framework may still split the sequence."""
@@ -104,6 +109,7 @@ def read_layout(card: Card, space: Space) -> Layout:
         declares_sharding=any(space.find(name) is not None for name in ("zero_stage", "fsdp")),
         replicated=np.minimum(number("dp_replicate"), dp),
         recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
+        repeated=_by_choice(space, "activation_checkpointing", _as_repeated),
         sequence_parallel=_by_choice(space, "sequence_parallel", _as_switch),
         declares_sequence_parallel=space.find("sequence_parallel") is not None,
         virtual=number("virtual_pipeline"),
@@ -151,7 +157,17 @@ def _as_stage(choice: Value, default: float) -> float:
 
 
 def _as_recomputed(choice: Value, default: float) -> float:
-    return 0.3 if str(choice).lower() in _PARTIAL else _as_switch(choice, default)
+    if str(choice).lower() in _PARTIAL:
+        return PARTIAL_SHARE
+    share = _as_number(choice, default)
+    return share if 0 < share < 1 else _as_switch(choice, default)
+
+
+def _as_repeated(choice: Value, default: float) -> float:
+    """The share of the forward pass: what takes much memory and little time is recomputed first."""
+    share = _as_recomputed(choice, default)
+    cheap, dear = min(share, PARTIAL_SHARE), max(share - PARTIAL_SHARE, 0.0)
+    return cheap * PARTIAL_COST / PARTIAL_SHARE + dear * (1 - PARTIAL_COST) / (1 - PARTIAL_SHARE)
 
 
 def recomputes_layers(choice: Value | None) -> bool:

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from cclsearch.card.model import Card
 
+GEMM_SHARE = {"tpu": 0.85}
+"""Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText
+publishes 52 to 71 % MFU of whole steps on TPU v4 and v5p, recomputation not counted)."""
+GPU_GEMM_SHARE = 0.72
+"""The same of all others ([M] table 1 and [V] in `time.py`: 0.5 to 0.75 end to end)."""
 LAUNCH_S = {"gpu": 8e-6, "tpu": 2e-6, "npu": 2e-6, "cpu": 2e-6}
 """Host seconds to launch one kernel: 5 to 10 us for CUDA in eager mode; XLA launches whole programs."""
 CPU_PROCESS_GIB = 0.25
@@ -25,6 +30,8 @@ class Machine:
     """Of the linear layers, which run in the card's precision."""
     half_flops_per_s: float
     """Of attention and the output projection, which stay in 16 bits if the linear layers have fewer."""
+    gemm_share: float
+    """Share of these rates that large GEMMs reach."""
     hbm_bytes_s: float
     up_bytes_s: float
     """Bandwidth inside a node."""
@@ -51,6 +58,7 @@ def read_machine(card: Card) -> Machine:
     return Machine(
         flops_per_s=flops_per_s,
         half_flops_per_s=min(found.rate_for("bf16")[1], flops_per_s),
+        gemm_share=GEMM_SHARE.get(found.kind, GPU_GEMM_SHARE),
         hbm_bytes_s=found.hbm_bytes_per_s,
         up_bytes_s=(hardware.scale_up_gbps or found.scale_up_gbps) / 8 * 1e9,
         out_bytes_s=(hardware.scale_out_gbps or found.scale_out_gbps) / 8 * 1e9,

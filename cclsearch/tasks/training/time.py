@@ -33,13 +33,12 @@ MULTIPLIERS = (
 )
 """Multipliers that calibration may change, in the order of every vector of log multipliers."""
 
-GEMM_PEAK_SHARE = 0.72
-"""Share of the data-sheet rate that large GEMMs reach ([M] table 1 and [V]: 0.5 to 0.75 end to end)."""
 HALF_RATE = 192.0
-"""Rows or columns at which a GEMM reaches half of that share (tiles have 128 to 256)."""
-ATTENTION_PEAK_SHARE = 0.35
-CAST_BYTES = 5.0
-"""Bytes that the cast of a value to 8 or 4 bits moves: 2 read, and the value written in both orders with its scales."""
+"""Rows or columns at which a GEMM reaches half of its share of the peak (tiles have 128 to 256)."""
+ATTENTION_PEAK_SHARE = 0.45
+CAST_BYTES = 3.0
+"""Bytes that the cast of a value to 8 or 4 bits moves: it is written in both orders with its scales, and some kernels
+before it do not cast themselves, so that it is read again."""
 ROUTED_BYTES, EXPERT_BYTES = 20.0, 16.0
 """Bytes per routed copy of a token that are moved, forward and backward, per hidden unit (permuted, sent and summed
 again) and per unit of an expert's width (the activation function)."""
@@ -104,7 +103,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     sequence, width = card.number("seq_len"), score_width(arch)
     attention = 6.0 * tokens * sequence * width * layers / layout.tp / (half_rate * ATTENTION_PEAK_SHARE)
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
-    head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * GEMM_PEAK_SHARE)
+    head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * machine.gemm_share)
     logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
     tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, tokens, layers)
     dp, floor = _data_parallel(card, layout, machine)
@@ -114,7 +113,8 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     # pipeline stages are outermost in [M] and its descendants
     crosses = (layout.ranks > machine.node) & (layout.pp > 1)
     link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
-    hops = np.log2(np.maximum(layout.ranks / machine.node, 1.0)) + 1
+    split = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)  # [M] section 4.1: each rank sends its part
+    nodes = np.maximum(layout.ranks / machine.node, 1.0)
     staged = (layout.pp > 1).astype(np.float64)
     local_params = parameters_per_rank(counts, arch.num_layers, layout)
     sharded = np.where(layout.zero >= 1, layout.sharding, 1.0)
@@ -122,7 +122,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         gemm=_layer_gemms(card, layout, machine, tokens) * layers * turns,
         attention=attention * turns,
         elementwise=_layer_bytes(card, layout, machine, tokens) * layers / machine.hbm_bytes_s * turns,
-        recompute_share=layout.recompute,
+        recompute_share=layout.repeated,
         vocabulary=(head + logits) * turns,
         launch=_launch(card, layout, machine, layers) * turns,
         tp_scale_up=tp_up,
@@ -132,8 +132,8 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
         bubble=_bubble(layout),
         # activations forward, gradients backward, 2 bytes each; the ring hides behind the attention on its last block
-        p2p=staged * layout.virtual * 4.0 * tokens * h / link + ring * ring / (ring + attention + 1e-12),
-        p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * hops,
+        p2p=staged * layout.virtual * 4.0 * tokens * h / split / link + ring * ring / (ring + attention + 1e-12),
+        p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
         dp=dp,
         dp_exposed_floor=floor,
         # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
@@ -148,7 +148,7 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
 def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
     """(N,) seconds of the linear layers, per layer: 2 FLOP per parameter and token forward, twice that backward."""
     arch, counts = card.arch, count_parts(card.arch)
-    rate = machine.flops_per_s * GEMM_PEAK_SHARE
+    rate = machine.flops_per_s * machine.gemm_share
     moe_share = counts.moe_layers / arch.num_layers
     dense = counts.attention + (1 - moe_share) * counts.dense_mlp + moe_share * (counts.shared_experts + counts.router)
     slow = (1 + HALF_RATE / tokens) * (1 + HALF_RATE * layout.tp / arch.hidden_size)
@@ -187,7 +187,7 @@ def _launch(card: Card, layout: Layout, machine: Machine, layers: Array) -> Arra
     if card.arch.moe is not None:
         mixed = count_parts(card.arch).moe_layers / card.arch.num_layers
         kernels = kernels + mixed * (MOE_KERNELS + EXPERT_KERNELS * card.arch.moe.num_experts / layout.ep)
-    return np.asarray((layers * kernels + 20.0) * machine.launch_s * (1 + 0.3 * layout.recompute))
+    return np.asarray((layers * kernels + 20.0) * machine.launch_s * (1 + 0.3 * layout.repeated))
 
 
 def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
@@ -272,7 +272,7 @@ def _tensor_parallel(
     """
     message = 2.0 * tokens * card.arch.hidden_size
     share = 2.0 * (layout.tp - 1) / layout.tp  # [T] ring
-    calls = 4.0 * layers * (1 + 0.5 * layout.recompute) * (layout.tp > 1)
+    calls = 4.0 * layers * (1 + 0.5 * (layout.recompute >= 1)) * (layout.tp > 1)
     crosses = layout.tp > machine.node
     # every accelerator of a node has its own network port, and rings use all of them
     out_rate = np.minimum(machine.out_bytes_s * machine.node, machine.up_bytes_s)
@@ -329,7 +329,7 @@ def _context_parallel(card: Card, layout: Layout, machine: Machine, tokens: Arra
     """
     rate, latency = _ring_link(machine, layout.tp, layout.cp)
     block = 2.0 * tokens * 2 * card.arch.num_kv_heads * card.arch.head_dim / layout.tp  # 2 bytes per value
-    return np.asarray((layout.cp - 1) * layers * (3.0 + layout.recompute) * (block / rate + latency))
+    return np.asarray((layout.cp - 1) * layers * (3.0 + layout.repeated) * (block / rate + latency))
 
 
 def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
@@ -347,4 +347,6 @@ def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array
     reached = nodes * (1 - (1 - 1 / nodes) ** moe.top_k)  # of nodes, by top_k experts at random
     between = copy * reached * (nodes - 1) / nodes / machine.out_bytes_s
     latency = np.where(nodes > 1, machine.out_latency_s, machine.up_latency_s) * layout.ep
-    return np.asarray((layout.ep > 1) * 4.0 * mixtures * (1 + 0.5 * layout.recompute) * (inside + between + latency))
+    return np.asarray(
+        (layout.ep > 1) * 4.0 * mixtures * (1 + 0.5 * (layout.recompute >= 1)) * (inside + between + latency)
+    )
