@@ -6,15 +6,21 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 
+from cclsearch.card.load import load_card
 from cclsearch.card.model import MoEArch
 from cclsearch.checks.policy import check_policy
 from cclsearch.cli import main
 from cclsearch.core.content import find_content, list_content
 from cclsearch.propose.agent.policy.runner import SandboxRunner, policy_inputs, read_choice
 from cclsearch.propose.agent.policy.sandbox import run_policy
+from cclsearch.propose.agent.surrogate_table import make_surrogate_table
+from cclsearch.propose.base import SearchView
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Knob, space_from_rows
 
 PUBLISHED_FORM = '''
@@ -226,3 +232,14 @@ def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(
     assert "num_accelerators" in capsys.readouterr().out
     assert main(["policy", "test", str(file), "--workload", "wl2", "--use-fewer"]) == 0
     assert "wl2: tp=4 dp=1 pp=1" in capsys.readouterr().out
+
+
+def test_rows_that_the_surrogate_does_not_rank_have_a_predicted_probability_to_fit() -> None:
+    """Of a large space the surrogate ranks a part; the others do not count as configurations that cannot fit."""
+    card = load_card("wl3")
+    space = build_space(card, load_framework(card.framework), use_fewer=True)
+    table = make_surrogate_table(SearchView(card, space, (), frozenset(), budget_left=1, seed=0))
+    others = np.isnan(table.value_N)
+    assert 0 < others.sum() < len(space)
+    assert np.median(table.fits_N[others]) > 0.5
+    assert np.isfinite(table.memory_gib_N).all()

@@ -16,6 +16,7 @@ from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, p10_halfwidth_m, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.score.objective import Term
+from cclsearch.stats.closed_form import predict_space
 
 Floats = Annotated[NDArray[np.float64], Packed(np.float64)]
 
@@ -94,6 +95,8 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
         return SurrogateTable(value_N, optimistic_N, memory_N, fits_N, (), nothing_left=True, why=why)
     snapshot = summarize_posterior(view, posterior, NUM_TOP_ROWS)
     rows = posterior.rows_m
+    if len(rows) < np.count_nonzero(~view.taken_N):
+        _fill_closed_form(view, fits_N, memory_N)
     sign = view.primary.sign  # a cost is the metric, or its reciprocal if greater is better
     value_N[rows] = np.exp(sign * posterior.log_cost_m)
     optimistic_N[rows] = np.exp(sign * (posterior.log_cost_m - p10_halfwidth_m(view, posterior)))
@@ -110,6 +113,17 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     return SurrogateTable(
         value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot), satisfies_N
     )
+
+
+def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: NDArray[np.float64]) -> None:
+    """Fill in P(fits) and memory of open rows as they are predicted before any trial.
+
+    The surrogate replaces those of the rows that it ranks: of a large space, the most promising ones.
+    """
+    prediction = predict_space(view.card, view.space)
+    if prediction is not None:
+        rows = np.flatnonzero(~view.taken_N)
+        fits_N[rows], memory_N[rows] = prediction.fits_N[rows], prediction.memory_gib_N[rows]
 
 
 def _find_plausible(view: SearchView, snapshot: SearchSnapshot) -> tuple[bool, str]:
