@@ -20,7 +20,7 @@ from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Config, Model
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
 from cclsearch.run.spec import RunSpec
-from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework import FOLDER, SUFFIX, Framework, find_framework, load_framework
 from cclsearch.tasks.base import task_of
 
 SHOW_LAUNCH = "--show-launch"
@@ -88,7 +88,10 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
-    """As `make_launch`, with the variables of the run's profile."""
+    """As `make_launch`, with the variables of the run's profile. The run has its framework: no other is suggested."""
+    if find_framework(spec.framework) is None:
+        missing = f"there is no framework {one_line(spec.framework, 60)!r}" if spec.framework else "it has no framework"
+        raise UserError(f"{missing}: describe its launch in {FOLDER}/NAME{SUFFIX}")
     form = make_launch(spec.card, spec.framework, config, seed=spec.seed)
     return form.model_copy(update={"environment": {**spec.profile.environment, **form.environment}})
 

@@ -281,15 +281,23 @@ def load_framework(name: str) -> Framework:
     """The framework of that name or alias (case and underscores ignored); UserError lists the known names otherwise."""
     if not name:
         raise UserError(f"the card names no framework: choose one with --framework ({', '.join(list_frameworks())})")
+    framework = find_framework(name)
+    if framework is None:
+        raise UserError(
+            f"there is no framework {one_line(name, 60)!r}; known: {', '.join(list_frameworks())}"
+            f" (choose one with --framework, or describe yours in {FOLDER}/NAME{SUFFIX})"
+        )
+    return framework
+
+
+def find_framework(name: str) -> Framework | None:
+    """The framework of that name or alias (case and underscores ignored), if it is known."""
     wanted = _normalize(name)
     for candidate in list_frameworks():
         framework = _read(candidate)
         if wanted in {_normalize(each) for each in (framework.name, *framework.aliases)}:
             return framework
-    raise UserError(
-        f"there is no framework {one_line(name, 60)!r}; known: {', '.join(list_frameworks())}"
-        f" (choose one with --framework, or describe yours in {FOLDER}/NAME{SUFFIX})"
-    )
+    return None
 
 
 def list_frameworks() -> list[str]:
