@@ -111,6 +111,8 @@ def _copy(source: Path, target: Path, project: Path, shipped: Path | None = None
             for placeholder, real in placeholders.items():
                 text = text.replace(placeholder, real)
             to.write_text(text, encoding="utf-8")
+        if path.name == "lock":
+            os.utime(to, (1, 1))  # of a machine that started again since
     for ledger in target.rglob("ledger.jsonl"):
         _update_hashes(ledger)
     return target
