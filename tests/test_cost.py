@@ -19,7 +19,7 @@ from cclsearch.record.event import EndKind, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.summary import summarize_run
-from cclsearch.run.folder import load_run
+from cclsearch.run.folder import load_run, resume_command
 from cclsearch.run.usage import sum_node_hours
 from cclsearch.search.loop import run_search
 from cclsearch.search.node_hours import keep_node_hours
@@ -124,12 +124,13 @@ def run_limited(project: Path, decide: object, limit: float, *, baseline: bool =
 
 
 def test_no_trial_starts_whose_estimate_passes_the_limit(project: Path) -> None:
-    state, _ = run_limited(project, lambda job: ran(job, simulated=False), 1e-4)
+    state, folder = run_limited(project, lambda job: ran(job, simulated=False), 1e-4)
     assert len(state.trials) == 0
     assert state.ended is not None
     assert state.ended.kind is EndKind.NODE_HOURS
     assert "the next trial would use about " in state.ended.reason
     assert "of the limit of 0.0001" in state.ended.reason
+    assert resume_command(load_run(folder).spec, state, "r") == "ccl-search resume r --max-node-hours 0.0002"
 
 
 def test_real_use_counts_from_submission_to_end_of_each_attempt(project: Path) -> None:

@@ -32,6 +32,7 @@ from cclsearch.report.summary import describe_confidence, describe_drift
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
+from cclsearch.run.usage import describe_usage
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.tasks.base import task_of
@@ -216,6 +217,8 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         costs.append(("accelerator-hours, queue time included", show_number(sum(hours))))
     elif run.spec.provenance is not Provenance.MEASURED:
         costs.append(("accelerator-hours", f"none: the figures are {run.spec.provenance.value}, nothing ran"))
+    if usage := describe_usage(run.spec, run.state):
+        costs.append(("node-hours", usage))
     turns = [event for event in run.state.reported if isinstance(event, LlmTurn)]
     tokens = {name: sum(getattr(turn.cost.usage, f"{name}_tokens") for turn in turns) for name in TOKENS}
     if any(tokens.values()):

@@ -13,11 +13,12 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import trial_folder
-from cclsearch.record.event import SpaceGrown
+from cclsearch.record.event import EndKind, SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
 from cclsearch.run.spec import SPEC_FILE, RunSpec, read_spec, write_spec
+from cclsearch.run.usage import find_node_hour_limit
 
 
 class Standing(StrEnum):
@@ -103,7 +104,10 @@ def create_run(spec: RunSpec, runs_folder: Path, *, extra_files: Mapping[str, st
 
 
 def resume_command(spec: RunSpec, state: RunState, name: str) -> str:
-    """The command that continues the search; with a greater budget if the present one leaves nothing to do."""
+    """The command that continues the search; with a greater budget or limit if the present one leaves nothing to do."""
+    end, limit = state.ended or state.stopped, find_node_hour_limit(spec, state)
+    if end is not None and end.kind is EndKind.NODE_HOURS and limit is not None:
+        return f"ccl-search resume {name} --max-node-hours {2 * limit:g}"
     left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
     is_used_up = left <= 0 and not state.num_unfinished and state.best is None
     return f"ccl-search resume {name}" + (f" --budget {state.num_spent + spec.limits.budget}" if is_used_up else "")
