@@ -2,8 +2,8 @@
 
 ZeRO stages 0 to 3 are DeepSpeed's own; ranks are data-parallel. It was tried on CPUs, over gloo; on no GPU yet.
 
-Knobs: dp, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage, overlap_comm (of stages 1 to
-3: reduces gradients during the backward pass).
+Knobs: dp, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage, overlap_grad_reduce
+(`overlap_comm` of stages 1 to 3).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def render_config(data: Mapping[str, Any]) -> dict[str, Any]:
         raise IllegalConfig(f"zero_stage must be 0, 1, 2 or 3, but it is {stage}")
     if data["precision"] not in PRECISIONS:
         raise IllegalConfig(f"precision must be one of {', '.join(PRECISIONS)}, not {data['precision']!r}")
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(config.get("overlap_comm", False))}
+    zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(config.get("overlap_grad_reduce", False))}
     return {
         "train_batch_size": data["global_batch_size"],
         "train_micro_batch_size_per_gpu": trial.micro_batch_size,

@@ -30,7 +30,7 @@ def start(folder: Path, payload: TrainingInput, *python: str) -> TrainingResult 
 
 def test_every_knob_is_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("deepspeed", monkeypatch)
-    payload = make_input({**CONFIG, "zero_stage": 3, "overlap_comm": True}, global_batch=16)
+    payload = make_input({**CONFIG, "zero_stage": 3, "overlap_grad_reduce": True}, global_batch=16)
     config = script.render_config(payload.model_dump(mode="json"))
     assert config["zero_optimization"] == {"stage": 3, "overlap_comm": True}
     assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == 16
