@@ -98,16 +98,16 @@ def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
 
 def _ask_script(framework: Framework, payload: TrialInput) -> LaunchForm:
     command = [sys.executable, str(framework.script_path), SHOW_LAUNCH]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
-        environment = {**public_environment(), **trial_environment(folder, payload)}
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
+            environment = {**public_environment(), **trial_environment(folder, payload)}
             done = subprocess.run(
                 command, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise _no_form(framework, str(error)) from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _no_form(framework, str(error)) from None
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise _no_form(framework, lines[-1] if lines else f"it exited with {done.returncode}")
