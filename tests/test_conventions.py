@@ -215,11 +215,23 @@ def test_dependencies_are_declared_and_imported() -> None:
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from cclsearch.cli import main; main(['--help']);"
-        "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'pydantic'};"
+        "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'pydantic', 'argparse'};"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "HEAVY []" in done.stdout
+
+
+def test_help_lists_every_command_once_in_five_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    from cclsearch.cli import COMMANDS, GROUPS, main
+
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    titles = re.findall(r"(?m)^(\w[\w ]*):$", shown)
+    assert titles == list(GROUPS)
+    assert len(titles) == 5
+    assert re.findall(r"(?m)^  ([\w-]+)  +\w", shown) == list(COMMANDS)
+    assert len(COMMANDS) == sum(map(len, GROUPS.values())), "no command is in two groups"
 
 
 def test_every_command_has_help_with_an_example() -> None:

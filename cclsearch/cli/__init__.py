@@ -6,49 +6,62 @@ import nothing heavy.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import importlib
 import os
 import sys
-import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cclsearch import __version__
 from cclsearch.core.errors import DamagedLedger, UserError
 
-COMMANDS = {
-    "run": "search for the fastest configuration of a workload",
-    "resume": "continue a search that was stopped or killed",
-    "status": "progress of a search, or of all searches in the project",
-    "best": "the best configuration of a search, ready to run again",
-    "show": "all facts about one trial",
-    "card": "check workload cards, show one, or write one from a model's config.json",
-    "space": "search space of a workload; which rule rejects a configuration",
-    "bench": "compare strategies on recorded landscapes",
-    "accelerators": "known accelerators with their peak rates, memory, links and sources",
-    "predict": "predicted time and memory of configurations, with their parts",
-    "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",
-    "sweep": "one search for a whole Pareto front, scored at every weight",
-    "pareto": "Pareto front of a sweep or of several runs, as tables and charts",
-    "nightly": "several searches per night, with a deadline, compared with earlier nights",
-    "report": "HTML page and charts of a run, or of several runs compared",
-    "export": "export a run as CSV, Parquet, Optuna study or CCL-Bench cards",
-    "score": "metrics of profiler traces, and where the time of a step goes",
-    "what-if": "step time with other links or collectives, projected from a trace",
-    "policy": "test a policy program: what it proposes for each workload",
-    "replay-turns": "repeat an LLM's decisions from the records of a run",
-    "recording": "check a table of your own measurements before a search uses it",
-    "launcher": "list, show or copy launcher profiles; check one on its cluster",
-    "clean": "show and cancel jobs that a search left running",
-    "doctor": "what this machine offers, and how to add what is missing",
-    "completion": "shell completion for commands, options and names",
-    "init": "create a project folder",
+if TYPE_CHECKING:
+    import argparse
+
+GROUPS = {
+    "search": {
+        "run": "search for the fastest configuration of a workload",
+        "resume": "continue a search that was stopped or killed",
+        "status": "progress of a search, or of all searches in the project",
+        "sweep": "one search for a whole Pareto front, scored at every weight",
+        "nightly": "several searches per night, with a deadline, compared with earlier nights",
+        "clean": "show and cancel jobs that a search left running",
+    },
+    "results": {
+        "best": "the best configuration of a search, ready to run again",
+        "show": "all facts about one trial",
+        "report": "HTML page and charts of a run, or of several runs compared",
+        "pareto": "Pareto front of a sweep or of several runs, as tables and charts",
+        "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",
+        "export": "export a run as CSV, Parquet, Optuna study or CCL-Bench cards",
+    },
+    "workloads": {
+        "card": "check workload cards, show one, or write one from a model's config.json",
+        "space": "search space of a workload; which rule rejects a configuration",
+        "predict": "predicted time and memory of configurations, with their parts",
+        "accelerators": "known accelerators with their peak rates, memory, links and sources",
+        "recording": "check a table of your own measurements before a search uses it",
+    },
+    "traces and strategies": {
+        "score": "metrics of profiler traces, and where the time of a step goes",
+        "what-if": "step time with other links or collectives, projected from a trace",
+        "bench": "compare strategies on recorded landscapes",
+        "policy": "test a policy program: what it proposes for each workload",
+        "replay-turns": "repeat an LLM's decisions from the records of a run",
+    },
+    "setup": {
+        "init": "create a project folder",
+        "doctor": "what this machine offers, and how to add what is missing",
+        "launcher": "list, show or copy launcher profiles; check one on its cluster",
+        "completion": "shell completion for commands, options and names",
+    },
 }
-"""Command -> one line of help; its module has its name."""
+"""Group -> command -> one line of help; a command's module has its name."""
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+"""Command -> one line of help."""
 
 USER_ERRNOS = frozenset(
     getattr(errno, name)
@@ -67,18 +80,6 @@ EXIT_SHARED_CAUSE = 3
 EXIT_DEFECT = 70
 """An error of ccl-search itself ended the work (`EX_SOFTWARE` of BSD's sysexits.h)."""
 EXIT_INTERRUPTED = 130
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line; the exit code is 2."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-        hint = _guess(unknown, self._option_string_actions) if unknown.startswith("--") else ""
-        raise UserError(f"{message}{hint} (see `{self.prog} --help`)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,30 +143,32 @@ def _dispatch(arguments: list[str]) -> int:
         return EXIT_OK
     name = arguments[0]
     if name not in COMMANDS:
-        raise UserError(f"there is no command {name!r}{_guess(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
+        from cclsearch.core.text import guess_name
+
+        raise UserError(f"there is no command {name!r}{guess_name(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     args = make_parser(name).parse_args(arguments[1:])
     module = importlib.import_module(f"cclsearch.cli.{name.replace('-', '_')}")
     return int(module.run(args))
 
 
-def _guess(name: str, known: Iterable[str]) -> str:
-    from cclsearch.core.text import guess_name
-
-    return guess_name(name, known)
-
-
 def make_parser(name: str) -> argparse.ArgumentParser:
     """Return the argument parser of one command."""
-    from cclsearch.cli.arguments import add_arguments, read_command
+    import textwrap
+
+    from cclsearch.cli.arguments import CommandParser, add_arguments, read_command
 
     summary, command = COMMANDS[name], read_command(name)
-    parser = _Parser(
+    parser = CommandParser(
         prog=f"ccl-search {name}",
         description=summary[0].upper() + summary[1:] + ".",
         epilog="example:\n" + textwrap.indent(command["example"], "  "),
     )
     add_arguments(parser, command["arguments"])
     return parser
+
+
+def _list_group(title: str, commands: Mapping[str, str], width: int) -> list[str]:
+    return [f"{title}:", *(f"  {name:<{width}}{summary}" for name, summary in commands.items())]
 
 
 def _overview() -> str:
@@ -175,8 +178,7 @@ def _overview() -> str:
         "",
         "usage: ccl-search COMMAND [options]     (details: ccl-search COMMAND --help)",
         "",
-        *(f"  {name:<{width}}{summary}" for name, summary in COMMANDS.items()),
-        "",
+        *(line for group, commands in GROUPS.items() for line in (*_list_group(group, commands, width), "")),
         "start with:  ccl-search run --workload wl2 --budget 15",
     ]
     return "\n".join(lines)

@@ -7,6 +7,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Reports a wrong argument in one line; the exit code is 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        hint = guess_name(unknown, self._option_string_actions) if unknown.startswith("--") else ""
+        raise UserError(f"{message}{hint} (see `{self.prog} --help`)")
+
 
 def positive_int(text: str) -> int:
     """A whole number of at least 1."""
