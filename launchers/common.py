@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,23 @@ class Trial:
         shared = self.degree("dp") * int(self.data["gradient_accumulation"])
         return int(self.config.get("micro_batch_size", int(self.data["global_batch_size"]) // shared))
 
+    def require_whole_batch(self) -> None:
+        """Raise IllegalConfig unless the data-parallel ranks train the global batch in one step."""
+        dp, accumulation = self.degree("dp"), int(self.data["gradient_accumulation"])
+        trained = dp * self.micro_batch_size * accumulation
+        if trained != self.data["global_batch_size"]:
+            raise IllegalConfig(
+                f"dp {dp} x micro-batch {self.micro_batch_size} x accumulation {accumulation} must be the global batch"
+                f" of {self.data['global_batch_size']}, but is {trained}"
+            )
+
+    def require_data_parallel(self) -> None:
+        """Raise IllegalConfig unless every rank is a data-parallel one and they train the global batch in one step."""
+        self.require_whole_batch()
+        dp = self.degree("dp")
+        if dp != self.data["num_ranks"]:
+            raise IllegalConfig(f"dp must be the number of ranks, {self.data['num_ranks']}, but it is {dp}")
+
 
 def read_trial() -> Trial:
     """Return the trial that the environment names; exit with 2 and one line if it names none."""
@@ -122,9 +139,23 @@ class LaunchForm:
     """What to do before, and how a trial differs from the command, one sentence each."""
 
 
-def print_launch(form: LaunchForm) -> None:
-    """Print the form as one line of JSON, which the engine reads."""
-    print(json.dumps(asdict(form)))
+def print_launch(trial: Trial, show_launch: Callable[[Mapping[str, Any]], LaunchForm]) -> bool:
+    """Print the form as one line of JSON if the command line asks for it; returns whether it did."""
+    is_asked = SHOW_LAUNCH in sys.argv
+    if is_asked:
+        print(json.dumps(asdict(show_launch(trial.data))))
+    return is_asked
+
+
+def run_rank(
+    train: Callable[[Trial], None], show_launch: Callable[[Mapping[str, Any]], LaunchForm] | None = None
+) -> int:
+    """Run this rank of the trial that the environment names, or print its launch; returns the exit code."""
+    trial = read_trial()
+    if show_launch is None or not print_launch(trial, show_launch):
+        with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
+            train(trial)
+    return 0
 
 
 def torchrun_words(data: Mapping[str, Any]) -> list[str]:

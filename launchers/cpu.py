@@ -104,10 +104,7 @@ class Trainer:
         self.trial, self.layout, self.arch = trial, layout, data["arch"]
         self.micro_batch = trial.micro_batch_size
         self.accumulation = int(data["gradient_accumulation"])
-        trained = layout.dp.size * self.micro_batch * self.accumulation
-        if trained != data["global_batch_size"]:
-            terms = f"dp {layout.dp.size} x micro-batch {self.micro_batch} x accumulation {self.accumulation}"
-            raise IllegalConfig(f"{terms} must be the global batch of {data['global_batch_size']}, but is {trained}")
+        trial.require_whole_batch()
         self.is_bf16 = data["precision"] == "bf16"
         self.stage = Stage(
             self.arch,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement, Trial, limit_memory, read_trial, reporting_failures
+from common import IllegalConfig, MissingRequirement, Trial, limit_memory, run_rank
 from step_window import StepWindow, count_steps
 
 HERE = Path(__file__).resolve().parent
@@ -25,15 +25,8 @@ def render_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return DeepSpeed's configuration for one `config.json`. A pure function."""
     config = data["config"]
     trial = Trial(Path(), data, config)
-    dp, stage = trial.degree("dp"), int(config.get("zero_stage", 0))
-    trained = dp * trial.micro_batch_size * int(data["gradient_accumulation"])
-    if trained != data["global_batch_size"]:
-        raise IllegalConfig(
-            f"dp {dp} x micro-batch {trial.micro_batch_size} x accumulation {data['gradient_accumulation']} must be the"
-            f" global batch of {data['global_batch_size']}, but is {trained}"
-        )
-    if dp != data["num_ranks"]:
-        raise IllegalConfig(f"dp must be the number of ranks, {data['num_ranks']}, but it is {dp}")
+    stage = int(config.get("zero_stage", 0))
+    trial.require_data_parallel()
     if stage not in range(4):
         raise IllegalConfig(f"zero_stage must be 0, 1, 2 or 3, but it is {stage}")
     if data["precision"] not in PRECISIONS:
@@ -149,12 +142,5 @@ class Engine:
         }
 
 
-def main() -> int:
-    trial = read_trial()
-    with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
-        train(trial)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_rank(train))

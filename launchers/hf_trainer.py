@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    SHOW_LAUNCH,
     IllegalConfig,
     LaunchForm,
     MissingRequirement,
@@ -68,15 +67,8 @@ def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `TrainingArguments` for one `config.json`, without those of a machine. A pure function."""
     config = data["config"]
     trial = Trial(Path(), data, config)
-    dp, stage, checkpointing = trial.degree("dp"), int(config.get("zero_stage", 0)), _checkpointing(config)
-    trained = dp * trial.micro_batch_size * int(data["gradient_accumulation"])
-    if trained != data["global_batch_size"]:
-        raise IllegalConfig(
-            f"dp {dp} x micro-batch {trial.micro_batch_size} x accumulation {data['gradient_accumulation']} must be the"
-            f" global batch of {data['global_batch_size']}, but is {trained}"
-        )
-    if dp != data["num_ranks"]:
-        raise IllegalConfig(f"dp must be the number of ranks, {data['num_ranks']}, but it is {dp}")
+    stage, checkpointing = int(config.get("zero_stage", 0)), _checkpointing(config)
+    trial.require_data_parallel()
     if data["precision"] not in PRECISIONS:
         raise IllegalConfig(f"precision must be one of {', '.join(PRECISIONS)}, not {data['precision']!r}")
     if stage not in STAGES:
@@ -293,8 +285,7 @@ def _prepare_environment(world: int, on_gpu: bool) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if SHOW_LAUNCH in sys.argv:
-        print_launch(show_launch(trial.data))
+    if print_launch(trial, show_launch):
         return 0
     if "RANK" not in os.environ and trial.data["num_ranks"] > 1:
         from cpu import fork_ranks

@@ -208,12 +208,9 @@ class Trainer:
 
         self.trial, self.model = trial, model
         data = trial.data
-        dp, self.accumulation = trial.degree("dp"), int(data["gradient_accumulation"])
-        self.rows = dp * trial.micro_batch_size
-        if self.rows * self.accumulation != data["global_batch_size"]:
-            terms = f"dp {dp} x micro-batch {trial.micro_batch_size} x accumulation {self.accumulation}"
-            trained = self.rows * self.accumulation
-            raise IllegalConfig(f"{terms} must be the global batch of {data['global_batch_size']}, but is {trained}")
+        trial.require_whole_batch()
+        self.accumulation = int(data["gradient_accumulation"])
+        self.rows = trial.degree("dp") * trial.micro_batch_size
         self.batch_sharding = model.sharding((None, ("data", "expert"), None))
         self.weights = model.draw_weights()
         shardings = {name: weight.sharding for name, weight in self.weights.items()}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    SHOW_LAUNCH,
     IllegalConfig,
     LaunchForm,
     Trial,
@@ -269,8 +268,7 @@ def write_report(trial: Trial, log: Log) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if SHOW_LAUNCH in sys.argv:
-        print_launch(show_launch(trial.data))
+    if print_launch(trial, show_launch):
         return 0
     process = int(os.environ.get("CCL_PROCESS_ID", "0"))
     with reporting_failures(trial, process):

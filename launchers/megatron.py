@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    SHOW_LAUNCH,
     IllegalConfig,
     LaunchForm,
     MissingRequirement,
     Trial,
-    print_launch,
-    read_trial,
-    reporting_failures,
+    run_rank,
     torchrun_notes,
     torchrun_words,
 )
@@ -242,15 +239,5 @@ def train(trial: Trial) -> None:
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def main() -> int:
-    trial = read_trial()
-    if SHOW_LAUNCH in sys.argv:
-        print_launch(show_launch(trial.data))
-        return 0
-    with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
-        train(trial)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_rank(train, show_launch))

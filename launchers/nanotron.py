@@ -18,15 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from common import (
-    SHOW_LAUNCH,
     IllegalConfig,
     LaunchForm,
     MissingRequirement,
     Trial,
     number_sequences,
-    print_launch,
-    read_trial,
-    reporting_failures,
+    run_rank,
     torchrun_notes,
     torchrun_words,
 )
@@ -312,15 +309,5 @@ def train(trial: Trial) -> None:
     trainer.train({STAGE: batches})
 
 
-def main() -> int:
-    trial = read_trial()
-    if SHOW_LAUNCH in sys.argv:
-        print_launch(show_launch(trial.data))
-        return 0
-    with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
-        train(trial)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_rank(train, show_launch))

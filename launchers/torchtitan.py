@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from common import (
-    SHOW_LAUNCH,
     IllegalConfig,
     LaunchForm,
     MissingRequirement,
     Trial,
-    print_launch,
-    read_trial,
-    reporting_failures,
+    run_rank,
     torchrun_notes,
     torchrun_words,
 )
@@ -240,15 +236,5 @@ def accept_micro_batches(schedule: Any) -> None:
     schedule.step = step
 
 
-def main() -> int:
-    trial = read_trial()
-    if SHOW_LAUNCH in sys.argv:
-        print_launch(show_launch(trial.data))
-        return 0
-    with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
-        train(trial)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_rank(train, show_launch))
