@@ -2,7 +2,8 @@
 
     python benchmarks/cards.py FOLDER [--lines]
 
-Counts every YAML file with a `workload` section; files without one are counted apart. `--lines` also prints the notes.
+Counts every YAML file with a `workload` section; files without one are counted apart. A card that loads may leave its
+hardware or a number of the work open, which a search must then be given. `--lines` also prints the notes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from cclsearch.card.load import inspect_card, require_card
+from cclsearch.card.load import inspect_card, require_stated
 from cclsearch.core.errors import UserError
 from cclsearch.core.yaml_file import read_yaml
 
@@ -29,6 +30,8 @@ def main() -> int:
     seen: Counter[str] = Counter()
     loaded: Counter[str] = Counter()
     ways: Counter[str] = Counter()
+    left_open: Counter[str] = Counter()
+    num_open = 0
     others = []
     for path in files:
         try:
@@ -41,13 +44,19 @@ def main() -> int:
         report = None
         try:
             report = inspect_card(str(path))
-            card = require_card(report)
+            card = require_stated(report)
         except UserError as error:
             seen[report.task if report else "unreadable"] += 1
             print(f"refused: {error}")
             continue
         seen[card.task] += 1
         loaded[card.task] += 1
+        if report.open:
+            print(f"open: {path.name} {report.say_open().partition(':')[0]}")
+            left_open.update(
+                {"work" if problem.field.startswith("workload.data.") else "hardware" for problem in report.open}
+            )
+            num_open += 1
         shape = [each.source for each in card.inferred if "catalogue of models" in each.source]
         way = shape[0].split(", ", 1)[1].split(" ")[1].rstrip(":") if shape else "stated"
         ways[way] += 1
@@ -58,6 +67,11 @@ def main() -> int:
     total = sum(seen.values())
     if total:
         print(f"{'all':<12}{sum(loaded.values()):>4} of {total:<4} load ({sum(loaded.values()) / total:.1%})")
+        complete = sum(loaded.values()) - num_open
+        print(
+            f"{'complete':<12}{complete:>4} of {total:<4} ({complete / total:.1%}); the others that load leave open:"
+            f" hardware {left_open['hardware']}, a number of the work {left_open['work']}"
+        )
         print("shape: " + ", ".join(f"{number} {way}" for way, number in ways.most_common()))
     print(f"not cards: {len(others)}")
     for line in others:

@@ -136,5 +136,5 @@ def test_a_card_without_a_framework_asks_for_one(tmp_path: Path, capsys: Output)
     card = write(tmp_path / "a.yaml", data)
     assert main(["card", "check", card]) == 0
     assert main(["space", "--workload", card]) == 2
-    assert "the card names no framework: choose one with --framework" in capsys.readouterr().err
+    assert "a names no framework: choose one that can run it with --framework (" in capsys.readouterr().err
     assert main(["space", "--workload", card, "--framework", "torchtitan"]) == 0

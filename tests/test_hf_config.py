@@ -89,7 +89,7 @@ def test_a_card_of_a_folder_loads_once_hardware_and_data_are_filled_in(tmp_path:
     data = make_hf_card(tmp_path)
     assert data["workload"]["model"]["model_family"] == "Mixtral-8x7B-v0.1"
     empty = {problem.field.rsplit(".", 1)[-1] for problem in inspect_mapping(data, "c", "c").blocking}
-    assert empty == {"batch_size", "seq_len", "model", "total_count", "count_per_node", "memory_gb"}
+    assert empty == {"batch_size", "seq_len", "model", "total_count", "count_per_node"}
     data["workload"]["data"] = {"batch_size": 8, "seq_len": 1024}
     data["workload"]["hardware"]["xpu_spec"] = {"model": "h100", "memory_gb": 80, "total_count": 8, "count_per_node": 8}
     card = card_from_mapping(data, "c")
@@ -139,6 +139,8 @@ def test_the_command_prints_or_writes_the_card(tmp_path: Path, capsys: pytest.Ca
     assert yaml.safe_load(out.read_text("utf-8")) == printed
     assert main(["card", "from-hf", str(tmp_path), "--out", str(out)]) == 2
     assert main(["card", "from-hf", str(tmp_path / "none")]) == 2
-    assert main(["card", "check", str(out)]) == 2
+    assert main(["space", "--workload", str(out)]) == 2
     assert "exists already" in capsys.readouterr().err
+    assert main(["card", "check", str(out)]) == 0
+    assert "states no hardware and no batch_size and no seq_len: give" in capsys.readouterr().out
     assert {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text", "olmoe"} <= FAMILIES

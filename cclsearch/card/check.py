@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, infer, look_up, read_number
+from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, infer, is_absent, look_up, read_number
 from cclsearch.card.hardware import (
     NOMINAL,
     Accelerator,
@@ -31,6 +31,7 @@ def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldP
     """Problems between fields. Changes `values`: implausible bandwidths are removed, the accelerator is replaced by its
     key, and memory and torus are looked up if only one known chip or slice can have them (each change is reported)."""
     return [
+        *_check_sections(data),
         *_check_model(values),
         *_read_accelerator(values),
         *_read_bandwidths(values, data),
@@ -48,6 +49,13 @@ def _problem(name: str, message: str, *, remedy: str | None = None) -> FieldProb
 
 def _note(path: str, message: str, remedy: str = "") -> FieldProblem:
     return FieldProblem(field=path, message=message, remedy=remedy, blocking=False)
+
+
+def _check_sections(data: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    for path in ("workload.hardware", "workload.hardware.xpu_spec"):
+        given = look_up(data, path)
+        if not isinstance(given, Mapping) and not is_absent(given):
+            yield _note(path, f"must be a section, not {one_line(repr(given), 60)}: not used")
 
 
 def _check_model(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -81,8 +89,6 @@ def _read_accelerator(values: dict[str, Any]) -> Iterator[FieldProblem]:
         yield from _read_unknown(name, values)
     if "memory_gb" in values:
         values["memory_gib"] = values["memory_gb"]
-    elif name is None or candidates:
-        yield _problem("memory_gb", "is missing")
     if name is not None and "precision" in values:
         yield from _note_rates(values)
 

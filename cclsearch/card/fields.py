@@ -174,6 +174,8 @@ OTHER_WORK_FIELDS = tuple(
 """The work of a task that is not registered, as far as a card states it."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
+COUNT_FIELDS = ("total_count", "count_per_node")
+CHIP_FIELDS = ("accelerator", "memory_gb", "peak_flops", "memory_gb_per_s", "scale_up_domain", "nominal")
 MODEL_FIELDS = frozenset(field.name for field in FIELDS if field.path.startswith("workload.model."))
 BY_NAME = {field.name: field for field in (*FIELDS, *WORK_FIELDS)}
 
@@ -217,7 +219,7 @@ def look_up(data: Mapping[str, Any], path: str) -> Any:
 
 def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldProblem | None]:
     """The field's value (None if missing or invalid), and the problem, if any."""
-    given = next((v for path in field.paths if not _is_absent(v := look_up(data, path))), None)
+    given = next((v for path in field.paths if not is_absent(v := look_up(data, path))), None)
     if given is None:
         if not field.required:
             return None, None
@@ -234,7 +236,8 @@ def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldPro
     return value, None
 
 
-def _is_absent(value: Any) -> bool:
+def is_absent(value: Any) -> bool:
+    """Whether a value stands for none: empty, `N/A`, `TBD`."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_VALUES)
 
 

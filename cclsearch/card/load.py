@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,30 @@ from typing import Any
 from cclsearch.card.check import check_values
 from cclsearch.card.fields import (
     BY_NAME,
+    CHIP_FIELDS,
+    COUNT_FIELDS,
     FIELDS,
     MISSING,
     MODEL_FIELDS,
     OTHER_WORK_FIELDS,
     CardField,
     FieldProblem,
+    infer,
     look_up,
     read_field,
     settable_fields,
 )
 from cclsearch.card.infer import infer_phase, infer_values
-from cclsearch.card.model import Card, Hardware, Inferred, KnobDeclaration, Phase, make_model
+from cclsearch.card.model import (
+    Card,
+    Hardware,
+    Inferred,
+    KnobDeclaration,
+    Phase,
+    StatedCard,
+    StatedHardware,
+    make_model,
+)
 from cclsearch.card.template import read_configuration, read_template
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
@@ -31,7 +43,32 @@ from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mappi
 from cclsearch.plugins import TASKS
 
 SUFFIXES = (".yaml", ".yml")
+_HARDWARE = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
+"""Field of a card's file -> its name in `Card.hardware`, if that differs."""
+_HARDWARE_SECTION = "workload.hardware."
+NEEDED_HARDWARE = ("accelerator", *COUNT_FIELDS)
+"""Fields that a card may leave to a launcher profile."""
+A_PROFILE = "a profile whose `hardware` has it (--launcher NAME)"
 _GENERIC_STEMS = frozenset({"card", "workload", "workload_card"})
+
+
+@dataclass(frozen=True)
+class GivenHardware:
+    """Hardware for a card that does not state its own, and whose it is."""
+
+    values: Mapping[str, Any]
+    """Field of `Hardware` -> value."""
+    source: str
+
+    def fill(self, values: dict[str, Any]) -> Iterator[FieldProblem]:
+        """Give a card what its file lacks; the numbers of an accelerator only together with its name."""
+        fields = COUNT_FIELDS if "accelerator" in values else (*CHIP_FIELDS, *COUNT_FIELDS)
+        for name in fields:
+            value = self.values.get(_HARDWARE.get(name, name))
+            if value is not None and name not in values:
+                shown = next(iter(value.values())) if isinstance(value, Mapping) else value
+                yield infer(values, name, shown, self.source)
+                values[name] = dict(value) if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True)
@@ -46,8 +83,35 @@ class CardReport:
     values: Mapping[str, Any]
     """Field name (`hidden_size`, `batch_size`, `accelerator`, ...) -> value, for each present and valid field."""
     problems: tuple[FieldProblem, ...]
-    card: Card | None
-    """None if there is a blocking problem."""
+    stated: StatedCard | None = None
+    """None if the card does not load: there is a blocking problem that is not `open`."""
+
+    @property
+    def card(self) -> Card | None:
+        """The card if nothing is missing; None else."""
+        return None if self.stated is None or self.open else Card(**dict(self.stated))
+
+    @property
+    def open(self) -> tuple[FieldProblem, ...]:
+        """Hardware and numbers of the work that the card leaves open: a search must be given them."""
+        paths = {field.path for field in self._may_be_open}
+        return tuple(p for p in self.blocking if p.field in paths and p.message.startswith(MISSING))
+
+    @property
+    def _may_be_open(self) -> tuple[CardField, ...]:
+        return (*(BY_NAME[name] for name in NEEDED_HARDWARE), *_work_fields(TASKS.find(self.task)))
+
+    def say_open(self) -> str:
+        """What the card leaves open and what gives it, as one line; empty if it is complete."""
+        if not self.open:
+            return ""
+        paths = {problem.field for problem in self.open}
+        names = [field.name for field in self._may_be_open if field.path in paths]
+        hardware = [name for name in names if name in NEEDED_HARDWARE]
+        work = [name for name in names if name not in hardware]
+        what = ["hardware" if len(hardware) == len(NEEDED_HARDWARE) else ", ".join(hardware)] if hardware else []
+        profile = f", or for the hardware {A_PROFILE}" if hardware else ""
+        return f"states no {' and no '.join([*what, *work])}: give {_list_remedies(self.open)}{profile}"
 
     @property
     def blocking(self) -> tuple[FieldProblem, ...]:
@@ -64,24 +128,29 @@ class CardReport:
         return tuple(problem.inferred for problem in self.problems if problem.inferred is not None)
 
 
-def load_card(name: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Card:
+def load_card(
+    name: str, overlays: Sequence[str] = (), sets: Sequence[str] = (), given: GivenHardware | None = None
+) -> Card:
     """The card of that name or path, with the cards in `overlays` and then the `FIELD=VALUE` settings applied.
 
-    Raises UserError that names the file, every missing or invalid field, and the settings that would fix them.
+    `given` has hardware for a card that states none. Raises UserError that names the file, every missing or invalid
+    field, and the settings that would fix them.
     """
-    report = inspect_card(name, overlays, sets)
+    report = inspect_card(name, overlays, sets, given)
     if report.values.get("phase") == Phase.INFERENCE and TASKS.find(report.task) is None:
         raise UserError(
             f"{report.where}: is an inference workload ({report.task}), which cannot be searched yet: only"
             f" {', '.join(TASKS.names())} can. `ccl-search card check` and `ccl-search score TRACE --card` read it"
         )
-    return require_card(report)
+    return require_card(report, takes_profile=given is not None)
 
 
-def inspect_card(name: str | None, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> CardReport:
+def inspect_card(
+    name: str | None, overlays: Sequence[str] = (), sets: Sequence[str] = (), given: GivenHardware | None = None
+) -> CardReport:
     """As `load_card`, but returns the valid fields and the problems of the others instead of raising.
 
-    Without a name, the fields are those of the overlays and settings alone.
+    Without a name, the fields are those of the overlays and settings alone. `given` has hardware for a card without.
     """
     path = find_content("workloads", name, *SUFFIXES) if name is not None else Path("--set")
     data: Mapping[str, Any] = read_yaml(path) if name is not None else {"workload": {}}
@@ -89,7 +158,7 @@ def inspect_card(name: str | None, overlays: Sequence[str] = (), sets: Sequence[
         data = _merge(data, read_yaml(find_content("workloads", overlay, *SUFFIXES)))
     for setting in sets:
         data = _apply_set(data, setting)
-    return inspect_mapping(data, _card_name(path), str(path))
+    return inspect_mapping(data, _card_name(path), str(path), given)
 
 
 def card_from_mapping(data: Mapping[str, Any], name: str) -> Card:
@@ -97,7 +166,7 @@ def card_from_mapping(data: Mapping[str, Any], name: str) -> Card:
     return require_card(inspect_mapping(data, name, name))
 
 
-def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardReport:
+def inspect_mapping(data: Mapping[str, Any], name: str, where: str, given: GivenHardware | None = None) -> CardReport:
     """The report of an already read mapping, named `where` in messages; UserError if it is not a card at all."""
     if not isinstance(data.get("workload"), Mapping):
         raise UserError(
@@ -107,16 +176,17 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str) -> CardRepor
     task = TASKS.find(task_name)
     fields = _fields_of(task)
     values, problems = _read_fields(data, fields)
+    filled = list(given.fill(values)) if given is not None else []
     inferred = [*filter(None, [infer_phase(data)]), *infer_values(values, data)]
     values |= {note.inferred.field: note.inferred.value for note in inferred if note.inferred is not None}
     found = {BY_NAME[name].path for name in values if name in BY_NAME}
     problems = [p for p in problems if p.field not in found or not p.message.startswith(MISSING)]
-    problems += [*inferred, *check_values(values, data)]
+    problems += [*filled, *inferred, *check_values(values, data)]
     knobs = _read_knobs(data, where)
-    report = CardReport(name, where, task_name, values, tuple(problems), None)
-    if report.blocking:
+    report = CardReport(name, where, task_name, values, tuple(problems))
+    if len(report.blocking) > len(report.open):
         return report
-    return replace(report, card=_make_card(report, task_name, task, knobs, data))
+    return replace(report, stated=_make_card(report, task_name, task, knobs, data))
 
 
 def _read_fields(data: Mapping[str, Any], fields: Sequence[CardField]) -> tuple[dict[str, Any], list[FieldProblem]]:
@@ -158,14 +228,25 @@ def _fields_of(task: Any) -> tuple[CardField, ...]:
     return (*fields, *_work_fields(task))
 
 
-def require_card(report: CardReport) -> Card:
+def require_card(report: CardReport, *, takes_profile: bool = False) -> Card:
     """The report's card; raises UserError that names every missing or invalid field if it has none."""
-    if report.card is not None:
-        return report.card
+    if (card := report.card) is not None:
+        return card
     wrong = "; ".join(_gather_missing(report.blocking))
-    remedies = " ".join(dict.fromkeys(problem.remedy for problem in report.blocking if problem.remedy))
-    fix = f": give {remedies}, or add a second card with --overlay" if remedies else ""
+    remedies = _list_remedies(report.blocking)
+    profile = takes_profile and any(problem.field.startswith(_HARDWARE_SECTION) for problem in report.open)
+    second = f"{A_PROFILE}, or a second card with --overlay" if profile else "add a second card with --overlay"
+    fix = f": give {remedies}, or {second}" if remedies else ""
     raise UserError(f"{report.where}: {wrong}{fix}")
+
+
+def _list_remedies(problems: Sequence[FieldProblem]) -> str:
+    return " ".join(dict.fromkeys(problem.remedy for problem in problems if problem.remedy))
+
+
+def require_stated(report: CardReport) -> StatedCard:
+    """The report's card, which may lack hardware; raises UserError as `require_card` if anything else is wrong."""
+    return report.stated or require_card(report)
 
 
 def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
@@ -187,12 +268,12 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
 
 def _make_card(
     report: CardReport, task_name: str, task: Any, knobs: tuple[KnobDeclaration, ...], data: Mapping[str, Any]
-) -> Card:
+) -> StatedCard:
     values, fields = report.values, _fields_of(task)
-    hardware = {field: values[field] for field in Hardware.model_fields if field in values}
-    hardware |= {"num_accelerators": values["total_count"], "accelerators_per_node": values["count_per_node"]}
+    hardware = {field: values[field] for field in StatedHardware.model_fields if field in values}
+    hardware |= {field: values[name] for name, field in _HARDWARE.items() if name in values}
     family = values.get("model_family", "")
-    return Card(
+    return StatedCard(
         name=report.name,
         title=values.get("description", family or task_name),
         task=task_name,
@@ -202,14 +283,14 @@ def _make_card(
         work=Config({f.key or f.name: values[f.name] for f in _work_fields(task) if f.name in values}),
         precision=values.get("precision", ""),
         alternative_precisions=values.get("alternative_precisions", ()),
-        hardware=Hardware(**hardware),
+        hardware=StatedHardware(**hardware) if report.open else Hardware(**hardware),
         framework=values.get("framework", ""),
         framework_version=values.get("framework_version", ""),
         knobs=knobs,
         recording=values.get("recording"),
         source=values.get("source", ""),
         licence=values.get("licence", ""),
-        notes=tuple(str(p) for p in report.problems if p.inferred is None),
+        notes=tuple(str(p) for p in report.problems if p.inferred is None and not p.blocking),
         inferred=report.inferred,
         configuration=read_configuration(data),
         template=read_template(data, fields),

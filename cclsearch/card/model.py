@@ -83,14 +83,14 @@ def make_model(values: Mapping[str, Any]) -> ModelArch:
     return ModelArch(**arch, moe=MoEArch(**moe_fields) if is_moe else None)
 
 
-class Hardware(Model):
-    """Hardware of the workload. Bandwidths are per accelerator and direction (half of NVLink's advertised number)."""
+class StatedHardware(Model):
+    """What a card's file says of its hardware, which may be a part or nothing."""
 
-    accelerator: str
+    accelerator: str | None = None
     """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own name of one that it describes."""
-    num_accelerators: int = Field(ge=1)
-    accelerators_per_node: int = Field(ge=1)
-    memory_gib: float = Field(gt=0)
+    num_accelerators: int | None = Field(default=None, ge=1)
+    accelerators_per_node: int | None = Field(default=None, ge=1)
+    memory_gib: float | None = Field(default=None, gt=0)
     """Memory of one accelerator."""
     scale_up_gbps: float | None = None
     """Gbit/s per accelerator inside a node (NVLink, ICI)."""
@@ -108,6 +108,15 @@ class Hardware(Model):
     """Whether the rates are stand-ins of a recording's unknown accelerator: good enough to order predictions."""
     host_cores: int | None = Field(default=None, ge=1)
     """CPU cores shared by the processes of a node, if the accelerators are CPU processes; None else, or if unknown."""
+
+
+class Hardware(StatedHardware):
+    """Hardware of the workload. Bandwidths are per accelerator and direction (half of NVLink's advertised number)."""
+
+    accelerator: str
+    num_accelerators: int = Field(ge=1)
+    accelerators_per_node: int = Field(ge=1)
+    memory_gib: float = Field(gt=0)
 
     @property
     def domain(self) -> int:
@@ -143,8 +152,8 @@ class KnobDeclaration(Model):
     description: str = ""
 
 
-class Card(Model):
-    """One workload, frozen for a whole search."""
+class StatedCard(Model):
+    """One workload as its file states it: the hardware may be left to the cluster."""
 
     name: str
     """Stem of the file, for example `wl2`."""
@@ -164,7 +173,7 @@ class Card(Model):
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications; empty for a task that has none."""
     alternative_precisions: tuple[str, ...] = ()
     """Other precisions that a search may try; without any, precision is fixed like the rest of the work."""
-    hardware: Hardware
+    hardware: StatedHardware
     framework: str
     """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name; empty if
     the card names none."""
@@ -187,16 +196,6 @@ class Card(Model):
     """The other fields of a CCL-Bench card, as they are: dotted path -> value; an item of a list has its number as the
     last part of its path."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_version_1(cls, data: Any) -> Any:
-        """The fields of a card that a search of version 0.2.0 or earlier froze, under their present names."""
-        if not isinstance(data, dict) or "arch" not in data:
-            return data
-        work = {name: data[name] for name in ("global_batch_size", "seq_len")}
-        kept = {name: value for name, value in data.items() if name not in {"arch", *work}}
-        return {**kept, "task": data["phase"], "model": data["arch"], "work": work}
-
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a reader must know of this card, one line each: its notes, and its inferred values by source."""
@@ -208,6 +207,22 @@ class Card(Model):
             *self.notes,
             *(f"inferred: {', '.join(found)}; source: {source}" for source, found in by_source.items()),
         )
+
+
+class Card(StatedCard):
+    """One workload, frozen for a whole search."""
+
+    hardware: Hardware
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_version_1(cls, data: Any) -> Any:
+        """The fields of a card that a search of version 0.2.0 or earlier froze, under their present names."""
+        if not isinstance(data, dict) or "arch" not in data:
+            return data
+        work = {name: data[name] for name in ("global_batch_size", "seq_len")}
+        kept = {name: value for name, value in data.items() if name not in {"arch", *work}}
+        return {**kept, "task": data["phase"], "model": data["arch"], "work": work}
 
     @property
     def arch(self) -> ModelArch:

@@ -16,7 +16,7 @@ from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config
-from cclsearch.space.framework import load_framework
+from cclsearch.space.framework import choose_framework
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def check_policy(program: str, workloads: Sequence[str], *, use_fewer: bool = Fa
 
 def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     try:
-        framework = load_framework(card.framework)
+        framework = choose_framework(card)
         space = build_space(card, framework, use_fewer=use_fewer)
     except UserError as error:
         return PolicyVerdict(card.name, None, False, (f"no search space: {error}",))

@@ -10,8 +10,8 @@ from pathlib import Path
 import yaml
 
 from cclsearch.card.hf_config import make_hf_card
-from cclsearch.card.load import CardReport, inspect_card, require_card
-from cclsearch.card.model import Card
+from cclsearch.card.load import CardReport, inspect_card, require_stated
+from cclsearch.card.model import StatedCard
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if len(args.card) != 1:
         raise UserError(f"`card {args.action}` takes one name, not {len(args.card)}")
     if args.action == "show":
-        return _show(require_card(inspect_card(args.card[0], args.overlay, args.set)), as_json=args.json)
+        return _show(inspect_card(args.card[0], args.overlay, args.set), as_json=args.json)
     return _write(args)
 
 
@@ -37,7 +37,7 @@ def _check(args: argparse.Namespace) -> int:
     for name in args.card:
         try:
             report = inspect_card(name, args.overlay, args.set)
-            _print_loaded(name, report, require_card(report), as_json=args.json)
+            _print_loaded(name, report, require_stated(report), as_json=args.json)
         except UserError as error:
             failed += 1
             text = str(error) if name in str(error) else f"{name}: {error}"
@@ -47,22 +47,30 @@ def _check(args: argparse.Namespace) -> int:
     return EXIT_USAGE if failed else EXIT_OK
 
 
-def _print_loaded(name: str, report: CardReport, card: Card, *, as_json: bool) -> None:
+def _print_loaded(name: str, report: CardReport, card: StatedCard, *, as_json: bool) -> None:
     if as_json:
         inferred = [each.model_dump(mode="json") for each in card.inferred]
-        print(json.dumps({"card": name, "task": card.task, "inferred": inferred, "notes": card.notes}))
+        print(
+            json.dumps(
+                {"card": name, "task": card.task, "inferred": inferred, "notes": card.notes, "open": report.say_open()}
+            )
+        )
         return
-    hardware = f"{card.hardware.num_accelerators} x {card.hardware.accelerator}"
+    count, accelerator = card.hardware.num_accelerators, card.hardware.accelerator
+    hardware = f"{count or '?'} x {accelerator or '?'}" if count or accelerator else "no hardware stated"
     framework = card.framework or "no framework named"
     print(plain(f"ok  {name}: {card.task} of {card.family or card.title}, {hardware}, {framework}"))
     if TASKS.find(card.task) is None:
         print(f"    {card.task} cannot be searched yet: only {', '.join(TASKS.names())} can")
-    for remark in card.remarks:
+    for remark in (*filter(None, [report.say_open()]), *card.remarks):
         print(plain(f"    {remark}"))
 
 
-def _show(card: Card, *, as_json: bool) -> int:
-    data = card.model_dump(mode="json")
+def _show(report: CardReport, *, as_json: bool) -> int:
+    data = require_stated(report).model_dump(mode="json")
+    if report.open:
+        data["hardware"] = {name: value for name, value in data["hardware"].items() if value not in (None, False)}
+        data["open"] = report.say_open()
     if as_json:
         print(json.dumps(data))
         return EXIT_OK

@@ -68,7 +68,7 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
     matches = space.matching(parse_assignments(args.config, space.knobs) if args.config is not None else {})
     if not matches.any():
         options = [("--workload", args.workload), ("--recording", args.recording), ("--run", args.run)]
-        options += [("--framework", args.framework), ("--config", args.config)]
+        options += [("--framework", args.framework), ("--launcher", args.launcher), ("--config", args.config)]
         options += [("--overlay", path) for path in args.overlay] + [("--set", pair) for pair in args.set]
         options += [("--knob", knob) for knob in args.knob]
         given = shlex.join([text for option, value in options if value is not None for text in (option, value)])

@@ -47,6 +47,7 @@ def read_asked(args: argparse.Namespace, use_fewer: bool = False) -> Asked:
         overlays=args.overlay,
         sets=args.set,
         framework=args.framework,
+        launcher=args.launcher,
         tuning_config=args.tuning_config,
         knobs=args.knob,
         use_fewer=use_fewer,

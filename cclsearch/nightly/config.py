@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from cclsearch.card.load import load_card
+from cclsearch.card.load import inspect_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
@@ -135,7 +135,7 @@ class NightlyJob(JobSettings):
         if self.objective is not None:
             return self.objective
         try:
-            return default_spec(load_card(self.workload, self.overlays, self.sets).task)
+            return default_spec(inspect_card(self.workload, self.overlays, self.sets).task)
         except UserError:
             return ""  # the job's own search says what is wrong with the card
 

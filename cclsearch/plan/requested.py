@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cclsearch.card.load import inspect_card, load_card
+from cclsearch.card.load import GivenHardware, inspect_card, load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
+from cclsearch.launch.profile import Profile, load_profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording
 from cclsearch.plugins import TASKS
@@ -27,7 +29,33 @@ def load_requested(request: SearchRequest) -> Card:
         folder = find_recording(request.recording)
         if Path(request.workload) == folder / "card.yaml":
             return load_recording(folder).card
-    return load_card(request.workload, overlays=request.overlays, sets=request.sets)
+    profile = load_profile(request.launcher) if request.launcher is not None else None
+    return load_workload(request.workload, request.overlays, request.sets, profile, request.recording)
+
+
+def load_workload(
+    workload: str, overlays: Sequence[str], sets: Sequence[str], profile: Profile | None, recording: str | None = None
+) -> Card:
+    """The card; hardware that it does not state is the profile's, or that of the recording that is replayed.
+
+    Raises UserError that names what is still missing.
+    """
+    given = GivenHardware(_list_hardware(profile), f"the profile {profile.name}" if profile is not None else "")
+    if profile is None or profile.launcher == "replay":
+        report = inspect_card(workload, overlays, sets)
+        name = recording or report.values.get("recording")
+        if report.open and name is not None:
+            recorded = load_recording(find_recording(name))
+            given = GivenHardware(
+                recorded.card.hardware.model_dump(exclude_none=True), f"the recording {recorded.name}"
+            )
+    return load_card(workload, overlays, sets, given)
+
+
+def _list_hardware(profile: Profile | None) -> dict[str, Any]:
+    """The hardware that a profile states, as fields of `Hardware`; its rate is at the card's precision."""
+    stated = profile.hardware.overrides() if profile is not None else {}
+    return stated | ({"peak_flops": {"": stated["peak_flops"]}} if "peak_flops" in stated else {})
 
 
 def refuse_unlike(request: SearchRequest, recorded: Card, recording: str) -> None:

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_config
+from cclsearch.launch.profile import load_profile
+from cclsearch.plan.hardware import resolve_hardware
+from cclsearch.plan.requested import load_workload
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs
-from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework import Framework, choose_framework, load_framework
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.table import Space
 from cclsearch.space.tuning_config import read_tuning_config
@@ -36,6 +38,7 @@ class Asked:
     overlays: Sequence[str] = ()
     sets: Sequence[str] = ()
     framework: str | None = None
+    launcher: str | None = None
     tuning_config: Path | None = None
     knobs: Sequence[str] = ()
     use_fewer: bool = False
@@ -81,11 +84,25 @@ def find_subject(asked: Asked) -> Subject:
         return _read_recording(load_recording(find_recording(asked.recording)))
     if asked.workload is None:
         raise UserError("nothing is named: give --workload NAME, --recording NAME, or --run RUN")
-    card = load_card(asked.workload, asked.overlays, asked.sets)
-    framework = load_framework(asked.framework or card.framework)
+    return _place(asked, asked.workload)
+
+
+def _place(asked: Asked, workload: str) -> Subject:
+    """The workload on the hardware of the launcher profile, if one is named, else on its own."""
+    profile = load_profile(asked.launcher) if asked.launcher is not None else None
+    if profile is not None and profile.launcher == "replay":
+        raise UserError(f"--launcher {asked.launcher} replays a recording: name it with --recording instead")
+    card = load_workload(workload, asked.overlays, asked.sets, profile)
+    looked_up: tuple[str, ...] = ()
+    if profile is not None:
+        hardware, looked_up = resolve_hardware(card, profile)
+        card = card.model_copy(update={"hardware": hardware})
+    framework = choose_framework(card, asked.framework or (profile.framework if profile is not None else None))
     extra = (*read_tuning_config(asked.tuning_config), *parse_knobs(asked.knobs))
-    require_known_knobs(extra, card, framework)
-    return Subject(card.name, card, framework.name, framework, extra, asked.use_fewer, notes=card.remarks)
+    declared = profile.knobs if profile is not None else ()
+    require_known_knobs(extra, card, framework, declared)
+    notes, knobs = (*looked_up, *card.remarks), (*declared, *extra)
+    return Subject(card.name, card, framework.name, framework, knobs, asked.use_fewer, notes=notes)
 
 
 def locate_recording(spec: RunSpec) -> RunSpec:
@@ -103,6 +120,7 @@ def _changes(asked: Asked) -> tuple[tuple[str, object], ...]:
         ("--overlay", asked.overlays),
         ("--set", asked.sets),
         ("--framework", asked.framework),
+        ("--launcher", asked.launcher),
         ("--tuning-config", asked.tuning_config),
         ("--knob", asked.knobs),
         ("--use-fewer", asked.use_fewer),

@@ -19,7 +19,7 @@ from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import Objective, require_measurable
 from cclsearch.space.build import build_space, require_known_knobs
-from cclsearch.space.framework import load_framework
+from cclsearch.space.framework import choose_framework
 from cclsearch.space.table import Space
 from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 from cclsearch.tasks.base import task_of
@@ -54,7 +54,7 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
         return _resolve_recorded(request, card, target.recording, objective)
     hardware, looked_up = resolve_hardware(card, target.profile)
     card = card.model_copy(update={"hardware": hardware})
-    framework = load_framework(request.framework or target.profile.framework or card.framework)
+    framework = choose_framework(card, request.framework or target.profile.framework)
     require_known_knobs(request.knobs, card, framework, target.profile.knobs)
     knobs = (*target.profile.knobs, *request.knobs)
     rewarding = [term.metric for term in objective.terms if term.metric in task_of(card).per_accelerator]

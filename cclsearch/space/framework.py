@@ -164,6 +164,8 @@ class Framework(Model):
     """Whether the script, when started without a rank, starts the ranks of one node itself."""
     shows_launch: bool = False
     """Whether the script answers `--show-launch`: it prints how the framework alone runs a configuration."""
+    cpu_only: bool = False
+    """Whether the script uses CPUs even on machines with other accelerators."""
     package: str | None = None
     """The Python package that the script needs, for checks."""
     use_fewer: bool | Literal["cpu"] = False
@@ -239,6 +241,14 @@ class Framework(Model):
                 f" {', '.join(self.precisions)}, not {unsupported[0]!r}: choose another with --framework or --set"
             )
 
+    def can_run(self, card: Card) -> bool:
+        """Whether its run script builds the card's model, on accelerators such as the card's."""
+        try:
+            self.require_buildable(card)
+        except UserError:
+            return False
+        return self.script is not None and (not self.cpu_only or card.hardware.chip.kind == "cpu")
+
     def find_optional(self, name: str) -> FrameworkKnob | None:
         """The knob of that name that is not in every space."""
         optional = (*self.optional_knobs, *(knob for knob in self.knobs if knob.if_at_least))
@@ -277,10 +287,25 @@ class Framework(Model):
         return (*applied, *make_effect_rules({knob.name: knob.choices for knob in knobs}))
 
 
+def choose_framework(card: Card, chosen: str | None = None) -> Framework:
+    """The chosen framework, else the card's; UserError lists those that can run the card if there is no such one."""
+    if chosen is not None:
+        return load_framework(chosen)
+    found = find_framework(card.framework)
+    if found is not None:
+        return found
+    able = [framework.name for framework in map(_read, list_frameworks()) if framework.can_run(card)]
+    named = (
+        f"the framework {one_line(card.framework, 60)!r}, for which there is no run script" if card.framework else ""
+    )
+    raise UserError(
+        f"{card.name} names {named or 'no framework'}: choose one that can run it with --framework"
+        f" ({', '.join(able)}), or describe yours in {FOLDER}/NAME{SUFFIX}"
+    )
+
+
 def load_framework(name: str) -> Framework:
     """The framework of that name or alias (case and underscores ignored); UserError lists the known names otherwise."""
-    if not name:
-        raise UserError(f"the card names no framework: choose one with --framework ({', '.join(list_frameworks())})")
     framework = find_framework(name)
     if framework is None:
         raise UserError(
