@@ -16,7 +16,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import profile_from_mapping
 from cclsearch.plan.hardware import resolve_hardware
 
-SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16"}
+SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16", "t4": "fp16"}
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,15 @@ SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16"}
         ("Tesla V100-PCIE-16GB", "v100-pcie"),
         ("AMD Instinct MI250X", "mi250x-gcd"),
         ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI350X", "mi350x"),
         ("AMD Instinct MI355X", "mi355x"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144"),
+        ("Tesla T4", "t4"),
         ("Intel Gaudi 2", "gaudi2"),
         ("HL-325L", "gaudi3"),
         ("AWS Trainium", "trainium1"),
         ("trn2", "trainium2"),
+        ("trn3", "trainium3"),
         ("TPU7x", "tpu-v7"),
         ("TPUv6e-Trillium", "tpu-v6e"),
     ],
@@ -71,7 +75,7 @@ def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gh100x", "h100x", "h10", "NVIDIA H100 XYZ", "NVIDIA A100-PG506-230", "GH200 480GB", "v6", "", "gpu", "NVIDIA"],
+    ["gh100x", "h100x", "h10", "NVIDIA H100 XYZ", "NVIDIA A100-PG506-230", "GB10X 480GB", "v6", "", "gpu", "NVIDIA"],
 )
 def test_a_name_that_only_resembles_a_known_one_is_unknown(name: str) -> None:
     assert match_accelerator(name) is None
@@ -90,6 +94,13 @@ def test_memory_decides_between_variants_and_is_required() -> None:
 @pytest.mark.parametrize(("memory_gib", "key"), [(39.4, "a100-40"), (79.2, "a100-80")])
 def test_the_number_of_a_board_is_decided_by_its_memory(memory_gib: float, key: str) -> None:
     assert find_accelerator("NVIDIA A100-PG509-200", memory_gib).name == key
+
+
+@pytest.mark.parametrize(("memory_gib", "key"), [(95.6, "gh200-96"), (143.0, "gh200-144")])
+def test_the_memory_of_the_cpu_in_a_name_is_not_that_of_the_accelerator(memory_gib: float, key: str) -> None:
+    assert find_accelerator("NVIDIA GH200 480GB", memory_gib).name == key
+    with pytest.raises(UserError, match="may be gh200-96 and gh200-144"):
+        find_accelerator("NVIDIA GH200 480GB")
 
 
 def test_more_memory_than_the_chip_has_is_no_match() -> None:

@@ -25,6 +25,8 @@ _IGNORED_TOKENS = frozenset(
 ) | {"hbm", "hbm2", "hbm2e", "hbm3", "hbm3e"}
 _TPU = re.compile(r"^tpu(?=v?\d)")
 _MEMORY = re.compile(r"^(\d{1,4})(?:gb|gib|g)$")
+_CPU_MEMORY = "480gb"
+"""In `NVIDIA GH200 480GB`, as drivers report it, the memory of the CPU."""
 
 
 class Accelerator(Model):
@@ -239,7 +241,8 @@ def _bare(name: str) -> str:
 
 def memory_in(name: str) -> float | None:
     """The memory size in GiB that a name contains (`A100-SXM4-40GB`); None if it contains none, or several."""
-    sizes = [float(match.group(1)) for token in _tokens(name) if (match := _MEMORY.match(token))]
+    tokens = [token for token in _tokens(name) if token != _CPU_MEMORY]
+    sizes = [float(match.group(1)) for token in tokens if (match := _MEMORY.match(token))]
     return sizes[0] if len(sizes) == 1 else None
 
 
