@@ -174,7 +174,7 @@ def test_predict_shows_mfu_and_throughput_with_their_formula(capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "MFU = tokens/s per accelerator x (6 x parameters" in shown
     assert "appendix B" in shown
-    assert "a search on a cluster: about " in shown
+    assert "expected cost of a search on a cluster: about " in shown
 
 
 def test_predict_says_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:

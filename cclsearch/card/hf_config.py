@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.card.fields import read_number
-from cclsearch.card.model import ModelArch, make_model
+from cclsearch.card.model import make_model
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 
@@ -23,18 +23,9 @@ _DENSE = (
 )
 _NOT_GATED = ("gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "starcoder2", "bloom", "falcon", "apertus", "arcee")
 _MOE = (
-    *(
-        "mixtral",
-        "qwen2_moe",
-        "qwen3_moe",
-        "deepseek",
-        "deepseek_v2",
-        "deepseek_v3",
-        "kimi_k2",
-        "gpt_oss",
-        "llama4_text",
-    ),
-    *("olmoe", "phimoe", "granitemoe", "glm4_moe", "minimax", "minimax_m2", "ernie4_5_moe", "flex_olmo", "dots1"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss"),
+    *("llama4_text", "olmoe", "phimoe", "granitemoe", "glm4_moe", "minimax", "minimax_m2", "ernie4_5_moe"),
+    *("flex_olmo", "dots1"),
 )
 FAMILIES = frozenset((*_DENSE, *_NOT_GATED, "stablelm", *_MOE))
 """Values of `model_type` whose layers the fields of a card describe."""
@@ -55,8 +46,8 @@ _EXPERT_NAMES: dict[str, tuple[str, ...]] = {
     "expert_intermediate_size": ("moe_intermediate_size", "intermediate_size"),
     "num_dense_layers": ("first_k_dense_replace", "moe_layer_start_index"),
 }
-_TIED_BY_DEFAULT = (
-    *("gemma", "gemma2", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "starcoder2", "cohere", "smollm3"),
+_TIED_BY_DEFAULT = frozenset(
+    ("gemma", "gemma2", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "starcoder2", "cohere", "smollm3")
 )
 
 
@@ -104,12 +95,8 @@ def read_hf_model(path: Path) -> dict[str, Any]:
 
 
 def count_hf_parameters(config: Mapping[str, Any], where: str) -> int:
-    """Parameters of the card that a config gives."""
-    return count_parameters(_model_of(config, where))
-
-
-def _model_of(config: Mapping[str, Any], where: str) -> ModelArch:
-    return make_model(_read_shape(config, str(config.get("model_type")), Path(where)))
+    """Parameters of the model that a card made from this config describes; `where` names it in errors."""
+    return count_parameters(make_model(_read_shape(config, str(config.get("model_type")), Path(where))))
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -132,7 +119,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 def _read_shape(config: Mapping[str, Any], family: str, file: Path) -> dict[str, Any]:
     found = {name: _read_count(config, keys, file) for name, keys in _NAMES.items()}
     heads, hidden = found["num_heads"], found["hidden_size"]
-    if family in {"falcon", "gpt_bigcode"} and config.get("multi_query") and not config.get("new_decoder_architecture"):
+    if family == "falcon" and config.get("multi_query") and not config.get("new_decoder_architecture"):
         found["num_kv_heads"] = 1
     found["num_kv_heads"] = found["num_kv_heads"] or heads
     if not found["head_dim"] and heads and hidden:

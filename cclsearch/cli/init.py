@@ -19,6 +19,8 @@ QUESTIONS = {
     "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
     "objective": "objective in objectives/ (empty: the task's): ",
 }
+RUNS_HERE = {"local": "it trains on this machine", "simulate": "nothing trains: its trials are simulated"}
+"""Launcher of a profile that needs no other machine -> what happens to its trials."""
 TEMPLATES = Path(__file__).parent / "new_project"
 
 
@@ -32,16 +34,11 @@ def run(args: argparse.Namespace) -> int:
     where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {shlex.quote(str(folder))} && "
     profile = answers["launcher"]
     kind = find_launcher(folder, profile) if profile else "local"
-    runs_here = kind in ("local", "simulate")
+    runs_here = kind in RUNS_HERE
     if not runs_here:
         print(f"next: {where}ccl-search launcher check {profile}   (describe its hardware in workloads/mine.yaml)")
-    what = (
-        "it trains on this machine"
-        if runs_here
-        else f"it trains on the machines of profile {profile!r}, not on this machine"
-    )
-    if kind == "simulate":
-        what = "nothing trains: its trials are simulated"
+    elsewhere = f"it trains on the machines of profile {profile!r}, not on this machine"
+    what = RUNS_HERE.get(kind, elsewhere)
     print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   ({what})")
     return 0
 

@@ -19,6 +19,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.subject import Subject, find_subject
+from cclsearch.run.spec import DEFAULT_BUDGET
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
@@ -26,15 +27,12 @@ from cclsearch.stats.closed_form import LIKELY, Derived, Prediction, predict_spa
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.training.aot import compile_memory, find_topology, require_compiler
 
-DEFAULT_TRIALS = 15
-"""The budget of a search that names none."""
-
 
 def run(args: argparse.Namespace) -> int:
     """Print the configurations that are predicted to be fastest and likely to fit, with their parts."""
     if args.png:
         require_writable(args.png, "--png")
-    subject = find_subject(read_asked(args, args.use_fewer))
+    subject = find_subject(read_asked(args))
     card = subject.card
     topology = _find_topology(card, args.aot)
     space = subject.build_space()
@@ -43,9 +41,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs")
     rows = _choose(space, prediction, args)
     derived = predictor_of(card, space).derived
-    shown = [name for name in (*task_of(card).highlights,) if name in derived]
+    shown = [name for name in task_of(card).highlights if name in derived]
     described = [_describe(space, prediction, row, {name: derived[name] for name in shown}) for row in rows]
-    cost = None if args.config or subject.recording else estimate_search(card, space, DEFAULT_TRIALS, prediction)
+    cost = None if args.config or subject.recording else estimate_search(card, space, DEFAULT_BUDGET, prediction)
     if topology is not None:
         _compile_all(card, described, topology)
     if args.png:
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_table(subject, space, described, prediction, {name: derived[name].formula for name in shown})
         if cost is not None:
-            print(f"  a search on a cluster: {cost.describe()}")
+            print(f"  expected cost of a search on a cluster: {cost.describe()}")
     return 0
 
 

@@ -16,7 +16,7 @@ from cclsearch.plan.target import find_recording, list_recordings
 from cclsearch.plan.warm_start import AUTO, add_comparable_runs, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
-from cclsearch.run.spec import SearchLimits
+from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.tuning_config import read_tuning_config
 
@@ -92,7 +92,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
     return SearchRequest(
         workload=args.workload or str(find_recording(args.recording) / "card.yaml"),
         limits=SearchLimits(
-            budget=args.budget or settings.budget or 15,
+            budget=args.budget or settings.budget or DEFAULT_BUDGET,
             parallel=args.parallel,
             confirm=args.confirm,
             trial_timeout_s=args.timeout_min * 60,

@@ -31,13 +31,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
     if args.launch and args.config is None:
         raise UserError("--launch needs one configuration: `ccl-search space explain ... --config tp=2,... --launch`")
-    subject = find_subject(read_asked(args, args.use_fewer))
+    subject = find_subject(read_asked(args))
     if args.action == "explain":
         return _explain(args, subject)
     return _list(args, subject)
 
 
-def read_asked(args: argparse.Namespace, use_fewer: bool = False) -> Asked:
+def read_asked(args: argparse.Namespace) -> Asked:
     """Return the options that name a workload, a recording or a run, and change a workload."""
     return Asked(
         workload=args.workload,
@@ -50,7 +50,7 @@ def read_asked(args: argparse.Namespace, use_fewer: bool = False) -> Asked:
         launcher=args.launcher,
         tuning_config=args.tuning_config,
         knobs=args.knob,
-        use_fewer=use_fewer,
+        use_fewer=args.use_fewer,
     )
 
 
@@ -107,9 +107,9 @@ def _print_stated(card: Card, space: Space) -> None:
     known = {name: value for name, value in card.configuration.items() if space.has(name)}
     others = {name: value for name, value in card.configuration.items() if name not in known and value != 1}
     if known:
-        beside = f" (without {format_config(others)}: not a knob of this space)" if others else ""
+        beside = f" (this space has no knob for {format_config(others)})" if others else ""
         number = count_of(int(space.matching(known).sum()), "configuration")
-        print(f"the plan in the card's file, {format_config(known)}{beside}: {number} of the search space")
+        print(f"the plan in the card's file is {format_config(known)}{beside}: {number} of the search space")
 
 
 def _print_optional(card: Card, optional: Sequence[FrameworkKnob]) -> None:

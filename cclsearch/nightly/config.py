@@ -23,7 +23,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
 SLURM_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.,:@/+=%-]*")
 SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-DEFAULT_TRIALS = 15
 MIN_REST_S = 600.0
 """Minimum time between a night's deadline and the next start."""
 SEASONS_S = (1767225600.0, 1782864000.0)

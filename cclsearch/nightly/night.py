@@ -16,7 +16,7 @@ from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Provenance
-from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig, NightlyJob
+from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.share import (
     Spent,
@@ -33,7 +33,7 @@ from cclsearch.record.event import EndKind
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, Standing, create_run, load_run
-from cclsearch.run.spec import SearchLimits
+from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.search.meter import Allowance, Meter
@@ -75,7 +75,7 @@ def plan_jobs(config: NightlyConfig) -> dict[str, Plan]:
 
 def count_wanted(job: NightlyJob) -> int:
     """Trials that a job wants per night."""
-    return job.budget.trials or DEFAULT_TRIALS
+    return job.budget.trials or DEFAULT_BUDGET
 
 
 def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **more: object) -> SearchRequest:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cclsearch.nightly.config import DEFAULT_TRIALS, NightlyConfig
+from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_earlier
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_remaining, split_remaining
 from cclsearch.nightly.window import NightWindow
 from cclsearch.plan.plan import Plan
 from cclsearch.run.folder import Standing, load_run
+from cclsearch.run.spec import DEFAULT_BUDGET
 
 
 def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], window: NightWindow) -> list[str]:
@@ -23,7 +24,7 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
         plan = plans[job.key]
         waiting = sum(other.priority for other in jobs[n:])
         share = split_remaining(find_remaining(config.budget, Spent()), job.priority, waiting)
-        trials = min(job.budget.trials or DEFAULT_TRIALS, int(share["trials"] or 10**9))
+        trials = min(job.budget.trials or DEFAULT_BUDGET, int(share["trials"] or 10**9))
         folders = find_runs(runs, config.name, job.key)
         tonights = runs / window.jobs[job.key] if job.key in window.jobs else None
         earlier = read_earlier(folders, plan.spec)

@@ -39,9 +39,9 @@ class SearchCost:
         trial = f"{self.start_s:.0f} s start + {self.units} {self.unit}s x {self.unit_s:.3g} s"
         factors = f"{self.trials} trials x ({trial}) x {self.nodes} node{'s' * (self.nodes != 1)}"
         return (
-            f"about {self.node_hours:.2g} node-hours: {factors}; assumed: the start, and the predicted time of the"
-            f" {self.trials} fastest configurations that are likely to fit (median); retries, repeats and queue time"
-            " come on top"
+            f"about {self.node_hours:.2g} node-hours: {factors}. Assumed are the start and the median predicted time"
+            f" of the {self.trials} fastest configurations that are likely to fit. Retries, repeats and queue time are"
+            " not included"
         )
 
 

@@ -20,6 +20,8 @@ from cclsearch.stats.simulated import SimulatedSettings
 
 SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1
+DEFAULT_BUDGET = 15
+"""Trials of a search that names no budget."""
 
 
 class RecordingRef(Model):

@@ -77,12 +77,13 @@ class FrameworkKnob(Model):
     def _check_numbers(cls, least: dict[str, int]) -> dict[str, int]:
         return {check_number(name): number for name, number in least.items()}
 
+    def suits(self, card: Card) -> bool:
+        """Whether a space of this card can have the knob."""
+        return not self.moe_only or (card.model is not None and card.model.moe is not None)
+
     def is_offered(self, card: Card) -> bool:
         """Whether spaces of this card have the knob by default."""
-        has_experts = card.model is not None and card.model.moe is not None
-        return (has_experts or not self.moe_only) and all(
-            find_number(card, name) >= least for name, least in self.if_at_least.items()
-        )
+        return self.suits(card) and all(find_number(card, name) >= least for name, least in self.if_at_least.items())
 
     def resolve(self, card: Card, *, use_fewer: bool = False) -> Knob:
         """The knob with its choices for that card."""
@@ -256,9 +257,8 @@ class Framework(Model):
 
     def list_optional(self, card: Card) -> list[FrameworkKnob]:
         """The knobs that spaces of this card have only if a card, a profile or the user names them."""
-        has_experts = card.model is not None and card.model.moe is not None
         conditional = [knob for knob in self.knobs if knob.if_at_least and not knob.is_offered(card)]
-        return [knob for knob in (*conditional, *self.optional_knobs) if has_experts or not knob.moe_only]
+        return [knob for knob in (*conditional, *self.optional_knobs) if knob.suits(card)]
 
     def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
         """Environment variables set by knobs with an `env`; a knob at `default` does not set its variable."""
