@@ -105,15 +105,15 @@ def _sample(call: Collective, size: int, seconds: float) -> list[CollectiveSampl
 
 def explain_no_communication(trace: TraceView) -> str:
     """Return one line if the windows have no communication (none was recorded, or only outside the steps); else ""."""
+    views = trace.ranks.values()
+    if sum(int(covered_ns(view.comm_M2, view.windows.spans_W2).sum()) for view in views):
+        return ""
     calls: Counter[str] = Counter()
-    inside = outside_ns = 0
-    for view in trace.ranks.values():
+    outside_ns = 0
+    for view in views:
         table, rows = view.table, view.comm_rows
         calls.update(str(table.collectives[number].kind) for number in table.coll_id[rows].tolist())
-        inside += int(covered_ns(view.comm_M2, view.windows.spans_W2).sum())
         outside_ns += total_ns(view.comm_M2)
-    if inside:
-        return ""
     if not calls:
         return "no communication was recorded"
     names = ", ".join(f"{count} {name}" for name, count in calls.most_common(3))

@@ -103,9 +103,11 @@ def _device_extents(table: EventTable, device_rows: Int64s) -> Int64s:
     count = len(table.steps)
     first = np.full(count + 1, np.iinfo(np.int64).max, dtype=np.int64)
     last = np.full(count + 1, -1, dtype=np.int64)
-    step_of_row = table.step_id[device_rows]
-    np.minimum.at(first, step_of_row, table.ts_ns[device_rows])
-    np.maximum.at(last, step_of_row, table.ts_ns[device_rows] + table.dur_ns[device_rows])
+    step_of_row, begin_ns = table.step_id[device_rows], table.ts_ns[device_rows]
+    if len(device_rows):  # rows of one step mostly follow each other
+        runs = np.flatnonzero(np.concatenate(([True], step_of_row[1:] != step_of_row[:-1])))
+        np.minimum.at(first, step_of_row[runs], np.minimum.reduceat(begin_ns, runs))
+        np.maximum.at(last, step_of_row[runs], np.maximum.reduceat(begin_ns + table.dur_ns[device_rows], runs))
     extents_S2 = np.stack([first, last], axis=1)[:-1]
     for step, start_ns, end_ns in _annotations(table):
         if extents_S2[step, 1] >= 0:  # the annotation of a step that launched nothing shows only the profiler's work

@@ -51,7 +51,7 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
     covered = [covered_ns(spans, windows_W2) for spans in (compute_M2, work_M2, after_transfer, after_wait)]
     idle = view.parts.idle_ns_W[at]
     in_pairs = view.parts.window_ns_W[at] - idle - covered[3]
-    host, launching = (part[at] for part in _split_idle(view, pipelined=pipelined))
+    host, launching = _split_idle(view, at, pipelined=pipelined)
     rest = idle - host - launching
     return {
         Cause.COMPUTE: covered[0],
@@ -65,16 +65,16 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
     }
 
 
-def _split_idle(view: RankView, *, pipelined: bool) -> tuple[Int64s, Int64s]:
-    """Return the idle ns of each window that the host causes, and those of launching.
+def _split_idle(view: RankView, at: Int64s, *, pipelined: bool) -> tuple[Int64s, Int64s]:
+    """Return the idle ns of each of these windows that the host causes, and those of launching.
 
     On CPUs the host is the device, so all idle time is the host's. In a pipeline the host may wait for a neighbor
     stage, so a gap after a synchronization is not the host's.
     """
-    idle_ns_W = view.parts.idle_ns_W
+    idle_ns_W = view.parts.idle_ns_W[at]
     if view.table.accelerator == "cpu" and not pipelined:
         return idle_ns_W, np.zeros_like(idle_ns_W)
-    gaps = find_idle_gaps(view)
+    gaps = find_idle_gaps(view, view.windows.spans_W2[at])
     late = ("host_bound", "input") if pipelined else DIAGNOSED["host"]
     return gaps.sum_by_window(len(idle_ns_W), *late), gaps.sum_by_window(len(idle_ns_W), *DIAGNOSED["launch"])
 

@@ -61,15 +61,16 @@ def split_idle_ns(view: RankView) -> dict[str, int]:
     return {cause: int(gaps.length_ns_G[gaps.cause_G == i].sum()) for i, cause in enumerate(CAUSES)}
 
 
-def find_idle_gaps(view: RankView) -> IdleGaps:
-    """Return the idle gaps inside the windows, each with its cause.
+def find_idle_gaps(view: RankView, windows_W2: Int64s | None = None) -> IdleGaps:
+    """Return the idle gaps inside these windows (default: those of the rank), each with its cause.
 
     The device event that ends a gap decides its cause. `host_bound`: launched only after the gap began
     (`input` if that event copies from the host). `launch_overhead`: launched before, gap under 30 us. `sync`: the
     host waited for the device as the gap began. `comm_dependency`: launched before, communication ended at that moment.
     `unknown`: launched before, or without a launch record.
     """
-    gaps_G2, window_G = gaps_in_windows(view.busy_M2, view.windows.spans_W2)
+    windows_W2 = view.windows.spans_W2 if windows_W2 is None else windows_W2
+    gaps_G2, window_G = gaps_in_windows(view.busy_M2, windows_W2)
     table, rows = view.table, view.device_rows
     at = np.searchsorted(table.ts_ns[rows], gaps_G2[:, 1], side="left")
     found = at < len(rows)
