@@ -38,12 +38,15 @@ class Column:
         self.dtype = np.dtype(dtype)
         self._room = np.empty(0, dtype)
         self.length = 0
+        self.expected = 0
+        """Number of values for which there will be room at once, so that they are not copied as the column grows."""
 
     def append(self, piece: NDArray[Any]) -> None:
         """Copy the values, converted (not checked) to the column's type."""
         stop = self.length + len(piece)
         if stop > len(self._room):
-            grown = np.empty(max(2 * len(self._room), stop), self.dtype)  # pages that nothing writes take no memory
+            room = max(2 * len(self._room), stop, self.expected)  # pages that nothing writes take no memory
+            grown = np.empty(room, self.dtype)
             grown[: self.length] = self._room[: self.length]
             self._room = grown
         self._room[self.length : stop] = piece

@@ -22,6 +22,8 @@ from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
+MIN_AHEAD_BLOCKS = 4
+"""Blocks left of a plain file that repay the start of threads."""
 SCANS_AHEAD = 4
 """A file of which threads scanned parts in vain as often as this is read in order."""
 
@@ -84,9 +86,17 @@ class EventReader:
             if self._scans_ahead and self._can_scan_ahead():
                 yield from self._scan_ahead()
 
+    def expected_in_all(self, count: int) -> int:
+        """Return how many events the whole file has if the text read so far has `count`; 0 if it is packed."""
+        size, read = self._stream.plain_bytes, self._stream.position - (self._end - self._start)
+        return count * size // read if read > 0 else 0
+
     def _can_scan_ahead(self) -> bool:
-        """Whether the first time is known, and other threads have not scanned the next block."""
+        """Whether the first time is known, much text is left, and other threads have not scanned the next block."""
         is_known = self.scanner is not None and self.scanner.base_us is not None
+        size = self._stream.plain_bytes
+        if size and size - self._stream.position < MIN_AHEAD_BLOCKS * BLOCK_BYTES:
+            return False
         return is_known and bool(self._separator) and not self._unread and not self._at_end
 
     def _scan_ahead(self) -> Iterator[ScannedPiece]:

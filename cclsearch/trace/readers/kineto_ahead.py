@@ -21,6 +21,8 @@ GROUP_BLOCKS = 8
 """Blocks of a packed file that a thread scans at once: with 4 MB, Python's part of the work is 5 % of it."""
 PART_BLOCKS = 16
 """Blocks in a part of a plain file: a thread reads them one by one, so that each is in its cache when scanned."""
+PARTS_LEFT = 4
+"""Parts that each thread still has to scan at least: the last parts are smaller, so that all threads end together."""
 
 END_BYTES = 1 << 16
 """Text in which the last event of a part is sought first."""
@@ -173,9 +175,11 @@ class FilePart:
         self.start = self.stop = 0
         self.future: Future[ScannedPiece | None] = Future()
 
-    def find_stop(self, start: int, size: int) -> bool:
+    def find_stop(self, start: int, size: int, threads: int) -> bool:
         """Take the part at `start` that ends between two events; return whether there is one."""
-        end = min(start + PART_BLOCKS * self._cutting.block_bytes, size)
+        block_bytes = self._cutting.block_bytes
+        blocks = (size - start) // (PARTS_LEFT * threads * block_bytes)
+        end = min(start + min(max(blocks, 2), PART_BLOCKS) * block_bytes, size)
         for first in (max(end - END_BYTES, start), start):
             text = bytearray(max(end - first, 0))
             count = self._stream.read_at(first, memoryview(text))
@@ -221,7 +225,7 @@ class ScanParts:
             while True:
                 while free and not is_last:
                     part = free.pop()
-                    is_last = not part.find_stop(begin, size)
+                    is_last = not part.find_stop(begin, size, self.threads)
                     if not is_last:
                         begin = part.stop
                         part.future = pool.submit(part.scan)

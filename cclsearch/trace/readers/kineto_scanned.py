@@ -43,6 +43,8 @@ class ScannedRows:
         self._builder.add_processes(threads)
         on_device = piece.detail_row
         threads[on_device] = piece.stream[on_device]
+        if not self._builder.rows.num_rows:
+            self._builder.rows.expect_rows(self._builder.reader.expected_in_all(len(names)))
         first = self._builder.rows.add_rows(
             ts_ns=piece.ts_ns,
             dur_ns=piece.dur_ns,

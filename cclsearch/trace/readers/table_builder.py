@@ -33,6 +33,11 @@ class TableBuilder:
         """Number of rows so far."""
         return self._columns["ts_ns"].length
 
+    def expect_rows(self, count: int) -> None:
+        """Make room for that many rows as soon as one is added; the number may be wrong."""
+        for column in self._columns.values():
+            column.expected = count
+
     def add_rows(self, **columns: NDArray[Any]) -> int:
         """Append rows (every dense column except `step_id`) and return the number of the first."""
         first = self.num_rows
