@@ -15,6 +15,7 @@ from cclsearch.trace.events import LaunchShape, OpShape
 from cclsearch.trace.readers.json_scanner import number_of
 
 ABSENT = msgspec.Raw(b"")
+_DECODER = json.JSONDecoder(strict=False)
 
 SHAPED_OPS = re.compile(
     r"^(aten::(_?(mm|addmm|bmm|baddbmm|mv|addmv|scaled_mm|_scaled_mm|grouped_mm|_grouped_mm)(_out)?$"
@@ -114,7 +115,7 @@ def _decode_one(kind: type[Args], raw: msgspec.Raw) -> Args:
 def plain_args(raw: msgspec.Raw) -> dict[str, Any]:
     """Return the arguments as a plain dictionary; empty if they are not a JSON object."""
     try:
-        values = json.loads(bytes(raw).decode("utf-8", "replace"), strict=False)
+        values = _DECODER.decode(bytes(raw).decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -141,7 +142,7 @@ def read_shape(key: tuple[bytes, bytes, bytes]) -> OpShape:
 
 def _list(text: bytes) -> list[Any]:
     try:
-        value = json.loads(text.decode("utf-8", "replace"), strict=False) if text else []
+        value = _DECODER.decode(text.decode("utf-8", "replace")) if text else []
     except (ValueError, RecursionError):
         return []
     return value if isinstance(value, list) else []

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import (
-    DEVICE_WORK,
     Collective,
     DeviceInfo,
     Distributed,
@@ -23,7 +22,6 @@ from cclsearch.trace.events import (
     ProcessGroup,
     Reason,
     Step,
-    rows_of_kinds,
 )
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
@@ -80,7 +78,7 @@ def _build_table(
     shift = start_at_zero(columns)
     names = tuple(builder.rows.names)
     groups = read_groups(metadata)
-    (device_rows, launch, _), (source_of_steps, steps, by_start) = call_both(
+    (device_rows, launch, calls), (source_of_steps, steps, by_start) = call_both(
         builder.threads,
         lambda: match_launches(columns["kind"], columns["corr"]),
         lambda: find_steps(columns, names),
@@ -90,7 +88,7 @@ def _build_table(
     (classes, collectives, sparse["coll_id"]), (columns["step_id"], steps) = call_both(
         builder.threads,
         lambda: classify_kernels(columns, names, with_args, builder, groups),
-        lambda: _attribute(recorded, names, steps, source_of_steps, by_start, device_rows, launch),
+        lambda: _attribute(recorded, names, steps, source_of_steps, by_start, device_rows, launch, calls),
     )
     join_ops(sparse)
     sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
@@ -108,7 +106,7 @@ def _build_table(
         memory=MemoryPoints(memory.ts_ns - shift, memory.allocated_bytes, memory.reserved_bytes, memory.device),
         sparse={name: column for name, column in sparse.items() if len(column[0])},
         source=source,
-        **describe_run(metadata, columns, _absolute_base(builder, shift)),
+        **describe_run(metadata, columns, device_rows, _absolute_base(builder, shift)),
     )
     table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
     reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
@@ -125,10 +123,14 @@ def _attribute(
     by_start: NDArray[np.int32],
     device_rows: NDArray[np.int64],
     launch: NDArray[np.int32],
+    calls: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], tuple[Step, ...]]:
-    """Return `step_id` and the steps, each of which says whether it is complete."""
+    """Return `step_id` and the steps, each of which says whether it is complete.
+
+    `calls`: the runtime rows with a correlation id.
+    """
     step_id = attribute_rows(columns, names, steps, source, by_start, device_rows, launch)
-    return step_id, mark_incomplete_steps(steps, step_id, launch, _rows_named(columns, names, _LAUNCHES))
+    return step_id, mark_incomplete_steps(steps, step_id, launch, _rows_named(columns, names, calls, _LAUNCHES))
 
 
 def _absolute_base(builder: KinetoBuilder, shift: int) -> int:
@@ -217,12 +219,13 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
     return groups
 
 
-def describe_run(metadata: dict[str, Any], columns: dict[str, Any], base_ns: int) -> dict[str, Any]:
+def describe_run(
+    metadata: dict[str, Any], columns: dict[str, Any], device_rows: NDArray[np.int64], base_ns: int
+) -> dict[str, Any]:
     """Return rank, world size, groups, devices, host and clock, as far as the file states them."""
     info = metadata.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank = info.get("rank")
-    device_rows = rows_of_kinds(columns["kind"], DEVICE_WORK)
     ordinals = np.flatnonzero(np.bincount(columns["device"][device_rows] + np.int32(1))[1:]).tolist()
     listed = metadata.get("deviceProperties")
     listed = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
@@ -259,10 +262,9 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
     )
 
 
-def _rows_named(columns: dict[str, Any], names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.int64]:
-    """Return the runtime rows with a correlation id whose name matches."""
+def _rows_named(
+    columns: dict[str, Any], names: Sequence[str], rows: NDArray[np.int64], pattern: re.Pattern[str]
+) -> NDArray[np.int64]:
+    """Return those of the rows whose name matches."""
     wanted = np.array([bool(pattern.search(name)) for name in names], bool)
-    if not wanted.any():
-        return np.zeros(0, np.int64)
-    rows = np.flatnonzero(wanted.take(columns["name_id"]))
-    return np.asarray(rows[(columns["kind"][rows] == Kind.RUNTIME) & (columns["corr"][rows] >= 0)])
+    return rows[wanted[columns["name_id"][rows]]] if wanted.any() else rows[:0]
