@@ -63,6 +63,7 @@ def test_a_baseline_that_fails_is_said_and_the_search_goes_on(
     assert main([*REPLAY, "--budget", "3", "--baseline", CRASHED]) == 0
     said = capsys.readouterr().out
     assert "your baseline has no result (trial 1, " in said
+    assert "the baseline (" not in said
     assert "than your baseline" not in said
     assert len(load_run(Path("runs") / "r").state.trials) == 4
 
