@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from cclsearch.core.text import plain
+from cclsearch.report.progress import observe_progress, render_progress
 from cclsearch.report.summary import summarize_run
-from cclsearch.report.terminal import make_table
 from cclsearch.run.folder import load_run
 
 COMMAND = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "15", "--name", "wl2-demo", "--quiet"]
@@ -31,7 +31,10 @@ def main() -> None:
         console.print("$ ccl-search run --workload wl2 --budget 15", style="bold")
         for line in run.spec.banner:
             console.print(f"note: {plain(line)}", style="dim", highlight=False)
-        console.print(make_table(run.state, budget=15, title="wl2-demo: nanotron-8b-2n, step_time (recorded)"))
+        knobs = ("tp", "pp", "dp", "zero_stage", "micro_batch_size")
+        progress = observe_progress(run.spec, run.state, run.folder, knobs=knobs, node_hours=None, is_running=False)
+        for line in render_progress(progress, console.width, None, run.state.last_s):
+            console.print(line, highlight=False, soft_wrap=True)
         for line in summarize_run(run.spec, run.state, Path("runs") / "wl2-demo").lines:
             console.print(plain(line), highlight=False)
         target = Path(__file__).parent / "pictures" / "run.svg"

@@ -195,6 +195,15 @@ def write_result(trial: Trial, **fields: Any) -> None:
     write_json(trial.folder / "result.json", {"schema_version": 1, "status": "ok", **fields})
 
 
+def say_phase(trial: Trial, rank: int, phase: str) -> None:
+    """Say what the trial does (`starting`, `warm-up`, `timing`, `profiling`, `writing`), for people who watch it."""
+    if rank == 0:
+        with contextlib.suppress(OSError):
+            partial = trial.folder / f".phase.{os.getpid()}"
+            partial.write_text(phase, encoding="utf-8")
+            os.replace(partial, trial.folder / "phase")
+
+
 def write_failed_result(trial: Trial, *, kind: str, message: str) -> None:
     """Write `result.json` of a failed trial, if one process sees the whole job."""
     failure = {"stage": "run", "kind": kind, "message": message}

@@ -34,6 +34,7 @@ from common import (
     package_versions,
     read_trial,
     reporting_failures,
+    say_phase,
     window_clock_s,
     write_result,
 )
@@ -221,11 +222,12 @@ def train(trial: Trial) -> None:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
         layout = Layout(rank, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
+        say_phase(trial, rank, "starting")
         warm_libraries()
         limit_memory()
         memory = PeakMemory()
         trainer = Trainer(trial, layout)
-        report = _measure(trial, trainer)
+        report = _measure(trial, trainer, rank)
         report["peak_memory_bytes"] = memory.peak_bytes()
         if trial.data["profiled_steps"]:
             _profile(trial, trainer, rank)
@@ -247,10 +249,12 @@ def warm_libraries() -> None:
     dist.all_reduce(torch.ones(1 << 20))
 
 
-def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
+def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
     """Run warm-up and timed window; return this rank's measurements."""
+    say_phase(trial, rank, "warm-up")
     for _ in range(trial.data["warmup_steps"]):
         trainer.run_step()
+    say_phase(trial, rank, "timing")
     dist.barrier()
     start, step_times_s = CpuClock.read(), []
     window_start_s = window_clock_s()
@@ -274,6 +278,7 @@ def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
 
 def _profile(trial: Trial, trainer: Trainer, rank: int) -> None:
     """Run the separate profiled window: one step to warm up the profiler, then the traced steps."""
+    say_phase(trial, rank, "profiling")
     steps = trial.data["profiled_steps"]
     plan = schedule(wait=0, warmup=1, active=steps, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=plan, record_shapes=True, profile_memory=True) as profiler:

@@ -28,6 +28,7 @@ from common import (
     package_versions,
     read_trial,
     reporting_failures,
+    say_phase,
     window_clock_s,
     write_json,
     write_result,
@@ -303,18 +304,21 @@ def train(trial: Trial, process: int, num_processes: int) -> None:
     limit_memory()
     memory = PeakMemory()
     trainer = Trainer(trial, Model(trial, make_mesh(trial)))
-    report = _measure(trial, trainer)
+    report = _measure(trial, trainer, process)
     report["peak_bytes"] = memory.peak_bytes()
     if trial.data["profiled_steps"]:
+        say_phase(trial, process, "profiling")
         _profile(trial, trainer, process)
     reports = _gather(trial, report, process, num_processes)
     if process == 0:
         _write_report(trial, trainer, reports)
 
 
-def _measure(trial: Trial, trainer: Trainer) -> dict[str, Any]:
+def _measure(trial: Trial, trainer: Trainer, process: int) -> dict[str, Any]:
+    say_phase(trial, process, "warm-up")
     for _ in range(trial.data["warmup_steps"]):
         trainer.run_step()
+    say_phase(trial, process, "timing")
     start, step_times_s = CpuClock.read(), []
     window_start_s = window_clock_s()
     for _ in range(trial.data["timed_steps"]):

@@ -19,6 +19,7 @@ from common import (
     foreign_cores,
     host_name,
     package_versions,
+    say_phase,
     window_clock_s,
     write_result,
 )
@@ -77,8 +78,11 @@ class StepWindow:
         """Begin an optimizer step: a framework without a function for one calls it where its steps meet."""
         import torch
 
+        if self.step == 0:
+            self._say("warm-up")
         if self.step == self.first_timed:
             self._synchronize()
+            self._say("timing")
             if self.on_gpu:
                 torch.cuda.reset_peak_memory_stats()
             self.energy = open_counter()
@@ -86,6 +90,7 @@ class StepWindow:
             self._read_clocks()
             self.timed_window_s = -window_clock_s()
         elif self.step == self.first_profiled:
+            self._say("profiling")
             self._start_profiler()
         if self.profiler is not None:
             mark_trace(self.trial)
@@ -108,6 +113,11 @@ class StepWindow:
             self.peak_bytes = self._read_peak()
         if self.step == self.num_steps:
             self._finish()
+
+    def _say(self, phase: str) -> None:
+        import torch
+
+        say_phase(self.trial, torch.distributed.get_rank(), phase)
 
     def _read_clocks(self) -> None:
         self.clocks.append(CpuClock.read())

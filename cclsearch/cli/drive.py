@@ -15,14 +15,14 @@ from types import FrameType
 
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, EXIT_SHARED_CAUSE
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import plain
+from cclsearch.core.terminal import print_wrapped
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import summarize_as_json, summarize_run
-from cclsearch.report.terminal import live_table, watch_json, watch_lines
+from cclsearch.report.terminal import watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
@@ -92,14 +92,14 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
     total = find_budget(writer, session)
     if not (args.json or args.quiet):
         for line in session.spec.banner:
-            print(f"note: {plain(line)}", flush=True)
+            print_wrapped(f"note: {line}")
     with contextlib.ExitStack() as stack:
         if args.json and not args.quiet:
             writer.watch(stop_when_unread(watch_json(), session.stop))
         elif not args.quiet:
             live = sys.stdout.isatty()
             lines = watch_lines(total, find_figure(session.spec), max_attempts=session.spec.limits.max_attempts)
-            shown = stack.enter_context(_table(session.spec, total)) if live else lines
+            shown: Watcher = stack.enter_context(_table(writer, session, total)) if live else lines
             writer.watch(stop_when_unread(shown, session.stop))
         try:
             with keep_node_hours(writer, session) as limited:
@@ -138,11 +138,26 @@ def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:
     return guarded
 
 
-def _table(spec: RunSpec, total: int) -> contextlib.AbstractContextManager[Watcher]:
+@contextlib.contextmanager
+def _table(writer: RunWriter, session: Session, total: int) -> Iterator[Watcher]:
     from rich.console import Console
 
-    title = f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"
-    return live_table(Console(), budget=total, title=title, figure=find_figure(spec))
+    from cclsearch.report.live import live_screen
+    from cclsearch.report.progress import NodeHourCount, list_varied_knobs, observe_progress
+
+    spec, folder, node_hours = session.spec, writer.folder, NodeHourCount(session.spec)
+    knobs = list_varied_knobs(session.space)
+    with live_screen(Console(), session.jobs.describe_status) as show:
+
+        def watch(event: Event | None, state: RunState) -> None:
+            used = node_hours.count(state)
+            progress = observe_progress(
+                spec, state, folder, knobs=knobs, node_hours=used, is_running=True, budget=total
+            )
+            show(progress)
+
+        watch(None, writer.state)
+        yield watch
 
 
 @contextlib.contextmanager
@@ -166,11 +181,11 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
     """Print the result, and the next command."""
     name = name_run(folder, runs)
     if state.ended:
-        print(f"ended: {state.ended.reason}")
+        print_wrapped(f"ended: {state.ended.reason}")
     elif state.stopped:
-        print(f"stopped: {state.stopped.reason.removeprefix('stopped by ')}")
+        print_wrapped(f"stopped: {state.stopped.reason.removeprefix('stopped by ')}")
     for line in summarize_run(spec, state, folder).lines:
-        print(plain(line))
+        print_wrapped(line)
     if (state.stopped and not state.ended) or state.best is None:
         print(f"continue: {resume_command(spec, state, name)}")
     else:

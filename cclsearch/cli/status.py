@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
+from cclsearch.core.terminal import print_wrapped
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.propose.agent.arbiter.states import format_moves
 from cclsearch.propose.events import ArbiterMove, LlmTurn, leave_out_outdated
@@ -84,7 +85,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     uncounted = f" ({' and '.join(listed)} {'does' if lost + unjudged == 1 else 'do'} not count)" if listed else ""
     print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; strategy {spec.strategy}")
     for line in spec.banner:
-        print(f"note: {plain(line)}")
+        print_wrapped(f"note: {line}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
         print(plain(describe_result(trial, figure)))
     for line in format_moves(reported):
@@ -92,7 +93,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     for event in [event for event in reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:
         print(f"{event.label}: {one_line(event.text)}")
     for line in summarize_run(spec, state, folder).lines:
-        print(plain(line))
+        print_wrapped(line)
     if run.status.is_resumable:
         print(f"continue: {resume_command(spec, state, name_run(folder))}")
     return EXIT_OK

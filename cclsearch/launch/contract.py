@@ -22,8 +22,21 @@ CONFIG_FILE = "config.json"
 TRACE_FOLDER = "trace"
 STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
+PHASE_FILE = "phase"
+"""One word of `TrialPhase`, if the run script says what it does; for people who watch, nothing depends on it."""
 NONCE_MARK = "ccl-search::"
 """Start of the annotation in a trace that names the attempt: the attempt's nonce follows."""
+
+
+class TrialPhase(StrEnum):
+    """What a run script does at the moment."""
+
+    STARTING = "starting"
+    WARM_UP = "warm-up"
+    TIMING = "timing"
+    PROFILING = "profiling"
+    WRITING = "writing"
+    """It writes traces and result."""
 
 
 class MemoryKind(StrEnum):

@@ -49,6 +49,8 @@ class RunState:
     run_id: str = ""
     spec_sha256: str = ""
     started_s: float = 0.0
+    begun_s: float = 0.0
+    """When the search began or was last resumed."""
     budget_raised_to: int = 0
     confirm_raised_to: int = 0
     max_node_hours: float | None = None
@@ -113,6 +115,8 @@ class RunState:
             self._check_trial(number, event)
         self.last_s = max(self.last_s, event.time_s)
         self.started_s = self.started_s or event.time_s
+        if isinstance(event, SearchStarted | SearchResumed) or not self.begun_s:
+            self.begun_s = event.time_s
         self._apply(event)
         if number is not None:
             self.trials.add_line(number, offset, end)

@@ -18,6 +18,7 @@ from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.report.certainty import Certainty, estimate_certainty
 from cclsearch.report.figures import format_value, name_value, name_values
 from cclsearch.report.objective_figure import ObjectiveFigure, find_figure, format_share
+from cclsearch.report.terminal import SOURCES
 from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
@@ -123,7 +124,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     if figures:
         lines.append("      " + ", ".join(figures))
     if best.rationale:
-        lines.append(f"proposed by {best.proposer}: {one_line(best.rationale, 300)}")
+        lines.append(f"proposed by {SOURCES.get(best.proposer, best.proposer)}: {one_line(best.rationale, 300)}")
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
     lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
     lines += [f"drift: {text}" for text in describe_drift(state)]

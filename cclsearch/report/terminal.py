@@ -1,11 +1,10 @@
-"""Output of a running search: a live table, plain lines, or JSON events; fed by the ledger's events."""
+"""Output of a running search as plain lines or JSON events, fed by the ledger's events."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable
+from typing import IO
 
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Provenance
@@ -16,12 +15,10 @@ from cclsearch.record.trial import Trial
 from cclsearch.report.figures import name_better
 from cclsearch.report.objective_figure import ObjectiveFigure, format_share
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
 NOTHING_RUNS = frozenset({"replay", "simulate"})
 """Launchers whose trials end as soon as they start."""
+SOURCES = {"default": "surrogate", "gp": "surrogate", "llm": "LLM", "policy": "LLM policy"}
+"""Proposer -> its name for people; any other proposer by its own name."""
 Watcher = Callable[[Event, RunState], None]
 
 
@@ -89,6 +86,11 @@ def describe_result(trial: Trial, figure: ObjectiveFigure) -> str:
     return f"trial {trial.number:>3}  {result_text(trial, figure):<24}  {trial.config}  ({trial.proposer})"
 
 
+def describe_best_so_far(best: Trial, state: RunState, figure: ObjectiveFigure) -> str:
+    """The best trial so far, with a note if it leads only within noise."""
+    return f"trial {best.number}, {figure.format(best)}{_lead_note(best, state, figure)}"
+
+
 def _lead_note(trial: Trial, state: RunState, figure: ObjectiveFigure) -> str:
     """A note if a trial leads only within noise: the runner-up, and the confidence of beating it; else empty."""
     if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
@@ -117,46 +119,3 @@ def result_text(trial: Trial, figure: ObjectiveFigure, limit: int = 60, *, as_da
         return one_line(f"{measured}not admitted: {rules}", limit)
     suffix = "" if outcome.provenance is Provenance.MEASURED else f" {outcome.provenance.value}"
     return figure.format(trial) + suffix
-
-
-@contextlib.contextmanager
-def live_table(console: Console, *, budget: int, title: str, figure: ObjectiveFigure) -> Iterator[Watcher]:
-    """A watcher whose table is redrawn at each event."""
-    from rich.live import Live
-
-    with Live(console=console, auto_refresh=False) as live:
-        yield lambda _, state: live.update(make_table(state, budget=budget, title=title, figure=figure), refresh=True)
-
-
-def make_table(state: RunState, *, budget: int, title: str, figure: ObjectiveFigure, last: int = 40) -> Table:
-    """The last trials as a table, the best one highlighted; the remaining budget below."""
-    from rich.table import Table
-    from rich.text import Text
-
-    best = state.best
-    left = max(budget - state.num_spent, 0)
-    caption = (
-        f"best so far: trial {best.number}, {figure.format(best)}{_lead_note(best, state, figure)}"
-        if best
-        else "no trial ranked yet"
-    )
-    notes = [event for event in state.reported if not isinstance(event, LlmTurn)]
-    last_note = f"\n{one_line(notes[-1].text, 160)}" if notes else ""
-    table = Table(
-        title=Text(plain(title)), caption=Text(f"{caption}; {left} of {budget} trials left{last_note}"), expand=False
-    )
-    for name in ("trial", "configuration", "proposed by", "result", "best so far"):
-        table.add_column(name, justify="right" if name in ("trial", "best so far") else "left")
-    record = None
-    rows = []
-    for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
-        if trial.loss is not None and (record is None or trial.loss < (record.loss or 0)):
-            record = trial
-        style = "cyan" if trial.outcome is None else "" if trial.loss is not None else "dim"
-        style = "bold green" if best and trial.number == best.number else style
-        best_so_far = figure.format(record) if record else ""
-        row = (str(trial.number), str(trial.config), trial.proposer, result_text(trial, figure), best_so_far)
-        rows.append((row, style))
-    for row, style in rows[-last:]:
-        table.add_row(*(Text(plain(cell)) for cell in row), style=style)
-    return table

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cclsearch.core.errors import TrialError, UnavailableError
@@ -71,6 +71,13 @@ class JobRunner:
     evaluate: EvaluateTrial
     make_input: MakeInput
     now_s: Callable[[], float] = time.time
+    statuses: dict[int, JobStatus] = field(default_factory=dict)
+    """Number of a running trial -> what the launcher last said about its job."""
+
+    def describe_status(self, trial: int) -> str:
+        """What the launcher last said about a running trial, in one line; empty if nothing."""
+        status = self.statuses.get(trial)
+        return "" if status is None else f"{status.state.value}{': ' * bool(status.note)}{status.note}"
 
     def free_slots(self, writer: RunWriter) -> int:
         """Return how many more trials may start now."""
@@ -141,6 +148,8 @@ class JobRunner:
         """Poll once and record the finished jobs; waits for a poll interval if there were none."""
         running = self._running(writer)
         statuses = self.launcher.poll([self._handle(writer, trial) for trial in running])
+        self.statuses.clear()
+        self.statuses.update({trial.number: status for trial, status in zip(running, statuses, strict=True)})
         finished = [
             (trial, status) for trial, status in zip(running, statuses, strict=True) if status.state is JobState.DONE
         ]

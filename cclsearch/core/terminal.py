@@ -1,0 +1,33 @@
+"""Printing for people: on a terminal, lines are broken between words; into a file or pipe they stay whole."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+
+from cclsearch.core.text import plain
+
+_INDENT = "      "
+
+
+def print_wrapped(line: str) -> None:
+    """Print a line, made plain; on a terminal it is broken between words, and what follows is indented."""
+    text = plain(line)
+    width = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and len(text) > width > len(_INDENT) + 20:
+        text = wrap_words(text, width)
+    print(text, flush=True)
+
+
+def wrap_words(text: str, width: int) -> str:
+    """The line broken between words; a word that is longer than a line, such as a path, stays whole."""
+    return textwrap.fill(
+        text,
+        width,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )

@@ -1,0 +1,303 @@
+"""The progress of a search as lines that fit a terminal of any size: newest trials, the best one, and a footer.
+
+`Progress` is frozen, so that a thread may draw it while the search goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from cclsearch.core.text import count_of, one_line, plain
+from cclsearch.core.values import Provenance, format_knob_value
+from cclsearch.propose.events import LlmTurn
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
+from cclsearch.report.objective_figure import ObjectiveFigure, find_figure
+from cclsearch.report.terminal import SOURCES, describe_best_so_far, result_text
+from cclsearch.run.phase import read_phase
+from cclsearch.run.spec import RunSpec
+from cclsearch.run.usage import count_node_hours, find_node_hour_limit
+from cclsearch.space.knobs import meaning_of
+from cclsearch.space.table import Space
+
+MAX_ROWS = 40
+"""Trials that a table has at most, besides the best one and those that run."""
+RECENT = 8
+"""Number of the latest finished trials whose durations give the estimate of the time left."""
+_MIN_RESULT = 24
+_GAP = 2
+
+LiveNote = Callable[[int], str]
+"""Number of a running trial -> what its launcher says about it (`queued: Resources`); empty if nothing."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a live table shows of a search."""
+
+    title: str
+    folder: Path
+    figure: ObjectiveFigure
+    knobs: tuple[str, ...]
+    """Those with a column, in order."""
+    trials: tuple[Trial, ...]
+    """By number: the last ones, the best one and the unfinished ones."""
+    num_trials: int
+    best: int | None
+    best_text: str
+    budget: int
+    num_spent: int
+    max_attempts: int
+    started_s: float
+    ended_s: float | None
+    """None while the search runs."""
+    node_hours: float | None
+    """Of the finished trials; None if nothing runs on nodes."""
+    node_hour_limit: float | None
+    typical_s: float | None
+    """Median duration of the latest trials; None if unknown."""
+    note: str
+    spec: RunSpec
+
+
+class NodeHourCount:
+    """Node-hours of the finished trials, each counted once."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec, self._counted, self._sum = spec, 0, 0.0
+
+    def count(self, state: RunState) -> float | None:
+        """The sum so far; None if nothing is measured."""
+        if self._spec.provenance is not Provenance.MEASURED:
+            return None
+        finished = state.trials.finish_order
+        for number in finished[self._counted :]:
+            self._sum += count_node_hours(self._spec, state.trials[number], 0.0, 0.0)
+        self._counted = len(finished)
+        return self._sum
+
+
+def observe_progress(
+    spec: RunSpec,
+    state: RunState,
+    folder: Path,
+    *,
+    knobs: tuple[str, ...],
+    node_hours: float | None,
+    is_running: bool,
+    budget: int = 0,
+) -> Progress:
+    """The progress at this moment, from the state of the search; each of `knobs` gets a column."""
+    best = state.best
+    numbers = sorted(state.trials)[-MAX_ROWS:]
+    shown = {*numbers, *(trial.number for trial in state.unfinished), *([best.number] if best else [])}
+    notes = [event for event in state.reported if not isinstance(event, LlmTurn)]
+    figure = find_figure(spec)
+    return Progress(
+        title=plain(f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"),
+        folder=folder,
+        figure=figure,
+        knobs=knobs,
+        trials=tuple(state.trials[number] for number in sorted(shown)),
+        num_trials=len(state.trials),
+        best=best.number if best else None,
+        best_text=describe_best_so_far(best, state, figure) if best else "no trial ranked yet",
+        budget=budget or max(spec.limits.budget, state.budget_raised_to),
+        num_spent=state.num_spent,
+        max_attempts=spec.limits.max_attempts,
+        started_s=state.begun_s,
+        ended_s=None if is_running else state.last_s,
+        node_hours=node_hours,
+        node_hour_limit=find_node_hour_limit(spec, state),
+        typical_s=_find_typical(state) if node_hours is not None else None,
+        note=one_line(notes[-1].text, 400) if notes else "",
+        spec=spec,
+    )
+
+
+def list_varied_knobs(space: Space) -> tuple[str, ...]:
+    """The knobs of a search space that have more than one value in it, in its order."""
+    varies_K = (space.codes_NK != space.codes_NK[:1]).any(axis=0)
+    return tuple(knob.name for knob, varies in zip(space.knobs, varies_K, strict=True) if varies)
+
+
+def _find_typical(state: RunState) -> float | None:
+    recent = [state.trials[number] for number in state.trials.finish_order[-RECENT:]]
+    durations = [_ended_seconds(trial) for trial in recent if trial.spans]
+    return statistics.median(durations) if durations else None
+
+
+def _ended_seconds(trial: Trial) -> float:
+    return sum(end_s - start_s for start_s, end_s in trial.spans)
+
+
+def _seconds(trial: Trial, now_s: float) -> float | None:
+    """Seconds from submission to end, or to now, of all attempts; None if none was made."""
+    running = 0.0 if trial.attempt_s is None else max(now_s - trial.attempt_s, 0.0)
+    return _ended_seconds(trial) + running if trial.spans or trial.attempt_s is not None else None
+
+
+def format_duration(seconds: float) -> str:
+    """`48s`, `3m 12s`, `2h 05m`, `3d 04h`."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes}m {rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h {minutes:02d}m"
+    return f"{hours // 24}d {hours % 24:02d}h"
+
+
+def render_progress(
+    progress: Progress, width: int, height: int | None, now_s: float, live_note: LiveNote = lambda _: ""
+) -> list[Text]:
+    """The table in at most `height` lines of at most `width` cells; all rows if the height is None."""
+    now_s = now_s if progress.ended_s is None else progress.ended_s
+    footer = _draw_footer(progress, width, now_s)
+    room = len(progress.trials)
+    if height is not None:
+        footer = footer[: max(1, height - 4)]
+        room = max(height - len(footer) - 2, 0)
+    trials = _choose_trials(progress, room)
+    table = _draw_rows(progress, trials, width, now_s, live_note)
+    lines = [Text(progress.title, style="bold"), *table, *footer]
+    if height is not None and len(lines) > height:
+        lines = lines[-height:] if height > 0 else []
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        line.no_wrap = True
+    return lines
+
+
+def _choose_trials(progress: Progress, room: int) -> list[Trial]:
+    """The trials that fit: the best, then those that run, then the newest; by number."""
+    trials = progress.trials
+    if len(trials) <= room:
+        return list(trials)
+    first = [trial for trial in trials if trial.number == progress.best]
+    running = [trial for trial in reversed(trials) if trial.outcome is None]
+    others = [trial for trial in reversed(trials) if trial.outcome is not None and trial.number != progress.best]
+    return sorted([*first, *running, *others][:room], key=lambda trial: trial.number)
+
+
+def _draw_rows(progress: Progress, trials: list[Trial], width: int, now_s: float, live_note: LiveNote) -> list[Text]:
+    """The head and one line per trial; columns that do not fit are left out, the result never."""
+    columns: dict[str, list[str]] = {"trial": [str(trial.number) for trial in trials]}
+    for name in progress.knobs:
+        columns[name] = [format_knob_value(t.config[name]) if name in t.config else "" for t in trials]
+    timed = [_seconds(trial, now_s) for trial in trials]
+    if progress.node_hours is not None:
+        columns["time"] = ["" if value is None else format_duration(value) for value in timed]
+    columns["by"] = [SOURCES.get(trial.proposer, trial.proposer) for trial in trials]
+    columns = {name: [one_line(cell, 20) for cell in cells] for name, cells in columns.items()}
+    results = [_describe_result(progress, trial, live_note) for trial in trials]
+    heads = {name: meaning_of(name).label or name for name in columns}
+    heads |= {"trial": "trial", "time": "time", "by": "by"}
+    widest = max([_MIN_RESULT, *(cell_len(text) for text in results)])
+    if _sum_widths(columns, {n: n for n in columns}) + min(widest, 60) <= width:
+        heads |= {name: name for name in progress.knobs}
+    left_out = _leave_out(columns, heads, width, progress.knobs)
+    sizes = _find_sizes(columns, heads)
+    lines = [_join({name: heads[name] for name in columns}, sizes, "result" + _name_left_out(left_out), "bold")]
+    for row, trial in enumerate(trials):
+        cells = {name: cells[row] for name, cells in columns.items()}
+        lines.append(_join(cells, sizes, results[row], _style_of(progress, trial)))
+    return lines
+
+
+def _leave_out(
+    columns: dict[str, list[str]], heads: Mapping[str, str], width: int, knobs: tuple[str, ...]
+) -> list[str]:
+    """Remove columns until the result has room; returns the knobs among them."""
+    left_out = []
+    for name in ("by", "time", *reversed(knobs)):
+        if _sum_widths(columns, heads) + _MIN_RESULT <= width:
+            break
+        if columns.pop(name, None) is not None and name in knobs:
+            left_out.append(heads[name])
+    return left_out[::-1]
+
+
+def _name_left_out(names: list[str]) -> str:
+    return f" (no room: {', '.join(names)})" if names else ""
+
+
+def _find_sizes(columns: Mapping[str, list[str]], heads: Mapping[str, str]) -> dict[str, int]:
+    return {name: max(map(cell_len, (heads[name], *cells))) for name, cells in columns.items()}
+
+
+def _sum_widths(columns: Mapping[str, list[str]], heads: Mapping[str, str]) -> int:
+    return sum(size + _GAP for size in _find_sizes(columns, heads).values())
+
+
+def _join(cells: Mapping[str, str], sizes: Mapping[str, int], last: str, style: str) -> Text:
+    parts = [
+        set_cell_size(cell, sizes[name]) if name == "by" else " " * (sizes[name] - cell_len(cell)) + cell
+        for name, cell in cells.items()
+    ]
+    return Text((" " * _GAP).join([*parts, last]), style=style)
+
+
+def _style_of(progress: Progress, trial: Trial) -> str:
+    if trial.number == progress.best:
+        return "bold green"
+    if trial.outcome is None:
+        return "cyan"
+    return "" if trial.loss is not None else "dim"
+
+
+def _describe_result(progress: Progress, trial: Trial, live_note: LiveNote) -> str:
+    """The phase of a running trial; of a finished one its figure, or how and why it failed."""
+    attempt = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
+    outcome = trial.outcome
+    if outcome is None:
+        phase = read_phase(progress.folder, trial) if progress.ended_s is None else "unfinished"
+        text = live_note(trial.number) if phase == "submitted" else ""
+        return one_line(f"{text or phase}{attempt}", 120)
+    text = result_text(trial, progress.figure, 120)
+    if outcome.failure:
+        text += f": {outcome.failure.message}" if outcome.failure.message else ""
+    elif outcome.admission and not outcome.admission.admitted:
+        why = next((verdict.detail for verdict in outcome.admission.verdicts if verdict.ok is False), "")
+        text += f": {why}" if why else ""
+    mark = " (best)" if trial.number == progress.best else ""
+    return one_line(f"{text}{mark}{attempt}", 300)
+
+
+def _draw_footer(progress: Progress, width: int, now_s: float) -> list[Text]:
+    """Trials left, elapsed, time left and cost; then the best; then the last note. Most important first."""
+    left = max(progress.budget - progress.num_spent, 0)
+    running = [trial for trial in progress.trials if trial.outcome is None]
+    parts = [f"{left} of {progress.budget} trials left"]
+    if running and progress.ended_s is None:
+        parts.append(f"{len(running)} running")
+    parts.append(f"{format_duration(now_s - progress.started_s)} elapsed")
+    if progress.ended_s is None and progress.typical_s is not None and (left or running):
+        parts.append(f"about {format_duration(_estimate_left(progress, running, left, now_s))} left")
+    if progress.node_hours is not None:
+        used = progress.node_hours + sum(count_node_hours(progress.spec, t, 0.0, now_s) for t in running)
+        limit = f" of {progress.node_hour_limit:g}" if progress.node_hour_limit is not None else ""
+        parts.append(f"{used:.2g}{limit} node-hours")
+    hidden = progress.num_trials - len(progress.trials)
+    if hidden > 0:
+        parts.append(f"{count_of(hidden, 'earlier trial')} in `status`")
+    texts = [("; ".join(parts), ""), (f"best so far: {progress.best_text}", "green"), (progress.note, "dim")]
+    return [Text(plain(text)[: 2 * width], style=style) for text, style in texts if text]
+
+
+def _estimate_left(progress: Progress, running: list[Trial], left: int, now_s: float) -> float:
+    """Seconds until the last trial ends, if each takes as long as the latest ones and as many run at a time."""
+    typical = progress.typical_s or 0.0
+    rest = [max(typical - (_seconds(trial, now_s) or 0.0), 0.0) for trial in running]
+    slots = max(len(running), 1)
+    return max([*rest, 0.0]) + math.ceil(left / slots) * typical
