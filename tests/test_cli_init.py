@@ -137,7 +137,7 @@ def test_space_explain_names_the_rejecting_rule(project: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "NO  tp_divides_kv_heads" in shown
     assert "8 KV heads / tp 16 = 0.5" in shown
-    assert "the framework refuses it: megatron/core/transformer/transformer_config.py" in shown
+    assert "refused by the framework: megatron/core/transformer/transformer_config.py" in shown
     assert "not in the search space: violates rule tp_divides_kv_heads" in shown
 
 

@@ -50,8 +50,8 @@ def test_every_refusal_of_a_shipped_framework_has_a_source(name: str, workload: 
 def test_space_shows_sources_and_optional_knobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["space", "--workload", "wl2", "--framework", "torchtitan", "--rules"]) == 0
     shown = capsys.readouterr().out
-    assert "the framework refuses it: torchtitan/models/common/decoder.py" in shown
-    assert "does the same as another configuration" in shown
+    assert "refused by the framework: torchtitan/models/common/decoder.py" in shown
+    assert "the same as another configuration" in shown
     assert "--knob dp_replicate=1,2,4,8,16" in shown
     assert main(["space", "--workload", "wl2", "--framework", "torchtitan", "--knob", "cp=2", "--knob", "cp=4"]) == 0
     again = capsys.readouterr().out

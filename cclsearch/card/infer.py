@@ -107,7 +107,7 @@ def _infer_shape(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[Fi
     if all(name in values for name in wanted):
         return
     stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
-    named = list(_find_named(values, data))
+    named = list(_find_named(values, data, stated))
     chosen = _choose(named, stated, values.get("moe"))
     path = BY_NAME["model_family"].path
     for match in named if chosen is None else [m for m in named if m.model.shape != chosen.model.shape]:
@@ -131,8 +131,8 @@ def _choose(named: Sequence[_Match], stated: Mapping[str, int], is_moe: bool | N
     return next(iter([*same_kind, *filter(None, [by_shape]), *exact, *alike]), None)
 
 
-def _find_named(values: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[_Match]:
-    """What address and name say, the address first."""
+def _find_named(values: Mapping[str, Any], data: Mapping[str, Any], stated: Mapping[str, int]) -> Iterator[_Match]:
+    """The models that the card's address and name say, the address first."""
     family = values.get("model_family", "")
     for place in _ADDRESSES:
         address = look_up(data, place)
@@ -143,7 +143,6 @@ def _find_named(values: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[
     if exact is not None:
         yield _Match(exact, f"by model_family {one_line(family, 60)!r}")
         return
-    stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
     agreeing = [model for model in find_like(family) if not differences(model, stated)] if family else []
     if len({model.shape for model in agreeing}) == 1 and (stated or names_a_size(family)):
         why = "and the stated shape" if stated else "the only model whose name contains it"
@@ -178,8 +177,8 @@ def _correct_moe(model: KnownModel, values: dict[str, Any]) -> Iterator[FieldPro
 
 def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[int, int]]) -> Iterator[FieldProblem]:
     model = match.model
-    counted = _count_shape(model)
-    if model.num_params is None or abs(counted / model.num_params - 1) > MOST_OF_ANOTHER_KIND:
+    off = count_parameters(make_model(model.fields)) / model.num_params - 1 if model.num_params else None
+    if off is None or abs(off) > MOST_OF_ANOTHER_KIND:
         what = f"{model.name} {match.how} has layers of another kind ({model.shape_note}): its shape is not used"
         yield _note(BY_NAME["model_family"].path, what)
         return
@@ -189,8 +188,7 @@ def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[in
             yield infer(values, name, model.fields[name], source)
     for name, (ours, theirs) in differing.items():
         yield _note(BY_NAME[name].path, f"is {ours}, and {theirs} in {model.name}: the card's value is used")
-    if abs(counted / model.num_params - 1) > TOLERANCE or model.shape_note:
-        off = counted / model.num_params - 1
+    if abs(off) > TOLERANCE or model.shape_note:
         note = f": {model.shape_note}" if model.shape_note else ""
         what = f"{model.name} is described as a plain transformer with {off:+.1%} parameters of the model{note}"
         yield _note(BY_NAME["model_family"].path, what)
@@ -216,10 +214,6 @@ def _check_count(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
         if abs(counted / stated - 1) > _COUNT_TOLERANCE:
             message = f"is {stated}, but the widths have {counted} parameters ({counted / stated - 1:+.0%})"
             yield _note(BY_NAME["num_params"].path, message)
-
-
-def _count_shape(model: KnownModel) -> int:
-    return count_parameters(make_model(model.fields))
 
 
 def _note(path: str, message: str) -> FieldProblem:

@@ -110,7 +110,7 @@ def _choose_default(card: Card, *, may_simulate: bool) -> Target:
             f"{lack}: name where its trials run, a cluster profile (`ccl-search launcher list`) or"
             f" `launcher: {SIMULATE}`, which computes figures instead of measuring them"
         )
-    what = "so trials are simulated: computed in closed form with noise, surprises and failures, none is measured"
+    what = "so trials are simulated: figures are computed, with drawn surprises, noise and failures, and not measured"
     return Target(load_profile(SIMULATE), notes=(f"{lack}, {what}; {_name_cluster()}",))
 
 

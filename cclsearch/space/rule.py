@@ -65,9 +65,9 @@ class RuleKind(StrEnum):
 
 
 KIND_WORDS = {
-    RuleKind.REFUSED: "the framework refuses it",
-    RuleKind.SAME: "does the same as another configuration",
-    RuleKind.ASKED: "not what this search asks for",
+    RuleKind.REFUSED: "refused by the framework",
+    RuleKind.SAME: "the same as another configuration",
+    RuleKind.ASKED: "not asked for by this search",
 }
 
 

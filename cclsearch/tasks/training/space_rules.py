@@ -102,9 +102,11 @@ def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Clause:
 )
 def _shards_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Clause:
     """For frameworks that never spread experts over the dp ranks that replicate the model."""
-    shards = " x ".join(stated_knobs(("cp", "tp"), options.get("knobs", ())))
+    present = options.get("knobs", ())
+    shards = " x ".join(stated_knobs(("cp", "tp"), present))
+    of_dp = "dp / dp_replicate" if "dp_replicate" in present else "dp"
     return (
-        f"ep divides the ranks that shard one replica: {shards}, times dp above zero_stage 0 (over dp_replicate)",
+        f"ep divides the ranks that shard one replica: {shards} at zero_stage 0, else {shards} x {of_dp}",
         lambda at: (_sharding_ranks(at) * at.product(("cp", "tp"))) % at["ep"] == 0,
         lambda c: f"zero_stage {c['zero_stage']} with ep {c['ep']} and {c.describe(('dp', 'cp', 'tp'))}",
     )
@@ -182,7 +184,7 @@ def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> C
         divisor = np.maximum(micro_batches // at["pp"], 1) if rounds else at["pp"]
         return np.asarray((at["virtual_pipeline"] == 1) | (micro_batches % divisor == 0))
 
-    what = "fill whole rounds, micro-batches over pp rounded down" if rounds else "are a multiple of pp"
+    what = "are a multiple of their rounds (micro-batches / pp, rounded down)" if rounds else "are a multiple of pp"
     return (
         f"with virtual_pipeline above 1 the micro-batches {what}",
         check,
