@@ -1,3 +1,78 @@
-"""ccl-search: finds the fastest configuration for LLM training on many accelerators."""
+"""ccl-search: finds the fastest configuration for LLM training on many accelerators.
+
+The names in `__all__` are the Python API (`docs/python-api.md`); every other name is private. Each is imported when it
+is first used, so that `import cclsearch` is fast.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+"""As that of `typing`, which is not imported: type checkers take it as true."""
+if TYPE_CHECKING:
+    from cclsearch.api.inputs import build_space, load_card, predict
+    from cclsearch.api.result import BestTrial, SearchResult, open_run
+    from cclsearch.api.searching import resume, search
+    from cclsearch.api.traces import read_traces, score
+    from cclsearch.core.errors import UserError
+    from cclsearch.plugins import LAUNCHERS, METRICS, PROPOSERS, READERS, TASKS
+    from cclsearch.score.objective import load_objective
 
 __version__ = "0.3.0"
+__all__ = [
+    "LAUNCHERS",
+    "METRICS",
+    "PROPOSERS",
+    "READERS",
+    "TASKS",
+    "BestTrial",
+    "SearchResult",
+    "UserError",
+    "__version__",
+    "build_space",
+    "load_card",
+    "load_objective",
+    "open_run",
+    "predict",
+    "read_traces",
+    "resume",
+    "score",
+    "search",
+]
+_MODULES = {
+    "api.inputs": ("build_space", "load_card", "predict"),
+    "api.result": ("BestTrial", "SearchResult", "open_run"),
+    "api.searching": ("resume", "search"),
+    "api.traces": ("read_traces", "score"),
+    "core.errors": ("UserError",),
+    "plugins": ("LAUNCHERS", "METRICS", "PROPOSERS", "READERS", "TASKS"),
+    "score.objective": ("load_objective",),
+}
+"""Module -> the names of the API in it."""
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of the API; its module is imported now."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the names of the API."""
+    return sorted(__all__)
+
+
+class _Package(type(sys)):  # type: ignore[misc]  # the type of modules
+    """This package: `search` and `score` are functions of the API although packages inside have the same names."""
+
+    search = property(lambda self: __getattr__("search"), lambda self, package: None)
+    score = property(lambda self: __getattr__("score"), lambda self, package: None)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -31,8 +31,9 @@ LEVELS = [
     {"plan", "report"},
     {"search", "export"},
     {"analysis", "nightly", "checks"},
+    {"api"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "cclsearch"},
 ]
 """The order of the packages: each imports only from levels before its own."""
 SHARED_VALUES = {

@@ -166,11 +166,18 @@ class Failure(Model):
 
 
 class Provenance(StrEnum):
-    """Origin of a measurement; the three are never mixed in one ranking."""
+    """Origin of a measurement; they are never mixed in one ranking."""
 
     MEASURED = "measured"
+    CALLER = "caller-measured"
+    """By a function of the caller of the Python API: no run script declares what ran, and no trace shows it."""
     RECORDED = "recorded"
     SIMULATED = "simulated"
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether something ran to measure it, so that it has noise and another run can confirm it."""
+        return self in (Provenance.MEASURED, Provenance.CALLER)
 
     @property
     def mark(self) -> str:

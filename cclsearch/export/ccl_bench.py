@@ -88,7 +88,8 @@ def make_entry(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]
     versions = {str(name): clean(str(text)) for name, text in (made.get("versions") or {}).items()}
     is_measured = spec.provenance is Provenance.MEASURED
     card = spec.card.for_trial(trial.config)
-    provenance = "" if is_measured else f" ({spec.provenance.value}: nothing was run here)"
+    what = spec.provenance.value if spec.provenance.is_repeatable else f"{spec.provenance.value}: nothing was run here"
+    provenance = "" if is_measured else f" ({what})"
     steps = sum(int(asked.get(name) or 0) for name in _STEPS) if is_measured else None
     address = card.source if "huggingface.co/" in card.source else None
     entry = {

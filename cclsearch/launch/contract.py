@@ -123,6 +123,8 @@ class TrialResult(TrialEnd):
     """Whether it comes from a table of earlier measurements: nothing ran."""
     simulated: StrictBool = False
     """Whether a model of the hardware computed it: nothing ran."""
+    caller: StrictBool = False
+    """Whether a function of the caller of the Python API measured it: no run script ran."""
     extra: dict[str, str] = {}
 
 

@@ -49,7 +49,7 @@ class Profile(Model):
 
     name: str
     launcher: str
-    """Name of a launcher: `local`, `slurm`, `tpu-vm`, `replay`, `simulate`, or a plugin's."""
+    """Name of a launcher: `local`, `slurm`, `tpu-vm`, `replay`, `simulate`, `in-process`, or a plugin's."""
     description: str = ""
     framework: str | None = None
     """Framework to use instead of the card's."""

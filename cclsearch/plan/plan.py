@@ -54,6 +54,7 @@ def plan_search(request: SearchRequest) -> Plan:
         recording=request.recording,
         in_allocation=request.in_allocation,
         may_simulate=request.may_simulate,
+        threads=request.threads,
     )
     objective = choose_objective(request.objective, request.constraints, task=requested_card.task)
     workload = resolve_workload(request, requested_card, target, objective)
@@ -136,7 +137,7 @@ def _mask_secrets(spec: RunSpec) -> RunSpec:
 
 
 def _describe_confirm(request: SearchRequest, provenance: Provenance) -> tuple[str, ...]:
-    if not request.limits.confirm or provenance is Provenance.MEASURED:
+    if not request.limits.confirm or provenance.is_repeatable:
         return ()
     return (f"--confirm is ignored: a {provenance.value} figure cannot be confirmed by another run",)
 

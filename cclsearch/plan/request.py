@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cclsearch.card.model import KnobDeclaration
+from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.values import Config, Value
 from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import Objective
@@ -22,6 +22,10 @@ class SearchRequest:
     launcher: str | None = None
     may_simulate: bool = True
     """Whether trials are simulated if nothing else applies; else the launcher must be named."""
+    card: Card | None = None
+    """The card, if it is loaded already; `workload` is then only its name."""
+    threads: int | None = None
+    """A function of the caller measures trials, in so many threads; None: jobs do."""
     in_allocation: bool = False
     """Run trials as steps of the Slurm allocation that this process is in."""
     recording: str | None = None

@@ -25,6 +25,8 @@ _CARD = {"model_family": "family"}
 
 def load_requested(request: SearchRequest) -> Card:
     """Return the card that the request names; that of the recording, completed, if it names only a recording."""
+    if request.card is not None:
+        return request.card
     if request.recording is not None:
         folder = find_recording(request.recording)
         if Path(request.workload) == folder / "card.yaml":

@@ -15,6 +15,8 @@ from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.plan.hardware import resolve_hardware
 
+IN_PROCESS = "in-process"
+"""Name of the launcher that calls a function of the caller."""
 SIMULATE = "simulate"
 """Name of the profile of simulated clusters."""
 RECORDINGS_FOLDER = Path("workloads") / "recordings"
@@ -37,13 +39,16 @@ def choose_target(
     recording: str | None = None,
     in_allocation: bool = False,
     may_simulate: bool = True,
+    threads: int | None = None,
 ) -> Target:
     """Return the named profile, else this machine if it has the accelerators, else the card's recording, else a
     simulated cluster.
 
     Raises UserError for a recording together with a launcher, and in place of a simulation that was not asked for,
-    unless `may_simulate`.
+    unless `may_simulate`. With `threads`, a function of the caller measures trials, in so many threads.
     """
+    if threads is not None:
+        return _measure_here(threads)
     if recording is not None and (in_allocation or launcher not in (None, "replay")):
         option = f"--launcher {launcher}" if launcher not in (None, "replay") else "--in-allocation"
         raise UserError(f"{option} and --recording {recording} exclude each other: a recording runs no trial")
@@ -144,6 +149,14 @@ def _warn_too_few(card: Card, profile: Profile) -> tuple[str, ...]:
 def _describe_lack(card: Card, hardware: Hardware, found: int) -> str:
     needed = f"{hardware.num_accelerators} x {hardware.accelerator}"
     return f"{card.name} needs {needed}, but this machine has {found or 'none'}"
+
+
+def _measure_here(threads: int) -> Target:
+    note = (
+        "your function measures the trials in this process: no run script declares their work and no trace shows it, so"
+        " admission cannot check that; figures are marked caller-measured"
+    )
+    return Target(profile_from_mapping({"launcher": IN_PROCESS, "threads": threads}, name=IN_PROCESS), notes=(note,))
 
 
 def _replay(folder: Path, *notes: str) -> Target:

@@ -13,7 +13,7 @@ from cclsearch.launch.contract import RunStatus
 from cclsearch.plan.hardware import resolve_hardware
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import refuse_unlike
-from cclsearch.plan.target import SIMULATE, Target
+from cclsearch.plan.target import IN_PROCESS, SIMULATE, Target
 from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
@@ -62,7 +62,7 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
     space = build_space(card, framework, extra_knobs=knobs, use_fewer=use_fewer)
     if target.profile.launcher == SIMULATE:
         _require_simulated(objective, card, SimulatedCluster.of(SimulatedSettings(), card, space))
-    else:
+    elif target.profile.launcher != IN_PROCESS:  # what a function returns is not known before it is called
         require_measurable(objective, framework, card.task)
     fewer = () if request.use_fewer or not rewarding else (_describe_fewer(card, rewarding[0]),)
     return ResolvedWorkload(

@@ -48,7 +48,7 @@ def list_spreads(trials: Iterable[Trial]) -> list[float]:
 def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | None:
     """Certainty of the best trial; None without a best or without measurements (a recording has no repeats)."""
     best = state.best
-    if best is None or provenance is not Provenance.MEASURED:
+    if best is None or not provenance.is_repeatable:
         return None
     runs = state.losses_by_trial()
     noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values())).widened(state.window_errors)

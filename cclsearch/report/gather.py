@@ -215,6 +215,8 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
     hours = [row.accelerator_hours for row in rows if row.accelerator_hours is not None]
     if hours:
         costs.append(("accelerator-hours, queue time included", show_number(sum(hours))))
+    elif run.spec.provenance is Provenance.CALLER:
+        costs.append(("accelerator-hours", "unknown: the caller's function does not say what it used"))
     elif run.spec.provenance is not Provenance.MEASURED:
         costs.append(("accelerator-hours", f"none: the figures are {run.spec.provenance.value}, nothing ran"))
     if usage := describe_usage(run.spec, run.state):

@@ -171,9 +171,20 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
         trials = f"trial{'s' * (len(certainty.tied) > 1)} {shown}{more}"
         lines.append(f"ties with {trials}: within noise ({DEFAULT_CONFIDENCE:.0%} confidence)")
-    if certainty.num_runs == 1:
+    if spec.provenance is Provenance.CALLER:
+        lines.append(describe_unchecked(best))
+    if certainty.num_runs == 1 and spec.provenance is Provenance.MEASURED:
         lines.append(f"ran once; `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
     return lines
+
+
+def describe_unchecked(best: Trial) -> str:
+    """What admission could not check of a trial that a function of the caller measured."""
+    unchecked = [verdict.rule for verdict in best.outcome.verdicts if verdict.ok is None] if best.outcome else []
+    return (
+        "measured by the caller's function: no run script declares what ran and no trace shows it, so these admission"
+        f" rules were not checked: {', '.join(unchecked)}"
+    )
 
 
 def _format_range(figure: ObjectiveFigure, low: float, high: float) -> str:
@@ -215,7 +226,7 @@ def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
     ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose in own]
     others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
     if not others:
-        return [*([] if spec.provenance is Provenance.MEASURED else [ONLY_ONE]), *_own_baseline_lines(state, best)]
+        return [*([] if spec.provenance.is_repeatable else [ONLY_ONE]), *_own_baseline_lines(state, best)]
     figure = find_figure(spec)
     metric, difference = figure.metric, figure.compare(others[0], best)
     certainty, is_single = estimate_certainty(state, spec.provenance), len(spec.objective.metrics) == 1

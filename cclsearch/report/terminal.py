@@ -93,7 +93,7 @@ def describe_best_so_far(best: Trial, state: RunState, figure: ObjectiveFigure) 
 
 def _lead_note(trial: Trial, state: RunState, figure: ObjectiveFigure) -> str:
     """A note if a trial leads only within noise: the runner-up, and the confidence of beating it; else empty."""
-    if trial.outcome is None or trial.outcome.provenance is not Provenance.MEASURED:
+    if trial.outcome is None or not trial.outcome.provenance.is_repeatable:
         return ""
     from cclsearch.report.certainty import compare_with_runner_up
     from cclsearch.stats.noise import DEFAULT_CONFIDENCE

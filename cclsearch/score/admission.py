@@ -28,7 +28,12 @@ def check_provenance(evidence: Evidence) -> Verdict:
     """Whether result and launcher agree on the provenance: measured, recorded or simulated."""
     result = evidence.result
     claimed, meaning = Provenance.MEASURED, "measured: the job ran"
-    if result.simulated:
+    if result.caller:
+        claimed, meaning = (
+            Provenance.CALLER,
+            "caller-measured: a function measured it, no job ran",
+        )
+    elif result.simulated:
         claimed, meaning = Provenance.SIMULATED, "simulated: computed by a model, no job ran"
     elif result.recorded:
         claimed, meaning = Provenance.RECORDED, "recorded: looked up, no job ran"

@@ -9,7 +9,7 @@ from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.core.trial_folder import trial_folder
-from cclsearch.core.values import Config, Provenance
+from cclsearch.core.values import Config
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.agent import make_agent
@@ -80,7 +80,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
         limits=LlmLimits(
             max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
         ),
-        anonymous=spec.provenance is not Provenance.MEASURED,
+        anonymous=not spec.provenance.is_repeatable,
         goal=describe_goal(spec.objective, find_task_metric(spec.card.task)),
         seed_policy=str(seed_policy) if seed_policy else None,
         seed_program=str(options["seed_program"]) if options.get("seed_program") else None,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
-from cclsearch.core.values import Provenance
 from cclsearch.launch.base import StartWarner
 from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
 from cclsearch.propose.events import BUSY_MACHINE, Note
@@ -304,7 +303,7 @@ def _record_proposal(writer: RunWriter, session: Session, proposal: Proposal, pu
 def _confirm(writer: RunWriter, session: Session, deadline_s: float) -> None:
     """Run the finalists once more, the best first; confirmations cost no budget."""
     wanted = max(session.spec.limits.confirm, writer.state.confirm_raised_to)
-    if not wanted or session.spec.provenance is not Provenance.MEASURED:
+    if not wanted or not session.spec.provenance.is_repeatable:
         return
     for trial in choose_finalists(writer.state, wanted, session.spec.objective):
         if not any(run.purpose is Purpose.CONFIRMATION for run in writer.state.runs_of(trial.config)):

@@ -12,6 +12,7 @@ from cclsearch import __version__
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Provenance, Value
 from cclsearch.launch.base import WorkloadUser
+from cclsearch.launch.in_process import InProcessLauncher, Measure
 from cclsearch.launch.profile import make_launcher
 from cclsearch.plan.subject import locate_recording
 from cclsearch.plan.warm_start import load_warm_start
@@ -71,8 +72,11 @@ class Session:
     """The limit in node-hours; None without one."""
 
 
-def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
-    """Return the parts of the search in a run folder; raises UserError if its inputs have changed since it began."""
+def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measure | None = None) -> Session:
+    """Return the parts of the search in a run folder; raises UserError if its inputs have changed since it began.
+
+    `measure` is the caller's function that measures trials, for a run that was started with one.
+    """
     spec = locate_recording(load_run(folder).spec)
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
@@ -81,6 +85,8 @@ def open_session(folder: Path, *, stop: StopSignal | None = None) -> Session:
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
     if isinstance(launcher, WorkloadUser):
         launcher.use_workload(spec.card, space)
+    if isinstance(launcher, InProcessLauncher):
+        launcher.use_function(measure, spec.run_id)
     return Session(
         spec=spec,
         space=space,
@@ -197,7 +203,7 @@ def _resume(
     state, spec = writer.state, session.spec
     if state.spec_sha256 not in ("", hash_file(writer.folder / SPEC_FILE)):  # empty if the first line cannot be read
         raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited after the search began; its inputs are frozen")
-    if confirm and spec.provenance is not Provenance.MEASURED:
+    if confirm and not spec.provenance.is_repeatable:
         raise UserError(f"--confirm: a {spec.provenance.value} figure cannot be confirmed by another run")
     writer.record(
         SearchResumed(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, FailureKind, Provenance
+from cclsearch.core.values import Config, FailureKind
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -50,7 +50,7 @@ def find_shared_cause(spec: RunSpec, state: RunState) -> SharedCause | None:
     nothing about the cause. What a recording answers, and what finished before the search was last resumed, is not
     counted. Never a cause: a constraint of the objective, and a comparison that a reference trial may still decide.
     """
-    if spec.limits.keep_going or state.keeps_going or spec.provenance is not Provenance.MEASURED or state.has_ranked:
+    if spec.limits.keep_going or state.keeps_going or not spec.provenance.is_repeatable or state.has_ranked:
         return None
     last: dict[Config, tuple[Trial, dict[str, str]]] = {}
     for number in reversed(state.finished_since_resumed[-MAX_LOOKED_AT:]):

@@ -74,9 +74,12 @@ class TrainingTask(Task):
         return super().make_input(card, config, is_measured=is_measured, **own, **fields)
 
     def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
-        """As the base class; of the row's own metrics, those that follow from step time and memory are left out."""
+        """As the base class; of the row's own metrics, those that follow from step time and memory are left out.
+
+        A recording's work is that of its card; a function of the caller does not declare its work.
+        """
         own = {metric.name for metric in METRICS} - {PEAK_MEMORY}
-        if fields["status"] is RunStatus.OK:
+        if fields["status"] is RunStatus.OK and not fields.get("caller"):
             fields |= {name: card.number(name) for name in ("global_batch_size", "seq_len")}
         if self.primary in metrics:
             fields["step_times_s"] = (metrics[self.primary],)

@@ -1,0 +1,93 @@
+"""Cards and search spaces, as users of the Python API name them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cclsearch.card import load
+from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Value, format_knob_value
+from cclsearch.space import build
+from cclsearch.space.framework import load_framework
+from cclsearch.space.parse import parse_assignments
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import predict_space
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CardSource = Card | Mapping[str, Any] | str | os.PathLike[str]
+"""A loaded card, the mapping that a card's YAML file would hold, a card's name, or the path of its file."""
+Knobs = Mapping[str, Sequence[Value]]
+"""Knob -> the choices that are searched: it is added to the framework's knobs, or limits the choices of one."""
+
+
+def load_card(card: CardSource, changes: Mapping[str, Value] | None = None) -> Card:
+    """Return the workload card; `changes` are fields that replace its own, as `--set` does (`{"batch_size": 64}`).
+
+    Raises UserError that names every missing or invalid field.
+    """
+    sets = [f"{name}={format_knob_value(value)}" for name, value in (changes or {}).items()]
+    if isinstance(card, str | os.PathLike):
+        return load.load_card(os.fspath(card), sets=sets)
+    if sets:
+        raise UserError(f"changes ({', '.join(sets)}) need a card by its name or file: change the mapping itself")
+    return card if isinstance(card, Card) else load.card_from_mapping(card, str(card.get("name", "card")))
+
+
+def read_knobs(knobs: Knobs | None) -> tuple[KnobDeclaration, ...]:
+    """Return the knobs as the engine declares them; raises UserError for choices that are not a list."""
+    for name, choices in (knobs or {}).items():
+        if isinstance(choices, str | bytes) or not isinstance(choices, Sequence) or not choices:
+            raise UserError(f"knobs: the choices of {name!r} must be a list of values, not {choices!r}")
+    return tuple(KnobDeclaration(name=name, choices=tuple(choices)) for name, choices in (knobs or {}).items())
+
+
+def build_space(
+    card: CardSource, *, framework: str | None = None, knobs: Knobs | None = None, use_fewer: bool = False
+) -> Space:
+    """Return every configuration that the framework accepts for the card; raises UserError if there is none."""
+    loaded, extra = load_card(card), read_knobs(knobs)
+    rules = load_framework(framework or loaded.framework)
+    build.require_known_knobs(extra, loaded, rules)
+    return build.build_space(loaded, rules, extra, use_fewer)
+
+
+def predict(
+    card: CardSource,
+    config: Mapping[str, Value] | None = None,
+    *,
+    top: int | None = 10,
+    framework: str | None = None,
+    knobs: Knobs | None = None,
+    use_fewer: bool = False,
+) -> pd.DataFrame:
+    """Return the predicted figures of the `top` best configurations, as `ccl-search predict`; None means all.
+
+    `config` has values that the configurations must have. Nothing runs: the column `provenance` says `simulated`.
+    """
+    import pandas as pd
+
+    loaded = load_card(card)
+    space = build_space(loaded, framework=framework, knobs=knobs, use_fewer=use_fewer)
+    prediction = predict_space(loaded, space)
+    if prediction is None:
+        raise UserError(f"task {loaded.task!r} of {loaded.name} has no closed form: nothing is known before a trial")
+    wanted = ",".join(f"{name}={format_knob_value(value)}" for name, value in (config or {}).items())
+    rows = np.flatnonzero(space.matching(parse_assignments(wanted, space.knobs) if wanted else {}))
+    if not len(rows):
+        raise UserError(f"no configuration in the search space of {loaded.name} has {wanted}")
+    chosen = [int(row) for row in prediction.order(rows)[:top]]
+    figures = [{**space.config(row), **prediction.describe(row), "provenance": "simulated"} for row in chosen]
+    return pd.DataFrame(figures)
+
+
+def as_path(folder: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder as a path; None stays None."""
+    return None if folder is None else Path(folder).expanduser()

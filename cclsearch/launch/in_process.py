@@ -1,0 +1,223 @@
+"""The `in-process` launcher: calls a function of the caller of the Python API for each trial, in this process.
+
+No run script declares what ran and no trace shows it, so every result is marked `caller-measured`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import Field, ValidationError
+
+from cclsearch.card.model import Card
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage, Value
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
+from cclsearch.launch.collect import classify_text, clear_results
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, RunStatus, TrialResult
+from cclsearch.launch.profile import Profile
+from cclsearch.plugins import LAUNCHERS, TASKS
+from cclsearch.space.table import Space
+
+Measure = Callable[[dict[str, Value]], float | Mapping[str, float]]
+"""Measures one configuration: its primary metric (of training: seconds of a step), or metrics by name with that one."""
+
+_MESSAGE_LENGTH = 500
+_running: dict[Path, tuple[Handle, threading.Thread]] = {}
+"""Folder of an attempt -> its job, while a thread of this process measures it, whichever launcher started it."""
+
+
+class InProcessSettings(Model):
+    """The launcher's own fields."""
+
+    threads: int = Field(default=1, ge=1)
+    """Calls at a time; with 1, the function runs in the thread that searches."""
+
+
+@LAUNCHERS.register("in-process")
+class InProcessLauncher:
+    """Measures trials with a function; it cannot be ended from outside, so there is no time limit of a trial."""
+
+    name = "in-process"
+    provenance = Provenance.CALLER
+
+    def __init__(self, threads: int = 1, run_dir: Path | None = None) -> None:
+        self.max_parallel = threads
+        self.poll_interval_s = 0.0 if threads == 1 else 0.02
+        self.is_measuring = False
+        """Whether the thread that searches is inside the function."""
+        self._run_dir = run_dir
+        self._function: Measure | None = None
+        self._card: Card | None = None
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> InProcessLauncher:
+        """Return the launcher, still without its function."""
+        return cls(profile.read_settings(InProcessSettings).threads, profile.run_dir)
+
+    def use_workload(self, card: Card, space: Space) -> None:
+        """Take the card, whose task says which metric the function must return."""
+        self._card = card
+
+    def use_function(self, function: Measure | None, run_id: str) -> None:
+        """Take the function; UserError if there is none."""
+        if function is None:
+            raise UserError(
+                f"the trials of {run_id!r} are measured by a function of Python, which only its program has: continue"
+                f" with `cclsearch.resume({run_id!r}, measure)` there"
+            )
+        self._function = function
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Call the function for each job: at once, or in a thread of its own if several may run."""
+        return [self._start(job) for job in jobs]
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        """Return running for a job whose thread is alive in this process, done for one with a result."""
+        return [_find_status(handle) for handle in handles]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """Wait until the function has returned: nothing can end it from outside."""
+        for handle in handles:
+            if (running := _running.get(handle.trial_dir)) is not None:
+                running[1].join()
+
+    def find(self, run_id: str) -> list[Handle]:
+        """Return the jobs of that run that threads of this process still measure."""
+        root = self._run_dir.absolute() if self._run_dir else None
+        running = [handle for handle, thread in list(_running.values()) if thread.is_alive()]
+        return [
+            handle
+            for handle in running
+            if handle.job_name.startswith(f"{run_id}-t") and (root is None or root in handle.trial_dir.parents)
+        ]
+
+    def render(self, job: Job) -> str:
+        """Return a comment that takes the place of a job script."""
+        return f"# no job: the caller's function measures {job.payload.config}\n"
+
+    def check(self) -> list[Check]:
+        """Return one line that says what can be measured with it."""
+        detail = "measures trials with a function of Python: `cclsearch.search(card, measure)`"
+        return [Check(name="function", ok=True, detail=detail)]
+
+    def close(self) -> None:
+        """Does nothing: a call that runs in a thread writes its result when it returns."""
+
+    def _start(self, job: Job) -> Handle:
+        handle = Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir)
+        try:
+            clear_results(job.trial_dir, STDERR_FILE)
+            if self.max_parallel == 1:
+                self.is_measuring = True
+                self._measure(job)
+            else:
+                thread = threading.Thread(target=self._measure_in_thread, args=(job,), name=job.name)
+                _running[job.trial_dir] = (handle, thread)
+                thread.start()
+        except OSError as error:
+            raise submit_error(f"could not write to the trial's folder: {error}") from None
+        finally:
+            self.is_measuring = False
+        return handle
+
+    def _measure_in_thread(self, job: Job) -> None:
+        try:
+            self._measure(job)
+        finally:
+            _running.pop(job.trial_dir, None)
+
+    def _measure(self, job: Job) -> None:
+        """Call the function and write `result.json`; what it raises is the trial's failure, except Ctrl-C."""
+        function, card = self._function, self._card
+        assert function is not None, "the session gives the launcher its function"
+        assert card is not None, "the session gives the launcher its card"
+        outer = sys.exception()
+        try:
+            returned = function(dict(job.payload.config))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            result = _make_failed(card, _explain(error, outer))
+            write_atomically(job.trial_dir / STDERR_FILE, redact("".join(traceback.format_exception(error))))
+        else:
+            result = _make_result(card, returned)
+        self.is_measuring = False
+        write_model(job.trial_dir / RESULT_FILE, result)
+
+
+def _find_status(handle: Handle) -> JobStatus:
+    running = _running.get(handle.trial_dir)  # before the result is looked for: a thread writes it, then ends
+    if (handle.trial_dir / RESULT_FILE).is_file():
+        return JobStatus(state=JobState.DONE)
+    if running is not None and running[1].is_alive():
+        return JobStatus(state=JobState.RUNNING, note="the function runs")
+    return JobStatus.failed(FailureKind.NODE_FAILED, "the process that called the function ended before it returned")
+
+
+def _make_result(card: Card, returned: object) -> TrialResult:
+    """The result of a call that returned; a failed one if that is not what a measurement is."""
+    task = TASKS.get(card.task)
+    try:
+        metrics = _read_metrics(returned, task.primary)
+        result: TrialResult = task.make_result(card, metrics, status=RunStatus.OK, caller=True)
+    except (_BadReturn, ValidationError) as error:
+        text = f"measure(config) returned {one_line(redact(repr(returned)), 120)}: {one_line(str(error), 300)}"
+        return _make_failed(card, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=text))
+    return result
+
+
+class _BadReturn(ValueError):
+    """The function returned something that is not a measurement."""
+
+
+def _read_metrics(returned: object, primary: str) -> dict[str, float]:
+    """The metrics that a function returned; `_BadReturn` names the one that is wrong or missing."""
+    given = returned if isinstance(returned, Mapping) else {primary: returned}
+    metrics = {}
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise _BadReturn(f"the name of a metric must be a text, not {name!r}")
+        metrics[name] = _read_number(name, value)
+    if not metrics.get(primary, 0.0) > 0:
+        raise _BadReturn(f"it must be {primary} or a mapping with it, a number above 0")
+    return metrics
+
+
+def _read_number(name: str, value: Any) -> float:
+    """A number, also of numpy or torch, as a float; never a text or a truth value."""
+    try:
+        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
+    except Exception:  # `__float__` is foreign code: a tensor of several elements raises errors of its own
+        number = math.nan
+    if not math.isfinite(number):
+        raise _BadReturn(f"{name} must be a finite number")
+    return number
+
+
+def _make_failed(card: Card, failure: Failure) -> TrialResult:
+    task = TASKS.get(card.task)
+    return cast(TrialResult, task.make_result(card, {}, status=RunStatus.FAILED, failure=failure, caller=True))
+
+
+def _explain(error: BaseException, outer: BaseException | None) -> Failure:
+    """The failure that an exception's root shows: what it was raised from; never an exception of the caller's own."""
+    root, seen = error, {id(outer)}
+    while id(root) not in seen:
+        seen.add(id(root))
+        context = None if root.__suppress_context__ else root.__context__
+        cause = root.__cause__ or context
+        if cause is None or id(cause) in seen:
+            break
+        root = cause
+    text = one_line(redact("".join(traceback.format_exception_only(root))), _MESSAGE_LENGTH)
+    return Failure(stage=Stage.RUN, kind=classify_text(text), message=text)
