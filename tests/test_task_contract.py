@@ -148,6 +148,7 @@ def test_a_result_of_training_keeps_its_fields(tmp_path: Path) -> None:
             "metrics",
             "recorded",
             "simulated",
+            "caller",
         ),
         "extra",
     }
