@@ -253,7 +253,10 @@ def test_a_killed_search_is_resumed(project: Path) -> None:
         ({"measure": measure, "budget": 0}, "budget must be a whole number of at least 1"),
         ({"measure": measure, "parallel": True}, "parallel must be a whole number"),
         ({"measure": measure, "max_hours": 0}, "max_hours must be a number above 0"),
-        ({"measure": measure, "knobs": {"tp": "12"}}, "must be a list of values"),
+        ({"measure": measure, "max_hours": "1"}, "max_hours must be a number above 0"),
+        ({"measure": measure, "seed": -1}, "seed must be a whole number from 0"),
+        ({"measure": measure, "knobs": {"tp": "12"}}, "must be a list of plain values"),
+        ({"measure": measure, "knobs": {"tp": [None]}}, "must be a list of plain values"),
         ({"measure": measure, "knobs": {"nonsense": [1]}}, "nonsense"),
         ({"measure": measure, "baseline": {"tp": 3}}, "tp"),
         ({"measure": measure, "objective": "nothing"}, "nothing"),
@@ -262,6 +265,14 @@ def test_a_killed_search_is_resumed(project: Path) -> None:
 def test_bad_input_is_refused_before_anything_is_written(project: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(cclsearch.UserError, match=re.escape(text)):
         cclsearch.search("tiny", **options)
+    assert list(project.glob("runs/*")) == []
+
+
+def test_a_profile_cannot_name_a_function(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "launchers").mkdir()
+    (project / "launchers" / "mine.yaml").write_text("launcher: in-process\n")
+    assert main(["run", "-w", "tiny", "--launcher", "mine"]) == 2
+    assert "--launcher mine: only `cclsearch.search(card, measure)`" in capsys.readouterr().err
     assert list(project.glob("runs/*")) == []
 
 
@@ -295,6 +306,8 @@ def test_cards_are_names_files_mappings_or_cards() -> None:
     assert cclsearch.load_card("wl2", {"batch_size": 64}).work["global_batch_size"] == 64
     with pytest.raises(cclsearch.UserError, match="workload"):
         cclsearch.load_card({"nothing": 1})
+    with pytest.raises(cclsearch.UserError, match="not 3"):
+        cclsearch.load_card(3)  # type: ignore[arg-type]
     assert len(cclsearch.build_space("tiny", knobs={"tp": [1]})) < len(cclsearch.build_space("tiny"))
 
 

@@ -38,14 +38,17 @@ def load_card(card: CardSource, changes: Mapping[str, Value] | None = None) -> C
         return load.load_card(os.fspath(card), sets=sets)
     if sets:
         raise UserError(f"changes ({', '.join(sets)}) need a card by its name or file: change the mapping itself")
+    if not isinstance(card, Card | Mapping):
+        raise UserError(f"a card must be a name, a file, a mapping or a loaded card, not {card!r}")
     return card if isinstance(card, Card) else load.card_from_mapping(card, str(card.get("name", "card")))
 
 
 def read_knobs(knobs: Knobs | None) -> tuple[KnobDeclaration, ...]:
     """Return the knobs as the engine declares them; raises UserError for choices that are not a list."""
     for name, choices in (knobs or {}).items():
-        if isinstance(choices, str | bytes) or not isinstance(choices, Sequence) or not choices:
-            raise UserError(f"knobs: the choices of {name!r} must be a list of values, not {choices!r}")
+        is_list = isinstance(choices, Sequence) and not isinstance(choices, str | bytes) and bool(choices)
+        if not is_list or not all(isinstance(value, Value) for value in choices):
+            raise UserError(f"knobs: the choices of {name!r} must be a list of plain values, not {choices!r}")
     return tuple(KnobDeclaration(name=name, choices=tuple(choices)) for name, choices in (knobs or {}).items())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -67,11 +68,13 @@ def search(
         if launcher is not None or recording is not None:
             where = f"launcher {launcher!r}" if launcher is not None else f"recording {recording!r}"
             raise UserError(f"measure and {where} exclude each other: your function measures in this process")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise UserError(f"seed must be a whole number from 0 to {2**32 - 1}, not {seed!r}")
     limits = {"budget": budget, "parallel": parallel, "confirm": confirm}
     for option, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < (option != "confirm"):
             raise UserError(f"{option} must be a whole number of at least {int(option != 'confirm')}, not {value!r}")
-    if max_hours is not None and not max_hours > 0:
+    if max_hours is not None and not (isinstance(max_hours, int | float) and 0 < max_hours < math.inf):
         raise UserError(f"max_hours must be a number above 0, not {max_hours!r}")
     loaded = load_card(card)
     runs = as_path(runs_folder)

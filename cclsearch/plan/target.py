@@ -61,6 +61,8 @@ def choose_target(
         return _replay(find_recording(name))
     if launcher is not None:
         profile = load_profile(launcher)
+        if profile.launcher == IN_PROCESS:
+            raise UserError(f"--launcher {launcher}: only `cclsearch.search(card, measure)` in Python has the function")
         return Target(profile, notes=_warn_too_few(card, profile))
     return _choose_default(card, may_simulate=may_simulate)
 
