@@ -206,6 +206,22 @@ def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
     assert "scale_up_gbps 2400, scale_out_gbps 200; source: a usual data-center GPU, because 'mine' is not" in shown
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("total_count=16", "scale_up_gbps 2400, scale_out_gbps 200; source: the catalogue of accelerators"),
+        ("total_count=4", "scale_up_gbps 2400; source: the catalogue of accelerators"),
+    ],
+)
+def test_links_that_a_card_does_not_state_are_inferred(
+    setting: str, said: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "no-links.yaml").write_text("workload: {hardware: {network_topo: {bandwidth_gbps: [N/A, ~]}}}\n")
+    words = ["--workload", "wl1", "--overlay", "no-links.yaml", "--set", setting]
+    assert main(["predict", *words, "--top", "1"]) == 0
+    assert f"inferred: {said}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("rates", ["-1", "fast", "{bf16: -1}", "[1]", "1e30", "{}"])
 def test_rates_of_a_card_must_be_numbers(rates: str) -> None:
     with pytest.raises(UserError, match="peak_flops must be a number above 0"):

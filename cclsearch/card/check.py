@@ -135,14 +135,18 @@ def _read_unknown(name: str, values: Mapping[str, Any]) -> Iterator[FieldProblem
 
 
 def _infer_links(values: dict[str, Any]) -> Iterator[FieldProblem]:
-    """Give an unknown accelerator without link bandwidths those of a usual data-center GPU."""
+    """Give an accelerator whose links the card does not state those of the catalogue; an unknown one has those of a
+    usual data-center GPU. One node has no links to others, and a host's processors need none."""
     name = values.get("accelerator")
-    if name is None or find_candidates(name):
+    if name is None:
         return
+    known = find_candidates(name)
+    chip = (match_accelerator(name, values.get("memory_gb")) or known[0]) if known else NOMINAL
+    unknown = f"a usual data-center GPU, because {one_line(name, 40)!r} is not a known accelerator"
+    one_node = values.get("total_count", 2) <= values.get("count_per_node", 1)
     for field in ("scale_up_gbps", "scale_out_gbps"):
-        if field not in values:
-            source = f"a usual data-center GPU, because {one_line(name, 40)!r} is not a known accelerator"
-            yield infer(values, field, getattr(NOMINAL, field), source)
+        if field not in values and chip.kind != "cpu" and not (known and one_node and field == "scale_out_gbps"):
+            yield infer(values, field, getattr(chip, field), CATALOGUE if known else unknown)
 
 
 def _compare_links(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
