@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_a_baseline_runs_first_costs_no_budget_and_is_compared_with(
     for command in (["status", "r"], ["best", "r"]):
         assert main(command) == 0
         assert "than your baseline (trial 1: " in capsys.readouterr().out
+
+
+def test_the_expected_improvement_is_a_share_of_the_best_so_far(project: Path) -> None:
+    slow = "tp=2,dp=2,pp=4,ep=1,micro_batch_size=1,activation_checkpointing=none,zero_stage=0,virtual_pipeline=1"
+    search = ["run", "--workload", "wl5", "--launcher", "simulate", "--budget", "1", "--name", "r", "--quiet"]
+    assert main([*search, "--baseline", slow]) == 0
+    rationale = load_run(Path("runs") / "r").state.trials[2].rationale
+    found = re.search(r"expected improvement ([0-9.]+)% of the best so far", rationale)
+    assert found is not None
+    assert 50 < float(found[1]) < 100  # ten times as fast: a logarithm of 2.2
 
 
 def test_a_baseline_that_fails_is_said_and_the_search_goes_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from cclsearch.card.model import Card
@@ -41,5 +42,5 @@ class DefaultProposer:
         if view.objective.constraints:
             rationale += f" ({posterior.p_valid_m[m]:.0%} with the constraints)"
         if posterior.best is not None and direct_term(posterior.models):
-            rationale += f", expected improvement {improvement:.1%} of the best so far"
+            rationale += f", expected improvement {-math.expm1(-improvement):.1%} of the best so far"
         return Proposal(view.space.config(int(posterior.rows_m[m])), self.name, rationale, expects)
