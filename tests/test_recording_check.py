@@ -42,6 +42,15 @@ def test_a_correct_table_is_described(own: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["rows"] == {"failed": 79, "ok": 35}
 
 
+def test_rows_of_more_accelerators_than_the_card_has_are_named(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recording", "check", "own"]) == 0
+    assert "more than" not in capsys.readouterr().out
+    card = (own / "card.yaml").read_text()
+    (own / "card.yaml").write_text(re.sub(r"total_count: \d+", "total_count: 8", card))
+    assert main(["recording", "check", "own"]) == 0
+    assert "4 of 4 rows use more than the 8 accelerators of the card, such as tp=" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("wrong", "right", "message"),
     [

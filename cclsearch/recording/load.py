@@ -108,7 +108,13 @@ def load_recording(folder: Path | str) -> Recording:
     if not any(row.status is RowStatus.OK for row in rows):
         raise UserError(f"{folder / 'trials.csv'}: a recording needs at least one row with status ok; there is none")
     space = space_from_rows(knobs, [row.config for row in rows])
-    notes = (*notes, *card_notes, *precision_notes, *_note_missing_degrees(card, knobs, rows))
+    notes = (
+        *notes,
+        *card_notes,
+        *precision_notes,
+        *_note_missing_degrees(card, knobs, rows),
+        *_note_too_many(card, rows),
+    )
     return Recording(folder.resolve().name, card, space, rows, notes, folder)
 
 
@@ -140,6 +146,18 @@ def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[Reco
     return (
         f"trials.csv has no column {' or '.join(missing)} (its knobs are {', '.join(names)}), so {short} of"
         f" {len(rows)} rows do not use the {wanted} accelerators of its card: is a column name misspelled?",
+    )
+
+
+def _note_too_many(card: Card, rows: Sequence[RecordedRow]) -> tuple[str, ...]:
+    """A note if degrees multiply to more accelerators than the card has: those rows ran elsewhere, or are misread."""
+    most = card.hardware.num_accelerators
+    beyond = [row.config for row in rows if count_ranks(row.config) > most]
+    if not beyond or "num_accelerators" not in TASKS.get(card.task).rules:
+        return ()
+    return (
+        f"{len(beyond)} of {len(rows)} rows use more than the {most} accelerators of the card, such as {beyond[0]}"
+        f" ({count_ranks(beyond[0])}): correct the rows, or the card's total_count",
     )
 
 
