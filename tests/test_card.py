@@ -145,12 +145,13 @@ def test_swapped_bandwidths_are_used_in_the_right_order_and_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pair", "used"), [(["N/A", 800], (None, 800)), (["TBD", "TBD"], (None, None)), ("x", (None, None))]
+    ("pair", "used"), [(["N/A", 800], (200, 800)), (["TBD", "TBD"], (200, 2400)), ("x", (200, 2400))]
 )
-def test_bandwidths_that_are_not_numbers_are_reported(pair: object, used: tuple[float | None, float | None]) -> None:
+def test_the_catalogue_replaces_bandwidths_that_are_not_numbers(pair: object, used: tuple[float, float]) -> None:
     card = card_from_mapping(make_card(**{BANDWIDTH: pair}), "b")
     assert (card.hardware.scale_out_gbps, card.hardware.scale_up_gbps) == used
     assert card.notes
+    assert "scale_out_gbps" in {inferred.field for inferred in card.inferred}
 
 
 def test_a_setting_corrects_swapped_bandwidths(tmp_path: Path) -> None:
@@ -318,3 +319,9 @@ def test_fields_have_the_names_of_cards_profiles_and_output_on_the_command_line(
     setting: str, field: str, value: float
 ) -> None:
     assert getattr(load_card("wl2", sets=(setting,)).hardware, field) == value
+
+
+def test_the_memory_of_one_die_is_not_called_that_of_the_package() -> None:
+    found = card_from_mapping(make_card(**{f"{XPU}model": "MI250X", f"{XPU}memory_gb": None}), "g")
+    [source] = [inferred.source for inferred in found.inferred if inferred.field == "memory_gb"]
+    assert source == "the catalogue of accelerators: every mi250x-gcd has 64 GiB"

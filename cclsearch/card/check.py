@@ -96,19 +96,22 @@ def _read_accelerator(values: dict[str, Any]) -> Iterator[FieldProblem]:
 def _read_known(candidates: Sequence[Accelerator], values: dict[str, Any]) -> Iterator[FieldProblem]:
     """Choose between the chips of one name by the memory that the card or the name states, else take the smallest."""
     name, memory = values["accelerator"], values.get("memory_gb")
+    called = candidates[0].name if len(candidates) == 1 else one_line(name, 40)
     largest = max(candidates, key=lambda chip: chip.sizes_gib[-1])
     chosen = match_accelerator(name, memory)
     sizes = sorted({size for chip in candidates for size in chip.sizes_gib})
     listed = " or ".join(f"{size:g}" for size in sizes)
     if memory is not None and chosen is None:
         chosen = largest
-        message = f"is {memory:g}, but {one_line(name, 40)} is sold with {listed} GiB: the card's {memory:g} is used"
+        message = f"is {memory:g}, but {called} is sold with {listed} GiB: the card's {memory:g} is used"
         yield _note(BY_NAME["memory_gb"].path, message)
     elif memory is None:
         stated = memory_in(name)
         chosen = chosen or min(candidates, key=lambda chip: chip.memory_gib)
         gib = stated if stated in chosen.sizes_gib else chosen.sizes_gib[0]
-        yield infer(values, "memory_gb", gib, _say_memory(name, gib, sizes if stated is None else []))
+        yield infer(
+            values, "memory_gb", gib, _say_memory(called, gib, sizes) if stated is None else _say_memory(name, gib, [])
+        )
     assert chosen is not None
     values["accelerator"] = chosen.name
     if chosen.scale_up_domain is not None and "scale_up_domain" not in values:
