@@ -95,7 +95,7 @@ def test_a_card_of_a_folder_loads_once_hardware_and_data_are_filled_in(tmp_path:
     card = card_from_mapping(data, "c")
     assert card.arch.moe is not None
     assert (card.arch.moe.num_experts, card.arch.moe.top_k, card.arch.moe.expert_intermediate_size) == (8, 2, 14336)
-    assert card.inferred == ()
+    assert [inferred.field for inferred in card.inferred] == ["scale_up_gbps"], "all but the links"
 
 
 def test_defaults_of_families_without_those_settings(tmp_path: Path) -> None:
