@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import sys
 import termios
@@ -31,6 +32,7 @@ class Terminal:
         if self.pid == 0:
             try:
                 os.chdir(folder)
+                signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
                 self._set_size(0, columns, rows)
                 size = {"COLUMNS": "", "LINES": "", "TERM": "xterm-256color"}
                 code = os.pathsep.join(map(str, filter(None, (ROOT, path))))
@@ -59,6 +61,7 @@ class Terminal:
         end_s = time.monotonic() + timeout_s
         while not look(self):
             if time.monotonic() > end_s or not self._read(0.2):
+                os.kill(self.pid, signal.SIGKILL)
                 raise AssertionError("never seen; the screen is\n" + "\n".join(self.lines))
         return self.lines
 
@@ -66,7 +69,9 @@ class Terminal:
         """Read to the end; the exit code."""
         end_s = time.monotonic() + timeout_s
         while self._read(0.2):
-            assert time.monotonic() < end_s, "\n".join(self.lines)
+            if time.monotonic() > end_s:
+                os.kill(self.pid, signal.SIGKILL)
+                raise AssertionError("did not end; the screen is\n" + "\n".join(self.lines))
         os.close(self._fd)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 

@@ -20,7 +20,19 @@ TRACE = str(Path(__file__).parent / "recorded" / "gloo-ddp2")
 RUN = ["run", "--workload", "wl2", "--launcher", "replay"]
 LONG = "x" * 300
 """Longer than any file system allows a name to be."""
-RUN_COMMANDS = ("resume", "status", "best", "show", "admit", "replay-turns", "clean", "export", "report", "pareto")
+RUN_COMMANDS = (
+    "resume",
+    "status",
+    "best",
+    "show",
+    "admit",
+    "replay-turns",
+    "clean",
+    "export",
+    "report",
+    "pareto",
+    "watch",
+)
 
 
 @pytest.fixture
@@ -62,6 +74,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "not '1:0:0.1'"),
     ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM is used"),
     ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),
+    ("logs first 7", "has 1 trial; there is no trial 7"),
+    ("tag first a/b", "'a/b' is not a tag"),
+    ("note first 7 text", "has 1 trial; there is no trial 7"),
     ("show first 7", "has 1 trial; there is no trial 7"),
     ("admit first --trial 7", "trial 7 is not among its 1"),
     ("resume first --confirm 2", "cannot be confirmed"),
@@ -121,7 +136,7 @@ def test_a_mistake_gives_one_line_and_starts_nothing(mistakes: Path, capsys: pyt
 def test_a_missing_newer_or_broken_run_is_named(
     command: str, mistakes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ["1"] if command == "show" else []
+    more = ["1"] if command in ("show", "logs") else []
     expected = {"nowhere": "there is no run 'nowhere' in", "folder": "there is no run 'folder' in"}
     if command != "replay-turns":  # `replay-turns` reads only the turns of a run
         expected |= {"newer": "was written by a newer ccl-search", "broken": "search.yaml: line 2: "}

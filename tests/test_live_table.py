@@ -30,7 +30,7 @@ from pathlib import Path
 folder = Path(os.environ["CCL_TRIAL_DIR"])
 (folder / "phase").write_text("timing")
 print("step 1", flush=True)
-time.sleep(0.7)
+time.sleep(0.4)
 text = f"no {os.environ['CCL_MICRO_BATCH_SIZE']} \\x1b[2J\\x1b]0;x\\x07 of it"
 failure = {"stage": "run", "kind": "crashed", "message": text}
 (folder / "result.json").write_text(json.dumps({"schema_version": 1, "status": "failed", "failure": failure}))
@@ -128,6 +128,8 @@ def test_the_phase_is_what_the_script_says_or_what_the_folder_shows(searched: Ru
     (folder / "trace").mkdir()
     (folder / "trace" / "rank0.json.gz").touch()
     assert read_phase(searched.folder, trial) == "profiling"
+    (folder / "ended.json").touch()
+    assert read_phase(searched.folder, trial) == "evaluating"
 
 
 def test_durations_in_words() -> None:
@@ -153,10 +155,11 @@ def test_a_terminal_of_80_x_24_shows_the_running_trial_and_the_footer_to_the_end
     words = ("run", "-w", "tiny", "--framework", "slow", "--launcher", "local", "--use-fewer", "--keep-going")
     terminal = Terminal(*words, "--budget", "18", "--name", "live18", folder=project)
 
-    def shows(number: int) -> bool:
+    def shows(first: int) -> bool:
+        """Whether the row of a running trial from `first` on is on the screen, and the footer."""
         lines = terminal.lines
-        row = next((line for line in lines if line.split()[:1] == [str(number)]), "")
-        return "timing" in row and any("trials left; 1 running;" in line for line in lines)
+        rows = [line for line in lines if line.split()[:1] and line.split()[0] in map(str, range(first, 19))]
+        return any("timing" in row for row in rows) and any("trials left; 1 running;" in line for line in lines)
 
     lines = terminal.wait(lambda _: shows(15))
     assert any("crashed: no " in line for line in lines)

@@ -14,7 +14,7 @@ from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
 
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import NONCE_MARK, trial_environment
+from cclsearch.launch.contract import NONCE_MARK, PHASE_FILE, TrialPhase, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("torch")
@@ -36,6 +36,7 @@ def test_reports_what_it_did_and_traces_every_rank(tmp_path: Path) -> None:
     assert min(result.peak_memory_bytes) > 4 * 10 * result.num_params / 4, "weights, gradients and two moments at least"
     assert result.foreign_cpu_cores is not None
     assert result.versions["torch"]
+    assert (tmp_path / PHASE_FILE).read_text() == TrialPhase.PROFILING
     for rank in range(2):
         with gzip.open(tmp_path / "trace" / f"rank{rank}.json.gz") as file:
             trace = json.load(file)

@@ -33,6 +33,10 @@ GROUPS = {
     "results": {
         "best": "the best configuration of a search, ready to run again",
         "show": "all facts about one trial",
+        "watch": "follow a running search from another terminal, read-only",
+        "logs": "what a trial printed, or prints while it runs",
+        "tag": "tag a run, to find it again",
+        "note": "add a note to a run or to one of its trials",
         "report": "HTML page and charts of a run, or of several runs compared",
         "pareto": "Pareto front of a sweep or of several runs, as tables and charts",
         "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",

@@ -15,7 +15,7 @@ from types import FrameType
 
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, EXIT_SHARED_CAUSE
 from cclsearch.core.errors import UserError
-from cclsearch.core.terminal import print_wrapped
+from cclsearch.core.terminal import can_redraw, print_wrapped
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
@@ -97,7 +97,7 @@ def _search(writer: RunWriter, session: Session, args: argparse.Namespace) -> No
         if args.json and not args.quiet:
             writer.watch(stop_when_unread(watch_json(), session.stop))
         elif not args.quiet:
-            live = sys.stdout.isatty()
+            live = can_redraw()
             lines = watch_lines(total, find_figure(session.spec), max_attempts=session.spec.limits.max_attempts)
             shown: Watcher = stack.enter_context(_table(writer, session, total)) if live else lines
             writer.watch(stop_when_unread(shown, session.stop))

@@ -16,6 +16,7 @@ from cclsearch.record.trial import TrialState, count_states, describe_counts
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import describe_result, result_text
+from cclsearch.run.annotations import read_annotations
 from cclsearch.run.catalog import find_run, list_runs, name_run
 from cclsearch.run.folder import load_run, resume_command
 from cclsearch.tasks.base import task_of
@@ -52,7 +53,9 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
             }
         )
         result = f"best {figure.format(best)} ({run.spec.provenance.value})  {best.config}" if best else ""
-        lines.append(f"{folder.name}  {run.status}; {describe_counts(ends)}; {result or 'no best yet'}")
+        tags = read_annotations(folder).tags
+        tagged = f"  [{', '.join(tags)}]" if tags else ""
+        lines.append(f"{folder.name}  {run.status}; {describe_counts(ends)}; {result or 'no best yet'}{tagged}")
     if as_json:
         print(json.dumps(rows))
     elif not rows:
@@ -84,6 +87,8 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     listed = [count_of(n, noun) for n, noun in ((lost, "infrastructure failure"), (unjudged, "judging error")) if n]
     uncounted = f" ({' and '.join(listed)} {'does' if lost + unjudged == 1 else 'do'} not count)" if listed else ""
     print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; strategy {spec.strategy}")
+    for line in read_annotations(folder).describe():
+        print_wrapped(line)
     for line in spec.banner:
         print_wrapped(f"note: {line}")
     for trial in sorted(state.trials.values(), key=lambda trial: trial.number):

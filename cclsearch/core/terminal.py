@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -9,6 +10,11 @@ import textwrap
 from cclsearch.core.text import plain
 
 _INDENT = "      "
+
+
+def can_redraw() -> bool:
+    """Whether what was printed can be replaced: the output is a terminal that has a cursor to move."""
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_wrapped(line: str) -> None:

@@ -132,6 +132,7 @@ class RunPage:
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     """Topic and text of the search's notes."""
+    tags: tuple[str, ...] = ()
     launch: str = ""
     """How to run the best configuration by hand, as a shell script; empty without a best."""
     created: str = ""

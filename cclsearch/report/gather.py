@@ -29,6 +29,7 @@ from cclsearch.report.figures import show_value
 from cclsearch.report.launch_form import describe_launch
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import describe_confidence, describe_drift
+from cclsearch.run.annotations import read_annotations
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
@@ -77,10 +78,18 @@ def gather_run(run: Run) -> RunPage:
         drift=tuple(clean(line) for line in describe_drift(state)),
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
-        notes=tuple((clean(event.label), clean(event.text)) for event in leave_out_outdated(state.reported)),
+        notes=_gather_notes(run),
+        tags=read_annotations(run.folder).tags,
         launch="\n".join(describe_launch(spec, best.config)) if best else "",
         created=spec.created,
     )
+
+
+def _gather_notes(run: Run) -> tuple[tuple[str, str], ...]:
+    """Tags and notes of people, then the search's own notes."""
+    lines = [line.split(": ", 1) for line in read_annotations(run.folder).describe()]
+    own = [(event.label, event.text) for event in leave_out_outdated(run.state.reported)]
+    return tuple((clean(topic), clean(text)) for topic, text in (*lines, *own))
 
 
 def clean(text: str) -> str:

@@ -221,7 +221,7 @@ def _ranking_cells(entry: RankingEntry) -> list[Cell]:
     page, trial = entry.page, entry.trial
     return [
         Cell(str(entry.rank), entry.rank),
-        Cell(page.run_id),
+        Cell(f"{page.run_id} [{', '.join(page.tags)}]" if page.tags else page.run_id),
         *(Cell(getattr(page, name)) for name in FILTERS),
         _number_cell(entry.value),
         Cell(f"{entry.ratio:.3f}x", entry.ratio),

@@ -10,7 +10,7 @@ from cclsearch.core.job_file import JobFileError, has_job_file, read_job_text
 from cclsearch.core.trial_folder import trial_folder
 from cclsearch.launch.contract import PHASE_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, TrialPhase
 from cclsearch.record.trial import Trial
-from cclsearch.run.trial_folder import attempt_folder
+from cclsearch.run.trial_folder import ENDED_FILE, attempt_folder
 
 _MAX_BYTES = 64
 
@@ -28,6 +28,8 @@ def read_phase(run_folder: Path, trial: Trial) -> str:
     if trial.handle is None:
         return "waiting"
     folder = attempt_folder(trial_folder(run_folder, trial.number), max(trial.attempt, 1))
+    if has_job_file(folder / ENDED_FILE):
+        return "evaluating"
     with contextlib.suppress(OSError, JobFileError, ValueError):
         return TrialPhase(read_job_text(folder / PHASE_FILE, _MAX_BYTES).strip()).value
     if _has_entries(folder / TRACE_FOLDER):

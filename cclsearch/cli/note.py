@@ -1,0 +1,35 @@
+"""`ccl-search note RUN [TRIAL] TEXT`: a remark on a run or on one of its trials."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import count_of, plain
+from cclsearch.run.annotations import Annotations, add_note, read_annotations
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import load_run
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = find_run(args.run, args.runs)
+    loaded = load_run(folder)
+    first, *rest = args.words or [""]
+    trial = int(first) if first.isascii() and first.isdecimal() and len(first) < 9 else None
+    if trial is not None:
+        if trial not in loaded.state.trials:
+            trials = count_of(len(loaded.state.trials), "trial")
+            raise UserError(f"run {loaded.spec.run_id!r} has {trials}; there is no trial {trial}")
+        if not rest:
+            raise UserError(f"TEXT is missing: the note on trial {trial}")
+    if args.words:
+        add_note(folder, " ".join(rest if trial is not None else args.words), trial)
+    notes = read_annotations(folder).notes
+    if args.json:
+        print(json.dumps([note.model_dump(mode="json", exclude={"kind"}) for note in notes]))
+        return EXIT_OK
+    for line in Annotations(notes=notes).describe() or ["no notes"]:
+        print(plain(line))
+    return EXIT_OK

@@ -1,0 +1,114 @@
+"""`ccl-search watch RUN`: follow a search from another terminal, read-only; of a finished one, the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.cli.drive import print_end
+from cclsearch.core.errors import UserError
+from cclsearch.core.terminal import can_redraw
+from cclsearch.core.text import plain
+from cclsearch.record.event import EVENT
+from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.lock import is_locked
+from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.summary import summarize_as_json
+from cclsearch.report.terminal import describe_result
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import Run, Standing, load_run
+from cclsearch.run.spec import RunSpec
+from cclsearch.search.session import rebuild_space
+
+LOOK_S = 0.5
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = find_run(args.run, args.runs)
+    try:
+        if args.json:
+            return _watch_events(folder)
+        last = _watch_table(folder) if can_redraw() else _watch_lines(folder)
+    except KeyboardInterrupt:
+        print("no longer watched; the search was not touched", file=sys.stderr)
+        return EXIT_OK
+    print()
+    if last.status is Standing.KILLED:
+        print("killed: its process has gone and recorded no end")
+    print_end(last.spec, last.state, folder, runs=args.runs)
+    return EXIT_OK
+
+
+def _follow(folder: Path) -> Iterator[Run]:
+    """Yield the run whenever its ledger has changed, and last once it no longer runs."""
+    ledger, size = folder / LEDGER_FILE, -1
+    while True:
+        began_s = time.monotonic()
+        found = ledger.stat().st_size if ledger.exists() else 0
+        if found != size:
+            size, loaded = found, load_run(folder)
+            if loaded.is_running:
+                yield loaded
+        if not is_locked(folder):
+            yield load_run(folder)  # once more: its last events may be newer than what was read
+            return
+        time.sleep(max(LOOK_S, 4 * (time.monotonic() - began_s)))
+
+
+def _watch_table(folder: Path) -> Run:
+    from rich.console import Console
+
+    from cclsearch.report.live import live_screen
+    from cclsearch.report.progress import NodeHourCount, observe_progress
+
+    first = load_run(folder)
+    knobs, node_hours = _find_knobs(first.spec), NodeHourCount(first.spec)
+    last = first
+    with live_screen(Console()) as show:
+        for last in _follow(folder):
+            columns = knobs or tuple(dict.fromkeys(k for t in last.state.trials.values() for k in t.config))
+            used = node_hours.count(last.state)
+            show(
+                observe_progress(
+                    last.spec, last.state, folder, knobs=columns, node_hours=used, is_running=last.is_running
+                )
+            )
+    return last
+
+
+def _find_knobs(spec: RunSpec) -> tuple[str, ...]:
+    """Return the knobs with several values; none if the search space cannot be built here, as of an older run."""
+    from cclsearch.report.progress import list_varied_knobs
+
+    try:
+        return list_varied_knobs(rebuild_space(spec))
+    except UserError:
+        return ()
+
+
+def _watch_lines(folder: Path) -> Run:
+    """Print one line for each trial that has finished."""
+    num_shown, last = 0, load_run(folder)
+    for last in _follow(folder):
+        figure, finished = find_figure(last.spec), last.state.trials.finish_order
+        for number in finished[num_shown:]:
+            print(plain(describe_result(last.state.trials[number], figure)), flush=True)
+        num_shown = len(finished)
+    return last
+
+
+def _watch_events(folder: Path) -> int:
+    """Print what `run --json` prints: the events so far and each further one, then the summary."""
+    num_shown, last = 0, load_run(folder)
+    for found in _follow(folder):
+        last = found
+        events = list(read_events(folder / LEDGER_FILE)) if (folder / LEDGER_FILE).exists() else []
+        for event in events[num_shown:]:
+            print(EVENT.dump_json(event).decode(), flush=True)
+        num_shown = len(events)
+    print(summarize_as_json(last.spec, last.state, folder))
+    return EXIT_OK
