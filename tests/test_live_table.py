@@ -102,6 +102,8 @@ def test_the_footer_has_elapsed_time_left_and_cost(searched: Run) -> None:
     )
     ended = [line.plain for line in render_progress(recorded, 200, None, time.time())]
     assert len(ended) == 18 + 4
+    assert ended[-1] == f"best so far: {recorded.best_text}"
+    assert ended[-1].endswith(" s (recorded)")
     assert "node-hours" not in "\n".join(ended[-2:])
 
 

@@ -88,7 +88,8 @@ def describe_result(trial: Trial, figure: ObjectiveFigure) -> str:
 
 def describe_best_so_far(best: Trial, state: RunState, figure: ObjectiveFigure) -> str:
     """The best trial so far, with a note if it leads only within noise."""
-    return f"trial {best.number}, {figure.format(best)}{_lead_note(best, state, figure)}"
+    mark = best.outcome.provenance.mark if best.outcome else ""
+    return f"trial {best.number}, {figure.format(best)}{mark}{_lead_note(best, state, figure)}"
 
 
 def _lead_note(trial: Trial, state: RunState, figure: ObjectiveFigure) -> str:
