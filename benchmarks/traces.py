@@ -60,6 +60,20 @@ print(json.dumps(dict(load_s=loaded - start, wall_s=time.perf_counter() - start,
     table_mb=sum(table.nbytes for table in tables) / 2**20, rows=sum(map(len, tables)))))
 """
 
+AGAIN = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from cclsearch.trace.read import read_traces
+walls = []
+for _ in range(int(sys.argv[3])):
+    start = time.perf_counter()
+    read_traces(Path(sys.argv[2]), use_cache=False)
+    walls.append(time.perf_counter() - start)
+print(json.dumps(dict(wall_s=sorted(walls[1:-1])[len(walls[1:-1]) // 2])))
+"""
+"""Reads a file several times; the first and the last time do not count: another process may not run then."""
+
 LOAD = """
 import json, os, resource, sys, time
 start = time.perf_counter()
@@ -157,6 +171,25 @@ def measure(ways: list[Way], path: Path, warm: Path, *, cache: bool = False) -> 
     }
 
 
+def measure_cores(path: Path) -> float:
+    """Return by how much two independent processes, one on each core, read more than one: the limit of the machine."""
+    alone, together = [], []
+    for _ in range(REPEATS):
+        alone += _read_again(path, cores=1)
+        together += _read_again(path, cores=2)
+    return 2 * min(alone) / min(together)
+
+
+def _read_again(path: Path, cores: int) -> list[float]:
+    """The median wall time of reading in the slowest of as many processes as cores."""
+    command = [sys.executable, "-c", AGAIN, str(ROOT), str(path), "9"]
+    processes = [
+        subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for core in range(cores)
+    ]
+    return [max(float(json.loads(process.communicate()[0])["wall_s"]) for process in processes)]
+
+
 def score_command(root: Path, folder: Path, workers: int) -> dict[str, float]:
     """Return time, and peak memory summed over all processes (each page once), of `ccl-search score FOLDER`."""
     for kept in folder.glob(".*.ccl-columns"):
@@ -209,6 +242,11 @@ def report_single(arguments: argparse.Namespace, scratch: Path) -> list[str]:
             one = runs[way.replace(", 2 workers", "")] if "2 workers" in way else None
             lines.append(_single_row(f"{name}, {size_mb:.0f} MB", way, run, (runs.get("before"), one), size_mb))
             print(lines[-1], file=sys.stderr)
+        limit = measure_cores(path)
+        lines.append(
+            f"| {name}, {size_mb:.0f} MB | two independent processes, for comparison | | | | | | {limit:.2g} |"
+        )
+        print(lines[-1], file=sys.stderr)
         path.unlink()
         packed.unlink()
     return lines
