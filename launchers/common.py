@@ -158,6 +158,12 @@ def run_rank(
     return 0
 
 
+def find_packages_first() -> None:
+    """Search this folder last for modules: some run scripts have the names of packages, such as `megatron`."""
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != here] + [str(here)]
+
+
 def torchrun_words(data: Mapping[str, Any]) -> list[str]:
     """Return torchrun and its options for the ranks of one trial, placed as launchers place them.
 

@@ -22,6 +22,7 @@ from common import (
     LaunchForm,
     MissingRequirement,
     Trial,
+    find_packages_first,
     limit_memory,
     print_launch,
     read_trial,
@@ -227,6 +228,7 @@ def train(trial: Trial) -> None:
 def _train(trial: Trial, world: int) -> None:
     fields, on_gpu = render_arguments(trial.data), not _wants_cpu(trial.data)
     _prepare_environment(world, on_gpu)
+    find_packages_first()
     import torch
     import torch.distributed as dist
 

@@ -18,6 +18,7 @@ from common import (
     LaunchForm,
     MissingRequirement,
     Trial,
+    find_packages_first,
     run_rank,
     torchrun_notes,
     torchrun_words,
@@ -160,8 +161,7 @@ def _choose_schedule(data: Mapping[str, Any]) -> str:
 def train(trial: Trial) -> None:
     """Build torchtitan's trainer from its own parser and run it with its step function measured."""
     words = render_options(trial.data)
-    # this file has the package's name: its folder must not come first, but `torchtitan_model` must be found
-    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE] + [str(HERE)]
+    find_packages_first()
     try:
         from torchtitan.config import ConfigManager
         from torchtitan.tools.logging import init_logger

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from terminals import Terminal
 
 from cclsearch.cli import main
+from cclsearch.core.terminal import can_redraw, print_wrapped
 from cclsearch.launch.base import Handle
 from cclsearch.launch.contract import PHASE_FILE, TrialPhase
 from cclsearch.report.progress import Progress, format_duration, list_varied_knobs, observe_progress, render_progress
@@ -173,3 +174,9 @@ def test_a_terminal_of_80_x_24_shows_the_running_trial_and_the_footer_to_the_end
     assert terminal.finish() == 1
     assert b"\x1b]0;x" not in terminal.raw
     assert "continue: ccl-search resume live18 --budget 36" in terminal.lines
+
+
+def test_a_process_without_an_output_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    print_wrapped("ended: " + "word " * 100)
+    assert not can_redraw()

@@ -23,13 +23,13 @@ def start(folder: Path, payload: TrainingInput, *python: str) -> TrainingResult 
     """Run the script, as launchers do, and return its result."""
     job = make_job(folder, payload)
     environment = {**os.environ, **trial_environment(folder, payload), "CCL_DEVICE": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *python, str(LAUNCHERS / "deepspeed.py")]
+    command = [sys.executable, *python, str(LAUNCHERS / "deepspeed_engine.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     return collect_result(job.trial_dir, TrainingResult, exit_code=done.returncode)
 
 
 def test_every_knob_is_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = load_script("deepspeed", monkeypatch)
+    script = load_script("deepspeed_engine", monkeypatch)
     payload = make_input({**CONFIG, "zero_stage": 3, "overlap_grad_reduce": True}, global_batch=16)
     config = script.render_config(payload.model_dump(mode="json"))
     assert config["zero_optimization"] == {"stage": 3, "overlap_comm": True}
@@ -49,7 +49,7 @@ def test_every_knob_is_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_it_cannot_do_is_refused(
     change: dict[str, Value], precision: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = load_script("deepspeed", monkeypatch)
+    script = load_script("deepspeed_engine", monkeypatch)
     payload = make_input({**CONFIG, **change}, precision=precision)
     with pytest.raises(Exception, match=why):
         script.render_config(payload.model_dump(mode="json"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli.drive import drive_search
 from cclsearch.core.errors import UserError
+from cclsearch.core.terminal import is_terminal
 from cclsearch.core.values import Provenance
 from cclsearch.propose.agent.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:
     """Return what the user wants done with trials that the ledger does not contain; None without a terminal."""
     found = find_unknown_trials(run.folder, run.state)
-    if not found or args.json or args.quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not found or args.json or args.quiet or not (sys.stdin and sys.stdin.isatty() and is_terminal()):
         return None
     print(f"{found.describe()}.")
     print("adopt: judge their results; leave: continue without them, their configurations may run again")

@@ -12,16 +12,21 @@ from cclsearch.core.text import plain
 _INDENT = "      "
 
 
+def is_terminal() -> bool:
+    """Whether the output is a terminal; a process that was started without an output has none."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def can_redraw() -> bool:
     """Whether what was printed can be replaced: the output is a terminal that has a cursor to move."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def print_wrapped(line: str) -> None:
     """Print a line, made plain; on a terminal it is broken between words, and what follows is indented."""
     text = plain(line)
     width = shutil.get_terminal_size().columns
-    if sys.stdout.isatty() and len(text) > width > len(_INDENT) + 20:
+    if is_terminal() and len(text) > width > len(_INDENT) + 20:
         text = wrap_words(text, width)
     print(text, flush=True)
 

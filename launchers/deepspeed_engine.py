@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement, Trial, limit_memory, run_rank
+from common import IllegalConfig, MissingRequirement, Trial, find_packages_first, limit_memory, run_rank
 from step_window import StepWindow, count_steps
 
-HERE = Path(__file__).resolve().parent
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -51,8 +50,7 @@ def train(trial: Trial) -> None:
     world, config = int(os.environ.get("WORLD_SIZE", "1")), render_config(trial.data)
     if world != trial.data["num_ranks"]:
         raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} ranks, but {world} were started")
-    # this file has the package's name: its folder must not come first, but the modules of `cpu` must be found
-    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE] + [str(HERE)]
+    find_packages_first()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
