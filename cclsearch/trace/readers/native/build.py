@@ -42,4 +42,4 @@ def compile_scanner(target: Path = TARGET, flags: tuple[str, ...] = FLAGS) -> st
 
 
 if __name__ == "__main__":
-    sys.exit(compile_scanner())
+    sys.exit(compile_scanner() or None)
