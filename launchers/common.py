@@ -66,6 +66,11 @@ class MissingRequirement(Exception):
     """Something is missing on this machine for every configuration; the message says what to do. Costs no budget."""
 
 
+class EndedEarly(SystemExit):
+    """The result is written, and the framework's loop, which would run further steps, is left: `reporting_failures`
+    ends with it, so that the rank returns as after the last step."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """The parsed `config.json`, and the trial's folder."""
@@ -197,7 +202,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def write_result(trial: Trial, **fields: Any) -> None:
-    """Write `result.json` of a trial that completed."""
+    """Write `result.json` of a trial that completed, or with the status `pruned` of one that ended early."""
     write_json(trial.folder / "result.json", {"schema_version": 1, "status": "ok", **fields})
 
 
@@ -208,6 +213,19 @@ def say_phase(trial: Trial, rank: int, phase: str) -> None:
             partial = trial.folder / f".phase.{os.getpid()}"
             partial.write_text(phase, encoding="utf-8")
             os.replace(partial, trial.folder / "phase")
+
+
+STEPS_BEFORE_STOP = 3
+"""Timed steps after which a trial may end early."""
+
+
+def is_too_slow(trial: Trial, step_times_s: Sequence[float]) -> bool:
+    """Return whether the trial ends now: it may, and each of its first timed steps, by the slowest rank, is too slow.
+
+    `config.json` has the limit (`stop_above`). Ask once, after `STEPS_BEFORE_STOP` timed steps.
+    """
+    limit = trial.data.get("stop_above")
+    return limit is not None and min(step_times_s) > float(limit)
 
 
 def write_failed_result(trial: Trial, *, kind: str, message: str) -> None:
@@ -238,9 +256,14 @@ def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
 
 @contextlib.contextmanager
 def reporting_failures(trial: Trial, rank: int) -> Iterator[None]:
-    """Report any exception of the block and exit with 1 at once, without waiting for an orderly shutdown."""
+    """Report any exception of the block and exit with 1 at once, without waiting for an orderly shutdown.
+
+    `EndedEarly` only ends the block.
+    """
     try:
         yield
+    except EndedEarly:
+        return
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             raise

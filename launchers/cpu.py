@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from common import (
+    STEPS_BEFORE_STOP,
     CpuClock,
     IllegalConfig,
     PeakMemory,
@@ -30,6 +31,7 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
+    is_too_slow,
     limit_memory,
     package_versions,
     read_trial,
@@ -229,7 +231,7 @@ def train(trial: Trial) -> None:
         trainer = Trainer(trial, layout)
         report = _measure(trial, trainer, rank)
         report["peak_memory_bytes"] = memory.peak_bytes()
-        if trial.data["profiled_steps"]:
+        if trial.data["profiled_steps"] and not report["is_pruned"]:
             _profile(trial, trainer, rank)
         report["losses"] = [float(loss) for loss in trainer.losses] if layout.is_last and layout.tp.index == 0 else None
         report["precision"] = "bf16" if trainer.is_bf16 else "fp32"
@@ -239,6 +241,13 @@ def train(trial: Trial) -> None:
             _write_report(trial, reports)
         dist.barrier()
         dist.destroy_process_group()
+
+
+def find_slowest(step_times_s: list[float]) -> list[float]:
+    """Return the seconds of each step by the slowest rank; every rank calls it."""
+    slowest = torch.tensor(step_times_s, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return [float(seconds) for seconds in slowest]
 
 
 def warm_libraries() -> None:
@@ -257,15 +266,22 @@ def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
     say_phase(trial, rank, "timing")
     dist.barrier()
     start, step_times_s = CpuClock.read(), []
-    window_start_s = window_clock_s()
-    for _ in range(trial.data["timed_steps"]):
+    window_start_s, is_pruned = window_clock_s(), False
+    for step in range(1, trial.data["timed_steps"] + 1):
         start_s = time.perf_counter()
         trainer.run_step()
         step_times_s.append(time.perf_counter() - start_s)
+        if step == STEPS_BEFORE_STOP and trial.data.get("stop_above") is not None:
+            asked_s = window_clock_s()
+            is_pruned = is_too_slow(trial, find_slowest(step_times_s))
+            window_start_s += window_clock_s() - asked_s
+        if is_pruned:
+            break
     timed_window_s = window_clock_s() - window_start_s
     dist.barrier()
     end, layout = CpuClock.read(), trainer.layout
     return {
+        "is_pruned": is_pruned,
         "step_times_s": step_times_s,
         "timed_window_s": timed_window_s,
         "clock": (start, end),
@@ -297,6 +313,7 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
     losses = [report["losses"] for report in reports if report["losses"] is not None]
     write_result(
         trial,
+        status="pruned" if reports[0]["is_pruned"] else "ok",
         world_size=len(reports),
         global_batch_size=reports[0]["sequences"],
         seq_len=trial.data["seq_len"],

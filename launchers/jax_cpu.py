@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from common import (
+    STEPS_BEFORE_STOP,
     CpuClock,
     IllegalConfig,
     PeakMemory,
@@ -24,6 +25,7 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
+    is_too_slow,
     limit_memory,
     package_versions,
     read_trial,
@@ -304,9 +306,9 @@ def train(trial: Trial, process: int, num_processes: int) -> None:
     limit_memory()
     memory = PeakMemory()
     trainer = Trainer(trial, Model(trial, make_mesh(trial)))
-    report = _measure(trial, trainer, process)
+    report = _measure(trial, trainer, process, num_processes)
     report["peak_bytes"] = memory.peak_bytes()
-    if trial.data["profiled_steps"]:
+    if trial.data["profiled_steps"] and not report["is_pruned"]:
         say_phase(trial, process, "profiling")
         _profile(trial, trainer, process)
     reports = _gather(trial, report, process, num_processes)
@@ -314,21 +316,39 @@ def train(trial: Trial, process: int, num_processes: int) -> None:
         _write_report(trial, trainer, reports)
 
 
-def _measure(trial: Trial, trainer: Trainer, process: int) -> dict[str, Any]:
+def _find_slowest(step_times_s: list[float], num_processes: int) -> list[float]:
+    """Return the seconds of each step by the slowest process; every process calls it."""
+    if num_processes == 1:
+        return step_times_s
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    gathered = multihost_utils.process_allgather(np.array(step_times_s, dtype=np.float32))
+    return [float(seconds) for seconds in np.asarray(gathered).max(axis=0)]
+
+
+def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -> dict[str, Any]:
     say_phase(trial, process, "warm-up")
     for _ in range(trial.data["warmup_steps"]):
         trainer.run_step()
     say_phase(trial, process, "timing")
     start, step_times_s = CpuClock.read(), []
-    window_start_s = window_clock_s()
-    for _ in range(trial.data["timed_steps"]):
+    window_start_s, is_pruned = window_clock_s(), False
+    for step in range(1, trial.data["timed_steps"] + 1):
         start_s = time.perf_counter()
         trainer.run_step()
         step_times_s.append(time.perf_counter() - start_s)
+        if step == STEPS_BEFORE_STOP and trial.data.get("stop_above") is not None:
+            asked_s = window_clock_s()
+            is_pruned = is_too_slow(trial, _find_slowest(step_times_s, num_processes))
+            window_start_s += window_clock_s() - asked_s
+        if is_pruned:
+            break
     timed_window_s = window_clock_s() - window_start_s
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
     return {
+        "is_pruned": is_pruned,
         "step_times_s": step_times_s,
         "timed_window_s": timed_window_s,
         "foreign_cpu_cores": foreign_cores(start, end, own_s),
@@ -371,6 +391,7 @@ def _write_report(trial: Trial, trainer: Trainer, reports: list[dict[str, Any]])
     foreign = [r["foreign_cpu_cores"] for r in reports if r["foreign_cpu_cores"] is not None]
     write_result(
         trial,
+        status="pruned" if reports[0]["is_pruned"] else "ok",
         world_size=trial.data["num_ranks"],
         global_batch_size=trainer.rows * trainer.accumulation,
         seq_len=trial.data["seq_len"],

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common import (
+    STEPS_BEFORE_STOP,
     CpuClock,
+    EndedEarly,
     PeakMemory,
     Trial,
     device_name,
     foreign_cores,
     host_name,
+    is_too_slow,
     package_versions,
     say_phase,
     window_clock_s,
@@ -54,6 +57,7 @@ class StepWindow:
         self.num_steps = count_steps(trial)
         self.step, self.step_times_s, self.start_s = 0, [], 0.0
         self.timed_window_s = 0.0
+        self.status = "ok"
         self.returned: list[Any] = []
         self.on_gpu = torch.cuda.is_available()
         self.memory = None if self.on_gpu else PeakMemory()
@@ -113,6 +117,29 @@ class StepWindow:
             self.peak_bytes = self._read_peak()
         if self.step == self.num_steps:
             self._finish()
+        elif len(self.step_times_s) == STEPS_BEFORE_STOP and self.step < self.first_profiled:
+            self._end_if_too_slow()
+
+    def _end_if_too_slow(self) -> None:
+        """Write the result and leave the framework's loop if the first timed steps show that it cannot be the fastest.
+
+        All ranks decide the same.
+        """
+        if self.trial.data.get("stop_above") is None:
+            return
+        import torch.distributed as dist
+
+        asked_s = window_clock_s()
+        times: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(times, self.step_times_s)
+        self.timed_window_s -= window_clock_s() - asked_s
+        if is_too_slow(self.trial, [max(step) for step in zip(*times, strict=True)]):
+            self.timed_window_s += window_clock_s()
+            self._read_clocks()
+            self.peak_bytes = self._read_peak()
+            self.status = "pruned"
+            self._finish()
+            raise EndedEarly
 
     def _say(self, phase: str) -> None:
         import torch
@@ -184,6 +211,7 @@ class StepWindow:
         own_s = sum(report["own_s"] for report in reports if report["host"] == reports[0]["host"])
         write_result(
             self.trial,
+            status=self.status,
             world_size=len(reports),
             step_times_s=[max(times) for times in zip(*(r["step_times_s"] for r in reports), strict=True)],
             timed_window_s=max(report["timed_window_s"] for report in reports),

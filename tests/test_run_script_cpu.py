@@ -14,12 +14,15 @@ from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
 
 from cclsearch.core.values import Failure, FailureKind
 from cclsearch.launch.collect import collect_result
-from cclsearch.launch.contract import NONCE_MARK, PHASE_FILE, TrialPhase, trial_environment
+from cclsearch.launch.contract import NONCE_MARK, PHASE_FILE, RunStatus, TrialPhase, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
 
 pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.serial, pytest.mark.untimed]
+
+STEPS_BEFORE_STOP = 3
+"""Timed steps after which the run scripts decide."""
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
@@ -84,3 +87,18 @@ def test_refuses_a_global_batch_that_is_not_the_cards(tmp_path: Path) -> None:
     failure = run_failing(tmp_path, gradient_accumulation=2)
     assert failure.kind is FailureKind.ILLEGAL_CONFIG
     assert "must be the global batch of 8, but is 16" in failure.message
+
+
+@pytest.mark.parametrize("script", ["cpu.py", "jax_cpu.py", "hf_trainer.py"])
+@pytest.mark.parametrize("limit", [1e-6, 1e6])
+def test_ends_early_only_if_its_first_steps_are_above_the_limit(tmp_path: Path, script: str, limit: float) -> None:
+    pytest.importorskip({"cpu.py": "torch", "jax_cpu.py": "jax", "hf_trainer.py": "accelerate"}[script])
+    payload = make_input({"dp": 2, "micro_batch_size": 4}, profiled_steps=1)
+    changes = {"timed_steps": 5, "stop_above": limit, "accelerator": "cpu"}
+    result = run_script(tmp_path, payload.model_copy(update=changes), script=script)
+    is_pruned = limit < 1
+    assert result.status is (RunStatus.PRUNED if is_pruned else RunStatus.OK)
+    assert len(result.step_times_s) == (STEPS_BEFORE_STOP if is_pruned else 5)
+    assert (tmp_path / "trace").exists() != is_pruned, "the profiled steps did not run"
+    assert result.timed_window_s is not None
+    assert result.timed_window_s <= sum(result.step_times_s) + 0.1

@@ -111,7 +111,7 @@ def _evaluate_again(
     evidence = replace(evidence, attempt=then.attempt, others=others)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
     now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
-    if comparison is not None and now.failure is None:
+    if comparison is not None and now.failure is None and not now.is_pruned:
         now = comparison.judge(trial, now, run.state)
     has_failed = then.failure is not None and not trial.revisions and was_judged
     if has_failed and now.failure is None and found == trial.result_sha256:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from cclsearch.api.inputs import CardSource, Knobs, as_path, load_card, read_knobs
 from cclsearch.api.result import SearchResult
@@ -70,7 +71,7 @@ def search(
             raise UserError(f"measure and {where} exclude each other: your function measures in this process")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(f"seed must be a whole number from 0 to {2**32 - 1}, not {seed!r}")
-    limits = {"budget": budget, "parallel": parallel, "confirm": confirm}
+    limits: dict[str, Any] = {"budget": budget, "parallel": parallel, "confirm": confirm}
     for option, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < (option != "confirm"):
             raise UserError(f"{option} must be a whole number of at least {int(option != 'confirm')}, not {value!r}")

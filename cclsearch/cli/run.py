@@ -100,6 +100,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
             max_node_hours=args.max_node_hours,
             keep_going=args.keep_going,
             control_every=args.control_every,
+            early_stop=not args.no_early_stop,
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),

@@ -13,7 +13,7 @@ from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
-from cclsearch.report.data import RANKED, RUNNING, RunPage, TrialRow
+from cclsearch.report.data import ENDED_EARLY, RANKED, RUNNING, RunPage, TrialRow
 from cclsearch.report.gather import gather_run
 from cclsearch.report.pareto import escape_formula
 from cclsearch.run.folder import Run
@@ -58,8 +58,8 @@ def write_optuna(run: Run, path: Path) -> str:
     """Write the run as a study in an SQLite file that optuna-dashboard opens; returns the URL of the storage.
 
     Ranked trials are COMPLETE with their loss (for a Pareto objective one value per metric, in its own direction).
-    Failed trials and trials that were not admitted are FAIL, with the reason in their attributes. Running trials are
-    left out.
+    Failed trials and trials that were not admitted are FAIL, those that ended early PRUNED, with the reason in their
+    attributes. Running trials are left out.
     """
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
@@ -138,11 +138,12 @@ def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any
         values = [row.metrics[term.metric] * term.scale for term in objective.terms]
     elif row.loss is not None:
         values = [row.loss]
+    state = {RANKED: TrialState.COMPLETE, ENDED_EARLY: TrialState.PRUNED}.get(row.state, TrialState.FAIL)
     attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose.value}
     attributes |= {key: text for key in ("reason", "rationale", "failure_kind") if (text := getattr(row, key))}
     attributes |= dict(row.metrics)
     return create_trial(
-        state=TrialState.COMPLETE if ranked else TrialState.FAIL,
+        state=state,
         values=values,
         params=dict(row.config),
         distributions={knob: distributions[knob] for knob in row.config},

@@ -55,6 +55,8 @@ class RunStatus(StrEnum):
 
     OK = "ok"
     FAILED = "failed"
+    PRUNED = "pruned"
+    """It measured enough to show that it is slower than `stop_above`, and ended early."""
 
 
 class TrialInput(Model):
@@ -78,6 +80,9 @@ class TrialInput(Model):
     """Seed of weights and data; the same in every trial."""
     nonce: str = ""
     """Random text of this attempt, which the run script writes into its traces; empty if nothing runs."""
+    stop_above: float | None = None
+    """A script may end early, with status `pruned`, if each of its first measurements of the task's primary metric is
+    above this: the configuration is slower than the best one beyond doubt. None: it runs to its end."""
 
     @property
     def wants_traces(self) -> bool:

@@ -88,6 +88,7 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         refused=tonight.ends[TrialState.REFUSED],
         lost=tonight.ends[TrialState.LOST],
         unjudged=tonight.ends[TrialState.UNJUDGED],
+        ended_early=tonight.ends[TrialState.PRUNED],
         noise=compared.noise.relative if compared.noise and run.spec.provenance is Provenance.MEASURED else None,
         nights_before=len(earlier),
         ending=redact(one_line(ending, 300)),

@@ -79,7 +79,7 @@ class JobSummary(Model):
     """Its unit."""
     best: BestSummary | None = None
     trials: int = 0
-    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of the five below."""
+    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of the six below."""
     admitted: int = 0
     failed: int = 0
     refused: int = 0
@@ -88,6 +88,8 @@ class JobSummary(Model):
     """Trials lost to infrastructure failures."""
     unjudged: int = 0
     """Trials that could not be judged because of an error of ccl-search."""
+    ended_early: int = 0
+    """Trials whose first measurements showed that they are slower than the best beyond doubt."""
     spent: Spent = Spent()
     """What counts against budgets; its trials are those that the search proposed."""
     worse: tuple[ChangeSummary, ...] = ()
@@ -137,6 +139,7 @@ def describe_trials(night: NightSummary) -> str:
         TrialState.REFUSED: "refused",
         TrialState.LOST: "lost",
         TrialState.UNJUDGED: "unjudged",
+        TrialState.PRUNED: "ended_early",
     }
     return describe_counts({end: sum(getattr(job, name) for job in night.jobs) for end, name in names.items()})
 

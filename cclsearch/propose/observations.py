@@ -30,11 +30,13 @@ class Observation:
     is_confirmation: bool = False
     violation: float = 0.0
     """By how much the trial violates the objective's constraints (`Objective.violation`); 0 if it satisfies all."""
+    is_pruned: bool = False
+    """Whether it ended early because it is slower than the best one beyond doubt: its metrics are of fewer steps."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether the trial was admitted, apart from the objective's constraints: its metrics can be learned from."""
-        return self.loss is not None or self.violation > 0
+        """Whether its metrics can be learned from: it was admitted, apart from the constraints, or ended early."""
+        return self.loss is not None or self.violation > 0 or self.is_pruned
 
     def value(self, metric: str) -> float | None:
         """The metric's value if the trial is valid and measured it, else None."""

@@ -142,6 +142,8 @@ class TrialSubmitting(AttemptEvent):
     """The attempt's random text, which must be in its traces; empty if nothing is measured."""
     moment: BootMoment | None = None
     """The same moment, to count seconds from whatever sets the clock."""
+    stop_above: float | None = None
+    """`TrialInput.stop_above` of this attempt."""
 
 
 class TrialSubmitted(AttemptEvent):

@@ -41,6 +41,8 @@ class Trial:
     """Number of started attempts."""
     nonce: str = ""
     """Random text of the last attempt that was started; empty if nothing is measured."""
+    stop_above: float | None = None
+    """From which value of the primary metric on the last attempt may end early; None if it may not."""
     submitting: BootMoment | None = None
     """When the last attempt was submitted; None before the first, and in runs of earlier versions."""
     handle: Handle | None = None
@@ -117,6 +119,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
                 trial,
                 attempt=event.attempt,
                 nonce=event.nonce,
+                stop_above=event.stop_above,
                 submitting=event.moment,
                 attempt_s=event.time_s,
                 handle=None,
@@ -156,6 +159,8 @@ class TrialState(StrEnum):
     """For a reason of its own."""
     REFUSED = "not admitted"
     """It ran, and an admission rule or a constraint refused it, perhaps later."""
+    PRUNED = "ended early"
+    """Its first measurements showed that it is slower than the best one beyond doubt."""
     LOST = "lost to infrastructure"
     UNJUDGED = "could not be judged"
     UNFINISHED = "unfinished"
@@ -167,6 +172,8 @@ def find_state(trial: Trial) -> TrialState:
     outcome = trial.outcome
     if outcome is None:
         return TrialState.UNFINISHED
+    if outcome.failure is None and outcome.is_pruned:
+        return TrialState.PRUNED
     if outcome.failure is None:
         return TrialState.REFUSED if trial.loss is None else TrialState.ADMITTED
     if outcome.failure.kind is FailureKind.JUDGING_ERROR:

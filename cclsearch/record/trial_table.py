@@ -41,6 +41,7 @@ class _Schema(NamedTuple):
     """Names of the metrics, in their order."""
     failure: Failure | None
     violation: float
+    is_pruned: bool
 
 
 class TrialTable(Mapping[int, Trial]):
@@ -214,7 +215,8 @@ class TrialTable(Mapping[int, Trial]):
         row = self._space.row(trial.config) if self._space else None
         if row is None or self._space is None or not _is_same(trial.config, self._space.config(row)):
             self._configs[index] = trial.config
-        schema = _Schema(outcome.spread is not None, tuple(outcome.metrics), outcome.failure, outcome.violation)
+        names = tuple(outcome.metrics)
+        schema = _Schema(outcome.spread is not None, names, outcome.failure, outcome.violation, outcome.is_pruned)
         self._schema_ids[index] = self._schemas.setdefault(schema, len(self._schemas))
         if len(self._schema_list) < len(self._schemas):
             self._schema_list.append(schema)
@@ -243,6 +245,7 @@ class TrialTable(Mapping[int, Trial]):
             metrics=dict(zip(schema.metrics, self._values[first : first + len(schema.metrics)], strict=True)),
             is_confirmation=not self.is_search(number),
             violation=schema.violation,
+            is_pruned=schema.is_pruned,
         )
 
     def _find(self, number: int) -> int | None:

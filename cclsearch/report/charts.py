@@ -11,7 +11,7 @@ from cclsearch.core.values import Value
 from cclsearch.draw.axes import Frame, Scale, fit_scale, make_ticks, show_number
 from cclsearch.draw.scene import SCALE, SERIES, Item, Mark, Path, Rect, Scene, Text
 from cclsearch.report.axes import LEFT, RIGHT, WIDTH, draw_bar_scale, draw_legend
-from cclsearch.report.data import CONFIRMATION, FAILED, NOT_ADMITTED, RANKED, RUNNING, RunPage, TrialRow
+from cclsearch.report.data import CONFIRMATION, ENDED_EARLY, FAILED, NOT_ADMITTED, RANKED, RUNNING, RunPage, TrialRow
 from cclsearch.report.figures import show_value
 
 STRIP_ROW = 22.0
@@ -59,6 +59,7 @@ _MARKS: dict[str, Mark] = {
     CONFIRMATION: Mark(0, 0, "diamond", 9, "purple"),
     "best": Mark(0, 0, "star", 14, "green"),
     NOT_ADMITTED: Mark(0, 0, "triangle", 9, "yellow", hollow=True),
+    ENDED_EARLY: Mark(0, 0, "square", 8, "yellow", hollow=True),
     FAILED: Mark(0, 0, "cross", 8, "orange"),
     RUNNING: Mark(0, 0, "ring", 8, "gray"),
 }
@@ -66,9 +67,9 @@ _MARKS: dict[str, Mark] = {
 
 
 def _measured_but_refused(page: RunPage) -> dict[int, float]:
-    """Number of each trial that ran and was not admitted -> its primary metric."""
-    name = page.metric.name
-    return {t.number: t.metrics[name] for t in page.trials if t.state == NOT_ADMITTED and name in t.metrics}
+    """Number of each trial that ran and was not admitted, or ended early -> its primary metric."""
+    name, states = page.metric.name, (NOT_ADMITTED, ENDED_EARLY)
+    return {t.number: t.metrics[name] for t in page.trials if t.state in states and name in t.metrics}
 
 
 def _trial_mark(
@@ -77,7 +78,7 @@ def _trial_mark(
     """The mark of one trial; `refused` is what was measured, if it was not admitted."""
     tip = f"trial {trial.number}: {trial.config_text}"
     if value is None:
-        state = trial.state if trial.state in (NOT_ADMITTED, FAILED) else RUNNING
+        state = trial.state if trial.state in (NOT_ADMITTED, ENDED_EARLY, FAILED) else RUNNING
         tip += f"\n{state}{': ' + trial.failure_kind if trial.failure_kind else ''} {trial.reason}"
         tip += "" if refused is None else f"\nmeasured {show_number(refused)}, which does not count"
         y = frame.top - 8 if refused is None else frame.y(refused)

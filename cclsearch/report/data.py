@@ -18,11 +18,12 @@ class RowState(StrEnum):
 
     RANKED = "ranked"
     NOT_ADMITTED = "not admitted"
+    ENDED_EARLY = "ended early"
     FAILED = "failed"
     RUNNING = "running"
 
 
-RANKED, NOT_ADMITTED, FAILED, RUNNING = RowState
+RANKED, NOT_ADMITTED, ENDED_EARLY, FAILED, RUNNING = RowState
 CONFIRMATION = Purpose.CONFIRMATION
 
 

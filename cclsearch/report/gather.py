@@ -15,6 +15,7 @@ from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import (
+    ENDED_EARLY,
     FAILED,
     NOT_ADMITTED,
     RANKED,
@@ -33,7 +34,7 @@ from cclsearch.run.annotations import read_annotations
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.usage import describe_usage
+from cclsearch.run.usage import describe_saved, describe_usage
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.tasks.base import task_of
@@ -146,6 +147,8 @@ def _state_of(trial: Trial) -> tuple[RowState, str]:
         return RUNNING, ""
     if outcome.failure is not None:
         return FAILED, clean(outcome.failure.message)
+    if outcome.is_pruned:
+        return ENDED_EARLY, clean("; ".join(outcome.admission.reasons if outcome.admission else ()))
     if trial.loss is None:
         return NOT_ADMITTED, clean("; ".join(outcome.admission.reasons if outcome.admission else ()))
     return RANKED, ""
@@ -230,6 +233,8 @@ def _gather_costs(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         costs.append(("accelerator-hours", f"none: the figures are {run.spec.provenance.value}, nothing ran"))
     if usage := describe_usage(run.spec, run.state):
         costs.append(("node-hours", usage))
+    if saved := describe_saved(run.spec, run.state):
+        costs.append(("saved", saved))
     turns = [event for event in run.state.reported if isinstance(event, LlmTurn)]
     tokens = {name: sum(getattr(turn.cost.usage, f"{name}_tokens") for turn in turns) for name in TOKENS}
     if any(tokens.values()):

@@ -22,7 +22,7 @@ from cclsearch.report.terminal import SOURCES
 from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.usage import describe_usage, find_node_hour_limit
+from cclsearch.run.usage import describe_saved, describe_usage, find_node_hour_limit
 from cclsearch.score.outcome import CONSTRAINTS_RULE
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE
 from cclsearch.tasks.base import task_of
@@ -47,7 +47,8 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     counted = [describe_counts(count_states(state.trials.values()))] if state.trials else []
     usage = describe_usage(spec, state)
     used = [usage] if usage and find_node_hour_limit(spec, state) is not None else []
-    return Summary((*lines, *counted, *_failure_lines(state), *used, f"evidence: {folder}"))
+    saved = [text] if (text := describe_saved(spec, state)) else []
+    return Summary((*lines, *counted, *saved, *_failure_lines(state), *used, f"evidence: {folder}"))
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
@@ -306,7 +307,8 @@ def _refusal_lines(state: RunState, *, with_constraints: bool = False) -> list[s
     """One line per rule that keeps finished trials from being ranked; that of the constraints only if asked for."""
     refused: dict[str, list[str]] = {}
     for trial in state.trials.values():
-        verdicts = trial.outcome.verdicts if trial.outcome and trial.outcome.failure is None else ()
+        is_asked = trial.outcome is not None and trial.outcome.failure is None and not trial.outcome.is_pruned
+        verdicts = trial.outcome.verdicts if trial.outcome and is_asked else ()
         for verdict in verdicts:
             if verdict.ok is False and (with_constraints or verdict.rule != CONSTRAINTS_RULE):
                 refused.setdefault(verdict.rule, []).append(f"trial {trial.number}: {one_line(verdict.detail, 200)}")

@@ -114,6 +114,8 @@ def result_text(trial: Trial, figure: ObjectiveFigure, limit: int = 60, *, as_da
         return "running" if trial.handle else "waiting"
     if outcome.failure:
         return outcome.failure.kind.value if as_data else outcome.failure.kind.describe()
+    if outcome.is_pruned:
+        return one_line(f"{figure.format(trial)}, ended early", limit)
     if outcome.admission and not outcome.admission.admitted:
         rules = ", ".join(v.rule for v in outcome.admission.verdicts if v.ok is False)
         measured = f"{figure.format(trial)}, " if figure.value(trial) is not None and not as_data else ""

@@ -67,7 +67,8 @@ def _outcome_lines(outcome: Outcome, task: Task) -> list[str]:
     if outcome.spread is not None:
         lines.append(f"  spread of {name_values(task.primary_metric)}: {outcome.spread:.1%}")
     if outcome.admission:
-        lines.append("admitted" if outcome.admission.admitted else "not admitted")
+        standing = "ended early" if outcome.is_pruned else "not admitted"
+        lines.append("admitted" if outcome.admission.admitted else standing)
         for verdict in outcome.admission.verdicts:
             mark = {True: "ok", False: "NO", None: "--"}[verdict.ok]
             lines.append(f"  {mark}  {verdict.rule}: {verdict.detail}")

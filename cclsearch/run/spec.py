@@ -50,6 +50,8 @@ class SearchLimits(Model):
     """Attempts at one trial if the infrastructure fails or other processes disturb it."""
     control_every: int = Field(default=0, ge=0)
     """Repeat the best configuration after every so many trials; 0: only if the window of the cluster changes."""
+    early_stop: bool = True
+    """Whether a trial that is slower than the best one beyond doubt may end early."""
     keep_going: bool = False
     """Whether the search continues although several configurations in a row ended for the same reason."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Config, Provenance
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -44,3 +45,13 @@ def describe_usage(spec: RunSpec, state: RunState) -> str | None:
     used, limit = sum_node_hours(spec, state, state.last_s), find_node_hour_limit(spec, state)
     of = f" of at most {limit:.4g}" if limit is not None else ""
     return f"{used:.3g}{of} node-hours used, from submission to end of every attempt"
+
+
+def describe_saved(spec: RunSpec, state: RunState) -> str | None:
+    """Return how many trials ended early, and about how many node-hours that saved; None if none did."""
+    pruned = [trial for trial in state.trials.values() if trial.outcome and trial.outcome.is_pruned]
+    if not pruned:
+        return None
+    saved = sum(count_nodes(spec, trial.config) * (trial.outcome.saved_s or 0.0) for trial in pruned if trial.outcome)
+    what = f"{count_of(len(pruned), 'trial')} ended early, slower than the best beyond doubt"
+    return f"{what}: about {saved / 3600:.2g} node-hours saved (the steps that did not run)"

@@ -14,10 +14,10 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
-from cclsearch.score.admission import admit
+from cclsearch.score.admission import admit, check_load
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
-from cclsearch.score.outcome import CONSTRAINTS_RULE, Admission, Outcome, Verdict
+from cclsearch.score.outcome import CONSTRAINTS_RULE, EARLY_STOP_RULE, Admission, Outcome, Verdict
 
 _MAX_FLOAT = sys.float_info.max
 
@@ -53,6 +53,8 @@ def evaluate_evidence(
         return evaluate_failure(failure, evidence.provenance, evidence.result)
     trace = evidence.trace
     metrics, left_out = _drop_not_finite(metrics)
+    if evidence.result.status is RunStatus.PRUNED:
+        return _evaluate_pruned(replace(evidence, metrics=metrics, spread=spread), task, left_out)
     admission = admit(replace(evidence, metrics=metrics, spread=spread), task.admission_rules)
     is_valid = admission.admitted
     loss, failure, admission = _score(objective, metrics, baseline, admission)
@@ -81,6 +83,32 @@ def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResu
     return Outcome(provenance=provenance, failure=failure, metrics=metrics)
 
 
+def _evaluate_pruned(evidence: Evidence, task: Any, notes: tuple[str, ...]) -> Outcome:
+    """The outcome of a trial that ended early: it is not ranked, and what it measured can be learned from."""
+    payload, result, limit = evidence.payload, evidence.result, evidence.payload.stop_above
+    value, primary = evidence.metrics[task.primary], task.primary_metric
+    if limit is None or value <= limit:
+        why = "nothing allowed it to" if limit is None else f"its {primary.words} of {value:g} is not above {limit:g}"
+        message = f"the run script ended early, although {why}"
+        return evaluate_failure(
+            Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message), evidence.provenance, result
+        )
+    detail = (
+        f"ended early: its first measurements, {value:.4g} {primary.unit or ''}, are above the limit of {limit:.4g}:"
+        " it is not as fast as the best so far"
+    )
+    verdicts = (check_load(evidence), Verdict(rule=EARLY_STOP_RULE, ok=False, detail=detail))
+    return Outcome(
+        provenance=evidence.provenance,
+        admission=Admission(admitted=False, verdicts=verdicts),
+        metrics=dict(evidence.metrics),
+        spread=evidence.spread,
+        saved_s=max(0.0, task.saved_s(payload, result, value)),
+        notes=(*_collect_notes(result, None), *notes),
+        attempt=evidence.attempt,
+    )
+
+
 def replace_verdict(
     outcome: Outcome, verdict: Verdict, objective: Objective, baseline: Mapping[str, float] | None
 ) -> Outcome:
@@ -102,7 +130,7 @@ def replace_verdict(
 
 
 def _find_reported_failure(result: TrialResult) -> Failure | None:
-    if result.status is RunStatus.OK:
+    if result.status is not RunStatus.FAILED:
         return None
     message = "the run script reported a failure without a reason"
     return result.failure or Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=message)

@@ -10,6 +10,8 @@ MAX_DRIFT_S = 5.0
 """Seconds by which wall clock and boot clock may differ over an attempt."""
 CONSTRAINTS_RULE = "constraints"
 """The last verdict of a trial whose objective has constraints."""
+EARLY_STOP_RULE = "early_stop"
+"""The verdict of a trial that ended early because it is slower than the best one beyond doubt."""
 LOAD_RULE = "load"
 """The admission rule that a retry may satisfy: the run was valid, but other processes used its CPUs."""
 
@@ -88,6 +90,8 @@ class Outcome(Model):
     """By how much it violates the objective's constraints, if nothing else keeps it from being ranked; else 0."""
     spread: float | None = None
     """Relative spread (median absolute deviation x 1.4826 / median) of the primary metric in the run."""
+    saved_s: float | None = None
+    """Estimated seconds of the job that ending it early saved; None if it ran to its end."""
     fingerprint: tuple[float, ...] = ()
     """Values that trials of equal work have in common, in order (training: the loss of each step)."""
     notes: tuple[str, ...] = ()
@@ -117,6 +121,11 @@ class Outcome(Model):
     def find_verdict(self, rule: str) -> Verdict | None:
         """The verdict of that rule, if there is one."""
         return next((verdict for verdict in self.verdicts if verdict.rule == rule), None)
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether it ended early: its metrics are those of a part of the measurement."""
+        return self.saved_s is not None
 
     @property
     def is_ranked(self) -> bool:

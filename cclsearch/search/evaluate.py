@@ -43,7 +43,8 @@ class TrialEvaluator:
             if has_job:
                 scrub_result(folder / RESULT_FILE)
             outcome = self._evaluate(folder, trial, payload, failure, writer.state)
-            return outcome if self._comparison is None else self._comparison.judge(trial, outcome, writer.state)
+            is_compared = self._comparison is not None and not outcome.is_pruned
+            return self._comparison.judge(trial, outcome, writer.state) if is_compared and self._comparison else outcome
 
         outcome, traceback = judge(evaluate, self._spec.provenance)
         write_outcome_files(folder, outcome, traceback)

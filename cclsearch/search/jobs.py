@@ -18,11 +18,12 @@ from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.launch.ownership import is_own_handle, move_handle, stamp_handle
 from cclsearch.record.event import EndKind, RetryKind, TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
+from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import attempt_folder, prepare_folder, publish_attempt, read_published
-from cclsearch.score.outcome import CONSTRAINTS_RULE, LOAD_RULE, Outcome
+from cclsearch.score.outcome import CONSTRAINTS_RULE, EARLY_STOP_RULE, LOAD_RULE, Outcome
 from cclsearch.search.evaluate import redact_failure
 from cclsearch.tasks.base import task_of
 
@@ -71,6 +72,8 @@ class JobRunner:
     evaluate: EvaluateTrial
     make_input: MakeInput
     now_s: Callable[[], float] = time.time
+    find_stop_above: Callable[[RunState, Trial], float | None] = lambda state, trial: None
+    """From which value of the primary metric on a trial may end early."""
     statuses: dict[int, JobStatus] = field(default_factory=dict)
     """Number of a running trial -> what the launcher last said about its job."""
 
@@ -137,9 +140,12 @@ class JobRunner:
             attempt = len(trial.retries) + 1
             is_measured = self.spec.provenance is Provenance.MEASURED
             nonce, moment = (secrets.token_hex(8), BootMoment.now()) if is_measured else ("", None)
-            job = self._job(writer, replace(trial, nonce=nonce), attempt)
+            stop_above = self.find_stop_above(writer.state, trial)
+            job = self._job(writer, replace(trial, nonce=nonce, stop_above=stop_above), attempt)
             prepare_folder(job, self.launcher.render(job))
-            event = TrialSubmitting(trial=trial.number, attempt=attempt, nonce=nonce, moment=moment)
+            event = TrialSubmitting(
+                trial=trial.number, attempt=attempt, nonce=nonce, moment=moment, stop_above=stop_above
+            )
             writer.record(event.at(self.now_s()))
             jobs.append(job)
         self._submit(writer, waiting, jobs)
@@ -293,5 +299,5 @@ def find_disturbance(outcome: Outcome, effects: Collection[str]) -> str | None:
     if outcome.provenance is not Provenance.MEASURED or outcome.admission is None or outcome.admission.admitted:
         return None
     violated = {verdict.rule: verdict.detail for verdict in outcome.admission.verdicts if verdict.ok is False}
-    is_explained = violated.keys() <= {LOAD_RULE, CONSTRAINTS_RULE, *effects}
+    is_explained = violated.keys() <= {LOAD_RULE, CONSTRAINTS_RULE, EARLY_STOP_RULE, *effects}
     return violated.get(LOAD_RULE) if is_explained else None

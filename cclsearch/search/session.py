@@ -26,6 +26,7 @@ from cclsearch.run.folder import grow_spec, load_run
 from cclsearch.run.log_masking import LogMasker
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file
 from cclsearch.search.comparison import TrialComparison, make_comparison
+from cclsearch.search.early_stop import find_stop_above
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.memory_filter import HeldBack, hold_back
@@ -96,6 +97,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measu
             launcher,
             evaluate=TrialEvaluator(spec, comparison, masker),
             make_input=lambda trial: make_input(spec, trial),
+            find_stop_above=lambda state, trial: find_stop_above(spec, space, state, trial),
         ),
         comparison=comparison,
         masker=masker,

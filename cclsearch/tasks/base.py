@@ -77,6 +77,8 @@ class Task:
     """What the trials of one search must agree on, whatever their configuration; None if nothing is compared."""
     work_rules: Collection[str] = frozenset({"world_size"})
     """The rules of the gate whose violation means that the job did not do the requested work."""
+    ends_early: bool = False
+    """Whether its run scripts may end a trial early (`TrialInput.stop_above`); the primary metric is then minimized."""
     load_effects: Collection[str] = frozenset()
     """The rules that load of other processes may violate: if `load` is violated too, the trial is retried."""
 
@@ -140,6 +142,10 @@ class Task:
     def count_units(self, payload: TrialInput) -> int | None:
         """How many `unit_of_work` a trial runs, if the primary metric is the seconds of one; None if it is not."""
         return None
+
+    def saved_s(self, payload: TrialInput, result: TrialResult, primary: float) -> float:
+        """The seconds that a trial which ended early did not run, by the primary metric that it measured."""
+        return 0.0
 
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""

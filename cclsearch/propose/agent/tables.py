@@ -29,7 +29,7 @@ def objective_line(view: SearchView, goal: str = "") -> str:
 
 def trial_lines(view: SearchView, noise: float) -> list[str]:
     """Ranked trials, the best first, then those that violate constraints; the others are in the table of failures."""
-    valid = sorted((o for o in view.observations if o.is_valid), key=lambda o: (o.violation, o.loss or 0.0, o.trial))
+    valid = sorted((o for o in view.observations if o.is_valid), key=_order)
     if not valid:
         return []
     primary = [] if view.is_primary else [view.primary.column]
@@ -42,17 +42,24 @@ def trial_lines(view: SearchView, noise: float) -> list[str]:
     return lines
 
 
+def _order(o: Observation) -> tuple[bool, float, float, int]:
+    """Ranked trials first, then by how far they violate the constraints, then those that ended early."""
+    return o.is_pruned, o.violation, o.loss or 0.0, o.trial
+
+
 def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float) -> str:
-    ratio = o.loss / best if best and best > 0 and o.loss is not None else None
+    loss = view.find_loss(o) if o.is_pruned else o.loss
+    ratio = loss / best if best and best > 0 and loss is not None else None
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
     figures = [
         str(o.trial),
-        "-" if o.loss is None else f"{o.loss:.5g}",
+        "-" if loss is None else f"{loss:.5g}",
         *([] if view.is_primary else [_figure(o.value(view.primary.name))]),
         f"x{ratio:.3f}{near}" if ratio is not None else "-",
         *(_figure(o.metrics.get(name)) for name in (PEAK_MEMORY, *_bounded_metrics(view))),
     ]
     notes = (" (repeat)" if o.is_confirmation else "") + (f" ({_violations(view, o)})" if o.violation else "")
+    notes += " (ended early: too slow)" if o.is_pruned else ""
     return f"{' '.join(figures)} | {format_row(view.space, o.config)}{notes}"
 
 

@@ -61,6 +61,7 @@ class TrainingTask(Task):
     admission_rules = ADMISSION_RULES
     agreement = SameLosses()
     work_rules = WORK_RULES
+    ends_early = True
     load_effects = frozenset({"spread", "warmup", "trace_time"})
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
@@ -108,6 +109,11 @@ class TrainingTask(Task):
         assert isinstance(payload, TrainingInput)
         profiled = payload.profiled_steps
         return payload.warmup_steps + payload.timed_steps + (profiled + 1 if profiled else 0)
+
+    def saved_s(self, payload: TrialInput, result: TrialResult, primary: float) -> float:
+        """The steps that did not run, of the median time."""
+        assert isinstance(result, TrainingResult)
+        return ((self.count_units(payload) or 0) - result.warmup_steps - len(result.step_times_s)) * primary
 
     def describe_work(self, card: Card) -> str:
         """The work of a step: `64 x 4096 tokens/step`."""

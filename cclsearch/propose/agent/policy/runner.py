@@ -15,7 +15,7 @@ from cclsearch.propose.agent.configs import format_config, nearest_rows
 from cclsearch.propose.agent.policy.knob_aliases import find_choice, find_knob
 from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
-from cclsearch.propose.base import SearchView
+from cclsearch.propose.base import Observation, SearchView
 from cclsearch.space.table import Space
 
 ARCH_FIELDS = (
@@ -127,7 +127,7 @@ def history_records(view: SearchView) -> list[dict[str, Any]]:
             "config": dict(o.config),
             "metrics": dict(o.metrics),
             "score": o.loss,
-            "status": "success" if o.loss is not None else "constraint violated" if o.is_valid else "error",
+            "status": _describe_status(o),
         }
         for o in view.observations[-100:]
     ]
@@ -173,3 +173,9 @@ def _fill(space: Space, named: dict[str, Value], preferred: list[int]) -> Config
     match_N = space.matching(named)
     row = next((row for row in [*preferred, *np.flatnonzero(match_N).tolist()] if match_N[row]), None)
     return None if row is None else space.config(row)
+
+
+def _describe_status(o: Observation) -> str:
+    if o.loss is not None:
+        return "success"
+    return "ended early" if o.is_pruned else "constraint violated" if o.is_valid else "error"
