@@ -3,7 +3,9 @@
 Under `torchrun` (RANK is set) each process is one rank. Started without RANK it replaces torchrun: the same elastic
 agent starts the ranks from a fork server, which imports torch once for all of them and saves most of the start-up time.
 
-Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1).
+Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1); on request
+threads (OpenMP threads of a rank), optimizer (for_loop, foreach or fused AdamW), compile (torch.compile of each layer)
+and bucket_mib (size of the buckets in which gradients are reduced).
 """
 
 from __future__ import annotations
@@ -52,11 +54,19 @@ CPU = torch.device("cpu")
 class FlatParameters:
     """The parameters that one axis replicates, in one flat buffer with one collective and one optimizer.
 
-    With ZeRO stage 1 each rank of the axis updates its share: reduce-scatter, update, all-gather.
+    With ZeRO stage 1 each rank of the axis updates its share: reduce-scatter, update, all-gather. With `bucket_mib`
+    above 0 gradients are all-reduced in buckets of that size, all at once.
     """
 
-    def __init__(self, parameters: list[Tensor], axis: Axis, zero_stage: int, adam_options: Mapping[str, bool]) -> None:
-        self.axis, self.sharded = axis, zero_stage >= 1 and axis.size > 1
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        axis: Axis,
+        zero_stage: int,
+        adam_options: Mapping[str, bool],
+        bucket_mib: int = 0,
+    ) -> None:
+        self.axis, self.sharded, self.bucket_mib = axis, zero_stage >= 1 and axis.size > 1, bucket_mib
         size = sum(p.numel() for p in parameters)
         padded = -(-size // axis.size) * axis.size
         self.values, self.grads = (torch.zeros(padded, device=parameters[0].device) for _ in range(2))
@@ -75,11 +85,22 @@ class FlatParameters:
     def reduce(self) -> None:
         """Sum the gradients over the axis; if sharded, each rank gets its share."""
         if not self.sharded:
-            self.own.grad = all_reduce(self.axis, self.grads)
+            self._reduce_buckets()
+            self.own.grad = self.grads
             return
         self.own.grad = torch.empty_like(self.own)
         with record_function(f"comm::{self.axis.name}::reduce_scatter"):
             dist.reduce_scatter_tensor(self.own.grad, self.grads, group=self.axis.group)
+
+    def _reduce_buckets(self) -> None:
+        """All-reduce the gradients: in one collective, or in one for each bucket."""
+        if not self.bucket_mib or self.axis.size == 1:
+            all_reduce(self.axis, self.grads)
+            return
+        with record_function(f"comm::{self.axis.name}::all_reduce"):
+            buckets = self.grads.split(self.bucket_mib * 2**20 // self.grads.element_size())
+            for work in [dist.all_reduce(bucket, group=self.axis.group, async_op=True) for bucket in buckets]:
+                work.wait()
 
     def update(self) -> None:
         self.optimizer.step()
@@ -128,8 +149,11 @@ class Trainer:
         known = {id(p) for p in experts}
         dense = [p for p in self.stage.parameters() if id(p) not in known]
         groups = [(dense, self.layout.dp), (experts, self.layout.edp)]
+        bucket_mib = int(self.trial.config.get("bucket_mib", 0))
         return [
-            FlatParameters(parameters, axis, zero_stage, self.adam_options) for parameters, axis in groups if parameters
+            FlatParameters(parameters, axis, zero_stage, self.adam_options, bucket_mib)
+            for parameters, axis in groups
+            if parameters
         ]
 
     def run_step(self) -> None:
@@ -221,14 +245,18 @@ def train(trial: Trial) -> None:
     with reporting_failures(trial, rank):
         if world != trial.data["num_ranks"]:
             raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} ranks, but {world} were started")
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        torch.set_num_threads(int(trial.config.get("threads", os.environ["OMP_NUM_THREADS"])))
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
         layout = Layout(rank, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
         say_phase(trial, rank, "starting")
         warm_libraries()
         limit_memory()
         memory = PeakMemory()
-        trainer = Trainer(trial, layout)
+        optimizer = str(trial.config.get("optimizer", "for_loop"))
+        trainer = Trainer(trial, layout, CPU, {"foreach": optimizer == "foreach", "fused": optimizer == "fused"})
+        if trial.config.get("compile", False):
+            for layer in trainer.stage.layers:
+                layer.compile()
         report = _measure(trial, trainer, rank)
         report["peak_memory_bytes"] = memory.peak_bytes()
         if trial.data["profiled_steps"] and not report["is_pruned"]:

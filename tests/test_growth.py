@@ -1,9 +1,12 @@
-"""Growth of the search space during a search: recorded in the ledger, and the same after a resume."""
+"""Growth of the search space during a search: checked, recorded in the ledger, and the same after a resume."""
 
 from __future__ import annotations
 
+import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded_runs import search, write_recording
@@ -13,64 +16,269 @@ from scripted_search import open_search
 from cclsearch.core.errors import UserError
 from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown
+from cclsearch.record.ledger import LEDGER_FILE
+from cclsearch.record.line import encode_line
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
+from cclsearch.search.grow import grow_space
+from cclsearch.search.growth import MAX_GROWTHS
 from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, grow_space, open_session, rebuild_space
+from cclsearch.search.session import begin_or_resume, open_session, rebuild_space
+from cclsearch.space.framework import load_framework
+from cclsearch.space.opening import Extend
+from cclsearch.space.variables import load_catalogue, refuse_name
 
 
 def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project: Path) -> None:
-    launcher = ScriptedLauncher(ran)
-    folder, session = open_search(project, launcher)
+    folder, session = open_search(project, ScriptedLauncher(ran))
     size = len(session.space)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
-        session = grow_space(writer, session, {"zero_stage": [2]}, why="stage 2 may be faster")
-        session = grow_space(writer, session, {"overlap": [True, False]})
-    assert len(session.space) > size
+        session = grow_space(writer, session, {"optimizer": ["fused"]}, why="one kernel for all parameters")
+        session = grow_space(writer, session, {"threads": [2]})
+    assert len(session.space) == 4 * size
     run = load_run(folder)
     events = [event for event in run.state.reported if isinstance(event, SpaceGrown)]
-    assert [event.text for event in events] == ["stage 2 may be faster", ""]
-    assert events[1].choices["zero_stage"] == (0, 1, 2), "each event names everything that has grown"
+    assert "one kernel for all parameters" in events[0].text
+    assert events[1].choices == {"optimizer": ("for_loop", "fused"), "threads": (1, 2)}, "each names all that has grown"
+    assert events[1].neutral == {"optimizer": "for_loop", "threads": 1}
     assert (run.spec.space_size, run.spec.space_sha256) == (len(session.space), hash_space(session.space))
     assert hash_space(rebuild_space(run.spec)) == hash_space(session.space)
     resumed = open_session(folder)
     assert hash_space(resumed.space) == hash_space(session.space)
     with RunWriter(folder) as writer:
         observed = writer.state.trials.observe(resumed.space)
-    assert len(observed) == 4
-    assert [o.row for o in observed] == [None] * 4, "they ran before the knob `overlap` existed"
-
-
-def test_observations_get_their_rows_of_the_grown_space(project: Path) -> None:
-    folder, session = open_search(project, ScriptedLauncher(ran))
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        grown = grow_space(writer, session, {"zero_stage": [2]})
-        before = [o.row for o in writer.state.trials.observe(session.space)]
-        after = writer.state.trials.observe(grown.space)
-        assert [grown.space.config(o.row or 0) for o in after] == [o.config for o in after]
-        assert before != [o.row for o in after], "the rows have moved"
-        run_search(writer, replace(grown, max_trials=8))
-        assert len(writer.state.trials) == 4, "the budget is used up"
-        begin_or_resume(writer, grown, budget=8)
-        run_search(writer, grown)
-        assert len({trial.config for trial in writer.state.trials.values()}) == 8
+        assert len(observed) == 4
+        assert [o.config["threads"] for o in observed] == [1] * 4, "trials without a knob had its neutral value"
+        assert [resumed.space.config(o.row or 0) for o in observed] == [o.config for o in observed]
+        begin_or_resume(writer, resumed, budget=8)
+        resumed = replace(resumed, jobs=session.jobs)
+        run_search(writer, resumed)
+        rows = [resumed.space.row(trial.config) for trial in writer.state.trials.values()]
+    assert len(set(rows)) == 8, "no configuration ran twice, in its old or its new form"
 
 
 def test_a_recording_cannot_grow(project: Path) -> None:
     run = search(write_recording(project / "toy"), "r", budget=2)
-    with RunWriter(run.folder) as writer, pytest.raises(UserError, match="no choices can be added"):
-        grow_space(writer, open_session(run.folder), {"tp": [64]})
+    with RunWriter(run.folder) as writer, pytest.raises(UserError, match="is a recording: no choices can be added"):
+        grow_space(writer, open_session(run.folder), {"threads": [2]})
 
 
-@pytest.mark.parametrize("choices", [{}, {"zero_stage": [0]}, {"micro_batch_size": [7]}])
-def test_choices_that_add_no_configuration_are_no_growth(project: Path, choices: dict[str, list[int]]) -> None:
+CYRILLIC_THREADS = "thr\u0435ads"
+REFUSED: list[tuple[str, Any, str]] = [
+    ("LD_PRELOAD", ["x"], "a name with 'preload' loads code"),
+    ("LD_BIND_NOW", [1], "not a variable or flag of a library"),
+    ("Ld_Preload", ["x"], "not in the lists"),
+    ("PYTHONPATH", [1], "may not be added"),
+    ("OMP_NUM_THREADS", [2], "set by the profile or by another knob"),
+    ("OMP_TOOL_LIBRARIES", ["x"], "loads code"),
+    ("OMP_DISPLAY_ENV; rm", [1], "not in the lists"),
+    ("OMP_X\nLD_PRELOAD", [1], "not in the lists"),
+    ("../threads", [2], "not in the lists"),
+    (CYRILLIC_THREADS, [2], "not in the lists"),
+    ("ＯＭＰ_DYNAMIC", ["true"], "not in the lists"),
+    ("THREADS", [2], "not a variable"),
+    ("--dtype", ["bf16"], "not in the lists"),
+    ("--grad-reduce-in-fp32", [True], "not in the lists"),
+    ("precision", ["bf16"], "part of the work"),
+    ("dtype", ["bf16"], "not in the lists"),
+    ("global_batch_size", [8], "not in the lists"),
+    ("seq_len", [8], "not in the lists"),
+    ("seed", [1], "not in the lists"),
+    ("tensor_model_parallel_size", [2], "is the knob 'tp'"),
+    ("micro_batch", [3], "is the knob 'micro_batch_size'"),
+    ("zero_stage", [2], "no further values"),
+    ("config", ["x"], "not in the lists"),
+    ("xla_cpu_enable_fast_math", [True], "may not be added"),
+    ("threads", [0], "not from 1"),
+    ("threads", [-1], "not from 1"),
+    ("threads", [1e9], "not from 1"),
+    ("threads", [float("nan")], "not finite"),
+    ("threads", [float("inf")], "not finite"),
+    ("threads", [True], "not a whole number"),
+    ("threads", ["2; rm -rf x"], "up to 64 letters"),
+    ("threads", [[2]], "not a number"),
+    ("threads", [None], "not a number"),
+    ("threads", list(range(1, 60)), "at most 8 values"),
+    ("threads", [], "give a list"),
+    ("threads", "2", "give a list"),
+    ("threads", [1], "would stay as it is"),
+    ("micro_batch_size", [7], "would stay as it is"),
+    ("omp_wait_policy", ["ACTIVE /lib.so"], "up to 64 letters"),
+    ("omp_wait_policy", ["busy"], "is not one of active, passive"),
+]
+
+
+@pytest.mark.parametrize("level", [Extend.LISTED, Extend.ANY])
+def test_what_may_not_be_added_is_refused_and_leaves_nothing_behind(project: Path, level: Extend) -> None:
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
-        with pytest.raises(UserError, match="would stay as it is: no configuration with these choices"):
-            grow_space(writer, session, choices)
-        assert writer.state.growth is None
+        before = (folder / LEDGER_FILE).read_bytes()
+        for name, values, why in REFUSED:
+            with pytest.raises(UserError) as refused:
+                grow_space(writer, session, {name: values}, level=level)
+            assert "\n" not in str(refused.value)
+            assert why in str(refused.value) or (level is Extend.LISTED and "not in the lists" in str(refused.value))
+        with pytest.raises(UserError, match="not in the lists"):
+            grow_space(writer, session, {"OMP_STACKSIZE": [4]}, level=Extend.LISTED)
+        with pytest.raises(UserError, match="does not add"):
+            grow_space(writer, session, {"threads": [2]}, level=Extend.OFF)
+        assert (folder / LEDGER_FILE).read_bytes() == before
+        grown = grow_space(writer, session, {"OMP_STACKSIZE": [4096]}, level=Extend.ANY)
+    assert grown.space.find("env_omp_stacksize") is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nccl_net_plugin", "nccl_net", "nccl_tuner_plugin", "nccl_topo_file", "nccl_debug_file", "nccl_conf_file"),
+        *("nccl_comm_id", "nccl_socket_ifname", "nccl_ib_hca", "torchinductor_cache_dir", "cuda_injection64_path"),
+        *("torchinductor_cudagraph_debug_dir", "cuda_visible_devices", "cuda_cache_path", "cuda_module_loading"),
+        *("nvidia_tf32_override", "cublas_allow_tf32", "xla_dump_to", "xla_gpu_cuda_data_dir", "xla_gpu_ptx_file"),
+        *("xla_force_host_platform_device_count", "xla_gpu_enable_fast_min_max", "xla_allow_excess_precision"),
+        *("xla_cpu_fast_math_honor_nans", "xla_gpu_all_reduce_bf16", "xla_gpu_target_config_filename", "kmp_affinity"),
+        *("cuda_enable_coredump_on_exception", "xla_gpu_pgle_profile_file_or_directory_path", "omp_tool_libraries"),
+        *("xla_gpu_unsafe_fallback_to_driver", "xla_gpu_exhaustive_autotune_cache_dir", "torch_nccl_dump_on_timeout"),
+    ],
+)
+def test_a_name_that_says_what_is_forbidden_is_denied_although_no_list_has_it(name: str) -> None:
+    assert refuse_name(name)
+
+
+@pytest.mark.parametrize("name", ["nccl_p2p_net_chunksize", "xla_gpu_enable_cudnn_layer_norm_fusion2", "omp_stacksize"])
+def test_a_name_that_says_nothing_of_the_kind_is_not_denied(name: str) -> None:
+    assert bool(refuse_name(name)) == ("layer" in name)
+
+
+def test_no_reviewed_variable_names_a_place_or_the_precision() -> None:
+    harmless = {"CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NET_GDR_READ", "NCCL_NET_SHARED_BUFFERS"}
+    for name, variable in load_catalogue().variables.items():
+        own = (variable.flag or variable.env).lower()
+        denied = refuse_name(own)
+        assert not denied or variable.env in harmless or "PYTORCH_CUDA_ALLOC_CONF" in variable.env, (name, denied)
+        assert all(isinstance(value, bool | int) or value.isalnum() for value in variable.values)
+
+
+def test_an_opened_variable_reaches_the_job_and_no_other_does() -> None:
+    jax, cpu = load_framework("jax-cpu"), load_framework("cpu")
+    flags = {"xla_cpu_multi_thread_eigen": False, "flag_xla_cpu_small_while_loop": 3, "xla_cpu_vector_width": "default"}
+    assert jax.knob_environment(flags) == {
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --flag".replace("--flag", "--xla_cpu_small_while_loop=3")
+    }
+    assert cpu.knob_environment(flags) == {}, "no library of this framework has them"
+    smuggled = {
+        **{"env_ld_preload": "x", "env_omp_tool_libraries": "x", "flag_xla_dump_to": "x", "nccl_algo": "Ring"},
+        **{
+            "omp_wait_policy": "a b",
+            "xla_cpu_vector_width": "1 --xla_dump_to=x",
+            "env_omp_x": "a b",
+            "LD_PRELOAD": "x",
+        },
+    }
+    assert jax.knob_environment(smuggled) == {} == cpu.knob_environment(smuggled)
+    assert cpu.knob_environment({"omp_wait_policy": "active"}) == {"OMP_WAIT_POLICY": "active"}
+
+
+def test_a_growth_is_bounded(project: Path) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        many = {"threads": [2, 3, 4, 5, 6], "bucket_mib": [1, 2, 3, 4], "optimizer": ["foreach", "fused"]}
+        with pytest.raises(UserError, match="64 times the 180"):
+            grow_space(writer, session, {**many, "omp_dynamic": ["true"], "compile": [True]})
+        for threads in range(2, 2 + MAX_GROWTHS):
+            session = grow_space(writer, session, {"threads": [threads]})
+        with pytest.raises(UserError, match="which is the limit"):
+            grow_space(writer, session, {"threads": [64]})
+
+
+def test_what_the_user_limited_stays_limited(project: Path) -> None:
+    from cclsearch.plan.plan import plan_search
+    from cclsearch.plan.request import SearchRequest
+    from cclsearch.run.spec import SearchLimits
+    from cclsearch.search.growth import plan_growth
+    from cclsearch.space.parse import parse_knobs
+
+    request = SearchRequest("tiny", SearchLimits(budget=1), strategy="random", knobs=parse_knobs(["threads=1,2"]))
+    with pytest.raises(UserError, match="'threads' is the knob 'threads', which has no further values"):
+        plan_growth(plan_search(request).spec, None, 0, {"threads": [4]}, level=Extend.LISTED)
+
+
+def edit_ledger(folder: Path, **changes: Any) -> None:
+    """Add a growth to a ledger by hand, with a valid checksum."""
+    event = {"event": "space_grown", "choices": {}, "space_sha256": "0", "space_size": 1, "time_s": 1.0, **changes}
+    text = json.dumps(event, separators=(",", ":")).encode()[:-1]
+    with (folder / LEDGER_FILE).open("ab") as file:
+        file.write(text + b',"crc":"%08x"}\n' % zlib.crc32(text))
+
+
+@pytest.mark.parametrize(
+    ("choices", "neutral"),
+    [
+        ({"env_omp_stacksize": ["default", 4]}, {"env_omp_stacksize": "default"}),
+        ({"omp_wait_policy": ["default", "busy"]}, {"omp_wait_policy": "default"}),
+        ({"threads": [1, 10**6]}, {"threads": 1}),
+        ({"threads": [4, 2]}, {"threads": 4}),
+        ({"precision": ["fp32", "bf16"]}, {"precision": "fp32"}),
+        ({"config": ["a", "b"]}, {"config": "a"}),
+        ({"zero_stage": [0, 1, 9]}, {}),
+    ],
+)
+def test_a_hand_edited_growth_ends_a_resume_in_one_line(
+    project: Path, choices: dict[str, Any], neutral: dict[str, Any]
+) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+    edit_ledger(folder, choices=choices, neutral=neutral)
+    with pytest.raises(UserError, match="adds to the search space what may not be added") as refused:
+        open_session(folder)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::cclsearch.core.errors.DamagedLedger")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"choices": {"env_ld_preload": ["default", "x"]}},
+        {"choices": {"flag_xla_dump_to": ["default", "x"]}},
+        {"choices": {"threads": [1, "$(x)"]}},
+        {"choices": {"threads": [1, "/lib/x.so"]}},
+        {"choices": {"Threads": [1, 2]}},
+        {"choices": {"threads\n": [1, 2]}},
+        {"choices": {"threads": [1, 2]}, "growth_version": 9},
+    ],
+)
+def test_a_growth_that_no_version_would_write_is_not_used_and_said(project: Path, changes: dict[str, Any]) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+    edit_ledger(folder, **changes)
+    state = load_run(folder).state
+    assert state.growth is None
+    assert "space_grown" in state.damage[0]
+    assert len(open_session(folder).space) == 180
+
+
+def test_a_growth_survives_a_kill_between_any_two_bytes(project: Path) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        before = (folder / LEDGER_FILE).read_bytes()
+        grow_space(writer, session, {"threads": [2]})
+    ledger = folder / LEDGER_FILE
+    line = ledger.read_bytes()[len(before) :]
+    for kept in (0, 1, len(line) // 2, len(line) - 1, len(line)):
+        ledger.write_bytes(before + line[:kept])
+        opened = open_session(folder)
+        assert len(opened.space) in ((360,) if kept == len(line) else (180, 360))
+        with RunWriter(folder) as writer:
+            again = opened if len(opened.space) == 360 else grow_space(writer, opened, {"threads": [2]})
+        assert len(open_session(folder).space) == len(again.space) == 360
+
+
+def test_a_grown_event_is_written_and_read_alike() -> None:
+    event = SpaceGrown(choices={"threads": (1, 2)}, neutral={"threads": 1}, space_sha256="0", space_size=2)
+    assert b'"neutral":{"threads":1}' in encode_line(event)

@@ -147,9 +147,11 @@ class Inferred(Model):
 class KnobDeclaration(Model):
     """A knob that a card, profile or framework declares, with its choices."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,79}$")
     choices: tuple[Value, ...] = Field(min_length=1)
     description: str = ""
+    neutral: Value | None = None
+    """What trials without the knob had, if it was added during the search; None if every trial has it."""
 
 
 class StatedCard(Model):

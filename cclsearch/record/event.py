@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, field_validator
 
 from cclsearch.core.moment import BootMoment
 from cclsearch.core.values import Config, Failure, Value
@@ -13,6 +13,7 @@ from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.propose.events import ArbiterMove, LedgerEvent, LlmLimitsSet, LlmTurn, Note, ReportedEvent
 from cclsearch.score.outcome import Outcome
+from cclsearch.space.variables import FLAG, VARIABLE, refuse_name, refuse_shape
 
 LEDGER_VERSION = 2
 
@@ -201,12 +202,25 @@ class SpaceGrown(ReportedEvent):
     """Choices were added to the search space."""
 
     event: Literal["space_grown"] = "space_grown"
-    choices: dict[str, tuple[Value, ...]]
+    choices: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,79}$")], tuple[Value, ...]]
     """Each knob that has grown since the search began -> all of its choices."""
+    neutral: dict[str, Value] = {}
+    """Each knob that was added since then -> what trials without it had."""
     space_sha256: str
     """Hash of the grown space."""
     space_size: int
     """Its number of configurations."""
+
+    @field_validator("choices")
+    @classmethod
+    def _check_choices(cls, choices: dict[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
+        for name, values in choices.items():
+            opened = name.startswith((VARIABLE, FLAG))
+            why = refuse_name(name.removeprefix(VARIABLE).removeprefix(FLAG)) if opened else ""
+            why = why or next((text for value in values if (text := refuse_shape(value))), "")
+            if why:
+                raise ValueError(f"knob {name!r} may not be added: {why}")
+        return choices
 
 
 class SearchStopped(LedgerEvent):

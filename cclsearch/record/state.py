@@ -60,6 +60,7 @@ class RunState:
     """Events with a text for people: LLM turns, moves of the arbiter, notes of plugins, ..."""
     growth: SpaceGrown | None = None
     """The last growth of the search space; None if it is the one of the start."""
+    num_growths: int = 0
     stopped: SearchStopped | None = None
     ended: SearchEnded | None = None
     last_s: float = 0.0
@@ -352,7 +353,7 @@ class RunState:
             case TrialRetried():
                 self.has_allocation_ended |= event.kind is RetryKind.ALLOCATION_ENDED
             case SpaceGrown():
-                self.growth = event
+                self.growth, self.num_growths = event, self.num_growths + 1
             case SearchStopped():
                 self.stopped = event
             case SearchEnded():

@@ -73,7 +73,10 @@ def grow_spec(spec: RunSpec, growth: SpaceGrown | None) -> RunSpec:
     if growth is None:
         return spec
     knobs = {knob.name: knob for knob in spec.knobs}
-    knobs |= {name: KnobDeclaration(name=name, choices=choices) for name, choices in growth.choices.items()}
+    knobs |= {
+        name: KnobDeclaration(name=name, choices=choices, neutral=growth.neutral.get(name))
+        for name, choices in growth.choices.items()
+    }
     grown = {"knobs": tuple(knobs.values()), "space_sha256": growth.space_sha256, "space_size": growth.space_size}
     return spec.model_copy(update=grown)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from cclsearch import __version__
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Config, Provenance, Value
+from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.base import WorkloadUser
 from cclsearch.launch.in_process import InProcessLauncher, Measure
 from cclsearch.launch.profile import make_launcher
@@ -18,16 +18,17 @@ from cclsearch.plan.subject import locate_recording
 from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import Observation, Proposer
-from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted, SpaceGrown
+from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
-from cclsearch.run.folder import grow_spec, load_run
+from cclsearch.run.folder import load_run
 from cclsearch.run.log_masking import LogMasker
-from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file
+from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
 from cclsearch.search.comparison import TrialComparison, make_comparison
 from cclsearch.search.early_stop import find_stop_above
 from cclsearch.search.evaluate import TrialEvaluator
+from cclsearch.search.growth import require_growth
 from cclsearch.search.jobs import JobRunner, StopSignal
 from cclsearch.search.memory_filter import HeldBack, hold_back
 from cclsearch.search.proposer import make_proposer
@@ -78,7 +79,10 @@ def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measu
 
     `measure` is the caller's function that measures trials, for a run that was started with one.
     """
-    spec = locate_recording(load_run(folder).spec)
+    run = load_run(folder)
+    spec = locate_recording(run.spec)
+    if run.state.growth is not None:
+        require_growth(read_spec(folder), run.state.growth)
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
     load_classes()  # a malformed table of the project must stop the search here, not its first trace
@@ -123,35 +127,6 @@ def rebuild_space(spec: RunSpec) -> Space:
             " version): start a new search with `--learn-from` this one"
         )
     return space
-
-
-def grow_space(
-    writer: RunWriter, session: Session, choices: Mapping[str, Sequence[Value]], *, why: str = ""
-) -> Session:
-    """Record that these choices of knobs were added to the search space; returns the session over the grown space.
-
-    Trials that ran before a knob was added have no row of the grown space. Raises UserError if the search reads a
-    recording, whose space is its rows, if the space cannot have the choices, or if they add no configuration.
-    """
-    spec = session.spec
-    if spec.recording is not None:
-        raise UserError(f"the search space of {spec.run_id} is a recording: no choices can be added to it")
-    known = {knob.name: knob.choices for knob in session.space.knobs}
-    growth = writer.state.growth
-    grown = dict(growth.choices if growth else {})
-    for name, added in choices.items():
-        grown[name] = tuple(dict.fromkeys((*known.get(name, ()), *added)))
-    event = SpaceGrown(choices=grown, space_sha256="", space_size=0, text=why)
-    larger = grow_spec(spec, event)
-    space = build_space(larger.card, load_framework(larger.framework), larger.knobs, larger.use_fewer)
-    if len(space) == len(session.space):
-        raise UserError(f"the search space of {spec.run_id} would stay as it is: no configuration with these choices")
-    event = event.model_copy(update={"space_sha256": hash_space(space), "space_size": len(space)})
-    writer.record(event.at(session.now_s()))
-    spec = grow_spec(spec, event)
-    if isinstance(session.jobs.launcher, WorkloadUser):
-        session.jobs.launcher.use_workload(spec.card, space)
-    return replace(session, spec=spec, space=space, held_back=hold_back(spec, space))
 
 
 def begin_or_resume(

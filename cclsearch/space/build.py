@@ -16,6 +16,7 @@ from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.rule import Columns, Rule, RuleKind, same_value
 from cclsearch.space.table import MAX_CHOICES, Knob, Space
+from cclsearch.space.variables import find_variable
 
 MAX_ROWS = 20_000_000
 """Maximum number of combinations in memory while enumerating; a larger space needs fewer choices."""
@@ -91,10 +92,12 @@ def resolve_knobs(
     for declared in (*card.knobs, *extra_knobs):
         current = knobs.get(declared.name)
         optional = framework.find_optional(declared.name)
+        variable = find_variable(declared.name)
         known = current.description if current else optional.description if optional else ""
-        description = declared.description or known or meaning_of(declared.name).words
+        words = meaning_of(declared.name).words or (variable.what if variable else "")
         distinct = {(isinstance(choice, bool), choice): choice for choice in declared.choices}
-        knobs[declared.name] = Knob(declared.name, tuple(distinct.values()), description)
+        description = declared.description or known or words
+        knobs[declared.name] = Knob(declared.name, tuple(distinct.values()), description, declared.neutral)
     for knob in knobs.values():
         _check_choices(card, knob)
     return tuple(knobs.values())

@@ -21,6 +21,7 @@ from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.numbers import check_number, find_number, list_divisors
 from cclsearch.space.rule import PARAMETERS, RULES, Rule, make_effect_rules
 from cclsearch.space.table import Knob
+from cclsearch.space.variables import load_catalogue, variable_text
 
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
@@ -71,11 +72,17 @@ class FrameworkKnob(Model):
     """Whether only models with experts have the knob."""
     if_at_least: dict[str, int] = {}
     """Number of the card -> its minimum for the knob to be in a space by default; below, the knob is optional."""
+    range: tuple[int | float, int | float] | None = None
+    """Least and most of the numbers that a search may add to the choices."""
 
     @field_validator("if_at_least")
     @classmethod
     def _check_numbers(cls, least: dict[str, int]) -> dict[str, int]:
         return {check_number(name): number for name, number in least.items()}
+
+    def writes_into(self, env: str, flag: str = "") -> bool:
+        """Whether the knob sets that variable, or that flag in it."""
+        return self.env == env and (not flag or any(flag in text for text in self.writes.values()))
 
     def suits(self, card: Card) -> bool:
         """Whether a space of this card can have the knob."""
@@ -173,7 +180,10 @@ class Framework(Model):
     """Whether configurations that leave accelerators idle are in the space by default; `cpu`: only on CPUs."""
     knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
     optional_knobs: tuple[FrameworkKnob, ...] = ()
-    """Knobs that are in a space only if a card, a profile or the user names them."""
+    """Knobs that are in a space only if a card, a profile, the user or a growth names them. The first choice is what a
+    configuration without the knob has."""
+    libraries: tuple[str, ...] = ()
+    """Libraries of its processes whose variables a search may open: names in `variables.yaml`."""
     cannot: dict[str, str] = {}
     """Model features that its run script cannot build (names of `LIMITS`) -> what to do, one line each."""
     precisions: tuple[str, ...] = ()
@@ -201,6 +211,14 @@ class Framework(Model):
             raise ValueError("each limit needs one line that says what to do")
         return cannot
 
+    @field_validator("libraries")
+    @classmethod
+    def _check_libraries(cls, libraries: tuple[str, ...]) -> tuple[str, ...]:
+        known = load_catalogue().libraries
+        if unknown := sorted(set(libraries) - set(known)):
+            raise ValueError(f"there is no library {unknown[0]!r}; known: {', '.join(known)}")
+        return libraries
+
     @field_validator("records")
     @classmethod
     def _check_records(cls, records: tuple[str, ...]) -> tuple[str, ...]:
@@ -215,6 +233,11 @@ class Framework(Model):
         for entry in rules:
             _check_rule(entry)
         return rules
+
+    @property
+    def all_knobs(self) -> tuple[FrameworkKnob, ...]:
+        """Every knob that the file declares."""
+        return (*self.knobs, *self.optional_knobs)
 
     @property
     def script_path(self) -> Path:
@@ -261,12 +284,20 @@ class Framework(Model):
         return [knob for knob in (*conditional, *self.optional_knobs) if knob.suits(card)]
 
     def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
-        """Environment variables set by knobs with an `env`; a knob at `default` does not set its variable."""
+        """Environment variables set by knobs with an `env`, and by opened variables of the framework's libraries.
+
+        A knob at `default` does not set its variable.
+        """
         written: dict[str, list[str]] = {}
-        for knob in (*self.knobs, *self.optional_knobs):
+        for knob in self.all_knobs:
             value = format_knob_value(config.get(knob.name, "default"))
             if knob.env and value != "default":
                 written.setdefault(knob.env, []).append(knob.writes.get(value, value))
+        declared = {knob.name for knob in self.all_knobs}
+        for name, chosen in config.items():
+            opened = None if name in declared else variable_text(name, chosen, self.libraries)
+            if opened is not None:
+                written.setdefault(opened[0], []).append(opened[1])
         return {name: " ".join(texts) for name, texts in written.items()}
 
     def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:

@@ -29,6 +29,8 @@ class Knob:
     name: str
     choices: tuple[Value, ...]
     description: str = ""
+    neutral: Value | None = None
+    """What configurations without the knob have, if it was added during the search; None: each must have it."""
 
     @property
     def column(self) -> NDArray[np.generic]:
@@ -91,14 +93,18 @@ class Space:
         )
 
     def row(self, config: Mapping[str, Value]) -> int | None:
-        """Row of this configuration; None if it is not in the space (unknown knob or value, or a violated rule)."""
-        if len(config) != len(self.knobs):
+        """Row of this configuration; None if it is not in the space (unknown knob or value, or a violated rule).
+
+        A configuration from before a knob was added has the neutral value of that knob.
+        """
+        if len(config) != len(self.knobs) and any(name not in self._code_of for name in config):
             return None
         codes = []
         for knob in self.knobs:
-            if knob.name not in config:
+            value = config.get(knob.name, knob.neutral)
+            if value is None:
                 return None
-            code = self._code_of[knob.name].get(_key(config[knob.name]))
+            code = self._code_of[knob.name].get(_key(value))
             if code is None:
                 return None
             codes.append(code)

@@ -1,0 +1,31 @@
+"""Lets a running search continue over a grown space."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cclsearch.launch.base import WorkloadUser
+from cclsearch.record.writer import RunWriter
+from cclsearch.run.folder import grow_spec
+from cclsearch.run.spec import read_spec
+from cclsearch.search.growth import Wanted, plan_growth
+from cclsearch.search.memory_filter import hold_back
+from cclsearch.search.session import Session
+from cclsearch.space.opening import Extend
+
+
+def grow_space(
+    writer: RunWriter, session: Session, wanted: Wanted, *, why: str = "", level: Extend = Extend.LISTED
+) -> Session:
+    """Record that these values were added to the search space; returns the session over the grown space.
+
+    Trials that ran before a knob was added have its neutral value. Raises UserError if the search reads a recording,
+    if something may not be added, or if no configuration would be.
+    """
+    original, state = read_spec(writer.folder), writer.state
+    grown = plan_growth(original, state.growth, state.num_growths, wanted, level=level, why=why)
+    writer.record(grown.event.at(session.now_s()))
+    spec = grow_spec(session.spec, grown.event)
+    if isinstance(session.jobs.launcher, WorkloadUser):
+        session.jobs.launcher.use_workload(spec.card, grown.space)
+    return replace(session, spec=spec, space=grown.space, held_back=hold_back(spec, grown.space))
