@@ -12,9 +12,10 @@ from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason, rows_of_kind
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
 from cclsearch.trace.readers.kineto import KinetoBuilder
+from cclsearch.trace.readers.kineto_ahead import ScanParts
 from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.kineto_native import PieceScanner, open_scanner
-from cclsearch.trace.readers.kineto_scanned import ScannedRows
+from cclsearch.trace.readers.kineto_native import open_scanner
+from cclsearch.trace.readers.kineto_scanned import ScannedPieces
 from cclsearch.trace.readers.kineto_table import build_tables
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.unsupported import find_unsupported
@@ -46,16 +47,16 @@ class ChromeJson:
         with ByteStream(path, limits) as stream:
             reader = EventReader(stream, limits, scanner=open_scanner())
             builder = KinetoBuilder(reader, limits)
-            rows_of: dict[PieceScanner, ScannedRows] = {}
+            scanned = ScannedPieces(builder)
             for batch in reader:
-                if builder.base_us is None and is_xla(reader, batch):
+                if isinstance(batch, ScanParts):
+                    batch.scan_all(scanned.add)
+                elif builder.base_us is None and is_xla(reader, batch):
                     break
-                if isinstance(batch, list):
+                elif isinstance(batch, list):
                     builder.add_batch(batch)
                 else:
-                    if batch.scanner not in rows_of:
-                        rows_of[batch.scanner] = ScannedRows(builder, batch.scanner)
-                    rows_of[batch.scanner].add(batch)
+                    scanned.add(batch)
             else:
                 return self._finish(builder, path)
         from cclsearch.trace.readers.xla_json import read_xla_json

@@ -43,14 +43,18 @@ class Column:
 
     def append(self, piece: NDArray[Any]) -> None:
         """Copy the values, converted (not checked) to the column's type."""
-        stop = self.length + len(piece)
+        self.extend(len(piece))[:] = piece
+
+    def extend(self, count: int) -> NDArray[Any]:
+        """Append values, and return their place for the caller to fill."""
+        start, stop = self.length, self.length + count
         if stop > len(self._room):
             room = max(2 * len(self._room), stop, self.expected)  # pages that nothing writes take no memory
             grown = np.empty(room, self.dtype)
             grown[: self.length] = self._room[: self.length]
             self._room = grown
-        self._room[self.length : stop] = piece
         self.length = stop
+        return self._room[start:stop]
 
     def finish(self) -> NDArray[Any]:
         """Return the whole column, which is then no longer the builder's."""

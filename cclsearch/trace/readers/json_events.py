@@ -70,7 +70,7 @@ class EventReader:
         self.metadata: dict[str, Any] = {}
         """The document's other fields: those before the events at once, all of them at the end."""
 
-    def __iter__(self) -> Iterator[list[Any] | ScannedPiece]:
+    def __iter__(self) -> Iterator[list[Any] | ScannedPiece | ScanParts]:
         self._find_events()
         while True:
             is_first = self.scanner is not None and self.scanner.base_us is None
@@ -99,8 +99,11 @@ class EventReader:
             return False
         return is_known and bool(self._separator) and not self._unread and not self._at_end
 
-    def _scan_ahead(self) -> Iterator[ScannedPiece]:
-        """Yield what several threads scan of the text that follows, up to the end or a piece that is refused."""
+    def _scan_ahead(self) -> Iterator[ScannedPiece | ScanParts]:
+        """Yield what several threads scan of the text that follows, up to the end or a piece that is refused.
+
+        Of a plain file, `scan_all` of what is yielded scans it.
+        """
         scanner, prefix = self.scanner, self._time_prefix
         if scanner is None or scanner.base_us is None:
             return
@@ -112,7 +115,7 @@ class EventReader:
         if self._stream.plain_bytes:
             position = self._stream.position - (self._end - self._start)
             parts = ScanParts(self._stream, cutting, self._limits.threads, position)
-            yield from parts
+            yield parts
             self._stream.continue_at(parts.position)
             self._start = self._end = self._shortened = 0
             return

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind, MemoryPoints, Reason
 from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
-from cclsearch.trace.readers.columns import Column, Interner, is_time, to_int32, to_int64, to_ns
+from cclsearch.trace.readers.columns import Column, Interner, SparseColumn, is_time, to_int32, to_int64, to_ns
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Instant, Meta, Span
 from cclsearch.trace.readers.kineto_args import (
@@ -54,21 +54,21 @@ class KinetoBuilder:
         self.rows = TableBuilder()
         self.num_bad = 0
         self.base_us: int | None = None
-        self.ext_of_device: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        self.ext_of_op: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        self.ext_of_device = SparseColumn("<i8")
+        self.ext_of_op = SparseColumn("<i8")
         self.collective_args: dict[tuple[int, tuple[Any, ...]], dict[str, Any]] = {}
         self.thread_names: dict[Any, str] = {}
         self.processes = Interner()
         self.process = Column("<i2")
         """Number of each row's process in `processes`."""
-        self._process_of_thread = np.zeros(0, np.int16)
+        self._process_of_thread = np.zeros(0, np.int32)
         self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
         self._limits = limits
         self.threads = limits.threads
         self._is_shaped_op = np.zeros(0, bool)
         self._is_device = np.zeros(256, bool)
         self._is_device[[int(kind) for kind in DEVICE_KINDS]] = True
-        self._memory: list[tuple[float, int, int, int]] = []
+        self._memory = [Column(dtype) for dtype in ("<f8", "<i8", "<i8", "<i2")]
 
     def add_batch(self, batch: Sequence[Any]) -> None:
         """Append the events of one batch."""
@@ -116,7 +116,7 @@ class KinetoBuilder:
         device = np.full(count, -1, np.int16)
         names = self.rows.names.numbers_of([span.name for span in spans], count)
         stream = self.rows.threads.numbers_of([(span.pid, span.tid) for span in spans], count)
-        self.add_processes(stream)
+        self.process.append(self.process_of_threads()[stream])
         runtime = np.flatnonzero(kind == Kind.RUNTIME)
         if len(runtime):
             calls = decode_args(RuntimeArgs, _args_of(spans, runtime))
@@ -140,13 +140,13 @@ class KinetoBuilder:
             self._add_details(spans, on_device, first, details, names)
         self._add_shapes(spans, names, first)
 
-    def add_processes(self, threads: NDArray[np.int32]) -> None:
-        """Append the process of each row, by the number of its thread (or of its process and line on the device)."""
+    def process_of_threads(self) -> NDArray[np.int32]:
+        """Return the process of each number of a thread (or of a process and its line on the device)."""
         known = len(self._process_of_thread)
         if len(self.rows.threads) > known:
             new = [min(self.processes[pid], 32767) for pid, _ in list(self.rows.threads)[known:]]
-            self._process_of_thread = np.concatenate([self._process_of_thread, np.array(new, np.int16)])
-        self.process.append(self._process_of_thread[threads])
+            self._process_of_thread = np.concatenate([self._process_of_thread, np.array(new, np.int32)])
+        return self._process_of_thread
 
     def _add_details(
         self,
@@ -159,7 +159,9 @@ class KinetoBuilder:
         rows, count = on_device + first, len(details)
         blocks = np.fromiter([item.blocks_per_sm for item in details], np.float64, count)
         external = to_int64([max(item.ext, item.old_ext) for item in details], count)
-        self.add_sizes(rows, to_int64([item.bytes for item in details], count), blocks, external)
+        self.add_sizes(*_present(rows, to_int64([item.bytes for item in details], count)))
+        self.add_blocks(*_present(rows, blocks))
+        self.ext_of_device.append(*_present(rows, external))
         with_grid = [n for n, item in enumerate(details) if item.grid]
         keys = [(bytes(d.grid), bytes(d.block), d.registers, d.shared) for d in (details[n] for n in with_grid)]
         self.rows.add_sparse("grid_id", rows[with_grid], self.rows.grids.numbers_of(keys, len(keys)))
@@ -174,14 +176,14 @@ class KinetoBuilder:
         self.collective_args.setdefault(key, args)
         return self.rows.collectives[key]
 
-    def add_sizes(
-        self, rows: NDArray[Any], sizes: NDArray[np.int64], blocks: NDArray[np.float64], external: NDArray[np.int64]
-    ) -> None:
-        """Add bytes, blocks per multiprocessor and external ids of device rows; a negative value is missing."""
-        self.rows.add_sparse("bytes", rows[sizes >= 0], sizes[sizes >= 0])
+    def add_sizes(self, rows: NDArray[Any], sizes: NDArray[np.int64]) -> None:
+        """Add the bytes of device rows."""
+        self.rows.add_sparse("bytes", rows, sizes)
+
+    def add_blocks(self, rows: NDArray[Any], blocks: NDArray[np.float64]) -> None:
+        """Add the blocks per multiprocessor of device rows."""
         with np.errstate(over="ignore"):
-            self.rows.add_sparse("blocks_per_sm", rows[blocks >= 0], blocks[blocks >= 0].astype(np.float32))
-        self.ext_of_device.append((rows[external >= 0], external[external >= 0]))
+            self.rows.add_sparse("blocks_per_sm", rows, blocks.astype(np.float32))
 
     def _add_shapes(self, spans: list[Span], names: NDArray[np.int32], first: int) -> None:
         shaped = np.flatnonzero(self.is_shaped(names))
@@ -205,16 +207,20 @@ class KinetoBuilder:
     def add_shapes(self, rows: NDArray[Any], shapes: NDArray[np.int32], external: NDArray[np.int64]) -> None:
         """Add the numbers of shapes and the external ids (negative: missing) of operators."""
         self.rows.add_sparse("shape_id", rows, shapes)
-        self.ext_of_op.append((rows[external >= 0], external[external >= 0]))
+        self.ext_of_op.append(*_present(rows, external))
 
     def _add_meta_and_memory(self, events: list[Meta | Instant]) -> None:
         points = [event for event in events if isinstance(event, Instant) and event.name == "[memory]"]
         sizes = decode_args(MemoryArgs, [event.args or msgspec.Raw(b"{}") for event in points])
+        found: list[tuple[float, int, int, int]] = []
         for point, size in zip(points, sizes, strict=True):
             if 0 <= size.allocated < 2**62:
                 reserved = size.reserved if 0 <= size.reserved < 2**62 and size.device_type else -1
                 device = size.device_id if size.device_type and 0 <= size.device_id < 32768 else -1
-                self._memory.append((point.ts, size.allocated, reserved, device))
+                found.append((point.ts, size.allocated, reserved, device))
+        if found:
+            times, *rest = zip(*found, strict=True)
+            self.add_memory_points(np.array(times, np.float64), *(np.array(values, np.int64) for values in rest))
         self.add_metas([event for event in events if isinstance(event, Meta)])
 
     def add_metas(self, events: Iterable[Meta]) -> None:
@@ -225,28 +231,34 @@ class KinetoBuilder:
                 if isinstance(name, str) and len(self.thread_names) < 100_000:
                     self.thread_names[event.tid] = name
 
-    def add_memory_points(self, points: Iterable[tuple[float, int, int, int]]) -> None:
+    def add_memory_points(self, *columns: NDArray[Any]) -> None:
         """Append reports of the allocator: time (us), bytes allocated, bytes reserved or -1, device or -1."""
-        self._memory += points
+        for column, values in zip(self._memory, columns, strict=True):
+            column.append(values)
 
     def memory_points(self) -> MemoryPoints:
         """Return the allocator's reports, on the same clock as the rows."""
-        times, allocated, reserved, devices = zip(*self._memory, strict=True) if self._memory else ((), (), (), ())
-        time = np.array(times, np.float64)
+        time, allocated, reserved, devices = (column.finish() for column in self._memory)
         if self.reader.time_offset_us:
             time = np.where(time > _LONG_TIME_US, time - self.reader.time_offset_us, time)
         good = is_time(time)
         return MemoryPoints(
             to_ns(time[good], self.base_us or 0),
-            np.array(allocated, np.int64)[good],
-            np.array(reserved, np.int64)[good],
-            np.array(devices, np.int16)[good],
+            allocated[good],
+            reserved[good],
+            devices[good],
         )
 
     @property
     def is_unsupported(self) -> bool:
         """Whether the trace has events of an accelerator that is not supported."""
         return any(category.startswith(UNSUPPORTED_PREFIX) for category in self.kind_of)
+
+
+def _present(rows: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the rows whose value is not missing (negative), and those values."""
+    has_value = values >= 0
+    return (rows, values) if has_value.all() else (rows[has_value], values[has_value])
 
 
 def _args_of(spans: list[Span], indices: NDArray[np.int64]) -> list[msgspec.Raw]:

@@ -1,25 +1,27 @@
 """Scans a large trace in several threads: the C library runs without Python's lock.
 
-Of a plain file, every thread reads and scans parts that end between two events. Of a packed file, one thread reads the
-blocks and cuts them into pieces, exactly as `EventReader` does, and every thread scans groups of pieces. Both are used
-in the order of the file. If a piece is refused, its part or group and those after it are given back unread, and the
-reader reads them in order; the table is therefore the same with any number of threads.
+Of a plain file, every thread reads and scans parts that end between two events, and mostly adds to the table what it
+scanned itself. Of a packed file, one thread reads the blocks and cuts them into pieces, exactly as `EventReader` does,
+and every thread scans groups of pieces. Both are used in the order of the file. If a piece is refused, it and what
+follows are given back unread, and the reader reads them in order; the table is the same with any number of threads.
 """
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from cclsearch.trace.readers.json_structs import TimePrefix
-from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
+from cclsearch.trace.readers.kineto_native import FilePiece, PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, TraceError
 
 GROUP_BLOCKS = 8
 """Blocks of a packed file that a thread scans at once: with 4 MB, Python's part of the work is 5 % of it."""
-PART_BLOCKS = 16
+PART_BLOCKS = 32
 """Blocks in a part of a plain file: a thread reads them one by one, so that each is in its cache when scanned."""
 PARTS_LEFT = 4
 """Parts that each thread still has to scan at least: the last parts are smaller, so that all threads end together."""
@@ -166,14 +168,15 @@ class ScanAhead:
 class FilePart:
     """Some bytes of a plain file, and the scanner for them."""
 
-    def __init__(self, cutting: Cutting, stream: ByteStream) -> None:
+    def __init__(self, cutting: Cutting, stream: ByteStream, cancel: ctypes.c_int) -> None:
         self._cutting = cutting
         self._stream = stream
+        self._cancel = cancel
         self._scanner = PieceScanner()
         self._scanner.base_us = cutting.base_us
         self._text = bytearray(2 * cutting.block_bytes)
-        self.start = self.stop = 0
-        self.future: Future[ScannedPiece | None] = Future()
+        self.start = self.stop = self.reached = 0
+        self.is_scanned = False
 
     def find_stop(self, start: int, size: int, threads: int) -> bool:
         """Take the part at `start` that ends between two events; return whether there is one."""
@@ -185,62 +188,102 @@ class FilePart:
             count = self._stream.read_at(first, memoryview(text))
             found = self._cutting.find_stop(text, 0, count)
             if found:
-                self.start, self.stop = start, first + found
+                self.start, self.stop, self.is_scanned = start, first + found, False
                 return True
         return False
 
-    def scan(self) -> ScannedPiece | None:
-        """Return the columns; None if a piece is refused, or does not fit into the room for it."""
-        cutting, text, at, left = self._cutting, self._text, self.start, 0
-        while at < self.stop:
-            wanted = min(cutting.block_bytes, self.stop - at)
-            if left + wanted > len(text) or self._stream.read_at(at, memoryview(text)[left : left + wanted]) != wanted:
-                return None
-            at, end = at + wanted, left + wanted
-            stop = end if at == self.stop else cutting.find_stop(text, 0, end)
-            if stop and not self._scanner.scan(text, 0, [stop], cutting.prefix):
-                return None
-            left = end - stop
-            text[:left] = text[stop:end]
+    def scan(self) -> bool:
+        """Scan up to the end, or to the first block that is refused; return whether all is accepted."""
+        part = FilePiece(self._stream.fileno, self.start, self.stop, self._cutting.separator, self._cancel)
+        self.reached = self._scanner.scan_file(part, self._text, self._cutting.prefix)
+        return self.reached == self.stop
+
+    def take(self) -> ScannedPiece | None:
+        """Return the columns up to `reached`; None if they are empty."""
         return self._scanner.take()
 
 
-@dataclass
 class ScanParts:
-    """Scans a plain file from `position` in `threads` threads; see `position` afterwards."""
+    """Scans a plain file from `position` in several threads; `position` is then where the unused text begins."""
 
-    stream: ByteStream
-    cutting: Cutting
-    threads: int
-    position: int
-    """Start of the text that no piece has yet."""
+    def __init__(self, stream: ByteStream, cutting: Cutting, threads: int, position: int) -> None:
+        self._stream = stream
+        self._cutting = cutting
+        self._threads = threads
+        self.position = self._next = position
+        self._cancel = ctypes.c_int()
+        self._free: list[FilePart] = []
+        self._begun: deque[FilePart] = deque()
+        """Parts that were not used yet, in the order of the file."""
+        self._is_last = self._is_using = False
+        self._changed = threading.Condition()
 
-    def __iter__(self) -> Iterator[ScannedPiece]:
-        """Yield columns in the order of the file; each is valid until the next one."""
-        free = [FilePart(self.cutting, self.stream) for _ in range(self.threads + 1)]
-        waiting: deque[FilePart] = deque()
-        begin, size, is_last = self.position, self.stream.plain_bytes, False
-        pool = ThreadPoolExecutor(self.threads - 1)
+    def scan_all(self, use: Callable[[ScannedPiece], None]) -> None:
+        """Call `use` with columns in the order of the file: in any of the threads, but in one at a time."""
+        with ThreadPoolExecutor(self._threads - 1) as pool:
+            others = [pool.submit(self._scan_parts, use) for _ in range(self._threads - 1)]
+            self._scan_parts(use)
+            for other in others:
+                other.result()
+
+    def _scan_parts(self, use: Callable[[ScannedPiece], None]) -> None:
         try:
-            while True:
-                while free and not is_last:
-                    part = free.pop()
-                    is_last = not part.find_stop(begin, size, self.threads)
-                    if not is_last:
-                        begin = part.stop
-                        part.future = pool.submit(part.scan)
-                        waiting.append(part)
-                piece = _result_of_first(waiting) if waiting else None
-                if piece is None:
-                    return
-                yield piece
-                self.position = waiting[0].stop
-                free.append(waiting.popleft())
-        finally:
-            pool.shutdown(cancel_futures=True)
+            while (part := self._begin()) is not None:
+                part.scan()
+                self._use_scanned(part, use)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _begin(self) -> FilePart | None:
+        """Return the next part; None after the last one."""
+        with self._changed:
+            while not self._is_last and not self._free and len(self._begun) > self._threads:
+                self._changed.wait()
+            if self._is_last:
+                return None
+            part = self._free.pop() if self._free else FilePart(self._cutting, self._stream, self._cancel)
+            if not part.find_stop(self._next, self._stream.plain_bytes, self._threads):
+                self._is_last = True
+                self._changed.notify_all()
+                return None
+            self._next = part.stop
+            self._begun.append(part)
+            return part
+
+    def _use_scanned(self, part: FilePart, use: Callable[[ScannedPiece], None]) -> None:
+        """Use what comes next, mostly this part, while it is in this core's cache; not if another thread is at it."""
+        with self._changed:
+            part.is_scanned = True
+            if self._is_using:
+                return
+            self._is_using = True
+        while (first := self._first_scanned()) is not None:
+            piece = first.take()
+            if piece is not None:
+                use(piece)
+            with self._changed:
+                self.position = first.reached
+                self._free.append(self._begun.popleft())
+                self._changed.notify_all()
+            if first.reached < first.stop:
+                self._stop()
+
+    def _first_scanned(self) -> FilePart | None:
+        with self._changed:
+            if not self._cancel.value and self._begun and self._begun[0].is_scanned:
+                return self._begun[0]
+            self._is_using = False
+            return None
+
+    def _stop(self) -> None:
+        """Let all threads end: what follows is not needed."""
+        with self._changed:
+            self._cancel.value, self._is_last = 1, True
+            self._changed.notify_all()
 
 
-def _result_of_first(waiting: Sequence[BlockGroup | FilePart]) -> ScannedPiece | None:
+def _result_of_first(waiting: Sequence[BlockGroup]) -> ScannedPiece | None:
     """Return the columns of the first; this thread scans those that no other has begun, until they are there."""
     for group in list(waiting):
         if waiting[0].future.done():

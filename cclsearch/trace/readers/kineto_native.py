@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 5
+VERSION = 6
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES = range(6)
 
-EVENTS_AT_ONCE = 1 << 17
+ROW_COLUMNS = ("ts_ns", "dur_ns", "kind", "name_id", "device", "stream", "corr", "process")
+"""Columns of a table that `copy_rows` fills."""
+EVENTS_AT_ONCE = 1 << 18
 """Room for events that are collected before they are added to a table; more than one block of a file can hold."""
 
 _ACCEPTED, _REFUSED = 0, 1
@@ -36,9 +39,11 @@ _SMALLEST_EVENT_BYTES = len('{"ph":"M"},')
 _INPUTS = (
     *(("text", ctypes.c_void_p), ("time_prefix", ctypes.c_char_p)),
     *(("time_prefix_size", ctypes.c_int64), ("time_offset_us", ctypes.c_double), ("capacity", ctypes.c_int64)),
-    *(("base_us", ctypes.c_int64), ("has_base", ctypes.c_int64)),
+    *(("base_us", ctypes.c_int64), ("has_base", ctypes.c_int64), ("kept", ctypes.c_void_p)),
 )
-_COUNTS = ("events", "rows", "details", "shaped", "calls", "metas", "points", "bad")
+_COUNTS = (
+    *("events", "rows", "sizes", "blocks", "externals", "grids", "shaped", "calls", "firsts", "metas", "points", "bad"),
+)
 _COLUMNS = {
     "ts_ns": "<i8",
     "dur_ns": "<i8",
@@ -48,18 +53,23 @@ _COLUMNS = {
     "stream": "<i4",
     "corr": "<i4",
     "device": "<i2",
-    "detail_row": "<i4",
-    "detail_grid": "<i4",
-    "detail_bytes": "<i8",
-    "detail_ext": "<i8",
-    "detail_blocks": "<f8",
+    "size_row": "<i4",
+    "block_row": "<i4",
+    "external_row": "<i4",
+    "grid_row": "<i4",
+    "size_bytes": "<i8",
+    "block_per_sm": "<f8",
+    "external_id": "<i8",
+    "grid_key": "<i4",
     "shaped_row": "<i4",
     "shaped_key": "<i4",
     "shaped_ext": "<i8",
     "call_row": "<i4",
     "call_key": "<i4",
-    "call_start": "<i8",
-    "call_size": "<i8",
+    "first_key": "<i4",
+    "first_name": "<i4",
+    "first_start": "<i8",
+    "first_size": "<i8",
     "meta_start": "<i8",
     "meta_size": "<i8",
     "point_us": "<f8",
@@ -67,7 +77,10 @@ _COLUMNS = {
     "point_reserved": "<i8",
     "point_device": "<i2",
 }
-_COUNT_OF = {"detail": "details", "shaped": "shaped", "call": "calls", "meta": "metas", "point": "points"}
+_COUNT_OF = {
+    **{"size": "sizes", "block": "blocks", "external": "externals", "grid": "grids", "shaped": "shaped"},
+    **{"call": "calls", "first": "firsts", "meta": "metas", "point": "points"},
+}
 
 
 class _Piece(ctypes.Structure):
@@ -106,7 +119,18 @@ def load_library(path: Path) -> ctypes.CDLL | None:
     )
     library.ccl_was_seen.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     stops = ctypes.POINTER(ctypes.c_int64)
-    library.ccl_scan.argtypes = [ctypes.c_void_p, ctypes.POINTER(_Piece), stops, ctypes.c_int64]
+    for function, answer in ((library.ccl_translate, None), (library.ccl_find_new, ctypes.c_int64)):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        function.restype = answer
+    piece, size = ctypes.POINTER(_Piece), ctypes.c_int64
+    library.ccl_copy_rows.argtypes = [ctypes.c_void_p, piece, *(ctypes.c_void_p,) * (3 + len(ROW_COLUMNS))]
+    library.ccl_copy_rows.restype = None
+    library.ccl_scan.argtypes = [ctypes.c_void_p, piece, stops, size]
+    library.ccl_undo.argtypes, library.ccl_undo.restype = [ctypes.c_void_p, piece, piece], None
+    library.ccl_scan_file.argtypes = [
+        *(ctypes.c_void_p, piece, ctypes.c_int, stops, size),
+        *(ctypes.c_void_p, size, ctypes.c_char_p, size, size, ctypes.POINTER(ctypes.c_int)),
+    ]
     return library
 
 
@@ -148,6 +172,19 @@ class ScannedPiece:
         return array[: getattr(self.raw, _COUNT_OF.get(name.partition("_")[0], "rows"))]
 
 
+@dataclass(frozen=True)
+class FilePiece:
+    """A part of an open file whose events a thread scans: it begins and ends between two of them."""
+
+    file: int
+    start: int
+    stop: int
+    separator: bytes
+    """Bytes between two events, from the end of the first one's last value."""
+    cancel: ctypes.c_int
+    """Not 0 as soon as the rest is not needed."""
+
+
 class PieceScanner:
     """Scans the pieces of one file; its numbers of names, threads and keys are its own (see `Numbering`)."""
 
@@ -168,7 +205,7 @@ class PieceScanner:
         self._unread: dict[int, set[int]] = {NAMES: set(), THREADS: set()}
         self._texts: dict[int, list[Any]] = {NAMES: [], THREADS: []}
         self._new_categories: dict[int, str] = {}
-        self._num_categories = self._count(CATEGORIES)
+        self._num_categories = self.count(CATEGORIES)
         self.call_args: dict[int, tuple[int, msgspec.Raw]] = {}
         """Number of a call's key -> number of the name and arguments of its first event."""
         self.base_us: int | None = None
@@ -193,63 +230,77 @@ class PieceScanner:
 
         Each is a bracket or comma and the events after it; space may precede it.
         """
+        before = self._begin(prefix)
+        raw = self._piece.raw
+        text = ctypes.c_char.from_buffer(buffer, start)
+        raw.text = ctypes.addressof(text)
+        ends = (ctypes.c_int64 * len(stops))(*(stop - start for stop in stops))
+        answer = self._library.ccl_scan(self._handle, ctypes.byref(raw), ends, len(stops))
+        return self._read_rest(answer, before, prefix) and answer == _ACCEPTED
+
+    def scan_file(self, part: FilePiece, text: bytearray, prefix: TimePrefix) -> int:
+        """Scan a part of a file block by block, each of half the size of `text`; return up to where it is accepted.
+
+        That is the end of a block, or of the part: of a refused block nothing is kept.
+        """
+        before = self._begin(prefix)
+        start, stop, after = part.start, part.stop, part.separator.find(b"}") + 1
+        position, room = ctypes.c_int64(start), ctypes.c_char.from_buffer(text)
+        answer = self._library.ccl_scan_file(
+            *(self._handle, ctypes.byref(self._piece.raw), part.file, ctypes.byref(position), stop),
+            *(ctypes.addressof(room), len(text), part.separator, len(part.separator), after, part.cancel),
+        )
+        return position.value if self._read_rest(answer, before, prefix) else start
+
+    def _begin(self, prefix: TimePrefix) -> _Piece:
+        """Return what the piece was before it is added to."""
         if self._is_taken:
             self._piece.clear()
             self._is_taken = False
-        piece, raw = self._piece, self._piece.raw
-        before = tuple(getattr(raw, name) for name in _COUNTS)
-        text = ctypes.c_char.from_buffer(buffer, start)
-        raw.text = ctypes.addressof(text)
+        raw = self._piece.raw
         raw.time_prefix, raw.time_prefix_size, raw.time_offset_us = prefix.old, len(prefix.old), float(prefix.offset_us)
         raw.base_us, raw.has_base = self.base_us or 0, self.base_us is not None
-        ends = (ctypes.c_int64 * len(stops))(*(stop - start for stop in stops))
-        answer = self._library.ccl_scan(self._handle, ctypes.byref(raw), ends, len(stops))
+        return _Piece.from_buffer_copy(raw)
+
+    def _read_rest(self, answer: int, before: _Piece, prefix: TimePrefix) -> bool:
+        """Read what is not in columns; False, and nothing is kept of the scan, if Python's parser refuses that."""
         if answer not in (_ACCEPTED, _REFUSED):
             raise MemoryError
-        is_read = self._read_texts(before[_COUNTS.index("rows")])
-        if answer == _REFUSED:
-            return False
+        piece, raw = self._piece, self._piece.raw
+        is_read = self._read_texts(before.rows)
         try:
-            metas = self._read_metas(memoryview(buffer)[start:], before[_COUNTS.index("metas")], prefix)
+            metas = self._read_metas(before.metas, prefix)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            is_read, metas = False, []
+            is_read = False
         if not is_read:
-            for name, count in zip(_COUNTS, before, strict=True):
-                setattr(raw, name, count)
+            self._library.ccl_undo(self._handle, ctypes.byref(raw), ctypes.byref(before))
             return False
-        self._keep_calls(memoryview(buffer)[start:], before[_COUNTS.index("calls")])
+        for first in range(before.firsts, raw.firsts):
+            args = self._kept_text(piece.first_start[first], piece.first_size[first])
+            self.call_args[int(piece.first_key[first])] = int(piece.first_name[first]), msgspec.Raw(args)
         piece.metas += metas
         piece.categories += self._seen_categories()
         if raw.has_base:
             self.base_us = raw.base_us
         return True
 
-    def _read_metas(self, text: memoryview, first: int, prefix: TimePrefix) -> list[Meta]:
-        starts, sizes = self._piece.meta_start[first:].tolist(), self._piece.meta_size[first:].tolist()
-        if not starts:
+    def _kept_text(self, start: int, size: int) -> bytes:
+        return ctypes.string_at(self._piece.raw.kept + int(start), int(size))
+
+    def _read_metas(self, first: int, prefix: TimePrefix) -> list[Meta]:
+        if first == self._piece.raw.metas:
             return []
-        joined = b",".join(text[start : start + size] for start, size in zip(starts, sizes, strict=True))
+        joined = b",".join(map(self._kept_text, self._piece.meta_start[first:], self._piece.meta_size[first:]))
         if prefix.old:
             joined = joined.replace(prefix.old, prefix.new)
         metas: list[Meta] = self._meta_decoder.decode(b"[" + joined + b"]")
         return metas
 
-    def _keep_calls(self, text: memoryview, first: int) -> None:
-        """Keep the arguments of the first event with each new key of a call."""
-        if len(self.call_args) == self._count(CALLS):
-            return
-        piece = self._piece
-        for call, key in enumerate(piece.call_key[first:].tolist(), first):
-            if key not in self.call_args:
-                start, size = int(piece.call_start[call]), int(piece.call_size[call])
-                name = int(piece.name[piece.call_row[call]])
-                self.call_args[key] = (name, msgspec.Raw(bytes(text[start : start + size])))
-
     def _read_texts(self, first_row: int) -> bool:
         """Decode the new names and threads; False if a row from `first_row` uses one that cannot be decoded."""
         for table, read in ((NAMES, _read_name), (THREADS, _read_thread)):
             texts, unread = self._texts[table], self._unread[table]
-            for number in range(len(texts), self._count(table)):
+            for number in range(len(texts), self.count(table)):
                 try:
                     texts.append(read(self.text(table, number)))
                 except (msgspec.MsgspecError, ValueError):
@@ -261,8 +312,27 @@ class PieceScanner:
                     return False
         return True
 
-    def _count(self, table: int) -> int:
+    def count(self, table: int) -> int:
+        """Return how many texts the table has."""
         return int(self._library.ccl_count(self._handle, table))
+
+    def copy_rows(self, maps: Sequence[NDArray[np.int32]], target: Mapping[str, NDArray[Any]]) -> None:
+        """Copy the rows of the piece that was taken; `maps` give names, threads, and the process of each thread."""
+        arrays = (*maps, *(target[name] for name in ROW_COLUMNS))
+        places = (array.ctypes.data for array in arrays)
+        self._library.ccl_copy_rows(self._handle, ctypes.byref(self._piece.raw), *places)
+
+    def translate(self, known: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return `known[numbers]`; every number is within `known`."""
+        found = np.empty(len(numbers), np.int32)
+        self._library.ccl_translate(known.ctypes.data, numbers.ctypes.data, len(numbers), found.ctypes.data)
+        return found
+
+    def find_new(self, known: NDArray[np.int32], numbers: NDArray[np.int32]) -> list[int]:
+        """Return those of the numbers whose entry of `known` is -1, in the order of first use, and set it to 0."""
+        found = np.empty(len(known), np.int32)
+        count = self._library.ccl_find_new(known.ctypes.data, numbers.ctypes.data, len(numbers), found.ctypes.data)
+        return list(found[:count].tolist())
 
     def text(self, table: int, number: int) -> bytes:
         """Return the text of that number as it is in the file."""
@@ -280,9 +350,11 @@ class PieceScanner:
 
     def _seen_categories(self) -> list[str]:
         """Return the categories that the last piece has and no accepted piece before it had."""
-        for number in range(self._num_categories, self._count(CATEGORIES)):
+        for number in range(self._num_categories, self.count(CATEGORIES)):
             self._new_categories[number] = self.text(CATEGORIES, number).decode()
             self._num_categories = number + 1
+        if not self._new_categories:
+            return []
         found = [n for n in self._new_categories if self._library.ccl_was_seen(self._handle, n)]
         return [self._new_categories.pop(number) for number in found]
 
@@ -290,23 +362,25 @@ class PieceScanner:
 class Numbering:
     """Maps a scanner's numbers to those of a table, which are given in the order of first use."""
 
-    def __init__(self, number_of: Callable[[int], int]) -> None:
+    def __init__(self, scanner: PieceScanner, table: int, number_of: Callable[[int], int]) -> None:
+        self._scanner = scanner
+        self._table = table
         self._number_of = number_of
         self._known = np.full(256, -1, np.int32)
 
     def translate(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the table's numbers; `number_of` is asked once for each new one."""
-        if not len(numbers):
-            return numbers
-        largest = int(numbers.max())
-        if largest >= len(self._known):
-            self._known = np.concatenate([self._known, np.full(largest + len(self._known), -1, np.int32)])
-        found: NDArray[np.int32] = self._known[numbers]
-        if int(found.min()) < 0:
-            for number in dict.fromkeys(numbers[found < 0].tolist()):
+        return self._scanner.translate(self.map_of(numbers), numbers)
+
+    def map_of(self, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the table's number for each of the scanner's, with an entry for each of these."""
+        count = self._scanner.count(self._table)
+        if count > len(self._known):
+            self._known = np.concatenate([self._known, np.full(count, -1, np.int32)])
+        if int(self._known[:count].min(initial=0)) < 0:
+            for number in self._scanner.find_new(self._known, numbers):
                 self._known[number] = self._number_of(number)
-            found = self._known[numbers]
-        return found
+        return self._known
 
 
 def _read_name(raw: bytes) -> str:

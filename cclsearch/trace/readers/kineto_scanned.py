@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import SHAPED_OPS
-from cclsearch.trace.readers.kineto_native import GRIDS, NAMES, SHAPES, THREADS, Numbering, PieceScanner, ScannedPiece
+from cclsearch.trace.readers.kineto_native import (
+    CALLS,
+    GRIDS,
+    NAMES,
+    SHAPES,
+    THREADS,
+    Numbering,
+    PieceScanner,
+    ScannedPiece,
+)
+
+
+class ScannedPieces:
+    """Appends the pieces of any number of scanners to a builder."""
+
+    def __init__(self, builder: KinetoBuilder) -> None:
+        self._builder = builder
+        self._rows_of: dict[PieceScanner, ScannedRows] = {}
+
+    def add(self, piece: ScannedPiece) -> None:
+        """Append the rows of the piece."""
+        if piece.scanner not in self._rows_of:
+            self._rows_of[piece.scanner] = ScannedRows(self._builder, piece.scanner)
+        self._rows_of[piece.scanner].add(piece)
 
 
 class ScannedRows:
-    """Appends scanned pieces to a builder, with the builder's numbers of names, threads, shapes, grids and calls."""
+    """Appends the pieces of one scanner to a builder, with its numbers of names, threads, shapes, grids and calls."""
 
     def __init__(self, builder: KinetoBuilder, scanner: PieceScanner) -> None:
         self._builder = builder
         self._scanner = scanner
         rows = builder.rows
-        self._names = Numbering(self._number_name)
-        self._threads = Numbering(lambda number: rows.threads[scanner.decoded(THREADS, number)])
-        self._shapes = Numbering(lambda number: rows.shapes[self._shape_key(number)])
-        self._grids = Numbering(lambda number: rows.grids[self._grid_key(number)])
-        self._calls = Numbering(self._number_call)
+        self._names = Numbering(scanner, NAMES, self._number_name)
+        self._threads = Numbering(scanner, THREADS, lambda number: rows.threads[scanner.decoded(THREADS, number)])
+        self._shapes = Numbering(scanner, SHAPES, lambda number: rows.shapes[self._shape_key(number)])
+        self._grids = Numbering(scanner, GRIDS, lambda number: rows.grids[self._grid_key(number)])
+        self._calls = Numbering(scanner, CALLS, self._number_call)
 
     def add(self, piece: ScannedPiece) -> None:
         """Append the rows of the piece."""
@@ -31,48 +53,39 @@ class ScannedRows:
         builder.num_bad += piece.raw.bad
         builder.base_us = self._scanner.base_us
         builder.add_metas(piece)
-        points = (piece.point_us, piece.point_allocated, piece.point_reserved, piece.point_device)
-        builder.add_memory_points(zip(*(column.tolist() for column in points), strict=True))
+        if len(piece.point_us):
+            builder.add_memory_points(piece.point_us, piece.point_allocated, piece.point_reserved, piece.point_device)
         if piece.raw.rows:
             self._add_rows(piece)
         builder.check_size()
 
     def _add_rows(self, piece: ScannedPiece) -> None:
-        names = self._names.translate(piece.name)
-        threads = self._threads.translate(piece.thread)
-        self._builder.add_processes(threads)
-        on_device = piece.detail_row
-        threads[on_device] = piece.stream[on_device]
-        if not self._builder.rows.num_rows:
-            self._builder.rows.expect_rows(self._builder.reader.expected_in_all(len(names)))
-        first = self._builder.rows.add_rows(
-            ts_ns=piece.ts_ns,
-            dur_ns=piece.dur_ns,
-            kind=piece.kind,
-            name_id=names,
-            device=piece.device,
-            stream=threads,
-            corr=piece.corr,
-        )
-        if len(on_device):
-            self._add_details(piece, first)
+        rows, count = self._builder.rows, piece.raw.rows
+        names, threads = self._names.map_of(piece.name), self._threads.map_of(piece.thread)
+        process_of = self._builder.process_of_threads()
+        processes = np.where(threads < 0, np.int32(0), process_of[threads])
+        if not rows.num_rows:
+            rows.expect_rows(self._builder.reader.expected_in_all(count))
+        first = rows.num_rows
+        target = {**rows.extend(count), "process": self._builder.process.extend(count)}
+        self._scanner.copy_rows((names, threads, processes), target)
+        self._add_details(piece, np.int32(first))
         if len(piece.shaped_row):
-            self._add_shapes(piece, names, first)
+            self._add_shapes(piece, np.int32(first))
 
-    def _add_details(self, piece: ScannedPiece, first: int) -> None:
+    def _add_details(self, piece: ScannedPiece, first: np.int32) -> None:
         builder, rows = self._builder, self._builder.rows
-        details = piece.detail_row + np.int32(first)
-        builder.add_sizes(details, piece.detail_bytes, piece.detail_blocks, piece.detail_ext)
-        with_grid = piece.detail_grid >= 0
-        rows.add_sparse("grid_id", details[with_grid], self._grids.translate(piece.detail_grid[with_grid]))
-        if not len(piece.call_row):
-            return
-        rows.add_sparse("coll_id", piece.call_row + np.int32(first), self._calls.translate(piece.call_key))
+        builder.add_sizes(piece.size_row + first, piece.size_bytes)
+        builder.add_blocks(piece.block_row + first, piece.block_per_sm)
+        builder.ext_of_device.append(piece.external_row + first, piece.external_id)
+        rows.add_sparse("grid_id", piece.grid_row + first, self._grids.translate(piece.grid_key))
+        if len(piece.call_row):
+            rows.add_sparse("coll_id", piece.call_row + first, self._calls.translate(piece.call_key))
 
-    def _add_shapes(self, piece: ScannedPiece, names: NDArray[np.int32], first: int) -> None:
+    def _add_shapes(self, piece: ScannedPiece, first: np.int32) -> None:
         builder = self._builder
-        shaped = builder.is_shaped(names[piece.shaped_row])
-        at, external = piece.shaped_row[shaped] + np.int32(first), piece.shaped_ext[shaped]
+        shaped = builder.is_shaped(self._names.translate(piece.name[piece.shaped_row]))
+        at, external = piece.shaped_row[shaped] + first, piece.shaped_ext[shaped]
         builder.add_shapes(at, self._shapes.translate(piece.shaped_key[shaped]), external)
 
     def _number_name(self, number: int) -> int:

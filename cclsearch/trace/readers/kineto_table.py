@@ -54,10 +54,7 @@ def build_tables(builder: KinetoBuilder, *, source: str, is_complete: bool) -> t
     allocator, which do not say their process.
     """
     columns, sparse = builder.rows.finish_columns(), builder.rows.finish_sparse()
-    for name, pairs in (("ext_of_op", builder.ext_of_op), ("ext_of_device", builder.ext_of_device)):
-        if pairs:
-            rows, ids = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-            sparse[name] = (rows.astype(np.int32), ids)
+    sparse["ext_of_op"], sparse["ext_of_device"] = builder.ext_of_op.finish(), builder.ext_of_device.finish()
     memory = builder.memory_points()
     masks = []
     if len(builder.processes) > 1:

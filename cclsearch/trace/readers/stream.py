@@ -82,6 +82,11 @@ class ByteStream:
         """Number of bytes read."""
         return self._raw
 
+    @property
+    def fileno(self) -> int:
+        """Number of the open file, of which other threads read parts by position."""
+        return self._file.fileno()
+
     def read_at(self, position: int, block: memoryview) -> int:
         """Fill the block from that position of a plain file, in any thread; return the number of bytes."""
         return os.preadv(self._file.fileno(), [block], position)

@@ -45,6 +45,10 @@ class TableBuilder:
             column.append(columns[name])
         return first
 
+    def extend(self, count: int) -> dict[str, NDArray[Any]]:
+        """Append rows, and return the place of their columns for the caller to fill."""
+        return {name: column.extend(count) for name, column in self._columns.items()}
+
     def add_sparse(self, name: str, rows: NDArray[Any], values: NDArray[Any]) -> None:
         """Set a sparse column for these rows."""
         if len(rows):

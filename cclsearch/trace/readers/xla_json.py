@@ -35,7 +35,7 @@ def read_json_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     with ByteStream(path, limits) as stream:
         reader = EventReader(stream, limits)
         for batch in reader:
-            for event in batch:
+            for event in batch if isinstance(batch, list) else []:  # without a scanner it is one
                 if isinstance(event, Span):
                     event.args = msgspec.Raw(bytes(event.args))  # the reader reuses its buffer
                     events.setdefault((event.pid, event.tid), []).append(event)

@@ -9,9 +9,13 @@
  * No byte outside [text, text + the last of `stops`) is read, and nothing is written beyond `capacity` entries of an output array.
  * `make fuzz-native` runs it with the address and undefined-behaviour sanitizers.
  */
+#define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64
+#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -20,7 +24,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 5 };
+enum { VERSION = 6 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -40,9 +44,10 @@ typedef struct {
     uint64_t hash;
     size_t start; /* in `bytes` */
     int32_t size;
-    u8 flag; /* of a name: SHAPED..., of a category: HOST... */
+    u8 flag; /* of a name: SHAPED..., of a category: HOST..., of a call: whether its arguments are in `texts` */
     u8 kind; /* of a category; 0 is dropped */
-    uint32_t seen; /* number of the last call in which an event had this category */
+    uint32_t seen; /* number of the last block in which an event had this category */
+    uint32_t accepted; /* the same, of the blocks that were accepted; 0: in none */
 } Entry;
 
 typedef struct {
@@ -60,8 +65,10 @@ typedef struct {
     uint64_t seed;
     u8 *key; /* text of a composed key */
     size_t key_room;
-    uint32_t call;
+    Table texts; /* only `bytes`: the text of names of processes and threads, and of the first event with each call */
+    uint32_t block, first_block; /* numbers of the present block, and of the first one of this call */
     int32_t last_thread[2]; /* of a row of the host and of a device; -1: none */
+    u8 on_device[256]; /* whether rows of a kind are on a device */
     int odd_ids; /* 1: an id below -1, 2: an id beyond 31 bits */
     int no_memory;
 } Scanner;
@@ -75,19 +82,23 @@ typedef struct {
     double time_offset_us; /* subtracted from times above LONG_TIME_US */
     int64_t capacity;
     int64_t base_us, has_base;
-    int64_t events, rows, details, shaped, calls, metas, points, bad;
+    Text kept; /* `texts` of the scanner, until it scans again */
+    int64_t events, rows, sizes, blocks, externals, grids, shaped, calls, firsts, metas, points, bad;
     int64_t *ts_ns, *dur_ns;
     u8 *kind;
     int32_t *name, *thread, *stream, *corr;
     int16_t *device;
-    int32_t *detail_row, *detail_grid;
-    int64_t *detail_bytes, *detail_ext;
-    double *detail_blocks;
+    int32_t *size_row, *block_row, *external_row, *grid_row; /* rows on a device that state these */
+    int64_t *size_bytes;
+    double *block_per_sm;
+    int64_t *external_id;
+    int32_t *grid_key;
     int32_t *shaped_row, *shaped_key;
     int64_t *shaped_ext;
     int32_t *call_row, *call_key;
-    int64_t *call_start, *call_size;
-    int64_t *meta_start, *meta_size;
+    int32_t *first_key, *first_name; /* first events with a call: number of call and name, and arguments in `kept` */
+    int64_t *first_start, *first_size;
+    int64_t *meta_start, *meta_size; /* whole events in `kept` */
     double *point_us;
     int64_t *point_allocated, *point_reserved;
     int16_t *point_device;
@@ -456,7 +467,7 @@ static int32_t intern(Scanner *scanner, int which, Text start, int64_t size, int
     uint64_t hash = hash_text(scanner->seed, start, (size_t)size), place = hash & (uint64_t)table->mask;
     int32_t id = find_at(table, hash, start, size, &place);
     if (LIKELY(id >= 0) || table->count >= limit) return id;
-    Entry entry = {hash, table->used, (int32_t)size, which == NAMES ? SHAPED_UNKNOWN : 0, 0, 0};
+    Entry entry = {hash, table->used, (int32_t)size, which == NAMES ? SHAPED_UNKNOWN : 0, 0, 0, 0};
     if (!keep_bytes(table, start, (size_t)size)) return scanner->no_memory = 1, -1;
     table->entries[table->count] = entry;
     table->slots[place] = table->count;
@@ -713,16 +724,32 @@ static int32_t to_int32(Scanner *scanner, int64_t id) {
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static void add_details(Scanner *scanner, Piece *piece, int64_t row, const Args *args) {
-    int64_t at = piece->details++;
-    piece->detail_row[at] = (int32_t)row;
-    piece->detail_bytes[at] = number_of(args, BYTES);
-    piece->detail_ext[at] = larger(number_of(args, EXT), number_of(args, OLD_EXT));
-    piece->detail_blocks[at] = args->has & BIT(BLOCKS) ? args->blocks : -1;
-    piece->detail_grid[at] = -1;
+    int64_t size = number_of(args, BYTES), external = larger(number_of(args, EXT), number_of(args, OLD_EXT));
+    if (size >= 0) {
+        piece->size_row[piece->sizes] = (int32_t)row;
+        piece->size_bytes[piece->sizes++] = size;
+    }
+    if (external >= 0) {
+        piece->external_row[piece->externals] = (int32_t)row;
+        piece->external_id[piece->externals++] = external;
+    }
+    if (args->has & BIT(BLOCKS) && args->blocks >= 0) {
+        piece->block_row[piece->blocks] = (int32_t)row;
+        piece->block_per_sm[piece->blocks++] = args->blocks;
+    }
     if (args->has & BIT(GRID)) {
         Span parts[] = {text_of(args, GRID), text_of(args, BLOCK), text_of(args, REGISTERS), text_of(args, SHARED)};
-        piece->detail_grid[at] = intern_parts(scanner, GRIDS, parts, 4);
+        piece->grid_row[piece->grids] = (int32_t)row;
+        piece->grid_key[piece->grids++] = intern_parts(scanner, GRIDS, parts, 4);
     }
+}
+
+/* Copies text that the caller needs after the buffer has the next block; its position is that of the copy. */
+static int keep_text(Scanner *scanner, Text start, int64_t size, int64_t *kept_start, int64_t *kept_size) {
+    *kept_start = (int64_t)scanner->texts.used;
+    *kept_size = size;
+    if (!keep_bytes(&scanner->texts, start, (size_t)size)) scanner->no_memory = 1;
+    return !scanner->no_memory;
 }
 
 static void add_call(Scanner *scanner, Piece *piece, int64_t row, const Event *event) {
@@ -731,9 +758,13 @@ static void add_call(Scanner *scanner, Piece *piece, int64_t row, const Event *e
     parts[0] = event->name;
     for (int field = CALL_FIRST; field < NUM_FIELDS; field++) parts[field - CALL_FIRST + 1] = text_of(&event->args, field);
     piece->call_row[at] = (int32_t)row;
-    piece->call_key[at] = intern_parts(scanner, CALLS, parts, NUM_FIELDS - CALL_FIRST + 1);
-    piece->call_start[at] = event->args_text.start - piece->text;
-    piece->call_size[at] = event->args_text.size;
+    int32_t key = piece->call_key[at] = intern_parts(scanner, CALLS, parts, NUM_FIELDS - CALL_FIRST + 1);
+    if (key < 0 || scanner->tables[CALLS].entries[key].flag) return;
+    int64_t first = piece->firsts++;
+    scanner->tables[CALLS].entries[key].flag = 1;
+    piece->first_key[first] = key;
+    piece->first_name[first] = event->name_id;
+    keep_text(scanner, event->args_text.start, event->args_text.size, &piece->first_start[first], &piece->first_size[first]);
 }
 
 static void add_shape(Scanner *scanner, Piece *piece, int64_t row, const Args *args) {
@@ -813,15 +844,15 @@ static int add_event(Scanner *scanner, Piece *piece, Event *event, Text end) {
     switch (event->phase) {
     case 'X':
         if (!(event->seen & TS) || !(event->seen & NAME)) return 0;
-        if (event->category >= 0) scanner->tables[CATEGORIES].entries[event->category].seen = scanner->call;
+        if (event->category >= 0) scanner->tables[CATEGORIES].entries[event->category].seen = scanner->block;
         return is_row(scanner, event) ? add_row(scanner, piece, event) : 1;
     case 'i':
         if (!(event->seen & TS) || !(event->seen & NAME) || event->name_escaped) return 0;
         return is_memory_event(event) ? add_memory_point(scanner, piece, event) : 1;
-    case 'M':
-        piece->meta_start[piece->metas] = event->start - piece->text;
-        piece->meta_size[piece->metas++] = end - event->start;
-        return 1;
+    case 'M': {
+        int64_t at = piece->metas++;
+        return keep_text(scanner, event->start, end - event->start, &piece->meta_start[at], &piece->meta_size[at]);
+    }
     default: return event->phase && strchr("sftbenCBEIPNOD", event->phase) != NULL;
     }
 }
@@ -987,7 +1018,7 @@ static inline int finish_event(Scanner *scanner, Piece *piece, const Step *step,
     if (event->phase == 'X') {
         Entry *category = &scanner->tables[CATEGORIES].entries[event->category];
         if (!category->kind) {
-            category->seen = scanner->call;
+            category->seen = scanner->block;
             return 1;
         }
         if (!intern_name(scanner, event)) return 0;
@@ -1187,6 +1218,7 @@ EXPORT void ccl_free(Scanner *scanner) {
         free(scanner->tables[which].slots);
         free(scanner->tables[which].bytes);
     }
+    free(scanner->texts.bytes);
     free(scanner->steps);
     free(scanner->key);
     free(scanner);
@@ -1214,6 +1246,7 @@ EXPORT int ccl_add_category(Scanner *scanner, const char *name, int64_t size, in
     if (id < 0) return NO_MEMORY;
     scanner->tables[CATEGORIES].entries[id].kind = (u8)kind;
     scanner->tables[CATEGORIES].entries[id].flag = (u8)flag;
+    if (flag == ON_DEVICE) scanner->on_device[(u8)kind] = 1;
     return ACCEPTED;
 }
 
@@ -1231,9 +1264,44 @@ EXPORT void ccl_set_shaped(Scanner *scanner, int64_t name, int shaped) {
     scanner->tables[NAMES].entries[name].flag = shaped ? SHAPED : NOT_SHAPED;
 }
 
-/* Returns whether an event of the last piece had this category. */
+/* Returns whether an event of an accepted block had this category. */
 EXPORT int ccl_was_seen(const Scanner *scanner, int64_t category) {
-    return scanner->tables[CATEGORIES].entries[category].seen == scanner->call;
+    return scanner->tables[CATEGORIES].entries[category].accepted != 0;
+}
+
+/* Writes the entry of `map` for each of the numbers, which are within it. */
+EXPORT void ccl_translate(const int32_t *map, const int32_t *numbers, int64_t count, int32_t *to) {
+    for (int64_t i = 0; i < count; i++) to[i] = map[numbers[i]];
+}
+
+/* Finds the numbers whose entry of `map` is -1, in the order of first use; sets their entries to 0. Returns how many. */
+EXPORT int64_t ccl_find_new(int32_t *map, const int32_t *numbers, int64_t count, int32_t *found) {
+    int64_t num_found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (LIKELY(map[numbers[i]] != -1)) continue;
+        map[numbers[i]] = 0;
+        found[num_found++] = numbers[i];
+    }
+    return num_found;
+}
+
+/* Copies the rows of a piece into columns of a table. The maps give the table's numbers of names and threads, and the
+ * process of each of the piece's threads; a row on a device has its stream in place of a thread. */
+EXPORT void ccl_copy_rows(const Scanner *scanner, const Piece *piece, const int32_t *name_map, const int32_t *thread_map,
+    const int32_t *process_map, int64_t *ts_ns, int64_t *dur_ns, u8 *kind, int32_t *name, int16_t *device, int32_t *stream,
+    int32_t *corr, int16_t *process) {
+    size_t count = (size_t)piece->rows;
+    memcpy(ts_ns, piece->ts_ns, count * sizeof *ts_ns);
+    memcpy(dur_ns, piece->dur_ns, count * sizeof *dur_ns);
+    memcpy(kind, piece->kind, count * sizeof *kind);
+    memcpy(device, piece->device, count * sizeof *device);
+    memcpy(corr, piece->corr, count * sizeof *corr);
+    for (size_t row = 0; row < count; row++) name[row] = name_map[piece->name[row]];
+    for (size_t row = 0; row < count; row++) {
+        int32_t thread = piece->thread[row];
+        process[row] = (int16_t)process_map[thread];
+        stream[row] = scanner->on_device[piece->kind[row]] ? piece->stream[row] : thread_map[thread];
+    }
 }
 
 static int scan(Scanner *scanner, Piece *piece, Text p, Text end) {
@@ -1255,20 +1323,98 @@ static int scan(Scanner *scanner, Piece *piece, Text p, Text end) {
     return scanner->odd_ids == 3 ? REFUSED : ACCEPTED;
 }
 
-/* Scans consecutive pieces of the text, which end at `stops`, and appends their events to the columns if it accepts all:
- * each is space, a bracket or comma, then events with commas between them. */
-EXPORT int ccl_scan(Scanner *scanner, Piece *piece, const int64_t *stops, int64_t count) {
+static void undo(Scanner *scanner, Piece *piece, const Piece *before) {
+    for (int64_t first = before->firsts; first < piece->firsts; first++)
+        scanner->tables[CALLS].entries[piece->first_key[first]].flag = 0;
+    *piece = *before;
+}
+
+static void begin(Scanner *scanner, const Piece *piece) {
+    scanner->no_memory = 0;
+    scanner->first_block = scanner->block + 1;
+    if (!piece->firsts && !piece->metas) scanner->texts.used = 0;
+}
+
+/* Scans a block of pieces, which end at `stops`, and appends their events to the columns if it accepts all. */
+static int scan_block(Scanner *scanner, Piece *piece, const int64_t *stops, int64_t count) {
     Piece before = *piece;
     Text p = piece->text;
     int answer = ACCEPTED;
-    scanner->call++;
-    scanner->no_memory = 0;
+    scanner->block++;
     for (int64_t i = 0; i < count && answer == ACCEPTED; i++) {
         Text end = piece->text + stops[i];
         scanner->odd_ids = 0;
         answer = scan(scanner, piece, skip_space(p, end), end);
         p = end;
     }
-    if (answer != ACCEPTED) *piece = before;
-    return scanner->no_memory ? NO_MEMORY : answer;
+    if (scanner->no_memory) answer = NO_MEMORY;
+    if (answer != ACCEPTED) {
+        undo(scanner, piece, &before);
+    } else {
+        Table *categories = &scanner->tables[CATEGORIES];
+        for (int32_t id = 0; id < categories->count; id++)
+            if (categories->entries[id].seen == scanner->block) categories->entries[id].accepted = scanner->block;
+    }
+    piece->kept = scanner->texts.bytes;
+    return answer;
+}
+
+/* Scans consecutive pieces of the text, which end at `stops`: each is space, a bracket or comma, then events with commas
+ * between them. */
+EXPORT int ccl_scan(Scanner *scanner, Piece *piece, const int64_t *stops, int64_t count) {
+    begin(scanner, piece);
+    return scan_block(scanner, piece, stops, count);
+}
+
+/* Forgets what the last call of `ccl_scan` or `ccl_scan_file` accepted; `before`: the piece before it. */
+EXPORT void ccl_undo(Scanner *scanner, Piece *piece, const Piece *before) {
+    Table *categories = &scanner->tables[CATEGORIES];
+    for (int32_t id = 0; id < categories->count; id++)
+        if (categories->entries[id].accepted >= scanner->first_block) categories->entries[id].accepted = 0;
+    undo(scanner, piece, before);
+}
+
+/* Fills the text from that position of the file; returns whether all could be read. */
+static int read_at(int file, u8 *text, int64_t size, int64_t position) {
+    while (size) {
+        ssize_t count = pread(file, text, (size_t)size, (off_t)position);
+        if (count < 0 && errno == EINTR) continue;
+        if (count <= 0) return 0;
+        text += count;
+        size -= count;
+        position += count;
+    }
+    return 1;
+}
+
+/* Returns the position of the last separator after the first byte; 0 without one. */
+static int64_t find_last(Text text, int64_t size, Text separator, int64_t separator_size) {
+    for (int64_t at = size - separator_size; at > 0; at--)
+        if (text[at] == *separator && !memcmp(text + at, separator, (size_t)separator_size)) return at;
+    return 0;
+}
+
+/* Scans the file from `*position` to `stop`, which follows an event, as one piece after another of up to `room` bytes:
+ * all end `after` bytes into a separator of two events, up to which the text is read again into `text`. Sets `*position`
+ * to the end of the pieces that were accepted; the first one that is refused ends the call, and so does `*cancel`. */
+EXPORT int ccl_scan_file(Scanner *scanner, Piece *piece, int file, int64_t *position, int64_t stop, u8 *text, int64_t room,
+    Text separator, int64_t separator_size, int64_t after, const volatile int *cancel) {
+    int64_t left = 0; /* bytes that were read after `*position` */
+    begin(scanner, piece);
+    piece->text = text;
+    while (*position < stop && !*cancel) {
+        int64_t wanted = stop - *position - left;
+        if (wanted > room / 2) wanted = room / 2;
+        if (left + wanted > room || !read_at(file, text + left, wanted, *position + left)) return REFUSED;
+        left += wanted;
+        int64_t end = *position + left == stop ? left : find_last(text, left, separator, separator_size);
+        if (!end) continue;
+        if (end < left) end += after;
+        int answer = scan_block(scanner, piece, &end, 1);
+        if (answer != ACCEPTED) return answer;
+        *position += end;
+        left -= end;
+        memmove(text, text + end, (size_t)left);
+    }
+    return ACCEPTED;
 }
