@@ -50,13 +50,14 @@ def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project: P
     with RunWriter(folder) as writer:
         observed = writer.state.trials.observe(resumed.space)
         assert len(observed) == 4
-        assert [o.config["threads"] for o in observed] == [1] * 4, "trials without a knob had its neutral value"
-        assert [resumed.space.config(o.row or 0) for o in observed] == [o.config for o in observed]
+        rows = [resumed.space.config(o.row or 0) for o in observed]
+        assert [row["threads"] for row in rows] == [1] * 4, "trials without a knob had its neutral value"
+        assert [{**row, **o.config} for row, o in zip(rows, observed, strict=True)] == rows
         begin_or_resume(writer, resumed, budget=8)
         resumed = replace(resumed, jobs=session.jobs)
         run_search(writer, resumed)
-        rows = [resumed.space.row(trial.config) for trial in writer.state.trials.values()]
-    assert len(set(rows)) == 8, "no configuration ran twice, in its old or its new form"
+        numbers = {resumed.space.row(trial.config) for trial in writer.state.trials.values()}
+    assert len(numbers) == 8, "no configuration ran twice, in its old or its new form"
 
 
 def test_a_recording_cannot_grow(project: Path) -> None:

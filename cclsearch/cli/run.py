@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE, Settings, load_settings
+from cclsearch.core.terminal import is_terminal
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, list_recordings
@@ -17,6 +19,7 @@ from cclsearch.plan.warm_start import AUTO, add_comparable_runs, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
+from cclsearch.space.opening import Extend
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.tuning_config import read_tuning_config
 
@@ -62,8 +65,8 @@ def _refuse_unused_llm_options(args: argparse.Namespace, settings: Settings) -> 
         raise UserError(
             f"--strategy {args.strategy} does not use an LLM, but --llm {args.llm} names one: omit one of them"
         )
-    options = ("llm_mode", "max_tokens", "max_usd", "seed_policy")
-    given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name) is not None]
+    options = ("llm_mode", "max_tokens", "max_usd", "seed_policy", "extend")
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name, None) is not None]
     takes_part = args.llm or (settings.llm and args.strategy in (None, "hybrid", "llm"))
     if given and not takes_part:
         raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
@@ -77,17 +80,29 @@ def _find_earlier(name: str, runs: Path | None) -> Path:
     return find_recording(name) if name in list_recordings() else find_run(name, runs)
 
 
+def _choose_extend(args: argparse.Namespace) -> str | None:
+    """Return what the LLM may add to the search space; by default what is listed, but nothing without a terminal.
+
+    None is nothing.
+    """
+    watched = sys.stdin is not None and sys.stdin.isatty() and is_terminal() and hasattr(args, "extend")
+    chosen = getattr(args, "extend", None) or (Extend.LISTED if watched else Extend.OFF).value
+    return None if chosen == Extend.OFF.value else str(chosen)
+
+
 def make_request(args: argparse.Namespace) -> SearchRequest:
     """Return the search request; options that were not given come from the project's settings."""
     settings = load_settings()
     _refuse_unused_llm_options(args, settings)
     if args.workload is None and args.recording is None:
         raise UserError("nothing is named: give --workload NAME, or --recording NAME for the card of a recording")
+    llm = args.llm or (settings.llm if args.strategy in (None, "hybrid", "llm") else None)
     options = {
         "mode": args.llm_mode,
         "max_tokens": args.max_tokens,
         "max_usd": args.max_usd,
         "seed_policy": args.seed_policy,
+        "extend": _choose_extend(args) if llm else None,
     }
     return SearchRequest(
         workload=args.workload or str(find_recording(args.recording) / "card.yaml"),
@@ -111,7 +126,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         objective=args.objective or settings.objective,
         constraints=tuple(args.constraint),
         strategy=args.strategy,
-        llm=args.llm or (settings.llm if args.strategy in (None, "hybrid", "llm") else None),
+        llm=llm,
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=args.seed,
         use_fewer=args.use_fewer,

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict
 
-from cclsearch.core.values import Config, Model
+from cclsearch.core.values import Config, Model, Value
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 
 
@@ -56,6 +56,10 @@ BUSY_MACHINE = "busy machine"
 """The topic of the note at the start of a search, and of each resume, on a machine that other processes use."""
 
 
+NOT_ADDED = "not added"
+"""The topic of the note that the space does not get what a turn asked for."""
+
+
 def leave_out_outdated(events: Sequence[ReportedEvent]) -> tuple[ReportedEvent, ...]:
     """The events without the notes on a busy machine that a later one replaces."""
     last = next((event for event in reversed(events) if event.label == BUSY_MACHINE), None)
@@ -75,6 +79,8 @@ class DecisionKind(StrEnum):
 
     SUBMIT = "submit"
     FINISH = "finish"
+    EXTEND = "extend"
+    """It asks for knobs or values that the search space does not have; the next turn decides over the larger space."""
     NONE = "none"
 
 
@@ -115,6 +121,10 @@ class LlmTurn(ReportedEvent):
     turn: int
     decision: DecisionKind = DecisionKind.NONE
     submitted: tuple[SubmittedConfig, ...] = ()
+    adds: dict[str, tuple[Value, ...]] = {}
+    """Knob, variable or flag -> values that the turn asks to add to the search space."""
+    why: str = ""
+    """Why it asks for them."""
     insight: str = ""
     beliefs: dict[str, str] = {}
     """Hints for the surrogate's prior: part of a step -> how it compares with the prediction."""

@@ -14,7 +14,7 @@ from typing import cast
 
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Config, FailureKind
-from cclsearch.propose.events import ReportedEvent
+from cclsearch.propose.events import NOT_ADDED, LlmTurn, Note, ReportedEvent
 from cclsearch.record.event import (
     LEDGER_VERSION,
     AttemptEvent,
@@ -61,6 +61,8 @@ class RunState:
     growth: SpaceGrown | None = None
     """The last growth of the search space; None if it is the one of the start."""
     num_growths: int = 0
+    wanted: LlmTurn | None = None
+    """The LLM's turn that asks for an addition to the search space, until it is added or refused."""
     stopped: SearchStopped | None = None
     ended: SearchEnded | None = None
     last_s: float = 0.0
@@ -353,7 +355,11 @@ class RunState:
             case TrialRetried():
                 self.has_allocation_ended |= event.kind is RetryKind.ALLOCATION_ENDED
             case SpaceGrown():
-                self.growth, self.num_growths = event, self.num_growths + 1
+                self.growth, self.num_growths, self.wanted = event, self.num_growths + 1, None
+            case LlmTurn() if event.adds:
+                self.wanted = event
+            case Note() if event.topic == NOT_ADDED:
+                self.wanted = None
             case SearchStopped():
                 self.stopped = event
             case SearchEnded():

@@ -213,8 +213,7 @@ class TrialTable(Mapping[int, Trial]):
                 self._order.remove(index)
             return
         row = self._space.row(trial.config) if self._space else None
-        is_older = self._space is not None and len(trial.config) < len(self._space.knobs)
-        if row is None or not (is_older or (self._space and _is_same(trial.config, self._space.config(row)))):
+        if row is None or self._space is None or not _is_same(trial.config, self._space.config(row)):
             self._configs[index] = trial.config
         names = tuple(outcome.metrics)
         schema = _Schema(outcome.spread is not None, names, outcome.failure, outcome.violation, outcome.is_pruned)

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.launch.base import WorkloadUser
+from cclsearch.propose.events import NOT_ADDED, Note
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import grow_spec
 from cclsearch.run.spec import read_spec
-from cclsearch.search.growth import Wanted, plan_growth
+from cclsearch.search.growth import Wanted, level_of, plan_growth
 from cclsearch.search.memory_filter import hold_back
 from cclsearch.search.session import Session
 from cclsearch.space.opening import Extend
+
+
+def add_wanted(writer: RunWriter, session: Session) -> Session:
+    """The session after what the LLM's last turn asks to add was added, or a note says why it was not.
+
+    The turn is in the ledger before, so that a kill in between loses nothing.
+    """
+    turn = writer.state.wanted
+    if turn is None:
+        return session
+    try:
+        return grow_space(writer, session, turn.adds, why=turn.why, level=level_of(session.spec))
+    except UserError as error:
+        text = one_line(f"what turn {turn.turn} asks for is not added: {error}", 500)
+        writer.record(Note(topic=NOT_ADDED, text=text).at(session.now_s()))
+        return session
 
 
 def grow_space(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.core.trial_folder import trial_folder
-from cclsearch.core.values import Config
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.agent import make_agent
@@ -18,13 +16,13 @@ from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
-from cclsearch.propose.agent.tool_handlers import Explain
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.events import LlmMode
-from cclsearch.run.spec import RunSpec
+from cclsearch.run.spec import RunSpec, read_spec
 from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.score.objective import Objective, Term, find_task_metric
 from cclsearch.score.outcome import Outcome
+from cclsearch.search.llm_growth import GrowingSpace
 
 LOG_TAIL_BYTES = 4000
 OVERLAP_BYTES = 16_000
@@ -61,12 +59,14 @@ def make_llm_proposer(spec: RunSpec, folder: Path) -> Proposer:
     key = missing_key(parse_spec(spec.llm))
     if key:
         return NoLlmProposer(fallback, f"{key} is not set")
+    space = GrowingSpace(read_spec(folder))
     agent = make_agent(
         spec.llm,
         options=read_options(spec),
         folder=folder,
         evidence=FolderEvidence(folder),
-        explain=_make_explain(spec),
+        explain=space.explain if spec.recording is None else None,
+        extender=space,
     )
     return Arbiter(agent, fallback, strategy=spec.strategy, parallel=spec.limits.parallel)
 
@@ -118,21 +118,6 @@ def _minimized(term: Term) -> str:
 def _of_reference(term: Term, is_minimized: bool) -> str:
     reference = f"baseline trial's {term.metric}" if term.reference is None else f"{term.reference:g}"
     return f"({reference} / {term.metric})" if is_minimized else f"({term.metric} / {reference})"
-
-
-def _make_explain(spec: RunSpec) -> Explain | None:
-    if spec.recording is not None:
-        return None
-    from cclsearch.space.build import explain_config
-    from cclsearch.space.framework import load_framework
-
-    framework = load_framework(spec.framework)
-
-    def explain(config: Config) -> Sequence[str]:
-        verdicts = explain_config(spec.card, framework, config, spec.knobs, spec.use_fewer)
-        return [f"{verdict.rule}: {verdict.summary} ({verdict.detail})" for verdict in verdicts if verdict.ok is False]
-
-    return explain
 
 
 def _read_log(path: Path) -> str:

@@ -21,6 +21,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
 from cclsearch.search.control import correct_observations, propose_control
 from cclsearch.search.finalists import choose_finalists
+from cclsearch.search.grow import add_wanted
 from cclsearch.search.session import Session
 from cclsearch.search.shared_cause import explain_end, find_shared_cause
 from cclsearch.space.table import RowSet, mask_rows
@@ -55,7 +56,7 @@ def _run(writer: RunWriter, session: Session) -> None:
         hours = session.spec.limits.max_hours
         deadline_s = math.inf if hours is None else time.monotonic() + hours * 3600
         _measure_baseline(writer, session, deadline_s)
-        ending = _search(writer, session, deadline_s)
+        session, ending = _search(writer, session, deadline_s)
         if ending is not None:
             _confirm(writer, session, deadline_s)
             _decide(writer, session, deadline_s)
@@ -162,15 +163,21 @@ def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
     return stop.is_set()
 
 
-def _search(writer: RunWriter, session: Session, deadline_s: float) -> SearchEnded | None:
-    """Run trials until no more may be proposed; returns why it ended, or None if it was stopped."""
+def _search(writer: RunWriter, session: Session, deadline_s: float) -> tuple[Session, SearchEnded | None]:
+    """Run trials until no more may be proposed; returns the session, whose space may have grown, and why it ended.
+
+    None if it was stopped.
+    """
     while not _must_stop(writer, session, deadline_s):
+        session = add_wanted(writer, session)
         ended = _fill_slots(writer, session)
+        if writer.state.wanted is not None:
+            continue
         if writer.state.unfinished:
             _collect(writer, session)
         elif ended is not None:
-            return ended
-    return None
+            return session, ended
+    return session, None
 
 
 def _collect(writer: RunWriter, session: Session) -> None:
@@ -247,6 +254,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
         proposals = session.proposer.propose(view, min(slots, left))
         record_proposer_events(writer, session)
         num_accepted = _accept(writer, session, proposals[: min(slots, left)], taken_N)
+        if writer.state.wanted is not None:
+            return None  # the space grows first
         if not num_accepted and (session.node_hours is None or not session.node_hours.ending):
             return _explain_end(session)
     return None

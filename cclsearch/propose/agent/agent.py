@@ -8,7 +8,9 @@ from pathlib import Path
 
 from cclsearch.core.content import find_content
 from cclsearch.core.text import one_line
+from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence
+from cclsearch.propose.agent.extension import SpaceExtender, count_growths, make_extension
 from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
@@ -22,8 +24,8 @@ from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_sur
 from cclsearch.propose.agent.tool_handlers import Decision, Explain, ToolHandlers
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
-    CONTEXT_FILE,
     TURNS_FOLDER,
+    context_path,
     make_record,
     record_context,
     turn_path,
@@ -56,6 +58,8 @@ class Agent:
     """The run folder; None writes no files."""
     evidence: EvidenceSource = field(default_factory=NoEvidence)
     explain: Explain | None = None
+    extender: SpaceExtender | None = None
+    """What may be added to the search space; None: nothing."""
     make_table: MakeSurrogateTable = make_surrogate_table
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
@@ -93,6 +97,7 @@ class Agent:
             anonymous=self.options.anonymous,
             explain=self.explain,
             policies=self.policies,
+            extension=make_extension(view, self.extender),
         )
         prompt_input, settings = self._gather(handlers, slots, store), self._settings(view, number)
         try:
@@ -103,7 +108,7 @@ class Agent:
             self._running_turn = None
         version = store.add(result.decision.program) if result.decision and result.decision.program else None
         if self.folder is not None:
-            context = self.folder / TURNS_FOLDER / CONTEXT_FILE
+            context = context_path(self.folder, count_growths(view))
             if not context.exists():
                 write_record(context, record_context(view, self.provider.name, self.options))
             record = make_record(prompt_input, handlers, turn.prompt, result, settings, number)
@@ -123,7 +128,9 @@ class Agent:
         )
 
     def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore) -> PromptInput:
-        prompt_input = PromptInput(handlers.view, handlers.table, slots, handlers.find_shown())
+        prompt_input = PromptInput(
+            handlers.view, handlers.table, slots, handlers.find_shown(), offers=handlers.extension.offers
+        )
         if self.options.mode != LlmMode.POLICY:
             return prompt_input
         program, note = store.best(handlers.view, self.seed_program(handlers.view))
@@ -142,7 +149,13 @@ class Agent:
 
 
 def make_agent(
-    spec: str, *, options: AgentOptions, folder: Path, evidence: EvidenceSource, explain: Explain | None
+    spec: str,
+    *,
+    options: AgentOptions,
+    folder: Path,
+    evidence: EvidenceSource,
+    explain: Explain | None,
+    extender: SpaceExtender | None = None,
 ) -> Agent:
     """The agent of `--llm SPEC`, with its key from the environment; raises UserError for a wrong spec or key."""
     if options.seed_policy is not None and options.seed_program is None:
@@ -154,6 +167,7 @@ def make_agent(
         folder=folder,
         evidence=evidence,
         explain=explain,
+        extender=extender,
     )
 
 
@@ -163,6 +177,8 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
         turn=number,
         decision=result.kind,
         submitted=decision.submitted,
+        adds=dict(decision.adds),
+        why=decision.why,
         insight=decision.insight,
         beliefs=dict(decision.beliefs),
         num_seen=len(view.observations),
@@ -185,6 +201,9 @@ def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
         what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
     elif turn.decision is DecisionKind.FINISH:
         what = f"asks to finish: {result.decision.finish if result.decision else ''}"
+    elif turn.decision is DecisionKind.EXTEND:
+        added = "; ".join(f"{name}={','.join(map(format_knob_value, values))}" for name, values in turn.adds.items())
+        what = f"asks to add to the search space: {added}"
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"
     return one_line(f"turn {turn.turn} ({turn.cost.describe()}): {what}", 500)

@@ -105,7 +105,8 @@ def format_header(space: Space) -> str:
 
 def format_row(space: Space, config: Mapping[str, Value]) -> str:
     """A configuration's values in the order of `format_header`."""
-    return " ".join(_format_value(config[knob.name]) if knob.name in config else "?" for knob in free_knobs(space))
+    values = (config.get(knob.name, knob.neutral) for knob in free_knobs(space))
+    return " ".join("?" if value is None else _format_value(value) for value in values)
 
 
 def format_config(space: Space, config: Mapping[str, Value]) -> str:

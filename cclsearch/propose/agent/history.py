@@ -23,7 +23,14 @@ def total_cost(turns: Iterable[LlmTurn]) -> Cost:
 def drop_decision(turn: LlmTurn, why: str) -> LlmTurn:
     """A turn without its decision; its cost and what it learned are kept."""
     text = one_line(f"{why}: {turn.text}", 500)
-    return turn.model_copy(update={"text": text, "decision": DecisionKind.NONE, "submitted": (), "policy": None})
+    dropped: dict[str, object] = {
+        "text": text,
+        "decision": DecisionKind.NONE,
+        "submitted": (),
+        "adds": {},
+        "policy": None,
+    }
+    return turn.model_copy(update=dropped)
 
 
 def limits_event(limits: LlmLimits) -> LlmLimitsSet:

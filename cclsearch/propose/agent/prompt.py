@@ -83,6 +83,8 @@ class PromptInput:
     program: str | None = None
     """The best policy program so far, in `policy` mode."""
     program_note: str = ""
+    offers: tuple[str, ...] = ()
+    """What may be added to the search space, one line each."""
 
 
 def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
@@ -201,6 +203,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("YOUR INSIGHTS so far", [quote_line(text, 300) for text in last_insights(view)][::-1], 0.7),
         Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
+        Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),
     ]
     if options.mode == LlmMode.POLICY:
         program = (

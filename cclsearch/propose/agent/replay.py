@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.propose.agent.evidence import NoEvidence
+from cclsearch.propose.agent.extension import replay_extension
 from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions
 from cclsearch.propose.agent.providers.cost import load_prices, prices_path
@@ -40,9 +41,11 @@ def replay_turns(folder: Path, make_table: MakeSurrogateTable = make_surrogate_t
 
     `make_table` serves records of older versions, which do not contain the surrogate's table.
     """
-    context = read_context(folder)
-    space = context.space()
-    return [_replay(context, space, record, make_table) for record in read_turns(folder)]
+    turns = read_turns(folder)
+    growths = {record.growths for record in turns} or {0}
+    contexts = {number: read_context(folder, number) for number in sorted(growths)}
+    spaces = {number: context.space() for number, context in contexts.items()}
+    return [_replay(contexts[turn.growths], spaces[turn.growths], turn, make_table) for turn in turns]
 
 
 class _Recorded:
@@ -86,9 +89,12 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
         policies=SandboxRunner(),
         looked_up=dict(record.evidence),
         explanations=dict(record.explanations),
+        extension=replay_extension(record.extension),
     )
     shown = handlers.find_shown()
-    prompt_input = PromptInput(view, handlers.table, record.slots, shown, record.program, record.program_note)
+    prompt_input = PromptInput(
+        *(view, handlers.table, record.slots, shown, record.program, record.program_note, record.extension.offers)
+    )
     options = PromptOptions(context.mode, context.anonymous, context.goal)
     recorded = _Recorded(record)
     settings = TurnSettings(

@@ -10,9 +10,11 @@ import numpy as np
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, Value
 from cclsearch.propose.agent.configs import CallError, format_config, nearest_rows, read_config, read_value
 from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
+from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
+from cclsearch.propose.agent.extension import Extension
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
@@ -50,6 +52,10 @@ class Decision:
     """Part of the work -> how its time compares with the closed form: evidence for the surrogate."""
     program: str | None = None
     """Source of the policy program that chose the submission."""
+    adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """What to add to the search space, instead of a submission."""
+    why: str = ""
+    """Why to add it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class ToolHandlers:
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
     explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Digest of a configuration -> what `explain` returned for it."""
+    extension: Extension = field(default_factory=Extension)
+    """What the model may add to the search space."""
     max_bytes: int = MAX_REPLY_BYTES
     """Bytes of the current reply."""
 
@@ -96,6 +104,7 @@ class ToolHandlers:
             "submit_policy" if self.mode == LlmMode.POLICY else "submit": (
                 self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
+            **({EXTEND_SPACE: self._extend} if self.extension.offers else {}),
             "finish": self._finish,
         }
         if call.name not in handlers:
@@ -326,6 +335,10 @@ class ToolHandlers:
         listed = "; ".join(format_config(self.view.space, self.view.space.config(row)) for row in near)
         why = f": {'; '.join(rules)}" if rules else ""
         return f"not in the search space{why}. Nearest untried configurations: {listed or 'none'}"
+
+    def _extend(self, arguments: dict[str, Any]) -> ToolReply:
+        wanted, why, text = self.extension.request(arguments)
+        return ToolReply(text, decision=Decision(adds=wanted, why=why, **_read_lessons(arguments, self.view)))
 
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)

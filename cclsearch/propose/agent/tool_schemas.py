@@ -7,6 +7,8 @@ from typing import Any
 
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.agent.configs import config_schema, where_schema
+from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
+from cclsearch.propose.agent.extension import extension_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
@@ -30,8 +32,10 @@ def expected_fields(view: SearchView) -> dict[str, str]:
     return {f"expected_{view.primary.name}": view.primary.name, "expected_memory_gib": PEAK_MEMORY}
 
 
-def make_toolset(view: SearchView, mode: LlmMode, max_submitted: int) -> tuple[ToolSpec, ...]:
-    """All tools of a turn, in a fixed order; the last two are decisions."""
+def make_toolset(
+    view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False
+) -> tuple[ToolSpec, ...]:
+    """All tools of a turn, in a fixed order; the last are decisions."""
     config, where = config_schema(view.space), where_schema(view.space)
     text = {"type": "string"}
     trial = {"type": "integer", "minimum": 1}
@@ -53,6 +57,8 @@ def make_toolset(view: SearchView, mode: LlmMode, max_submitted: int) -> tuple[T
         parameters["submit_policy"] = _object({"program": text, "rationale": text, **expected}, lessons)
     else:
         parameters["submit"] = _object({"configurations": many}, lessons)
+    if can_extend:
+        parameters[EXTEND_SPACE] = _object({"add": extension_schema(), "why": text}, lessons)
     parameters["finish"] = _object({"reason": text}, lessons)
     work = list(view.task.policy_inputs(view.card))
     words = {

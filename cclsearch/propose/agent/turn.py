@@ -91,6 +91,8 @@ class TurnResult:
     def kind(self) -> DecisionKind:
         if self.decision is None:
             return DecisionKind.NONE
+        if self.decision.adds:
+            return DecisionKind.EXTEND
         return DecisionKind.SUBMIT if self.decision.finish is None else DecisionKind.FINISH
 
     def describe(self) -> str:
@@ -99,6 +101,8 @@ class TurnResult:
             return f"no decision: {self.stall.cause if self.stall else ''}"
         if self.decision.finish is not None:
             return f"finish: {self.decision.finish}"
+        if self.decision.adds:
+            return "extend " + json.dumps(dict(self.decision.adds), sort_keys=True)
         return "submit " + "; ".join(str(item.config) for item in self.decision.submitted)
 
 
@@ -131,7 +135,8 @@ class Turn:
     ) -> None:
         self._provider = provider
         self._handlers = handlers
-        self._tools = make_toolset(prompt_input.view, options.mode, handlers.max_submitted)
+        can_extend = bool(handlers.extension.offers)
+        self._tools = make_toolset(prompt_input.view, options.mode, handlers.max_submitted, can_extend=can_extend)
         self.prompt = write_turn_prompt(prompt_input, self._tools, options)
         self._settings = settings
         self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user)]

@@ -17,6 +17,7 @@ from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.packed import Packed
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.extension import ExtensionRecord, count_growths
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt import Prompt, PromptInput
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price
@@ -97,6 +98,9 @@ class TurnRecord(Model):
     """Time limit of the turn."""
     spent: Cost = Cost()
     """Cost of earlier turns."""
+    growths: int = 0
+    """How often the search space had grown: each growth has a context of its own."""
+    extension: ExtensionRecord = ExtensionRecord()
     system: str
     user: str
     result: TurnResult
@@ -152,6 +156,8 @@ def make_record(
         price=settings.price,
         max_seconds=settings.max_seconds,
         spent=settings.spent,
+        growths=count_growths(view),
+        extension=handlers.extension.record(),
         system=prompt.system,
         user=prompt.user,
         result=result,
@@ -185,9 +191,15 @@ def write_record(path: Path, record: Model) -> None:
     write_atomically(path, json.dumps(data, indent=1, ensure_ascii=True) + "\n")
 
 
-def read_context(folder: Path) -> ContextRecord:
-    """The context record of a run folder; raises UserError if it is missing or cannot be read."""
-    return _read(folder / TURNS_FOLDER / CONTEXT_FILE, ContextRecord)
+def read_context(folder: Path, growths: int = 0) -> ContextRecord:
+    """The context record of a run folder after so many growths; raises UserError if it cannot be read."""
+    return _read(context_path(folder, growths), ContextRecord)
+
+
+def context_path(folder: Path, growths: int = 0) -> Path:
+    """`turns/context.json`, and `turns/context-2.json` after the second growth of the search space."""
+    name = CONTEXT_FILE if not growths else CONTEXT_FILE.replace(".", f"-{growths}.")
+    return folder / TURNS_FOLDER / name
 
 
 def read_turns(folder: Path) -> list[TurnRecord]:

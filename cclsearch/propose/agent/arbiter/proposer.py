@@ -146,6 +146,8 @@ class Arbiter:
             return []
         if outcome.finish is not None:
             return self._finish(view, state, outcome.finish)
+        if outcome.event.adds:
+            return []  # the search grows its space, then asks again
         open_proposals = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
         if not open_proposals:
             # The turn ran in the background on an older view: its configurations may be running by now.

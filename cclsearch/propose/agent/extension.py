@@ -1,0 +1,121 @@
+"""The tool `extend_space`: the model asks for knobs and values that the search space does not have.
+
+What may be added, and whether a request is, the search decides (`SpaceExtender`); this module reads the call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Model, Value
+from cclsearch.propose.agent.configs import CallError
+from cclsearch.propose.base import SearchView
+
+TOOL = "extend_space"
+GROWN = "space_grown"
+"""Label of the event that the search space has grown."""
+MAX_ADDED = 4
+"""Knobs of one request."""
+MAX_LISTED_VALUES = 64
+"""Values of one knob that are read at all; fewer may be added."""
+
+
+class SpaceExtender(Protocol):
+    """What the search lets the model add to its space."""
+
+    def offers(self, view: SearchView) -> Sequence[str]:
+        """What may be added now, one line each; empty if nothing."""
+        ...
+
+    def check(self, view: SearchView, wanted: Mapping[str, Sequence[Value]]) -> str:
+        """What would be added, in one line; raises UserError that says what may not be, and why."""
+        ...
+
+
+class ExtensionRecord(Model):
+    """What a turn was offered, and the answers to its requests, for a replay."""
+
+    offers: tuple[str, ...] = ()
+    answers: dict[str, str] = {}
+    """Request -> what would be added."""
+    refusals: dict[str, str] = {}
+    """Request -> why it was refused."""
+
+
+@dataclass
+class Extension:
+    """The tool during one turn: what is offered, and every answer, kept for the turn record."""
+
+    offers: tuple[str, ...] = ()
+    view: SearchView | None = None
+    extender: SpaceExtender | None = None
+    """None in a replay, which repeats the recorded answers."""
+    answers: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def request(self, arguments: Mapping[str, Any]) -> tuple[dict[str, tuple[Value, ...]], str, str]:
+        """What a call asks for, why, and what would be added; raises CallError that the model can act on."""
+        wanted = _read_wanted(arguments.get("add"))
+        key = json.dumps(wanted, sort_keys=True)
+        if self.extender is not None and self.view is not None and key not in self.answers:
+            try:
+                self.answers[key] = self.extender.check(self.view, wanted)
+            except UserError as error:
+                self.refusals[key] = one_line(redact(str(error)), 900)
+        if key not in self.answers:
+            raise CallError(f"refused: {self.refusals.get(key, 'the search space cannot grow')}", "not added")
+        return wanted, one_line(redact(str(arguments.get("why") or "")), 300), self.answers[key]
+
+    def record(self) -> ExtensionRecord:
+        """What a replay of the turn needs."""
+        return ExtensionRecord(offers=self.offers, answers=self.answers, refusals=self.refusals)
+
+
+def make_extension(view: SearchView, extender: SpaceExtender | None) -> Extension:
+    """The tool for one turn; without offers, the turn does not have it."""
+    offers = tuple(extender.offers(view)) if extender is not None else ()
+    return Extension(offers, view, extender)
+
+
+def replay_extension(record: ExtensionRecord) -> Extension:
+    """The tool as a recorded turn had it."""
+    return Extension(record.offers, answers=dict(record.answers), refusals=dict(record.refusals))
+
+
+def count_growths(view: SearchView) -> int:
+    """How often the search space had grown before this view."""
+    return sum(event.label == GROWN for event in view.events)
+
+
+def extension_schema() -> dict[str, Any]:
+    """JSON schema of the tool's arguments."""
+    value = {"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "boolean"}]}
+    item = {
+        "type": "object",
+        "properties": {"knob": {"type": "string"}, "values": {"type": "array", "items": value, "minItems": 1}},
+        "required": ["knob", "values"],
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": item, "minItems": 1, "maxItems": MAX_ADDED}
+
+
+def _read_wanted(raw: object) -> dict[str, tuple[Value, ...]]:
+    items = [raw] if isinstance(raw, Mapping) else raw
+    if not isinstance(items, list) or not 1 <= len(items) <= MAX_ADDED:
+        raise CallError(f"add must be a list of 1 to {MAX_ADDED} objects {{knob, values}}")
+    wanted: dict[str, tuple[Value, ...]] = {}
+    for item in items:
+        name = item.get("knob") if isinstance(item, Mapping) else None
+        values = item.get("values") if isinstance(item, Mapping) else None
+        if not isinstance(name, str) or not isinstance(values, list) or not 1 <= len(values) <= MAX_LISTED_VALUES:
+            raise CallError("each item of add has a knob (its name) and values (a list)")
+        if name in wanted or not all(isinstance(value, bool | int | float | str) for value in values):
+            raise CallError(f"{one_line(name, 60)!r}: name a knob once, with values that are numbers, texts, booleans")
+        wanted[name] = tuple(values)
+    return wanted

@@ -1,0 +1,75 @@
+"""A simulated model that opens the search space: it asks for what an expert would try, then changes one thing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cclsearch.propose.agent.providers.types import CompletionRequest
+
+from .players import Expert, Row, knob_choices, read_trials, submit
+
+Wish = tuple[str, tuple[Any, ...]]
+
+WISHES: dict[str, tuple[Wish, ...]] = {
+    "host": (("compile", (True,)), ("optimizer", ("fused",)), ("threads", (2,)), ("bucket_mib", (4,))),
+    "xla": (
+        ("xla_cpu_multi_thread_eigen", (False,)),
+        ("xla_cpu_region_analysis", (True,)),
+        ("xla_cpu_codegen_split", (1,)),
+        ("xla_cpu_vector_width", (512,)),
+    ),
+    "nccl": (("nccl_buffsize", (8388608, 16777216)), ("nccl_min_ctas", (16,)), ("cuda_device_max_connections", (1,))),
+}
+"""What an expert asks for: less work per operation on the host, other schedules of XLA, other buffers of NCCL."""
+
+
+class Opener(Expert):
+    """Asks for what is offered and worth a try after the first trials, then submits the best with one change."""
+
+    name = "compatible:opener"
+
+    def __init__(self, seed: int = 0, *, min_trials: int = 1) -> None:
+        super().__init__(seed)
+        self.min_trials = min_trials
+
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        text = request.messages[0].text
+        trials = read_trials(text)
+        was_refused = any(result.is_error for message in request.messages for result in message.results)
+        if len(trials) >= self.min_trials and not was_refused:
+            wished = self.find_wishes(read_offers(text), knob_choices(request))
+            if wished:
+                add = [{"knob": knob, "values": list(values)} for knob, values in wished]
+                return "extend_space", {"add": add, "why": "the diagnosis shows time that no knob changes"}
+            change = self.change_one(trials, knob_choices(request))
+            if change is not None:
+                return submit(change, "the best trial with one added option changed")
+        return super().decide(request)
+
+    def find_wishes(self, offers: list[str], choices: dict[str, list[Any]]) -> list[Wish]:
+        """The first group of wishes of which some are offered and not yet knobs, at most four."""
+        for wishes in WISHES.values():
+            found = [(knob, values) for knob, values in wishes if knob in offers and knob not in choices]
+            if found:
+                return found[:4]
+        return []
+
+    def change_one(self, trials: list[Row], choices: dict[str, list[Any]]) -> Row | None:
+        """The best trial with one untried value of an added knob; None if all were tried beside it."""
+        best = min(trials, key=lambda row: row["loss"])
+        tried = [row["config"] for row in trials]
+        for wishes in WISHES.values():
+            for knob, values in wishes:
+                for value in values if knob in choices else ():
+                    config = {**best["config"], knob: value}
+                    if config not in tried:
+                        return {"config": config, "time": best["loss"]}
+        return None
+
+
+def read_offers(text: str) -> list[str]:
+    """Names of what the prompt says may be added."""
+    start = text.find("MAY BE ADDED to the search space")
+    section = text[start:].split("\n\n")[0] if start >= 0 else ""
+    return re.findall(r"^([a-z][a-z0-9_]*):", section, re.MULTILINE)

@@ -1,0 +1,140 @@
+"""An LLM that opens the search space, over the providers' protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm.opener import Opener, read_offers
+from llm.players import Expert
+from llm.server import KEY, MODEL, Reaction, Say, serve
+
+from cclsearch.cli import main
+from cclsearch.propose.agent.providers.types import CompletionRequest
+from cclsearch.record.event import SpaceGrown
+from cclsearch.record.ledger import LEDGER_FILE
+from cclsearch.run.folder import load_run
+from cclsearch.search.session import open_session
+
+Decide = Callable[[CompletionRequest], tuple[str, dict[str, Any]]]
+
+
+def run_with(decide: Decide, name: str, *options: str, monkeypatch: pytest.MonkeyPatch) -> list[CompletionRequest]:
+    """Run a simulated search with an LLM that decides so; returns what the LLM was asked."""
+
+    def script(request: CompletionRequest) -> Reaction:
+        return Say((decide(request),))
+
+    monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
+    with serve(script) as server:
+        llm = f"{server.url}/v1#{MODEL}"
+        command = ["run", "-w", "tiny", "-l", "simulate", "--llm", llm, "--name", name, "--quiet"]
+        assert main([*command, *options]) == 0
+        assert server.refused == []
+        return list(server.requests)
+
+
+def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = run_with(Opener().decide, "r", "--budget", "7", "--extend", "listed", monkeypatch=monkeypatch)
+    assert "threads" in read_offers(requests[0].messages[0].text)
+    run = load_run(project / "runs" / "r")
+    grown = [event for event in run.state.reported if isinstance(event, SpaceGrown)]
+    assert [set(event.neutral) for event in grown] == [{"compile", "optimizer", "threads", "bucket_mib"}]
+    assert "the diagnosis shows" in grown[0].text
+    configs = [trial.config for trial in run.state.trials.values()]
+    assert any("compile" not in config for config in configs)
+    assert any(config.get("compile") for config in configs), "what was added is run"
+    assert len(configs) == 7, "asking costs no trial"
+    capsys.readouterr()
+    for command in (
+        ["show", "r", "1"],
+        ["best", "r"],
+        ["report", "r"],
+        ["status", "r"],
+        ["export", "r"],
+        ["space", "--run", "r"],
+    ):
+        assert main(command) == 0, command
+    assert "compile" in capsys.readouterr().out
+    assert main(["replay-turns", "r", "--json"]) == 0
+    turns = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert any(turn["decision"].startswith("extend ") for turn in turns)
+    assert all(turn["same"] and turn["same_prompt"] for turn in turns)
+
+
+def test_a_kill_between_the_request_and_the_growth_loses_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(request: CompletionRequest) -> Reaction:
+        return Say((Opener().decide(request),))
+
+    monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
+    folder = project / "runs" / "r"
+    ledger = folder / LEDGER_FILE
+    with serve(script) as server:
+        command = ["run", "-w", "tiny", "-l", "simulate", "--budget", "4", "--extend", "listed", "--name", "r"]
+        assert main([*command, "--llm", f"{server.url}/v1#{MODEL}", "--quiet"]) == 0
+        lines = ledger.read_bytes().splitlines(keepends=True)
+        ledger.write_bytes(b"".join(lines[: next(i for i, line in enumerate(lines) if b'"space_grown"' in line)]))
+        killed = load_run(folder).state
+        assert killed.wanted is not None
+        for later in folder.glob("trials/*"):
+            if int(later.name) > killed.highest_trial:
+                later.rename(project / f"lost-{later.name}")
+        assert main(["resume", "r", "--quiet"]) == 0
+    resumed = load_run(folder).state
+    assert (resumed.num_growths, resumed.wanted) == (1, None)
+    assert any(trial.config.get("compile") for trial in resumed.trials.values())
+    assert open_session(folder).space.find("compile") is not None
+
+
+@pytest.mark.parametrize("options", [(), ("--extend", "off")])
+def test_without_a_terminal_or_with_off_nothing_is_offered_and_a_request_is_an_unknown_tool(
+    project: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    def insist(request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        return "extend_space", {"add": [{"knob": "threads", "values": [2]}], "why": "please"}
+
+    requests = run_with(insist, "r", "--budget", "3", *options, monkeypatch=monkeypatch)
+    assert not any(tool.name == "extend_space" for tool in requests[0].tools)
+    assert "unknown tool" in requests[1].messages[-1].model_dump_json()
+    run = load_run(project / "runs" / "r")
+    assert run.state.growth is None
+    assert len(run.state.trials) == 3, "the fallback did the work"
+
+
+def test_a_refused_request_is_explained_and_a_model_that_insists_is_put_aside(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hostile(request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        return "extend_space", {"add": [{"knob": "LD_PRELOAD", "values": ["/tmp/x.so"]}], "why": "faster malloc"}
+
+    requests = run_with(hostile, "r", "--budget", "3", "--extend", "any", monkeypatch=monkeypatch)
+    assert "loads code" in requests[1].messages[-1].model_dump_json()
+    run = load_run(project / "runs" / "r")
+    assert run.state.growth is None
+    assert len(run.state.trials) == 3
+    assert any("asked for what may not be added" in event.text for event in run.state.reported)
+
+
+def test_a_recording_says_why_it_cannot_grow(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from test_agent_run import recording
+
+    def script(request: CompletionRequest) -> Reaction:
+        return Say((Expert().decide(request),))
+
+    monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
+    with serve(script) as server:
+        command = ["run", "-w", "wl2", "--recording", recording(), "--budget", "3", "--llm", f"{server.url}/v1#{MODEL}"]
+        assert main([*command, "--extend", "listed", "--name", "r", "--quiet"]) == 0
+        assert "only the measured configurations exist" in server.requests[0].messages[0].text
+
+
+def test_extend_without_an_llm_is_refused_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-w", "tiny", "--extend", "any"]) == 2
+    assert "--extend: no LLM is used" in capsys.readouterr().err
