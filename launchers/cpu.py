@@ -43,6 +43,7 @@ from common import (
     write_result,
 )
 from cpu_model import Axis, Layout, MixtureOfExperts, Stage, all_reduce
+from energy import energy_per_step, find_used_energy, open_cpu_counter, read_energy
 from step_window import mark_trace
 from torch import Tensor
 from torch.autograd.profiler import record_function
@@ -293,7 +294,8 @@ def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
         trainer.run_step()
     say_phase(trial, rank, "timing")
     dist.barrier()
-    start, step_times_s = CpuClock.read(), []
+    counter = open_cpu_counter(host=host_name())
+    start, step_times_s, start_j = CpuClock.read(), [], read_energy(counter)
     window_start_s, is_pruned = window_clock_s(), False
     for step in range(1, trial.data["timed_steps"] + 1):
         start_s = time.perf_counter()
@@ -308,11 +310,13 @@ def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
     timed_window_s = window_clock_s() - window_start_s
     dist.barrier()
     end, layout = CpuClock.read(), trainer.layout
+    energy = find_used_energy(counter, start_j)
     return {
         "is_pruned": is_pruned,
         "step_times_s": step_times_s,
         "timed_window_s": timed_window_s,
         "clock": (start, end),
+        "energy": energy,
         "num_params": trainer.stage.num_params,
         "sequences": layout.dp.size * trainer.accumulation * trainer.micro_batch,
         "device": device_name(),
@@ -359,6 +363,9 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
         hosts=[report["host"] for report in reports],
         foreign_cpu_cores=foreign_cores(start, end, own_s),
         logical_cores=os.cpu_count(),
+        energy_j=energy_per_step(
+            dict(report["energy"] for report in reports), end.wall_s - start.wall_s, len(reports[0]["step_times_s"])
+        ),
     )
 
 

@@ -1,16 +1,22 @@
-"""Energy and power counters of GPUs: NVML on NVIDIA devices, AMD SMI on AMD's (not tried on a real one).
+"""Energy counters: NVML of NVIDIA GPUs, AMD SMI of AMD's (not tried on a real one), RAPL of processors (tried on a
+recorded tree of files).
 
-NVML is called through ctypes: it comes with the driver, its Python package does not come with torch.
+NVML is called through ctypes: it comes with the driver, its Python package does not come with torch. RAPL is read from
+Linux's powercap files (Documentation/power/powercap/powercap.rst): whole packages, with what other processes use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+POWERCAP = Path(os.environ.get("CCL_POWERCAP", "/sys/class/powercap"))
+"""Where Linux shows the counters of processors; another folder for tests."""
 MIN_WINDOW_S = 0.5
 """Energy over a shorter window is not reported: counters advance in ticks of up to 0.1 s (our choice: a fifth)."""
 
@@ -23,8 +29,44 @@ class EnergyCounter:
     """Unique over hosts and processes: several ranks may share a device, whose energy counts once."""
     read_j: Callable[[], float]
     """Returns joules since some fixed moment."""
-    read_w: Callable[[], float]
-    """Returns the power now in watts."""
+    read_w: Callable[[], float] | None = None
+    """Returns the power now in watts; None if only energy is counted."""
+
+
+def open_cpu_counter(folder: Path = POWERCAP, host: str = "") -> EnergyCounter | None:
+    """Return the counter of this host's processors, their memory included where it is counted apart; None without one.
+
+    Since Linux 5.10 only root may read it, unless the administrator allows it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        names = {zone: (zone / "name").read_text().strip() for zone in sorted(folder.glob("intel-rapl:*"))}
+        counted = ("package-", "dram")  # `core` and `uncore` are parts of a package, `psys` contains it
+        zones = [_Zone.open(zone) for zone, name in names.items() if name.startswith(counted)]
+        if zones:
+            return EnergyCounter(f"{host} RAPL", lambda: sum(zone.read_j() for zone in zones))
+    return None
+
+
+@dataclass
+class _Zone:
+    """One domain of RAPL, whose counter starts again at 0 after `range_uj`."""
+
+    path: Path
+    range_uj: int
+    last_uj: int
+    turns: int = 0
+
+    @classmethod
+    def open(cls, folder: Path) -> _Zone:
+        """Return the zone; OSError or ValueError if it cannot be read."""
+        path = folder / "energy_uj"
+        return cls(path, int((folder / "max_energy_range_uj").read_text()), int(path.read_text()))
+
+    def read_j(self) -> float:
+        now_uj = int(self.path.read_text())
+        self.turns += now_uj < self.last_uj
+        self.last_uj = now_uj
+        return (self.turns * self.range_uj + now_uj) / 1e6
 
 
 def open_counter() -> EnergyCounter | None:
@@ -44,6 +86,14 @@ def read_energy(counter: EnergyCounter | None) -> float | None:
     with contextlib.suppress(Exception):
         return counter.read_j() if counter is not None else None
     return None
+
+
+def find_used_energy(counter: EnergyCounter | None, start_j: float | None) -> tuple[str, float | None]:
+    """Return the device, and the joules since `start_j`; None if unknown."""
+    now_j = read_energy(counter)
+    if counter is None or start_j is None or now_j is None:
+        return "", None
+    return counter.device, now_j - start_j
 
 
 def energy_per_step(used: Mapping[str, float | None], window_s: float, num_steps: int) -> float | None:

@@ -35,6 +35,7 @@ from common import (
     write_json,
     write_result,
 )
+from energy import energy_per_step, find_used_energy, open_cpu_counter, read_energy
 
 
 def set_devices(trial: Trial, num_processes: int) -> None:
@@ -332,7 +333,8 @@ def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -
     for _ in range(trial.data["warmup_steps"]):
         trainer.run_step()
     say_phase(trial, process, "timing")
-    start, step_times_s = CpuClock.read(), []
+    counter = open_cpu_counter(host=host_name())
+    start, step_times_s, start_j = CpuClock.read(), [], read_energy(counter)
     window_start_s, is_pruned = window_clock_s(), False
     for step in range(1, trial.data["timed_steps"] + 1):
         start_s = time.perf_counter()
@@ -347,11 +349,14 @@ def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -
     timed_window_s = window_clock_s() - window_start_s
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
+    energy = find_used_energy(counter, start_j)
     return {
         "is_pruned": is_pruned,
         "step_times_s": step_times_s,
         "timed_window_s": timed_window_s,
         "foreign_cpu_cores": foreign_cores(start, end, own_s),
+        "window_s": end.wall_s - start.wall_s,
+        "energy": energy,
         "host": host_name(),
         "device": device_name(),
     }
@@ -409,6 +414,9 @@ def _write_report(trial: Trial, trainer: Trainer, reports: list[dict[str, Any]])
         hosts=[report["host"] for report in reports for _ in range(share)],
         foreign_cpu_cores=max(foreign) if len(reports) == 1 and foreign else None,
         logical_cores=os.cpu_count(),
+        energy_j=energy_per_step(
+            dict(report["energy"] for report in reports), reports[0]["window_s"], len(reports[0]["step_times_s"])
+        ),
     )
 
 

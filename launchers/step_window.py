@@ -26,7 +26,7 @@ from common import (
     window_clock_s,
     write_result,
 )
-from energy import EnergyCounter, energy_per_step, open_counter, read_energy
+from energy import EnergyCounter, energy_per_step, open_counter, open_cpu_counter, read_energy
 
 
 class StepWindow:
@@ -89,7 +89,7 @@ class StepWindow:
             self._say("timing")
             if self.on_gpu:
                 torch.cuda.reset_peak_memory_stats()
-            self.energy = open_counter()
+            self.energy = open_counter() if self.on_gpu else open_cpu_counter(host=host_name())
             torch.distributed.barrier()
             self._read_clocks()
             self.timed_window_s = -window_clock_s()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from trials import LAUNCHERS
+from trials import LAUNCHERS, make_input, run_script
 
 torch = pytest.importorskip("torch")
 
@@ -102,3 +106,79 @@ def test_energy_of_a_step_counts_each_device_once(energy: Any) -> None:
     assert energy.energy_per_step({}, 2.0, 4) is None
     assert energy.energy_per_step({"host GPU-a": 100.0, "host GPU-b": 0.0}, 2.0, 4) is None, "a counter stood still"
     assert energy.energy_per_step({"host GPU-a": -5.0}, 2.0, 4) is None, "a counter was reset"
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    """A tree of files as Linux has it on a host with two processors (values of a real one, shortened)."""
+    zones = {
+        "intel-rapl:0": ("package-0", 262_143_328_850, 262_143_000_000),
+        "intel-rapl:0:0": ("dram", 65_712_999_613, 1_000_000),
+        "intel-rapl:0:1": ("core", 262_143_328_850, 5_000_000),
+        "intel-rapl:1": ("package-1", 262_143_328_850, 40_000_000),
+        "intel-rapl:2": ("psys", 262_143_328_850, 900_000_000),
+        "intel-rapl-mmio:0": ("package-0", 262_143_328_850, 262_143_000_000),
+    }
+    for zone, (name, range_uj, energy_uj) in zones.items():
+        folder = tmp_path / zone
+        folder.mkdir()
+        for file, value in (("name", name), ("max_energy_range_uj", range_uj), ("energy_uj", energy_uj)):
+            (folder / file).write_text(f"{value}\n")
+    return tmp_path
+
+
+def test_processors_count_packages_and_memory_once_and_through_the_end_of_the_counter(
+    energy: Any, powercap: Path
+) -> None:
+    counter = energy.open_cpu_counter(powercap, "n1")
+    start_j = counter.read_j()
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("671150\n")  # 328,850 uJ to its end, and on from 0: 1 J
+    (powercap / "intel-rapl:0:0" / "energy_uj").write_text("3000000\n")
+    (powercap / "intel-rapl:1" / "energy_uj").write_text("44000000\n")
+    (powercap / "intel-rapl:0:1" / "energy_uj").write_text("99000000\n")
+    (powercap / "intel-rapl:2" / "energy_uj").write_text("999000000\n")
+    assert energy.find_used_energy(counter, start_j) == ("n1 RAPL", pytest.approx(1.0 + 2.0 + 4.0))
+
+
+def test_a_host_whose_counters_cannot_be_read_reports_no_energy(energy: Any, powercap: Path) -> None:
+    assert energy.open_cpu_counter(powercap / "none") is None
+    (powercap / "intel-rapl:1" / "energy_uj").unlink()  # as for a user who is not root
+    assert energy.open_cpu_counter(powercap) is None, "a part of the energy is not the energy"
+    assert energy.find_used_energy(None, None) == ("", None)
+
+
+def test_a_counter_that_vanishes_during_a_trial_gives_no_energy(energy: Any, powercap: Path) -> None:
+    counter = energy.open_cpu_counter(powercap)
+    start_j = counter.read_j()
+    (powercap / "intel-rapl:1" / "energy_uj").write_text("")
+    assert energy.find_used_energy(counter, start_j) == ("", None)
+
+
+@pytest.mark.serial
+@pytest.mark.untimed
+@pytest.mark.parametrize("script", ["cpu.py", "jax_cpu.py", "hf_trainer.py"])
+def test_run_scripts_report_the_energy_of_processors(tmp_path: Path, powercap: Path, script: str) -> None:
+    """A process counts 20 W into the files while the script runs; energy per step is then 20 W x the step time."""
+    pytest.importorskip({"cpu.py": "torch", "jax_cpu.py": "jax", "hf_trainer.py": "accelerate"}[script])
+    payload = make_input({"micro_batch_size": 1}, global_batch=32, seq_len=128)
+    payload = payload.model_copy(update={"accelerator": "cpu", "timed_steps": 5})
+    ticking, start_s = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        path = powercap / "intel-rapl:1" / "energy_uj"
+        while not ticking.wait(0.005):
+            partial = path.with_name("partial")
+            partial.write_text(str(int((time.monotonic() - start_s) * 20e6)))
+            partial.rename(path)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        result = run_script(tmp_path / "job", payload, script=script, environment={"CCL_POWERCAP": str(powercap)})
+    finally:
+        ticking.set()
+        thread.join()
+    if result.timed_window_s is not None and result.timed_window_s < 0.5:
+        assert result.energy_j is None, "too short to measure"
+        return
+    assert result.energy_j == pytest.approx(20.0 * float(np.mean(result.step_times_s)), rel=0.2)
