@@ -117,7 +117,7 @@ def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats") -> 
     if not folder.is_dir():
         first = tuple(Config({**LAYOUT, **layout, "number": number}) for number, (_, layout) in enumerate(entries))
         limits = SearchLimits(budget=len(first), max_attempts=1, trial_timeout_s=600.0)
-        request = SearchRequest("tiny", limits, framework="cheats", strategy="random", first=first, run_id=run_id)
+        request = SearchRequest("tiny", limits, framework="cheats", sampler="random", first=first, run_id=run_id)
         folder = create_run(plan_search(request).spec, runs)
         tricks = {make_key(config): trick for config, (trick, _) in zip(first, entries, strict=True)}
         (folder / TRICKS_FILE).write_text(json.dumps(tricks, indent=1))

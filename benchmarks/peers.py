@@ -1,7 +1,7 @@
 """BoTorch and SMAC as strategies of the bench; neither is a dependency of this project.
 
     pip install botorch smac          # with torch from the constraints file, in a separate environment
-    python benchmarks/peers.py benchmarks/landscapes --seeds 3 --strategies default botorch smac
+    python benchmarks/peers.py benchmarks/landscapes --seeds 3 --samplers default botorch smac
 
 Each is the library's own model and acquisition over the search space, as Optuna's samplers are in `ccl-search bench`:
 five random trials first, losses on a log scale, failures as twice the worst loss. The arguments are those of `bench`.
@@ -22,8 +22,8 @@ from cclsearch.cli import bench
 from cclsearch.cli.arguments import add_arguments, read_command
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, SearchView
-from cclsearch.propose.baselines.optuna_baselines import PENALTY
 from cclsearch.propose.baselines.simple import open_rows
+from cclsearch.propose.study.proposer import PENALTY
 
 NUM_RANDOM = 5
 

@@ -1,6 +1,6 @@
 """Interrupts searches over a recording at random moments and counts what was lost.
 
-`python benchmarks/reliability.py --moments 200` searches a recording with the default strategy. Each search runs in a
+`python benchmarks/reliability.py --moments 200` searches a recording with the surrogate. Each search runs in a
 process forked from this one, so that an interruption costs milliseconds: it is killed, or its disk or clock is
 disturbed, and then resumed. Two kinds run real jobs (`live_searches.py`). Nothing trains.
 """
@@ -42,7 +42,7 @@ SEARCH = [
     str(BUDGET),
     "--quiet",
 ]
-RANDOM = ["--strategy", "random"]
+RANDOM = ["--sampler", "random"]
 """For the searches that run at once: they test the lock, not the strategy."""
 SPAN_BYTES = 12_000
 """A search is interrupted after its ledger grew by up to this much: about six trials."""

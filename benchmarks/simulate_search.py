@@ -29,8 +29,8 @@ from cclsearch.search.session import rebuild_space
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 
-STRATEGIES = ("default", "random", "tpe")
-NAMES = {"default": "default (surrogate)", "random": "random", "tpe": "Optuna's TPE", "predicted": "predicted best"}
+STRATEGIES = ("surrogate", "random", "tpe")
+NAMES = {"surrogate": "default (surrogate)", "random": "random", "tpe": "Optuna's TPE", "predicted": "predicted best"}
 METRIC = "step_time_s"
 
 
@@ -61,7 +61,7 @@ def write_clusters(project: Path, count: int) -> list[str]:
 def search(workload: str, cluster: str, strategy: str, budget: int) -> Run:
     """Run one search to its end."""
     name = f"{workload}-{cluster}-{strategy}"
-    command = ["run", "--workload", workload, "--launcher", cluster, "--strategy", strategy, "--name", name]
+    command = ["run", "--workload", workload, "--launcher", cluster, "--sampler", strategy, "--name", name]
     with contextlib.redirect_stdout(io.StringIO()):
         code = ccl_search([*command, "--budget", str(budget), "--quiet"])
     if code:
@@ -82,7 +82,7 @@ def compare(run: Run, strategy: str) -> list[Ratio]:
     failed = sum(trial.outcome is not None and trial.outcome.failure is not None for trial in run.state.trials.values())
     ratios = [Ratio(workload, strategy, np.inf if row is None else float(times[row]) / optimum, failed)]
     prediction = predict_space(run.spec.card, space)
-    if strategy == "default" and prediction is not None:
+    if strategy == "surrogate" and prediction is not None:
         likely = np.where(prediction.fits_N > 0.5, prediction.value_N, np.inf)
         chosen = float(times[int(np.argmin(likely))])
         ratios.append(Ratio(workload, "predicted", chosen / optimum, int(np.isinf(chosen))))

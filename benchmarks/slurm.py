@@ -270,7 +270,7 @@ def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
         quick = HERE.parent / "tests" / "slurm" / "quick"
         text = (quick / "launchers" / "quick.yaml").read_text()
         profile.write_text(text.replace("poll_s: 0.5", "poll_s: 10"))
-        command = [*COMMAND, "run", "-w", "tiny", "-b", "12", "-l", str(profile), "--strategy", "random"]
+        command = [*COMMAND, "run", "-w", "tiny", "-b", "12", "-l", str(profile), "--sampler", "random"]
         subprocess.run(
             [*command, "--runs", str(runs), "--name", "latency", "--parallel", "3"],
             capture_output=True,

@@ -1,7 +1,7 @@
 """Cost of one long search on a generated (simulated) recording: memory, CPU time per trial and per proposal.
 
 `python benchmarks/soak.py --trials 10000` prints resident memory, ledger size and CPU time after every 1000 trials.
-`--strategy default --trials 2000 --rows 2500 --every 200`, and the same with a million rows, measure the strategy that
+`--sampler surrogate --trials 2000 --rows 2500 --every 200`, and the same with a million rows, measure the sampler that
 learns from all trials. The step times come from a formula and mean nothing; only the engine is measured. `--traced`
 measures the memory of Python objects with tracemalloc instead of resident memory: slower, but with less noise.
 """
@@ -103,7 +103,7 @@ def soak(
     trials: int,
     every: int,
     rows: int,
-    strategy: str = "random",
+    sampler: str = "random",
     read_kib: Callable[[], float] = read_resident_kib,
 ) -> tuple[list[Mark], list[float]]:
     """Run a search of `trials` trials over `rows` rows.
@@ -112,7 +112,7 @@ def soak(
     """
     recording = generate_recording(folder / "simulated", rows)
     request = SearchRequest(
-        workload="wl2", limits=SearchLimits(budget=trials), recording=str(recording), strategy=strategy, run_id="soak"
+        workload="wl2", limits=SearchLimits(budget=trials), recording=str(recording), sampler=sampler, run_id="soak"
     )
     run = create_run(plan_search(request).spec, folder / "runs")
     session = open_session(run)
@@ -144,7 +144,7 @@ def measure() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=1000)
     parser.add_argument("--rows", type=int, help="rows of the recording (default: a tenth more than trials)")
-    parser.add_argument("--strategy", default="random")
+    parser.add_argument("--sampler", default="random")
     parser.add_argument(
         "--traced", action="store_true", help="measure the memory of Python objects instead of resident memory"
     )
@@ -158,7 +158,7 @@ def measure() -> None:
             trials=args.trials,
             every=args.every,
             rows=args.rows or args.trials + args.trials // 10,
-            strategy=args.strategy,
+            sampler=args.sampler,
             read_kib=read_kib,
         )
     median, most = np.quantile(cpu_ms, [0.5, 0.9])

@@ -117,7 +117,7 @@ def one_kill(at_s: float | None) -> dict[str, Any]:
             "run",
             "-w",
             "tiny-jax",
-            "--strategy",
+            "--sampler",
             "random",
             "--budget",
             "2",

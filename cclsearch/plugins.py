@@ -27,9 +27,10 @@ MOVED = {
     **{f"cclsearch.{name}": f"cclsearch.core.{name}" for name in ("errors", "values", "text", "redact", "yaml_file")},
     "cclsearch.hardware": "cclsearch.card.hardware",
     "cclsearch.propose.observation": "cclsearch.propose.observations",
-    "cclsearch.propose.sampler": "cclsearch.propose.optuna_sampler",
+    "cclsearch.propose.sampler": "cclsearch.propose.study.samplers",
+    "cclsearch.propose.optuna_sampler": "cclsearch.propose.study.samplers",
 }
-"""Modules of version 0.1.0 that plugins may import -> where they are now."""
+"""Modules of earlier versions that plugins may import -> where they are now."""
 
 
 class Registry(Generic[T]):
@@ -89,7 +90,7 @@ class Registry(Generic[T]):
 LAUNCHERS: Registry[Any] = Registry("launcher", "cclsearch.launch.builtin")
 """name -> class with `from_profile`; see `cclsearch.launch.base.Launcher`."""
 
-PROPOSERS: Registry[Any] = Registry("strategy", "cclsearch.propose.builtin")
+PROPOSERS: Registry[Any] = Registry("sampler", "cclsearch.propose.builtin")
 """name -> factory; see `cclsearch.propose.base.Proposer`."""
 
 METRICS: Registry[Any] = Registry("metric", "cclsearch.trace.metrics")

@@ -70,6 +70,6 @@ def write_recording(folder: Path, num_accelerators: int = 8, scale: float = 1.0)
 def search(recording: Path, name: str, *more: str, budget: int = 9) -> Run:
     """Run a search over that recording in the working directory's `runs/` and return it."""
     given = ["--recording", str(recording), "--budget", str(budget), "--name", name, "--quiet"]
-    strategy = [] if "--strategy" in more else ["--strategy", "random"]
-    assert main(["run", "--workload", str(recording / "card.yaml"), *given, *strategy, *more]) == 0
+    sampler = [] if "--sampler" in more else ["--sampler", "random"]
+    assert main(["run", "--workload", str(recording / "card.yaml"), *given, *sampler, *more]) == 0
     return load_run(Path("runs") / name)

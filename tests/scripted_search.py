@@ -20,7 +20,7 @@ from cclsearch.search.trial_input import make_input
 
 def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Session]:
     """Return the folder and session of a search of the `tiny` card over a scripted launcher; nothing trains."""
-    request = SearchRequest("tiny", SearchLimits(**{"budget": 4, **limits}), strategy="random", run_id="r")
+    request = SearchRequest("tiny", SearchLimits(**{"budget": 4, **limits}), sampler="random", run_id="r")
     plan = plan_search(request)
     spec = plan.spec.model_copy(update={"provenance": launcher.provenance})
     folder = create_run(spec, project / "runs")

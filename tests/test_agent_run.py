@@ -143,11 +143,16 @@ def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(
 
 
 def test_strategies_are_checked_when_a_search_is_planned(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--dry-run", "--strategy"]
-    assert main([*command, "optuna"]) == 0
+    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--dry-run"]
+    assert main([*command, "--sampler", "cmaes"]) == 0
     capsys.readouterr()
-    for strategy, message in (("hybrid", "needs an LLM"), ("llm", "needs an LLM"), ("magic", "'magic'; known")):
-        assert main([*command, strategy]) == 2
+    refused = {
+        "--strategy hybrid": "needs an LLM",
+        "--strategy llm": "needs an LLM",
+        "--sampler magic": "'magic'; known",
+    }
+    for options, message in refused.items():
+        assert main([*command, *options.split()]) == 2
         assert message in capsys.readouterr().err
     assert not (project / "runs").exists()
 

@@ -22,7 +22,8 @@ from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.bayes.snapshot import summarize_posterior
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.propose.optuna_sampler import SearchSpaceSampler, search_space_distributions
+from cclsearch.propose.study.parameters import search_space_distributions
+from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import RowStatus, load_recording
 from cclsearch.score.objective import Constraint, Objective, load_objective, single_metric
 from cclsearch.search.bench import RecordedTable, replay_search
@@ -215,7 +216,7 @@ def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     third = float(np.nanquantile(PEAKS, 1 / 3))
     rate = throughput(1.0).model_copy(update={"constraints": limit("peak_memory_gib", third).constraints})
-    sampler = SearchSpaceSampler(RECORDING.card, RECORDING.space, objective=rate)
+    sampler = SurrogateSampler(RECORDING.card, RECORDING.space, objective=rate)
     study = optuna.create_study(sampler=sampler, direction="maximize")
     ran = []
     for _ in range(8):
@@ -231,8 +232,9 @@ def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
     allowed = [row.metrics["step_time_s"] for row in ran if row.metrics["peak_memory_gib"] <= third]
     rows = [row.metrics for row in RECORDING.rows if row.metrics.get("peak_memory_gib", 99) <= third]
     assert min(allowed) <= 1.1 * min(metrics["step_time_s"] for metrics in rows)
-    with pytest.raises(UserError, match="a study has one value"):
-        SearchSpaceSampler(RECORDING.card, RECORDING.space, objective=load_objective("pareto"))
+    pareto = SurrogateSampler(RECORDING.card, RECORDING.space, objective=load_objective("pareto"))
+    with pytest.raises(UserError, match="the study has 1 values, but objective 'pareto' has 2"):
+        optuna.create_study(sampler=pareto).ask(search_space_distributions(RECORDING.space))
 
 
 @pytest.mark.parametrize("bound", [LOWEST / 20, LOWEST / 4, LOWEST * 0.9])

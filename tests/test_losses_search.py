@@ -43,7 +43,7 @@ def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(
     copy_script(project)
     small = ["workload.data.seq_len=32", "workload.data.batch_size=8", "workload.model.model_arch.num_layers=2"]
     knobs = ["tp=1", "dp=1", "pp=1", "micro_batch_size=4,2,1", "activation_checkpointing=none,full", "zero_stage=0"]
-    arguments = ["run", "-w", "tiny", "--framework", "light", "--strategy", "grid", "-b", "2", "--name", "r"]
+    arguments = ["run", "-w", "tiny", "--framework", "light", "--sampler", "grid", "-b", "2", "--name", "r"]
     arguments += [word for name in small for word in ("--set", name)]
     assert main(arguments + [word for knob in knobs for word in ("--knob", knob)]) == 0
     shown = capsys.readouterr().out

@@ -22,7 +22,7 @@ from slurm.searches import COMMAND, QUICK, wait_until_idle
 
 NIGHT = {
     "name": "n",
-    "jobs": [{"name": "s", "workload": "tiny", "launcher": "sleepy", "strategy": "random", "budget": {"trials": 2}}],
+    "jobs": [{"name": "s", "workload": "tiny", "launcher": "sleepy", "sampler": "random", "budget": {"trials": 2}}],
 }
 
 

@@ -51,7 +51,7 @@ def test_planning_runs_each_stage_once_in_order(project: Path, launcher: str | N
     plan, entered = trace_stages(SearchRequest(workload="wl2", limits=SearchLimits(budget=3), launcher=launcher))
     assert entered == STAGES
     assert plan.spec.space_size == len(plan.space) > 0
-    assert plan.spec.strategy == "default"
+    assert (plan.spec.strategy, plan.spec.sampler) == ("sampler", "surrogate")
 
 
 IMPOSSIBLE = [

@@ -21,13 +21,20 @@ from cclsearch.propose.bayes.acquisition import failure_penalty
 from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.propose.optuna_sampler import SearchSpaceSampler, search_space_distributions
+from cclsearch.propose.study.parameters import search_space_distributions
+from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.score.objective import single_metric
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
-STRATEGIES = ["default", "grid", "heuristic", "random", "tpe", "tpe-multivariate", "tpe-penalised"]
+SAMPLERS = [
+    *("surrogate", "grid", "heuristic", "random", "tpe", "tpe-multivariate", "tpe-penalised"),
+    "gp",
+    "cmaes",
+    "nsgaii",
+    "qmc",
+]
 
 OTHER = single_metric(MetricInfo(name="other", unit=None, direction=Direction.MINIMIZE, source="script"))
 """An objective over a metric that no closed form predicts."""
@@ -65,7 +72,7 @@ def search(recording: Recording, name: str, trials: int, seed: int = 0) -> list[
     return seen
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_proposals_are_untried_configurations_and_deterministic(recording, name):
     seen = search(recording, name, 5)
     rows = [o.row for o in seen]
@@ -79,7 +86,7 @@ def test_proposals_are_untried_configurations_and_deterministic(recording, name)
     assert not set(batch) & (set(rows) | {1, 2, 3, None})
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_a_space_is_searched_until_every_row_was_tried(name):
     whole = load_recording(LANDSCAPES / "nanotron-8b-4n")
     rows = tuple(row for row in whole.rows if (row.metrics.get("peak_memory_gib") or 99) < 60)[:6]
@@ -199,7 +206,7 @@ def test_the_pareto_front_improves_in_both_metrics(recording):
 
 def test_the_default_works_as_an_optuna_sampler(recording):
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=SearchSpaceSampler(recording.card, recording.space))
+    study = optuna.create_study(sampler=SurrogateSampler(recording.card, recording.space))
     configs = set()
     for _ in range(6):
         trial = study.ask(search_space_distributions(recording.space))

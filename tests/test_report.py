@@ -193,7 +193,7 @@ def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(
 ) -> None:
     toy = write_recording(project / "toy")
     search(toy, "a", budget=5)
-    search(toy, "b", "--strategy", "grid", budget=5)
+    search(toy, "b", "--sampler", "grid", budget=5)
     assert main(["report", "a"]) == 0
     assert Path("runs/a/report.html").is_file()
     assert Path("runs/a/charts/progress.png").is_file()

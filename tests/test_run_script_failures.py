@@ -36,7 +36,7 @@ elif ending == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
 """
-MINE = ["run", "--workload", "tiny", "--framework", "mine", "--launcher", "local", "--strategy", "grid", "--name", "r"]
+MINE = ["run", "--workload", "tiny", "--framework", "mine", "--launcher", "local", "--sampler", "grid", "--name", "r"]
 
 
 def write_framework(project: Path, endings: list[str]) -> None:

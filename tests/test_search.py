@@ -98,7 +98,7 @@ BAD = [
     (["run", "--workload", "wl2", "--budget", "0"], "at least 1"),
     (["run", "--workload", "wl2", "--budget", "-3"], "at least 1"),
     (["run", "--workload", "wl2", "--budget", "many"], "whole number"),
-    (["run", "--workload", "wl2", "--launcher", "replay", "--strategy", "nope"], "random"),
+    (["run", "--workload", "wl2", "--launcher", "replay", "--sampler", "nope"], "random"),
     (["run", "--workload", "wl2", "--launcher", "nope"], "slurm-generic"),
     (["run", "--workload", "wl2", "--launcher", "replay", "--objective", "nope"], "step_time"),
     (["run", "--workload", "wl2", "--launcher", "replay", "--llm", "nope"], "anthropic:MODEL"),

@@ -168,7 +168,7 @@ def test_a_night_simulates_only_if_it_is_asked_to(project: Path, capsys: pytest.
 def test_a_killed_simulated_search_resumes_on_the_same_cluster(project: Path) -> None:
     """Every trial, before the kill and after, is what the cluster gives for its configuration and attempt."""
     write_profile(project, "shaky", "infrastructure_failures: 0.3\ncrashes: 0.2\n")
-    search = ["run", "--workload", "wl5", "--launcher", "shaky", "--budget", "12", "--strategy", "random", "--quiet"]
+    search = ["run", "--workload", "wl5", "--launcher", "shaky", "--budget", "12", "--sampler", "random", "--quiet"]
     command = [sys.executable, "-m", "cclsearch", *search, "--name", "cut"]
     environment = {**os.environ, "PYTHONPATH": str(ENGINE)}
     process = subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.DEVNULL)

@@ -30,7 +30,7 @@ def test_a_repeatedly_killed_search_loses_and_repeats_nothing() -> None:
 
 def _leave_jobs_and_clean(cluster: Cluster, runs: Path) -> None:
     """`clean` shows and cancels the jobs of a killed search that is not resumed."""
-    arguments = ["run", "-w", "tiny", "-b", "4", "-l", "sleepy", "--strategy", "random", "--parallel", "4"]
+    arguments = ["run", "-w", "tiny", "-b", "4", "-l", "sleepy", "--sampler", "random", "--parallel", "4"]
     process = start(*arguments, "--name", "left", runs=runs)
     deadline = time.monotonic() + 120
     while len(list((runs / "left").glob("trials/*/attempts/1/slurm-a1/started.json"))) < 4:

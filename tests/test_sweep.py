@@ -88,7 +88,7 @@ def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsy
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
     shown = capsys.readouterr().out
     assert "27 valid configurations" in shown
-    assert "strategy pareto" in shown
+    assert "sampler surrogate" in shown
     assert not Path("runs").exists()
 
 
@@ -102,7 +102,7 @@ def test_an_objective_on_an_unrecorded_metric_is_refused(family: Path, capsys: p
 
 def test_the_pareto_front_of_a_sweep_matches_brute_force(family: Path) -> None:
     toy = family / "toy-8"
-    args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--strategy", "random"]
+    args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--sampler", "random"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
     page = gather_pareto_page([load_run(Path("runs") / "s")])
     # the fastest row at each size: tp 1, micro-batch 2, at 16/N seconds

@@ -366,7 +366,7 @@ def test_a_recording_of_the_task_is_replayed_and_benched(toy: Toy) -> None:
         "1",
         "--budget",
         "6",
-        "--strategies",
+        "--samplers",
         "all",
         "--json",
         "figures.json",
@@ -374,10 +374,10 @@ def test_a_recording_of_the_task_is_replayed_and_benched(toy: Toy) -> None:
         "1",
     ).out
     figures = json.loads((toy.folder / "figures.json").read_text())
-    ratio = figures["strategies"]["default"]["best_over_optimum"]["gmean"]
+    ratio = figures["samplers"]["surrogate"]["best_over_optimum"]["gmean"]
     assert all(value >= 1 for value in ratio.values()), "1 is the optimum, also of a metric to maximize"
     assert OF_TRAINING.findall(shown) == []
-    assert set(figures["strategies"]) >= {"default", "gp", "grid", "heuristic", "pareto", "random", "tpe"}
+    assert set(figures["samplers"]) >= {"surrogate", "gp", "grid", "heuristic", "random", "tpe"}
 
 
 def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

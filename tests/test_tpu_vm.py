@@ -20,7 +20,7 @@ import slices
 import workers
 
 HERE = Path(__file__).parent
-BUDGET = ["--workload", "tiny-jax", "--strategy", "random"]
+BUDGET = ["--workload", "tiny-jax", "--sampler", "random"]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.search.session import begin_or_resume
 
-REPLAY = ["run", "--workload", "wl2", "--launcher", "replay", "--strategy", "random", "--name", "r", "--quiet"]
+REPLAY = ["run", "--workload", "wl2", "--launcher", "replay", "--sampler", "random", "--name", "r", "--quiet"]
 
 
 @pytest.fixture

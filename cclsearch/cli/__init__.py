@@ -52,7 +52,7 @@ GROUPS = {
     "traces and strategies": {
         "score": "metrics of profiler traces, and where the time of a step goes",
         "what-if": "step time with other links or collectives, projected from a trace",
-        "bench": "compare strategies on recorded landscapes",
+        "bench": "compare samplers on recorded landscapes",
         "policy": "test a policy program: what it proposes for each workload",
         "replay-turns": "repeat an LLM's decisions from the records of a run",
     },

@@ -1,4 +1,4 @@
-"""`ccl-search bench`: compares strategies on recorded landscapes."""
+"""`ccl-search bench`: compares samplers on recorded landscapes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.text import plain
-from cclsearch.plugins import PROPOSERS
-from cclsearch.search.bench import DEFAULT_STRATEGIES, run_bench
+from cclsearch.propose.study.choose import list_samplers
+from cclsearch.search.bench import DEFAULT_SAMPLERS, run_bench
 
 LEGEND = """\
 best/optimum: loss of the best trial over the lowest of the landscape (1 = optimum). "after K": geometric mean over
@@ -20,16 +20,16 @@ an earlier one."""
 
 
 def run(args: argparse.Namespace) -> int:
-    strategies = [name for text in args.strategies or DEFAULT_STRATEGIES for name in text.split(",") if name]
-    if not strategies:
-        raise UserError(f"--strategies is empty; choose from: {', '.join(PROPOSERS.names())}")
-    if "all" in strategies:
-        strategies = PROPOSERS.names()
+    samplers = [name for text in args.samplers or DEFAULT_SAMPLERS for name in text.split(",") if name]
+    if not samplers:
+        raise UserError(f"--samplers is empty; choose from: {', '.join(list_samplers())}")
+    if "all" in samplers:
+        samplers = list_samplers()
     if args.json:
         require_writable(args.json, "--json")
     figures = run_bench(
         args.folder,
-        strategies=list(dict.fromkeys(strategies)),
+        samplers=list(dict.fromkeys(samplers)),
         seeds=args.seeds,
         budget=args.budget,
         workers=args.workers,
@@ -43,17 +43,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
-    strategies = figures["strategies"]
+    samplers = figures["samplers"]
     print(LEGEND)
     if not overall_only:
         for landscape in figures["landscapes"]:
             print(plain(f"\n{landscape}"))
-            _print_table({name: summary["landscapes"][landscape] for name, summary in strategies.items()})
+            _print_table({name: summary["landscapes"][landscape] for name, summary in samplers.items()})
         for landscape, notes in figures["notes"].items():
             for note in notes:
                 print(plain(f"{landscape}: {note}"))
     print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
-    _print_table(strategies)
+    _print_table(samplers)
 
 
 def _print_table(rows: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def _print_table(rows: dict[str, Any]) -> None:
     heads += [f"{statistic} {last}" for statistic in ("median", "p90", "worst")]
     heads += ["in 1%", "in 5%", "to 5%", "failed", "dupl.", "ms/trial"]
     width = max(map(len, rows)) + 2
-    print(f"  {'strategy':<{width}}" + "".join(f"{head:>10}" for head in heads))
+    print(f"  {'sampler':<{width}}" + "".join(f"{head:>10}" for head in heads))
     for name, figures in rows.items():
         ratio = figures["best_over_optimum"]
         to_5 = figures["trials_to_within_5pct"]

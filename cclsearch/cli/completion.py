@@ -27,8 +27,8 @@ NAMES = {
     "policy": "policies",
     "seed_policy": "policies",
     "recording": "recordings",
-    "strategy": "strategies",
-    "strategies": "strategies",
+    "sampler": "samplers",
+    "samplers": "samplers",
     "metric": "metrics",
     "run": "runs",
     "learn_from": "runs",
@@ -83,7 +83,8 @@ def list_names(argument: argparse.Action | None) -> list[str]:
     from cclsearch.core.content import list_content
     from cclsearch.launch.profile import list_profiles
     from cclsearch.plan.target import list_recordings
-    from cclsearch.plugins import METRICS, PROPOSERS
+    from cclsearch.plugins import METRICS
+    from cclsearch.propose.study.choose import list_samplers
     from cclsearch.run.catalog import list_runs
     from cclsearch.space.framework import list_frameworks
 
@@ -102,7 +103,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
         "launchers": list_profiles,
         "frameworks": list_frameworks,
         "recordings": list_recordings,
-        "strategies": PROPOSERS.names,
+        "samplers": list_samplers,
         "metrics": METRICS.names,
     }
     return listed[kind]() if kind else []

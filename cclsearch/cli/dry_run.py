@@ -41,7 +41,7 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
     print(f"space: {len(space):,} valid configurations of {space.num_raw:,} combinations")
     for knob in space.knobs:
         print(f"  {knob.name}: {', '.join(format_knob_value(choice) for choice in knob.choices)}")
-    print(f"first proposals of strategy {spec.strategy}:")
+    print(f"first proposals of the sampler {spec.sampler}:")
     for proposal in proposals:
         print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")
     print(f"job script of the first ({spec.profile.name}):\n{plain(script).rstrip()}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.settings import SETTINGS_FILE, Settings, load_settings
+from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.terminal import is_terminal
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
@@ -22,6 +22,9 @@ from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.space.opening import Extend
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.tuning_config import read_tuning_config
+
+NO_LLM = "none"
+"""The `--llm` of a search without an LLM in a project whose settings name one."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,16 +62,11 @@ def add_warm_starts(plan: Plan, args: argparse.Namespace) -> Plan:
     return replace(plan, spec=add_comparable_runs(plan.spec, list_runs(args.runs)))
 
 
-def _refuse_unused_llm_options(args: argparse.Namespace, settings: Settings) -> None:
+def _refuse_unused_llm_options(args: argparse.Namespace, llm: str | None) -> None:
     """Raise UserError for LLM options of a search without an LLM."""
-    if args.llm and args.strategy not in (None, "hybrid", "llm"):
-        raise UserError(
-            f"--strategy {args.strategy} does not use an LLM, but --llm {args.llm} names one: omit one of them"
-        )
     options = ("llm_mode", "max_tokens", "max_usd", "seed_policy", "extend")
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name, None) is not None]
-    takes_part = args.llm or (settings.llm and args.strategy in (None, "hybrid", "llm"))
-    if given and not takes_part:
+    if given and not llm:
         raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
 
 
@@ -93,10 +91,10 @@ def _choose_extend(args: argparse.Namespace) -> str | None:
 def make_request(args: argparse.Namespace) -> SearchRequest:
     """Return the search request; options that were not given come from the project's settings."""
     settings = load_settings()
-    _refuse_unused_llm_options(args, settings)
+    llm = None if args.llm == NO_LLM else args.llm or settings.llm
+    _refuse_unused_llm_options(args, llm)
     if args.workload is None and args.recording is None:
         raise UserError("nothing is named: give --workload NAME, or --recording NAME for the card of a recording")
-    llm = args.llm or (settings.llm if args.strategy in (None, "hybrid", "llm") else None)
     options = {
         "mode": args.llm_mode,
         "max_tokens": args.max_tokens,
@@ -126,6 +124,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         objective=args.objective or settings.objective,
         constraints=tuple(args.constraint),
         strategy=args.strategy,
+        sampler=args.sampler,
         llm=llm,
         llm_options={name: value for name, value in options.items() if value is not None},
         seed=args.seed,

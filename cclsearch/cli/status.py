@@ -86,7 +86,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     unjudged = len(state.unjudged)
     listed = [count_of(n, noun) for n, noun in ((lost, "infrastructure failure"), (unjudged, "judging error")) if n]
     uncounted = f" ({' and '.join(listed)} {'does' if lost + unjudged == 1 else 'do'} not count)" if listed else ""
-    print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; strategy {spec.strategy}")
+    print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; {spec.proposers}")
     for line in read_annotations(folder).describe():
         print_wrapped(line)
     for line in spec.banner:

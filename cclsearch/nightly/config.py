@@ -81,6 +81,7 @@ class JobSettings(Fields):
     """Settings of one search, shared by jobs and the matrix."""
 
     framework: str | None = None
+    sampler: str | None = None
     strategy: str | None = None
     llm: str | None = None
     use_fewer: bool = False

@@ -98,6 +98,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
         framework=job.framework,
         objective=job.objective,
         constraints=job.constraints,
+        sampler=job.sampler,
         strategy=job.strategy,
         llm=job.llm,
         llm_options={name: value for name, value in options.items() if value is not None},
@@ -269,7 +270,7 @@ class NightRun:
             return None
         plan = self.plans[job.key]
         is_resumable = run.status.is_resumable and is_same_work(run.spec, plan.spec)
-        same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.strategy == plan.spec.strategy
+        same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.proposers == plan.spec.proposers
         return run if is_resumable and same_space else None
 
     def _create(self, job: NightlyJob, budget: int, limits: dict[str, float | None]) -> Run:

@@ -59,7 +59,7 @@ def plan_search(request: SearchRequest) -> Plan:
     objective = choose_objective(request.objective, request.constraints, task=requested_card.task)
     workload = resolve_workload(request, requested_card, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
-    strategy = choose_strategy(request, multi=objective.is_multi)
+    strategy = choose_strategy(request)
     baseline = _choose_baseline(request, workload)
     spec = RunSpec(
         run_id=_choose_run_id(request),
@@ -73,6 +73,7 @@ def plan_search(request: SearchRequest) -> Plan:
         recording=workload.recording,
         provenance=provenance,
         strategy=strategy.name,
+        sampler=strategy.sampler,
         llm=request.llm,
         llm_options=dict(strategy.llm_options),
         limits=request.limits,

@@ -35,6 +35,9 @@ class SearchRequest:
     constraints: tuple[str, ...] = ()
     """Constraints in addition to the objective's, such as `peak_memory_gib <= 70`."""
     strategy: str | None = None
+    """With an LLM: `hybrid` (None) or `llm`."""
+    sampler: str | None = None
+    """The sampler of the study that proposes what no LLM does; None: the surrogate."""
     llm: str | None = None
     llm_options: Mapping[str, Value | None] = field(default_factory=dict)
     seed: int = 0

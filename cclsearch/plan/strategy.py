@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.policy.store import freeze_seed
 from cclsearch.propose.agent.providers.cost import explain_unknown_price, load_prices, prices_path
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
-
-LLM_STRATEGIES = ("hybrid", "llm")
+from cclsearch.propose.study.choose import resolve_sampler
+from cclsearch.run.spec import DEFAULT_SAMPLER, LLM_STRATEGIES, SAMPLER
 
 
 @dataclass(frozen=True)
@@ -21,40 +20,44 @@ class Strategy:
     """The chosen strategy and its LLM options."""
 
     name: str
+    sampler: str
+    """As `--sampler` names it; a folder as an absolute path."""
     llm_options: Mapping[str, Value | None]
     """The request's, with the seed policy's source."""
     notes: tuple[str, ...]
     """On the LLM: none is used, its key is missing, or its price is unknown."""
 
 
-def choose_strategy(request: SearchRequest, *, multi: bool) -> Strategy:
-    """Return the requested strategy, else `hybrid` with an LLM, `pareto` over several metrics, or `default`."""
-    name = _choose_name(request, multi=multi)
-    return Strategy(name, freeze_seed(request.llm_options), _describe_llm(request, name))
+def choose_strategy(request: SearchRequest) -> Strategy:
+    """Return `hybrid` or `llm` with an LLM, else `sampler`, with the sampler; raises UserError if one cannot work."""
+    name = _choose_name(request)
+    sampler = resolve_sampler(request.sampler or DEFAULT_SAMPLER)
+    return Strategy(name, sampler, freeze_seed(request.llm_options), _describe_llm(request))
 
 
-def _choose_name(request: SearchRequest, *, multi: bool) -> str:
-    strategy = request.strategy or ("hybrid" if request.llm else "pareto" if multi else "default")
-    if strategy == "optuna":
-        strategy = "default"  # the fallback of `hybrid` and `llm`, without an LLM
+def _choose_name(request: SearchRequest) -> str:
+    strategy = request.strategy
+    if strategy not in (None, *LLM_STRATEGIES):
+        raise UserError(
+            f"the strategy {strategy!r} is not {' or '.join(map(repr, LLM_STRATEGIES))}: name a sampler with --sampler"
+        )
+    if not request.llm:
+        if strategy:
+            raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
+        return SAMPLER
+    parse_spec(request.llm)
+    # Wrong values in the environment are reported before anything starts.
+    load_prices(prices_path())
+    read_timeout_s()
+    return strategy or LLM_STRATEGIES[0]
+
+
+def _describe_llm(request: SearchRequest) -> tuple[str, ...]:
     if request.llm:
-        parse_spec(request.llm)
-        # Wrong values in the environment are reported before anything starts.
-        load_prices(prices_path())
-        read_timeout_s()
-    if strategy not in LLM_STRATEGIES:
-        PROPOSERS.get(strategy)
-    elif not request.llm:
-        raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
-    return strategy
-
-
-def _describe_llm(request: SearchRequest, strategy: str) -> tuple[str, ...]:
-    if request.llm and strategy in LLM_STRATEGIES:
         spec = parse_spec(request.llm)
         key, unknown_price = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
         missing = f"{key} is not set: the search runs without an LLM" if key else None
         return tuple(line for line in (missing, unknown_price) if line)
-    if request.llm or strategy != "default":
+    if request.sampler not in (None, DEFAULT_SAMPLER):
         return ()
     return ("no LLM is used (add one with `--llm anthropic:MODEL` or `--llm openai:MODEL`)",)

@@ -1,4 +1,5 @@
-"""Imports the built-in strategies, so that they register themselves."""
+"""Imports the built-in samplers, so that they register themselves."""
 
-from cclsearch.propose.baselines import optuna_baselines, simple  # noqa: F401
+from cclsearch.propose.baselines import simple  # noqa: F401
 from cclsearch.propose.bayes import pareto_proposer, proposer  # noqa: F401
+from cclsearch.propose.study import choose  # noqa: F401

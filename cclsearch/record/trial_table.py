@@ -191,6 +191,10 @@ class TrialTable(Mapping[int, Trial]):
         """(n,) rows of the space of these trials; -1 for a configuration outside it."""
         return np.array(self._rows, dtype=np.int64)[np.array(indices, dtype=np.int64)]
 
+    def get_numbers(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """(n,) numbers of these trials."""
+        return np.array(self._numbers, dtype=np.int64)[np.array(indices, dtype=np.int64)]
+
     def get_losses(self, indices: Sequence[int]) -> NDArray[np.float64]:
         """(n,) losses of these trials; NaN for one that is not ranked."""
         return np.array(self._losses, dtype=np.float64)[np.array(indices, dtype=np.int64)]
@@ -317,6 +321,11 @@ class Observations(Sequence[Observation]):
         """The observed rows of the space; builds no observation."""
         rows = self._table.get_rows(self._indices)
         return rows[rows >= 0]
+
+    @property
+    def trials(self) -> NDArray[np.int64]:
+        """(n,) number of each trial; builds no observation."""
+        return self._table.get_numbers(self._indices)
 
     @property
     def losses(self) -> NDArray[np.float64]:

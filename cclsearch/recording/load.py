@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -166,10 +166,26 @@ def find_recordings(folder: Path | str) -> list[Path]:
     root = Path(folder)
     if not os.path.isdir(root):
         raise UserError(f"there is no folder {str(root)!r} with recorded landscapes")
-    found = sorted(path.parent for path in root.rglob("trials.csv") if (path.parent / "card.yaml").is_file())
+    found = sorted(_walk_recordings(root, set()))
     if not found:
         raise UserError(f"{str(root)!r} has no landscape: no folder at or below it has both card.yaml and trials.csv")
     return found
+
+
+def _walk_recordings(folder: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """Yield the folders with both files, each once; links to folders are followed, also those that form a cycle."""
+    try:
+        status = folder.stat()
+        below = [path for path in folder.iterdir() if path.is_dir()]
+    except OSError:
+        return
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
+    if all((folder / name).is_file() for name in ("trials.csv", "card.yaml")):
+        yield folder
+    for path in sorted(below):
+        yield from _walk_recordings(path, seen)
 
 
 def _stop(problem: str) -> None:

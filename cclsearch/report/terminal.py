@@ -17,7 +17,7 @@ from cclsearch.report.objective_figure import ObjectiveFigure, format_share
 
 NOTHING_RUNS = frozenset({"replay", "simulate"})
 """Launchers whose trials end as soon as they start."""
-SOURCES = {"default": "surrogate", "gp": "surrogate", "llm": "LLM", "policy": "LLM policy"}
+SOURCES = {"default": "surrogate", "pareto": "surrogate", "llm": "LLM", "policy": "LLM policy"}
 """Proposer -> its name for people; any other proposer by its own name."""
 Watcher = Callable[[Event, RunState], None]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
@@ -22,6 +23,13 @@ SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1
 DEFAULT_BUDGET = 15
 """Trials of a search that names no budget."""
+DEFAULT_SAMPLER = "surrogate"
+LLM_STRATEGIES = ("hybrid", "llm")
+SAMPLER = "sampler"
+"""The strategy of a search without an LLM."""
+STRATEGIES = (*LLM_STRATEGIES, SAMPLER)
+EARLIER_SAMPLERS = {"default": DEFAULT_SAMPLER, "pareto": DEFAULT_SAMPLER}
+"""Names of 0.3.0 and earlier -> names of today."""
 
 
 class RecordingRef(Model):
@@ -73,6 +81,9 @@ class RunSpec(Model):
     recording: RecordingRef | None = None
     provenance: Provenance
     strategy: str
+    """`hybrid` or `llm` with an LLM; `sampler` without one."""
+    sampler: str = DEFAULT_SAMPLER
+    """What proposes where no LLM does, as `--sampler` names it."""
     llm: str | None = None
     """`anthropic:MODEL`, `openai:MODEL` or a URL; never a key."""
     llm_options: dict[str, str | int | float | bool | None] = {}
@@ -92,6 +103,21 @@ class RunSpec(Model):
     space_sha256: str
     banner: tuple[str, ...] = ()
     """Notes for the user on what runs where."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, data: Any) -> Any:
+        """Inputs of 0.3.0 and earlier, whose strategy was also the sampler."""
+        if not isinstance(data, dict) or "sampler" in data or data.get("strategy") in (None, *STRATEGIES):
+            return data
+        earlier = data["strategy"]
+        return {**data, "strategy": SAMPLER, "sampler": EARLIER_SAMPLERS.get(earlier, earlier)}
+
+    @property
+    def proposers(self) -> str:
+        """Who proposes, in words: the sampler of the study, after the LLM if one takes part."""
+        llm = f"{self.llm} ({self.strategy}), then " if self.llm else ""
+        return f"{llm}sampler {self.sampler}"
 
     @property
     def simulated_cluster(self) -> str:

@@ -1,6 +1,6 @@
-"""Replays strategies on recorded landscapes and measures how good the best configuration is after each trial.
+"""Replays samplers on recorded landscapes and measures how good the best configuration is after each trial.
 
-A strategy sees the card's model, batch and hardware, the configurations of the search space, and the results of the
+A sampler sees the card's model, batch and hardware, the configurations of the search space, and the results of the
 trials it asked for. Each row is read once: a proposal that was tried before counts as a duplicate and a failure.
 """
 
@@ -23,15 +23,15 @@ import numpy as np
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import RecordedRow, Recording, RowStatus, find_recordings, load_recording
 from cclsearch.score.objective import Objective, single_metric
 
 MILESTONES = (1, 3, 5, 10, 15)
-DEFAULT_STRATEGIES = ("default", "random", "heuristic", "tpe")
+DEFAULT_SAMPLERS = ("surrogate", "random", "heuristic", "tpe")
 _Task = tuple[str, str, str, int, int]
-"""Folder of the landscape, its label, strategy, seed, budget."""
+"""Folder of the landscape, its label, sampler, seed, budget."""
 _FAILURES = {
     RowStatus.OOM: (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
     RowStatus.FAILED: (FailureKind.CRASHED, "recorded as crashed or out of memory"),
@@ -43,22 +43,22 @@ class ReplayedSearch:
     """Result of one search on one landscape."""
 
     landscape: str
-    strategy: str
+    sampler: str
     seed: int
     best_over_optimum: tuple[float, ...]
     """Loss of the best over the optimum's, after each trial; the worst row's until one succeeds."""
     num_trials: int
-    """Trials asked for: fewer than the budget if no configuration was left or the strategy proposed nothing."""
+    """Trials asked for: fewer than the budget if no configuration was left or the sampler proposed nothing."""
     num_failed: int
     num_duplicates: int
     engine_s: float
-    """Seconds spent in the strategy."""
+    """Seconds spent in the sampler."""
 
 
 def replay_search(
     recording: Recording, proposer: Proposer, *, seed: int, budget: int, objective: Objective | None = None
 ) -> ReplayedSearch:
-    """Run one serial search on a recording until the budget is spent or the strategy proposes nothing.
+    """Run one serial search on a recording until the budget is spent or the sampler proposes nothing.
 
     The objective is the primary metric if it is None; some row must satisfy its constraints.
     """
@@ -83,7 +83,7 @@ def replay_search(
         seen.append(table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config))
     return ReplayedSearch(
         landscape=recording.name,
-        strategy=proposer.name,
+        sampler=proposer.name,
         seed=seed,
         best_over_optimum=table.best_over_optimum(seen, budget),
         num_trials=len(seen),
@@ -135,24 +135,24 @@ def _failed(trial: int, row: int | None, config: Any, kind: FailureKind, message
 def run_bench(
     folder: Path | str,
     *,
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    samplers: Sequence[str] = DEFAULT_SAMPLERS,
     seeds: int = 20,
     budget: int = 15,
     workers: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Run every strategy on every landscape in or below `folder` with every seed; return the figures of `--json`.
+    """Run every sampler on every landscape in or below `folder` with every seed; return the figures of `--json`.
 
-    Raises UserError before anything starts, with one line per landscape or strategy that cannot be loaded.
+    Raises UserError before anything starts, with one line per landscape or sampler that cannot be loaded.
     """
     paths = find_recordings(folder)
     recordings = _load_all(paths)
     labels = label_landscapes(paths, Path(folder))
-    for name in strategies:
-        PROPOSERS.get(name)
+    for name in samplers:
+        make_sampler(name)
     tasks = [
         (str(path), label, name, seed, budget)
-        for name in strategies
+        for name in samplers
         for path, label in zip(paths, labels, strict=True)
         for seed in range(seeds)
     ]
@@ -160,7 +160,7 @@ def run_bench(
     for search in _run_tasks(tasks, workers or min(2, os.cpu_count() or 1)):
         searches.append(search)
         if progress and len(searches) % (seeds * len(paths)) == 0:
-            progress(f"{search.strategy}: {count_of(seeds, 'search')} on each of {count_of(len(paths), 'landscape')}")
+            progress(f"{search.sampler}: {count_of(seeds, 'search')} on each of {count_of(len(paths), 'landscape')}")
     return {
         "schema_version": 1,
         "provenance": "recorded",
@@ -170,7 +170,7 @@ def run_bench(
         "num_landscapes": len(paths),
         "landscapes": labels,
         "notes": {label: list(r.notes) for label, r in zip(labels, recordings, strict=True) if r.notes},
-        "strategies": {name: _summary_of(name, searches, labels) for name in strategies},
+        "samplers": {name: _summary_of(name, searches, labels) for name in samplers},
     }
 
 
@@ -211,17 +211,16 @@ def _run_tasks(tasks: Sequence[_Task], workers: int) -> Iterator[ReplayedSearch]
 
 
 def _run_task(task: _Task) -> ReplayedSearch:
-    path, label, strategy, seed, budget = task
-    search = replay_search(_load_cached(path), PROPOSERS.get(strategy)(), seed=seed, budget=budget)
-    return replace(search, landscape=label)
+    path, label, sampler, seed, budget = task
+    search = replay_search(_load_cached(path), make_sampler(sampler), seed=seed, budget=budget)
+    return replace(search, landscape=label, sampler=sampler)
 
 
 _load_cached = cache(load_recording)
 
 
 def _summary_of(name: str, searches: Sequence[ReplayedSearch], labels: Sequence[str]) -> dict[str, Any]:
-    # a strategy's `name` is the one it is registered under, so its searches are found by it
-    own = [search for search in searches if search.strategy == name]
+    own = [search for search in searches if search.sampler == name]
     by_landscape = {label: summarize([s for s in own if s.landscape == label]) for label in labels}
     return summarize(own) | {"landscapes": by_landscape}
 

@@ -9,7 +9,6 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.core.trial_folder import trial_folder
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.agent.agent import make_agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
 from cclsearch.propose.agent.evidence import TrialEvidence
@@ -18,6 +17,7 @@ from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.events import LlmMode
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.run.spec import RunSpec, read_spec
 from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.score.objective import Objective, Term, find_task_metric
@@ -54,7 +54,7 @@ class FolderEvidence:
 
 def make_llm_proposer(spec: RunSpec, folder: Path) -> Proposer:
     """The proposer of a search with `--llm`: the arbiter, or the fallback alone if the key is missing."""
-    fallback: Proposer = PROPOSERS.get("default")()
+    fallback = make_sampler(spec.sampler)
     assert spec.llm is not None, "the strategy needs an LLM"
     key = missing_key(parse_spec(spec.llm))
     if key:

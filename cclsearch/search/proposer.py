@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cclsearch.plan.strategy import LLM_STRATEGIES
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
-from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.enqueued import EnqueuedProposer
-from cclsearch.run.spec import RunSpec
+from cclsearch.propose.study.choose import make_sampler
+from cclsearch.run.spec import LLM_STRATEGIES, RunSpec
 
 
 def make_proposer(spec: RunSpec, folder: Path) -> Proposer:
-    """Return the strategy, after the configurations that the user enqueued."""
+    """Return what proposes: with an LLM the arbiter, else the sampler, after what the user enqueued."""
     if spec.strategy in LLM_STRATEGIES:
         from cclsearch.search.llm_agent import make_llm_proposer
 
-        strategy = make_llm_proposer(spec, folder)
+        proposer = make_llm_proposer(spec, folder)
     else:
-        strategy = make_offline_proposer(spec)
-    return EnqueuedProposer(spec.first, strategy) if spec.first else strategy
+        proposer = make_offline_proposer(spec)
+    return EnqueuedProposer(spec.first, proposer) if spec.first else proposer
 
 
 def make_offline_proposer(spec: RunSpec) -> Proposer:
-    """Return the strategy without an LLM: what `--dry-run` shows, and the fallback of a search with one."""
-    name = "default" if spec.strategy in LLM_STRATEGIES else spec.strategy
-    proposer: Proposer = PROPOSERS.get(name)()
-    if isinstance(proposer, ParetoProposer) and spec.objective.is_multi:
-        return ParetoProposer([(term.metric, term.direction.value) for term in spec.objective.terms])
-    return proposer
+    """Return what asks the study's sampler: what `--dry-run` shows, and the fallback of a search with an LLM."""
+    return make_sampler(spec.sampler)

@@ -26,7 +26,6 @@ SWEEP_FILE = "sweep.json"
 WEIGHT = "weight"
 """The objective's parameter that a sweep varies."""
 DEFAULT_WEIGHTS = parse_weights("0:1:0.1")
-STRATEGY = "pareto"
 JOINED_FOLDER = "recordings"
 
 
@@ -129,8 +128,7 @@ def plan_sweep(
     """
     card = load_requested(request)
     sweep, searched = describe_sweep(objective, weights, task=card.task)
-    strategy = request.strategy or (None if request.llm else STRATEGY)
-    request, notes = _join_family(replace(request, use_fewer=True, strategy=strategy), card, joined)
+    request, notes = _join_family(replace(request, use_fewer=True), card, joined)
     plan = plan_search(replace(request, objective=searched))
     spec = plan.spec.model_copy(update={"banner": (*notes, *plan.spec.banner)})
     return SweepPlan(replace(plan, spec=spec), sweep)

@@ -56,7 +56,7 @@ def kill_and_resume(
 ) -> KillTally:
     """Run a search of `budget` trials, kill it with SIGKILL at that many random moments, then let it finish."""
     chance = random.Random(seed)
-    first = ["run", "-w", "tiny", "-b", str(budget), "-l", "quick", "--strategy", "random", "--name", "killed"]
+    first = ["run", "-w", "tiny", "-b", str(budget), "-l", "quick", "--sampler", "random", "--name", "killed"]
     first.append("--keep-going")  # no trial of these is admitted
     again = ["resume", "killed", "--keep-going"]
     done = 0

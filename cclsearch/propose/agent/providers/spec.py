@@ -79,7 +79,7 @@ def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S) -> Provider:
     """The provider, with its key from the environment; raises UserError if the key is missing."""
     name = missing_key(spec)
     if name:
-        raise UserError(f"{name} is not set; set it, or run without --llm (--strategy default needs no key)")
+        raise UserError(f"{name} is not set; set it, or run with --llm none")
     key = os.environ.get(spec.key_name, "").strip() or "not-needed"
     if spec.protocol == "anthropic":
         return AnthropicProvider(spec.model, api_key=key, base_url=spec.base_url, timeout_s=timeout_s)

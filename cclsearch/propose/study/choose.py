@@ -1,0 +1,166 @@
+"""Which sampler `--sampler` names: a registered one, `MODULE:CLASS`, or the folder of an OptunaHub package."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name, one_line
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.base import Proposer
+from cclsearch.propose.study.proposer import StudyProposer, SurrogateProposer
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+DEFAULT_SAMPLER = "surrogate"
+_INTERNAL = ("default", "pareto")
+"""What the surrogate consists of: not samplers to choose."""
+
+
+class _Optuna(NamedTuple):
+    """One of Optuna's samplers."""
+
+    sampler: str
+    options: Mapping[str, Any] = {}
+    has_state: bool = False
+    penalize: bool = False
+    needs: str = ""
+    """Package that Optuna imports for it."""
+
+
+OPTUNA = {
+    "tpe": _Optuna("TPESampler", {"constant_liar": True}),
+    "tpe-multivariate": _Optuna(
+        "TPESampler", {"multivariate": True, "n_startup_trials": 5, "constant_liar": True}, penalize=True
+    ),
+    "tpe-penalised": _Optuna("TPESampler", {"constant_liar": True}, penalize=True),
+    "gp": _Optuna("GPSampler", {"deterministic_objective": False}, penalize=True, needs="torch"),
+    "cmaes": _Optuna("CmaEsSampler", {"warn_independent_sampling": False}, True, penalize=True, needs="cmaes"),
+    "nsgaii": _Optuna("NSGAIISampler", {"population_size": 10}, has_state=True),
+    "nsgaiii": _Optuna("NSGAIIISampler", {"population_size": 10}, has_state=True),
+    "qmc": _Optuna("QMCSampler", {"warn_asynchronous_seeding": False, "warn_independent_sampling": False}, True),
+}
+"""Name -> sampler. The population of the genetic ones fits budgets of some ten trials; Optuna's default is 50."""
+
+
+def list_samplers() -> list[str]:
+    """Return the names that `--sampler` takes, the default first."""
+    return [DEFAULT_SAMPLER, *(name for name in PROPOSERS.names() if name not in (DEFAULT_SAMPLER, *_INTERNAL))]
+
+
+def make_sampler(spec: str) -> Proposer:
+    """Return the proposer that asks the sampler; raises UserError if there is none, or what it needs is missing."""
+    if (registered := PROPOSERS.find(spec)) is not None:
+        proposer: Proposer = registered()
+        return proposer
+    folder = Path(spec.rsplit(":", 1)[0]).expanduser()
+    if folder.is_dir():
+        name = spec.rsplit(":", 1)[1] if ":" in spec else ""
+        return StudyProposer(spec, _constructor(_choose_class(_load_hub(folder), name, spec)))
+    module, _, name = spec.rpartition(":")
+    if module and name and all(part.isidentifier() for part in (*module.split("."), name)):
+        with _explaining(spec):
+            loaded = importlib.import_module(module)
+        return StudyProposer(spec, _constructor(_choose_class(loaded, name, spec)))
+    known = list_samplers()
+    raise UserError(
+        f"there is no sampler {spec!r}{guess_name(spec, known)}; known: {', '.join(known)}, MODULE:CLASS of a sampler"
+        " that can be imported, or the folder of an OptunaHub package"
+    )
+
+
+def resolve_sampler(spec: str) -> str:
+    """Return the sampler as a search keeps it: a folder as an absolute path. Raises UserError if it cannot work."""
+    make_sampler(spec)
+    path, _, name = spec.partition(":")
+    folder = Path(path).expanduser()
+    if PROPOSERS.find(spec) is None and folder.is_dir():
+        return f"{folder.resolve()}:{name}" if name else str(folder.resolve())
+    return spec
+
+
+def _load_hub(folder: Path) -> ModuleType:
+    if not (folder / "__init__.py").is_file():
+        raise UserError(f"the folder {str(folder)!r} is not an OptunaHub package: it has no __init__.py")
+    try:
+        import optunahub
+    except ImportError:
+        raise UserError(
+            f"the sampler {str(folder)!r} needs optunahub, which is not installed: run `pip install optunahub`"
+        ) from None
+    resolved = folder.resolve()
+    with _explaining(str(folder)):
+        module: ModuleType = optunahub.load_local_module(resolved.name, registry_root=str(resolved.parent))
+    return module
+
+
+def _choose_class(module: ModuleType, name: str, spec: str) -> type[BaseSampler]:
+    """Return the sampler of that name in a module; without a name the only one that it exports."""
+    from optuna.samplers import BaseSampler
+
+    exported = getattr(module, "__all__", None) or [key for key in vars(module) if not key.startswith("_")]
+    found = {
+        key: value
+        for key in ([name] if name else exported)
+        if inspect.isclass(value := getattr(module, key, None)) and issubclass(value, BaseSampler)
+    }
+    if not name:
+        found = {key: value for key, value in found.items() if value is not BaseSampler}
+    if len(found) != 1:
+        what = f"has no sampler {name!r} (a subclass of optuna.samplers.BaseSampler)" if name else (
+            f"exports {len(found)} samplers ({', '.join(found) or 'none'}): name one, such as {spec}:CLASS"
+        )  # fmt: skip
+        raise UserError(f"{spec!r}: the module {module.__name__!r} {what}")
+    return next(iter(found.values()))
+
+
+def _constructor(sampler: type[BaseSampler]) -> Any:
+    """Return a function of the seed that makes the sampler; options that it does not take are left out."""
+
+    def make(seed: int, **options: Any) -> BaseSampler:
+        taken = inspect.signature(sampler).parameters
+        return sampler(**{name: value for name, value in {"seed": seed, **options}.items() if name in taken})
+
+    return make
+
+
+@contextlib.contextmanager
+def _explaining(spec: str) -> Iterator[None]:
+    """Turn what goes wrong while code of others is imported into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = one_line(f"{type(error).__name__}: {error}", 300)
+        raise UserError(f"the sampler {spec!r} cannot be imported: {reason}") from None
+
+
+def _make_optuna(name: str) -> StudyProposer:
+    found = OPTUNA[name]
+    if found.needs and find_spec(found.needs) is None:
+        raise UserError(
+            f"the sampler {name!r} needs {found.needs}, which is not installed: run `pip install {found.needs}`,"
+            f" or use the sampler {DEFAULT_SAMPLER!r}"
+        )
+
+    def make(seed: int, **more: Any) -> BaseSampler:
+        from optuna import samplers
+
+        return _constructor(getattr(samplers, found.sampler))(seed, **found.options, **more)  # type: ignore[no-any-return]
+
+    return StudyProposer(name, make, has_state=found.has_state, penalize=found.penalize)
+
+
+PROPOSERS.register(DEFAULT_SAMPLER)(SurrogateProposer)
+for _name in OPTUNA:
+    PROPOSERS.register(_name)(partial(_make_optuna, _name))

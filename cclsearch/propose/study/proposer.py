@@ -1,0 +1,246 @@
+"""Asks an Optuna study for the next configurations: of the surrogate by default, or of any other sampler.
+
+The study in memory is computed from the view, so the ledger alone decides what is proposed: its trials are the
+observations by number, then the running ones. A sampler that keeps its state in the study or in itself (`cmaes`,
+`nsgaii`, your own) draws again for every trial when the study is built anew, and is then told the configuration that
+ran; others get a seed of their own for each proposal.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, format_config
+from cclsearch.propose.base import Observation, Proposal, SearchView
+from cclsearch.propose.observations import observed_failures, observed_losses, observed_trials
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial, Trial
+
+    from cclsearch.propose.study.samplers import SpaceSampler
+
+MakeSampler = Callable[..., "BaseSampler"]
+"""Seed, and `constraints_func` if the objective has constraints -> sampler."""
+PENALTY = 2.0
+"""With `penalize`, a failed trial is told as this times the worst loss so far (for a positive loss)."""
+VIOLATION = "violation"
+
+
+class SurrogateProposer:
+    """Asks a study whose sampler is the surrogate, which learns from everything in the view."""
+
+    name = "surrogate"
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Return up to `count` proposals, chosen as one batch; none if nothing is feasible or left."""
+        from cclsearch.propose.study.parameters import search_space_distributions
+        from cclsearch.propose.study.samplers import SurrogateSampler, make_surrogate
+
+        planned = list(make_surrogate(view.objective).propose(view, count))
+        sampler = SurrogateSampler(view.card, view.space, objective=view.objective, planned=planned)
+        study = create_study(sampler, len(view.objective.terms) if view.objective.is_multi else 1)
+        distributions = search_space_distributions(view.space)
+        asked = [Config(study.ask(distributions).params) for _ in planned]
+        return [
+            Proposal(config, self.name, proposal.rationale, proposal.expects)
+            for config, proposal in zip(asked, planned, strict=True)
+        ]
+
+
+@dataclass
+class _Told:
+    """The observations that a study was told, and the trial that it was asked for since."""
+
+    trials_n: NDArray[np.int64]
+    losses_n: NDArray[np.float64]
+    failed_n: NDArray[np.bool_]
+    open: tuple[int, Trial] | None = None
+    """Row of the trial, and the trial; None if the study has none that runs, or several."""
+    is_whole: bool = True
+    """Whether the study has no other running trial."""
+
+
+class StudyProposer:
+    """Asks a study with a sampler of Optuna, of OptunaHub or of yours; what it draws is moved into the space."""
+
+    def __init__(self, name: str, make_sampler: MakeSampler, *, has_state: bool = True, penalize: bool = False) -> None:
+        """With `penalize` failures are told as bad losses instead of FAIL, which many samplers ignore."""
+        self.name = name
+        self._make_sampler = make_sampler
+        self._has_state = has_state
+        self._penalize = penalize
+        self._study: Study | None = None
+        self._told: _Told | None = None
+        self._view: SearchView | None = None
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Return up to `count` untried configurations; raises UserError if the sampler fails."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self._propose(view, count)
+        except UserError:
+            raise
+        except Exception as error:  # code of others runs here
+            self._study = None
+            reason = one_line(f"{type(error).__name__}: {error}", 300)
+            raise UserError(f"the sampler {self.name!r} failed: {reason}; choose another with --sampler") from error
+
+    def _propose(self, view: SearchView, count: int) -> list[Proposal]:
+        from cclsearch.propose.study.samplers import DRAWN
+
+        sampler = self._update(view)
+        study, told = self._study, self._told
+        assert study is not None, "the study was built"
+        assert told is not None, "the study was told the view"
+        free_N = ~view.taken_N
+        proposals: list[Proposal] = []
+        for _ in range(min(count, int(free_N.sum()))):
+            sampler.free_N = free_N
+            trial = study.ask(self._distributions)
+            row = self._parameters.find_row(trial.params)
+            assert row is not None, "a sampler of the space proposes its rows"
+            free_N[row] = False
+            told.open, told.is_whole = (row, trial), not proposals and told.is_whole
+            drawn = trial.user_attrs.get(DRAWN)
+            moved = f", moved to the nearest free configuration from {format_config(drawn)}" if drawn else ""
+            proposals.append(Proposal(view.space.config(row), self.name, f"drawn by the sampler {self.name}{moved}"))
+        return proposals
+
+    def _update(self, view: SearchView) -> SpaceSampler:
+        """Bring the study to the state of the view; returns its sampler."""
+        from cclsearch.propose.study.samplers import SpaceSampler
+
+        if not self._continues(view):
+            self._build(view)
+        assert self._study is not None, "the study was built"
+        sampler: Any = self._study.sampler
+        if not self._has_state:
+            words = [view.seed, len(view.observations), len(view.pending)]
+            seed = int(np.random.SeedSequence(words).generate_state(1)[0])
+            sampler = SpaceSampler(self._make(view, seed), view.space, parameters=self._parameters)
+            self._study.sampler = sampler
+        self._view = view
+        return sampler  # type: ignore[no-any-return]
+
+    def _continues(self, view: SearchView) -> bool:
+        """Tell the study what is new and return True; False if it has to be built anew."""
+        told, before = self._told, self._view
+        if self._study is None or told is None or before is None or view.space is not before.space:
+            return False
+        if not told.is_whole or view.pending or view.seed != before.seed or view.objective != before.objective:
+            return False
+        now = _read_told(view)
+        n = len(told.trials_n)
+        same = (
+            len(now.trials_n) >= n
+            and np.array_equal(now.trials_n[:n], told.trials_n)
+            and np.array_equal(now.losses_n[:n], told.losses_n, equal_nan=True)
+            and np.array_equal(now.failed_n[:n], told.failed_n)
+        )
+        new = view.observations[n:] if same else ()
+        if not same or (told.open is not None and (not new or new[0].row != told.open[0])):
+            return False
+        for observation in new:
+            self._tell(view, observation, told.open[1] if told.open else None)
+            told.open = None
+        self._told = now
+        return True
+
+    def _build(self, view: SearchView) -> None:
+        from cclsearch.propose.study.parameters import StudyParameters
+        from cclsearch.propose.study.samplers import SpaceSampler
+
+        self._parameters = StudyParameters(view.space, as_positions=True)
+        self._distributions = self._parameters.distributions
+        sampler = SpaceSampler(self._make(view, view.seed), view.space, parameters=self._parameters)
+        self._study = create_study(sampler, self._num_values(view))
+        self._told = _read_told(view)
+        for observation in view.observations:
+            self._tell(view, observation, None)
+        for row in sorted(view.pending):
+            self._enter(row, view)
+            self._told.is_whole = False
+
+    def _enter(self, row: int, view: SearchView) -> Trial:
+        """Ask for a trial of that row, whatever the sampler draws."""
+        from optuna.trial import TrialState, create_trial
+
+        study = self._study
+        assert study is not None, "the study was built"
+        if self._has_state:
+            study.sampler.next_row = row
+            return study.ask(self._distributions)
+        params = self._parameters.encode(view.space.config(row))
+        study.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self._distributions))
+        return study.trials[-1]  # type: ignore[return-value]  # nothing is told about it
+
+    def _tell(self, view: SearchView, observation: Observation, trial: Trial | None) -> None:
+        """Tell the study one result; a configuration outside the space is left out."""
+        from optuna.trial import TrialState, create_trial
+
+        study, row = self._study, observation.row
+        assert study is not None, "the study was built"
+        if row is None:
+            return
+        values = self._values_of(view, observation)
+        state = TrialState.FAIL if values is None else TrialState.COMPLETE
+        if trial is None and self._has_state:
+            trial = self._enter(row, view)
+        if trial is not None:
+            trial.set_user_attr(VIOLATION, observation.violation)
+            study.tell(trial, values, state=state)
+            return
+        told = {"params": self._parameters.encode(view.space.config(row)), "distributions": self._distributions}
+        attributes = {"user_attrs": {VIOLATION: observation.violation}}
+        if view.objective.constraints and values is not None:
+            # where Optuna keeps what a `constraints_func` returns
+            attributes["system_attrs"] = {"constraints": (observation.violation,)}  # type: ignore[dict-item]
+        study.add_trial(create_trial(state=state, values=values, **told, **attributes))
+
+    def _values_of(self, view: SearchView, observation: Observation) -> list[float] | None:
+        """Return what to minimize; None for a failure, or what stands for one with `penalize`."""
+        loss = view.find_loss(observation)
+        if loss is not None and view.objective.is_multi:
+            return list(view.objective.values(observation.metrics))
+        if loss is not None:
+            return [loss]
+        if not self._penalize or view.objective.is_multi:
+            return None
+        worst = float(np.nanmax(losses)) if np.isfinite(losses := observed_losses(view.observations)).any() else 1.0
+        return [worst + (PENALTY - 1) * abs(worst)]
+
+    def _num_values(self, view: SearchView) -> int:
+        return len(view.objective.terms) if view.objective.is_multi else 1
+
+    def _make(self, view: SearchView, seed: int) -> BaseSampler:
+        constrained = {"constraints_func": _read_violation} if view.objective.constraints else {}
+        return self._make_sampler(seed, **constrained)
+
+
+def create_study(sampler: BaseSampler, num_values: int) -> Study:
+    """Return a study in memory that minimizes so many values, without messages on the terminal."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(sampler=sampler, directions=["minimize"] * num_values)
+
+
+def _read_told(view: SearchView) -> _Told:
+    seen = view.observations
+    return _Told(observed_trials(seen), observed_losses(seen), observed_failures(seen))
+
+
+def _read_violation(trial: FrozenTrial) -> Sequence[float]:
+    """Return by how much a trial violates the constraints: it is feasible if that is 0."""
+    return (float(trial.user_attrs.get(VIOLATION, 0.0)),)

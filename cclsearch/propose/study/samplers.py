@@ -1,0 +1,201 @@
+"""The surrogate as an Optuna sampler, and any other sampler kept inside the search space; for your own studies too.
+
+    study = optuna.create_study(sampler=SurrogateSampler(card, space))
+    trial = study.ask(search_space_distributions(space))   # trial.params is an untried configuration of the space
+    study.tell(trial, step_time_s)                         # or state=TrialState.FAIL
+
+The value is the primary metric of the card's task, or the metrics of `objective`, in their units: one study direction
+per metric. Tell failures as `TrialState.FAIL`. The models also use `trial.user_attrs` if you set them: `failure_kind`
+(`out_of_memory`, `crashed`, ...) and every metric by its name, such as `peak_memory_gib`; constraints of the objective
+are checked on them. Trials that run count as running: the surrogate expects of them what it predicts.
+
+`SpaceSampler(TPESampler(), space)` moves what another sampler draws to the nearest configuration of the space that was
+not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.base import Observation, Proposal, Proposer, SearchView
+from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
+from cclsearch.propose.study.parameters import StudyParameters
+from cclsearch.score.objective import Objective, find_task_metric, single_metric
+from cclsearch.space.table import Space
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+DRAWN = "drawn"
+"""User attribute: what a sampler drew, if that was moved."""
+
+
+def make_surrogate(objective: Objective) -> Proposer:
+    """Return the surrogate's proposer for an objective: expected improvement, or of the hypervolume for several."""
+    if objective.is_multi:
+        return ParetoProposer([(term.metric, term.direction.value) for term in objective.terms])
+    proposer: Proposer = PROPOSERS.get("default")()
+    return proposer
+
+
+class _KnobSampler(BaseSampler):  # type: ignore[misc]
+    """Samples all knobs of the space together, whatever was suggested before."""
+
+    def __init__(self, parameters: StudyParameters) -> None:
+        self._parameters = parameters
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return all knobs of the space."""
+        return dict(self._parameters.distributions)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Raise UserError: Optuna asks for single knobs only if the space does not have them."""
+        known = ", ".join(knob.name for knob in self._parameters.space.knobs)
+        raise UserError(f"the space has no knob {param_name!r}; it has {known}")
+
+
+class SurrogateSampler(_KnobSampler):
+    """Samples with the calibrated surrogate: never an invalid or an already tried configuration."""
+
+    def __init__(
+        self,
+        card: Card,
+        space: Space,
+        *,
+        objective: Objective | None = None,
+        seed: int = 0,
+        expected_trials: int = 15,
+        planned: Sequence[Proposal] = (),
+    ) -> None:
+        """With `planned`, the next draws are these, which a search planned from its ledger."""
+        super().__init__(StudyParameters(space))
+        self._objective = objective or single_metric(find_task_metric(card.task))
+        self._card = card
+        self._seed = seed
+        self._expected_trials = expected_trials
+        self._planned = list(planned)
+        self._proposer = make_surrogate(self._objective)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return all knobs of the next configuration; raises UserError if every one was tried."""
+        if self._planned:
+            return self._parameters.encode(self._planned.pop(0).config)
+        if len(study.directions) != self._num_values:
+            raise UserError(
+                f"the study has {len(study.directions)} values, but objective {self._objective.name!r} has"
+                f" {self._num_values}: create it with one direction per value"
+            )
+        proposals = self._proposer.propose(self._view(study, trial), 1)
+        if not proposals:
+            size = len(self._parameters.space)
+            raise UserError(f"all {size} configurations of the search space were tried; none is left to propose")
+        return self._parameters.encode(proposals[0].config)
+
+    @property
+    def _num_values(self) -> int:
+        return len(self._objective.terms) if self._objective.is_multi else 1
+
+    def _view(self, study: Study, trial: FrozenTrial) -> SearchView:
+        trials = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        observations = [self._observe(other) for other in trials if other.state.is_finished() and other.params]
+        running = [self._parameters.find_row(t.params) for t in trials if t.state == TrialState.RUNNING]
+        return SearchView(
+            card=self._card,
+            space=self._parameters.space,
+            observations=tuple(observations),
+            pending=frozenset(row for row in running if row is not None),
+            budget_left=max(1, self._expected_trials - len(observations)),
+            seed=self._seed,
+            target=self._objective,
+        )
+
+    def _observe(self, trial: FrozenTrial) -> Observation:
+        failed = trial.state != TrialState.COMPLETE
+        kind = FailureKind(trial.user_attrs.get("failure_kind", FailureKind.CRASHED.value))
+        config = Config(trial.params)
+        metrics = {name: float(v) for name, v in trial.user_attrs.items() if isinstance(v, int | float)}
+        if not failed:
+            terms = self._objective.terms[: len(trial.values)]
+            metrics |= {term.metric: value for term, value in zip(terms, trial.values, strict=True)}
+        violation = 0.0 if failed else self._objective.violation(metrics)
+        return Observation(
+            trial=trial.number,
+            config=config,
+            row=self._parameters.find_row(config),
+            loss=None if failed or violation else self._objective.loss(metrics),
+            metrics=metrics,
+            violation=violation,
+            failure=Failure(stage=Stage.RUN, kind=kind, message="reported to Optuna as failed") if failed else None,
+        )
+
+
+class SpaceSampler(_KnobSampler):
+    """Draws with another sampler, and moves each draw to the nearest configuration that was not tried.
+
+    The sampler is told the configuration that it was moved to; what it drew is the trial's user attribute `drawn`.
+    """
+
+    def __init__(self, inner: BaseSampler, space: Space, *, parameters: StudyParameters | None = None) -> None:
+        super().__init__(parameters or StudyParameters(space))
+        self.inner = inner
+        self.free_N: NDArray[np.bool_] | None = None
+        """(N,) rows that may be drawn; None: those that no trial of the study has."""
+        self.next_row: int | None = None
+        """The row that the next trial has, whatever is drawn: someone else chose it."""
+
+    def reseed_rng(self) -> None:
+        """Reseed the other sampler."""
+        self.inner.reseed_rng()
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Call the other sampler's hook."""
+        self.inner.before_trial(study, trial)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Call the other sampler's hook."""
+        self.inner.after_trial(study, trial, state, values)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the nearest free configuration; raises UserError if every one was tried."""
+        own = self.inner.infer_relative_search_space(study, trial)
+        drawn = dict(self.inner.sample_relative(study, trial, own))
+        for name, distribution in search_space.items():
+            if name not in drawn and not distribution.single():
+                drawn[name] = self.inner.sample_independent(study, trial, name, distribution)
+        if self.next_row is not None:
+            row, self.next_row = self.next_row, None
+            return self._parameters.encode(self._parameters.space.config(row))
+        free_N = self._find_free(study, trial) if self.free_N is None else self.free_N
+        if not free_N.any():
+            size = len(self._parameters.space)
+            raise UserError(f"all {size} configurations of the search space were tried; none is left to propose")
+        params = self._parameters.encode(self._parameters.space.config(self._parameters.find_nearest(drawn, free_N)))
+        moved = {name: value for name, value in drawn.items() if name in params and params[name] != value}
+        if moved:
+            study._storage.set_trial_user_attr(trial._trial_id, DRAWN, moved)
+        return params
+
+    def _find_free(self, study: Study, trial: FrozenTrial) -> NDArray[np.bool_]:
+        free_N = np.ones(len(self._parameters.space), dtype=bool)
+        for other in study.get_trials(deepcopy=False):
+            if other.number != trial.number and (row := self._parameters.find_row(other.params)) is not None:
+                free_N[row] = False
+        return free_N
