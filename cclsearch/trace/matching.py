@@ -171,6 +171,8 @@ def _describe_group(key: GroupKey) -> str:
 
 def _sequences_of(rank: int, table: EventTable, world_size: int) -> Iterator[tuple[GroupKey, int, _Sequence]]:
     """Yield key, size and calls of each process group of one rank."""
+    if not table.collectives:
+        return
     rows = np.flatnonzero((table.kind == Kind.COMM) & (table.coll_id >= 0))
     rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
     keys = [_group_of(rank, call, table, world_size) for call in table.collectives]

@@ -162,7 +162,8 @@ def find_mixed_runs(tables: Sequence[EventTable]) -> str:
     keys = {table.run_key for table in tables if table.run_key}
     if len(keys) > 1:
         return "the traces name different runs"
-    timed = [_TimedTable(*_find_span(table), table) for table in tables if table.clock == "unix" and len(table)]
+    several = tables if len(tables) > 1 else ()
+    timed = [_TimedTable(*_find_span(table), table) for table in several if table.clock == "unix" and len(table)]
     return _find_differing_groups(tables) or _find_distant_windows(timed) or _find_disjoint_ranks(tables, timed)
 
 

@@ -48,7 +48,7 @@ def open_trace(
     config_file = path / CONFIG_FILE
     if config is None and folder != path and os.path.isfile(config_file):
         config = read_config(config_file)
-    return TraceView(read_traces(folder, workers=workers), card=card, config=config, baseline=baseline)
+    return TraceView(read_traces(folder, workers=workers), card=card, config=config, baseline=baseline, workers=workers)
 
 
 def read_config(path: Path) -> Config:

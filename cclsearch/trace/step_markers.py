@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from itertools import pairwise
 
@@ -78,7 +78,11 @@ def _any_marker() -> re.Pattern[str]:
 
 def read_marker(name: str) -> StepMarker | None:
     """Return what the name says (`ProfilerStep#12`, `step[DECODE bs=32]`); None if it is not a step marker's."""
-    name = name[:_MAX_NAME_CHARS]
+    return _read_marker(name[:_MAX_NAME_CHARS])
+
+
+@lru_cache(4096)
+def _read_marker(name: str) -> StepMarker | None:
     if not _any_marker().match(name):
         return None
     for family in load_families():

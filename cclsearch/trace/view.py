@@ -16,6 +16,7 @@ from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceS
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable, if_available
+from cclsearch.trace.threads import call_both
 from cclsearch.trace.windows import Windows, find_windows, first_reason
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MAX_RESIDENT_BYTES = 128 << 20
 """Columns of all ranks that may stay in memory; 64 ranks of 100 MB of JSON have 640 MB of columns."""
 MIN_RELEASED_BYTES = 1 << 16
+MIN_PREPARED_ROWS = 20_000
+"""Device events that repay a second thread."""
 NO_TIMES = "the trace records operators without times; give the profiler's trace of the same run"
 
 
@@ -173,6 +176,33 @@ class RankView:
         busy = covered_ns(self.busy_M2, windows_W2)
         return StepParts(window_ns, compute, busy - work, work - compute, window_ns - busy)
 
+    @cached_property
+    def sync_M2(self) -> Int64s:
+        """Spans in which the host waits for the device."""
+        table = self.table
+        waits = np.array(["Synchronize" in name or "StreamWaitEvent" in name for name in table.names] or [False])
+        runtime = self.rows(Kind.RUNTIME)
+        return unite_spans(
+            self.merge_rows(runtime[waits[table.name_id[runtime]]]), self.merge_rows(self.rows(Kind.SYNC))
+        )
+
+    @cached_property
+    def launch_lag_s(self) -> float | None:
+        """Median time from the launch of a device event to its start; None without launch records."""
+        table = self.table
+        if "launch" not in table.sparse:
+            return None
+        rows, launches = table.sparse["launch"]
+        on_device = np.flatnonzero((launches >= 0) & self.is_device_row[rows])
+        if not len(on_device):
+            return None
+        return float(np.median(table.ts_ns[rows[on_device]] - table.ts_ns[launches[on_device]])) / 1e9
+
+    def prepare(self, threads: int) -> None:
+        """Compute what most metrics need of the device, and of the host, at the same time."""
+        if self._table.is_timed and len(self.device_rows) >= MIN_PREPARED_ROWS:
+            call_both(threads, lambda: self._parts, lambda: (self.launch_lag_s, self.sync_M2, self.table.launch))
+
     def release_memory(self) -> None:
         """Forget large arrays, which are computed again when used."""
         for name, value in tuple(self.__dict__.items()):
@@ -201,6 +231,7 @@ class TraceView:
         card: Card | None = None,
         config: Config | None = None,
         baseline: TraceView | None = None,
+        workers: int = 1,
     ) -> None:
         self.trace_set = trace_set
         self.card = card
@@ -213,6 +244,8 @@ class TraceView:
         """False if the traces are execution traces, which have no times."""
         self.ranks: Mapping[int, RankView] = (with_work if self.is_timed else None) or views
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
+        if workers > 1 and len(self.ranks) == 1:
+            next(iter(self.ranks.values())).prepare(workers)
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.trace.events import Kind, Reason
-from cclsearch.trace.intervals import Int64s, gaps_in_windows, unite_spans
+from cclsearch.trace.intervals import Int64s, gaps_in_windows
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, require_windows
 
@@ -84,20 +84,12 @@ def find_idle_gaps(view: RankView, windows_W2: Int64s | None = None) -> IdleGaps
     cause_G[is_late] = CAUSES.index("host_bound")
     cause_G[has_launch & ~is_late & is_short] = CAUSES.index("launch_overhead")
     late, early = np.flatnonzero(is_late), np.flatnonzero(has_launch & ~is_late & ~is_short)
-    cause_G[late[_covers(_sync_spans(view), start_G[late])]] = CAUSES.index("sync")
+    cause_G[late[_covers(view.sync_M2, start_G[late])]] = CAUSES.index("sync")
     copies_in = np.array(["HtoD" in name or "Host-to-Device" in name for name in table.names] or [False])
     copies = late[table.kind[row_G[late]] == Kind.MEMCPY]
     cause_G[copies[copies_in[table.name_id[row_G[copies]]]]] = CAUSES.index("input")
     cause_G[early[np.isin(start_G[early], view.comm_M2[:, 1])]] = CAUSES.index("comm_dependency")
     return IdleGaps(start_G, length_G, window_G, cause_G)
-
-
-def _sync_spans(view: RankView) -> Int64s:
-    """Return the spans in which the host waits for the device."""
-    table = view.table
-    waits = np.array(["Synchronize" in name or "StreamWaitEvent" in name for name in table.names] or [False])
-    runtime = view.rows(Kind.RUNTIME)
-    return unite_spans(view.merge_rows(runtime[waits[table.name_id[runtime]]]), view.merge_rows(view.rows(Kind.SYNC)))
 
 
 def _covers(spans_M2: Int64s, time_ns: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

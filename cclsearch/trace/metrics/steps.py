@@ -12,7 +12,7 @@ from cclsearch.card.model import Card, Phase
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.result import if_available
-from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.view import TraceView
 
 
 @metric("trace_step_time", unit="s", better="lower", over="trace")
@@ -63,22 +63,9 @@ def _describe_periods(trace: TraceView, periods: list[float], slowest: int) -> d
     ]
     if host:
         inputs["cpu_step_time_s"] = statistics.median(host)
-    lag = _launch_lag_s(view)
-    if lag is not None:
-        inputs["host_ahead_s"] = lag
+    if view.launch_lag_s is not None:
+        inputs["host_ahead_s"] = view.launch_lag_s
     return inputs
-
-
-def _launch_lag_s(view: RankView) -> float | None:
-    """Return the median time from the launch of a device event to its start; None without launch records."""
-    table = view.table
-    if "launch" not in table.sparse:
-        return None
-    rows, launches = table.sparse["launch"]
-    on_device = np.flatnonzero((launches >= 0) & view.is_device_row[rows])
-    if not len(on_device):
-        return None
-    return float(np.median(table.ts_ns[rows[on_device]] - table.ts_ns[launches[on_device]])) / 1e9
 
 
 def require_card(trace: TraceView, phase: Phase | None = None) -> Card:

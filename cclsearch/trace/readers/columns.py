@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 INT32_MAX = 2**31 - 1
-
-One = TypeVar("One")
-Other = TypeVar("Other")
 
 
 class Interner(dict[Any, int]):
@@ -78,15 +74,6 @@ class SparseColumn:
     def finish(self) -> tuple[NDArray[np.int32], NDArray[Any]]:
         """Return row numbers and values."""
         return self._rows.finish(), self._values.finish()
-
-
-def call_both(threads: int, one: Callable[[], One], other: Callable[[], Other]) -> tuple[One, Other]:
-    """Return what both return; with several threads they run at the same time (numpy mostly releases the GIL)."""
-    if threads < 2:
-        return one(), other()
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(other)
-        return one(), found.result()
 
 
 def positive_int(value: Any, limit: int = 2**62) -> int | None:

@@ -24,11 +24,13 @@ from cclsearch.trace.readers.kineto_args import (
     decode_args,
     plain_args,
 )
-from cclsearch.trace.readers.kineto_native import DEVICE_KINDS
+from cclsearch.trace.readers.kineto_native import DEVICE_KINDS, HOST_KINDS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.table_builder import TableBuilder
 
 _LONG_TIME_US = 2e12
+MAX_PROCESSES = 1 << 15
+"""Further ones count as the last."""
 
 
 _COLLECTIVE_FIELDS = (
@@ -62,6 +64,8 @@ class KinetoBuilder:
         self.process = Column("<i2")
         """Number of each row's process in `processes`."""
         self._process_of_thread = np.zeros(0, np.int32)
+        self.host_rows = np.zeros((MAX_PROCESSES, len(HOST_KINDS) + 1), np.int64)
+        """Number of rows of each process by `HOST_KINDS`, and of other kinds."""
         self.kind_of = _KindOf({category: int(kind) for category, kind in KINETO_KINDS.items()})
         self._limits = limits
         self.threads = limits.threads
@@ -116,7 +120,11 @@ class KinetoBuilder:
         device = np.full(count, -1, np.int16)
         names = self.rows.names.numbers_of([span.name for span in spans], count)
         stream = self.rows.threads.numbers_of([(span.pid, span.tid) for span in spans], count)
-        self.process.append(self.process_of_threads()[stream])
+        process = self.process_of_threads()[stream]
+        self.process.append(process)
+        for column, host_kind in enumerate(HOST_KINDS):
+            counts = np.bincount(process[kind == host_kind])
+            self.host_rows[: len(counts), column] += counts
         runtime = np.flatnonzero(kind == Kind.RUNTIME)
         if len(runtime):
             calls = decode_args(RuntimeArgs, _args_of(spans, runtime))
@@ -144,7 +152,7 @@ class KinetoBuilder:
         """Return the process of each number of a thread (or of a process and its line on the device)."""
         known = len(self._process_of_thread)
         if len(self.rows.threads) > known:
-            new = [min(self.processes[pid], 32767) for pid, _ in list(self.rows.threads)[known:]]
+            new = [min(self.processes[pid], MAX_PROCESSES - 1) for pid, _ in list(self.rows.threads)[known:]]
             self._process_of_thread = np.concatenate([self._process_of_thread, np.array(new, np.int32)])
         return self._process_of_thread
 

@@ -23,9 +23,11 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 6
+VERSION = 7
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
+HOST_KINDS = (Kind.CPU_OP, Kind.RUNTIME)
+"""Kinds of rows that show which processes ran on the host."""
 NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES = range(6)
 
 ROW_COLUMNS = ("ts_ns", "dur_ns", "kind", "name_id", "device", "stream", "corr", "process")
@@ -35,6 +37,8 @@ EVENTS_AT_ONCE = 1 << 18
 
 _ACCEPTED, _REFUSED = 0, 1
 _HOST, _RUNTIME, _ON_DEVICE = 0, 1, 2
+_HOST_KIND_OF = np.full(256, len(HOST_KINDS), np.uint8)
+_HOST_KIND_OF[list(HOST_KINDS)] = range(len(HOST_KINDS))
 _SMALLEST_EVENT_BYTES = len('{"ph":"M"},')
 _INPUTS = (
     *(("text", ctypes.c_void_p), ("time_prefix", ctypes.c_char_p)),
@@ -119,11 +123,13 @@ def load_library(path: Path) -> ctypes.CDLL | None:
     )
     library.ccl_was_seen.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     stops = ctypes.POINTER(ctypes.c_int64)
+    at, count = ctypes.c_void_p, ctypes.c_int64
+    library.ccl_look_up.argtypes, library.ccl_look_up.restype = [at, count, at, at, count, at], None
     for function, answer in ((library.ccl_translate, None), (library.ccl_find_new, ctypes.c_int64)):
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
         function.restype = answer
     piece, size = ctypes.POINTER(_Piece), ctypes.c_int64
-    library.ccl_copy_rows.argtypes = [ctypes.c_void_p, piece, *(ctypes.c_void_p,) * (3 + len(ROW_COLUMNS))]
+    library.ccl_copy_rows.argtypes = [ctypes.c_void_p, piece, *(ctypes.c_void_p,) * (5 + len(ROW_COLUMNS))]
     library.ccl_copy_rows.restype = None
     library.ccl_scan.argtypes = [ctypes.c_void_p, piece, stops, size]
     library.ccl_undo.argtypes, library.ccl_undo.restype = [ctypes.c_void_p, piece, piece], None
@@ -136,7 +142,23 @@ def load_library(path: Path) -> ctypes.CDLL | None:
 
 def open_scanner() -> PieceScanner | None:
     """Return a scanner for one file; None without the library, or if it is switched off."""
-    return PieceScanner() if os.environ.get(SWITCH, "") != "0" and load_library(library_path()) else None
+    return PieceScanner() if _library() else None
+
+
+def _library() -> ctypes.CDLL | None:
+    return load_library(library_path()) if os.environ.get(SWITCH, "") != "0" else None
+
+
+def look_up(edges: NDArray[np.int64], values: NDArray[np.int32], times: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return `values[np.searchsorted(edges, times, side="right")]`."""
+    library = _library()
+    if library is None:
+        return np.asarray(values[np.searchsorted(edges, times, side="right")])
+    found = np.empty(len(times), np.int32)
+    used = [np.ascontiguousarray(array) for array in (edges, values, times)]
+    place = [array.ctypes.data for array in (*used, found)]
+    library.ccl_look_up(place[0], len(edges), place[1], place[2], len(times), place[3])
+    return found
 
 
 class ScannedPiece:
@@ -316,9 +338,14 @@ class PieceScanner:
         """Return how many texts the table has."""
         return int(self._library.ccl_count(self._handle, table))
 
-    def copy_rows(self, maps: Sequence[NDArray[np.int32]], target: Mapping[str, NDArray[Any]]) -> None:
-        """Copy the rows of the piece that was taken; `maps` give names, threads, and the process of each thread."""
-        arrays = (*maps, *(target[name] for name in ROW_COLUMNS))
+    def copy_rows(
+        self, maps: Sequence[NDArray[np.int32]], host_rows: NDArray[np.int64], target: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Copy the rows of the piece that was taken, and count them by process and `HOST_KINDS`.
+
+        `maps`: the numbers of names and threads, and the process of each thread.
+        """
+        arrays: list[NDArray[Any]] = [_HOST_KIND_OF, *maps, host_rows, *(target[name] for name in ROW_COLUMNS)]
         places = (array.ctypes.data for array in arrays)
         self._library.ccl_copy_rows(self._handle, ctypes.byref(self._piece.raw), *places)
 

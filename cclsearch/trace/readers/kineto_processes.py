@@ -22,15 +22,17 @@ Dense = dict[str, Any]
 Sparse = dict[str, tuple[NDArray[np.int32], NDArray[Any]]]
 
 
-def split_processes(columns: Dense, process: NDArray[np.int16], pids: Sequence[Any]) -> list[NDArray[np.bool_]]:
+def split_processes(
+    columns: Dense, process: NDArray[np.int16], host_rows: NDArray[np.int64], pids: Sequence[Any]
+) -> list[NDArray[np.bool_]]:
     """Return a mask of rows for each process that is a rank; empty if the file has only one.
 
-    `process`: index into `pids` of each row. Rows of the host belong to their process, and rows of a device to the
-    process of that number, or to the one that launched them: a device row's `pid` is mostly the device's number. Rows
-    of neither (the profiler's own) belong to every process. Raises TraceError if two processes share a device's rows
-    and nothing tells whose they are.
+    `process`: index into `pids` of each row; `host_rows`: see `KinetoBuilder`. Rows of the host belong to their
+    process, and rows of a device to the process of that number, or to the one that launched them: a device row's `pid`
+    is mostly the device's number. Rows of neither (the profiler's own) belong to every process. Raises TraceError if
+    two processes share a device's rows and nothing tells whose they are.
     """
-    hosts = _host_processes(columns["kind"], process)
+    hosts = _host_processes(host_rows)
     if len(hosts) < 2:
         return []
     device_rows = rows_of_kinds(columns["kind"], DEVICE_WORK)
@@ -52,10 +54,9 @@ def split_processes(columns: Dense, process: NDArray[np.int16], pids: Sequence[A
     return [(owner == host) | (owner < 0) for host in hosts]
 
 
-def _host_processes(kind: NDArray[np.uint8], process: NDArray[np.int16]) -> list[int]:
+def _host_processes(host_rows: NDArray[np.int64]) -> list[int]:
     """Return the processes that ran operators or, without operators, those that called the runtime."""
-    for wanted in (Kind.CPU_OP, Kind.RUNTIME):
-        counts = np.bincount(process[kind == wanted])
+    for counts in (host_rows[:, 0], host_rows[:, 1]):
         if counts.any():
             return [int(number) for number in np.flatnonzero(counts >= MIN_SHARE * counts.max())]
     return []

@@ -68,7 +68,7 @@ class ScannedRows:
             rows.expect_rows(self._builder.reader.expected_in_all(count))
         first = rows.num_rows
         target = {**rows.extend(count), "process": self._builder.process.extend(count)}
-        self._scanner.copy_rows((names, threads, processes), target)
+        self._scanner.copy_rows((names, threads, processes), self._builder.host_rows, target)
         self._add_details(piece, np.int32(first))
         if len(piece.shaped_row):
             self._add_shapes(piece, np.int32(first))

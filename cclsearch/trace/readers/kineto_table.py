@@ -25,7 +25,7 @@ from cclsearch.trace.events import (
 )
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
-from cclsearch.trace.readers.columns import Interner, call_both, positive_int
+from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import read_grid, read_shape
 from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
@@ -38,6 +38,7 @@ from cclsearch.trace.readers.table_builder import (
     start_at_zero,
 )
 from cclsearch.trace.status import FileStatus
+from cclsearch.trace.threads import call_both
 
 Decoded = TypeVar("Decoded", LaunchShape, OpShape)
 
@@ -58,7 +59,7 @@ def build_tables(builder: KinetoBuilder, *, source: str, is_complete: bool) -> t
     memory = builder.memory_points()
     masks = []
     if len(builder.processes) > 1:
-        masks = split_processes(columns, builder.process.finish(), list(builder.processes))
+        masks = split_processes(columns, builder.process.finish(), builder.host_rows, list(builder.processes))
     if not masks:
         return (_build_table(builder, columns, sparse, memory, source=source, is_complete=is_complete),)
     parts = [take_rows(mask, columns, sparse) for mask in masks]

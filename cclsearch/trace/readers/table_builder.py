@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, DEVICE_WORK, SPARSE_COLUMNS, Kind, Step, rows_of_kinds
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
+from cclsearch.trace.readers.kineto_native import look_up
 
 MIN_MATCHED_SHARE = 0.95
 """If a smaller share of a step's kernel launches has its kernel in the trace, the window cuts the step."""
@@ -72,11 +73,13 @@ def match_launches(
     """Return the device rows; for each the runtime row with its correlation id or -1; the runtime rows with an id."""
     device_rows = rows_of_kinds(kind, DEVICE_WORK)
     runtime_rows = rows_of_kinds(kind, (Kind.RUNTIME,))
-    runtime_rows = runtime_rows[corr[runtime_rows] >= 0]
+    known = corr[runtime_rows]
+    has_id = known >= 0
+    if not has_id.all():
+        runtime_rows, known = runtime_rows[has_id], known[has_id]
     launch = np.full(len(device_rows), -1, np.int32)
     ids = corr[device_rows]
     if len(runtime_rows):
-        known = corr[runtime_rows]
         largest = int(known.max())
         if largest < 8 * len(kind) + 1_000_000:
             row_of_id = np.full(largest + 2, -1, np.int32)
@@ -102,7 +105,7 @@ def steps_at(steps: Sequence[Step], time_ns: NDArray[np.int64]) -> NDArray[np.in
     edges[1::2] = np.maximum(edges[1::2], edges[::2])
     step_of_place = np.full(len(edges) + 1, -1, np.int32)
     step_of_place[1::2] = np.arange(len(steps))
-    return step_of_place[np.searchsorted(edges, time_ns, side="right")]
+    return look_up(edges, step_of_place, time_ns)
 
 
 def attribute_steps(

@@ -24,7 +24,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 6 };
+enum { VERSION = 7 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -1274,6 +1274,28 @@ EXPORT void ccl_translate(const int32_t *map, const int32_t *numbers, int64_t co
     for (int64_t i = 0; i < count; i++) to[i] = map[numbers[i]];
 }
 
+/* Writes for each time the value whose number is that of the edges (sorted) up to it; neighbors mostly have the same. */
+EXPORT void ccl_look_up(const int64_t *edges, int64_t num_edges, const int32_t *values, const int64_t *times, int64_t count,
+    int32_t *to) {
+    int64_t low = INT64_MIN, high = num_edges ? edges[0] : INT64_MAX;
+    int32_t value = values[0];
+    for (int64_t i = 0; i < count; i++) {
+        int64_t time = times[i];
+        if (UNLIKELY(time < low || time >= high)) {
+            int64_t first = 0, last = num_edges; /* the number of edges up to the time is between these */
+            while (first < last) {
+                int64_t middle = (first + last) / 2;
+                if (edges[middle] <= time) first = middle + 1;
+                else last = middle;
+            }
+            low = first ? edges[first - 1] : INT64_MIN;
+            high = first < num_edges ? edges[first] : INT64_MAX;
+            value = values[first];
+        }
+        to[i] = value;
+    }
+}
+
 /* Finds the numbers whose entry of `map` is -1, in the order of first use; sets their entries to 0. Returns how many. */
 EXPORT int64_t ccl_find_new(int32_t *map, const int32_t *numbers, int64_t count, int32_t *found) {
     int64_t num_found = 0;
@@ -1285,10 +1307,13 @@ EXPORT int64_t ccl_find_new(int32_t *map, const int32_t *numbers, int64_t count,
     return num_found;
 }
 
+enum { HOST_KINDS = 3 };
+
 /* Copies the rows of a piece into columns of a table. The maps give the table's numbers of names and threads, and the
- * process of each of the piece's threads; a row on a device has its stream in place of a thread. */
-EXPORT void ccl_copy_rows(const Scanner *scanner, const Piece *piece, const int32_t *name_map, const int32_t *thread_map,
-    const int32_t *process_map, int64_t *ts_ns, int64_t *dur_ns, u8 *kind, int32_t *name, int16_t *device, int32_t *stream,
+ * process of each of the piece's threads; a row on a device has its stream in place of a thread. `hosts` counts the rows of
+ * each process by the kinds that `host_kinds` numbers. */
+EXPORT void ccl_copy_rows(const Scanner *scanner, const Piece *piece, const u8 *host_kinds, const int32_t *name_map, const int32_t *thread_map,
+    const int32_t *process_map, int64_t *hosts, int64_t *ts_ns, int64_t *dur_ns, u8 *kind, int32_t *name, int16_t *device, int32_t *stream,
     int32_t *corr, int16_t *process) {
     size_t count = (size_t)piece->rows;
     memcpy(ts_ns, piece->ts_ns, count * sizeof *ts_ns);
@@ -1299,7 +1324,9 @@ EXPORT void ccl_copy_rows(const Scanner *scanner, const Piece *piece, const int3
     for (size_t row = 0; row < count; row++) name[row] = name_map[piece->name[row]];
     for (size_t row = 0; row < count; row++) {
         int32_t thread = piece->thread[row];
-        process[row] = (int16_t)process_map[thread];
+        int32_t from = process_map[thread];
+        process[row] = (int16_t)from;
+        hosts[HOST_KINDS * from + host_kinds[piece->kind[row]]]++;
         stream[row] = scanner->on_device[piece->kind[row]] ? piece->stream[row] : thread_map[thread];
     }
 }
