@@ -138,3 +138,20 @@ def test_a_recording_says_why_it_cannot_grow(project: Path, monkeypatch: pytest.
 def test_extend_without_an_llm_is_refused_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-w", "tiny", "--extend", "any"]) == 2
     assert "--extend: no LLM is used" in capsys.readouterr().err
+
+
+def test_a_user_adds_a_knob_to_a_search_that_continues(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-w", "tiny", "-l", "simulate", "--budget", "2", "--name", "r", "--quiet"]) == 0
+    before = (project / "runs" / "r" / LEDGER_FILE).read_bytes()
+    for wrong in ("threads=2;rm", "ld_preload=x", "threads=0", "dtype=bf16", "threads=1"):
+        capsys.readouterr()
+        assert main(["resume", "r", "--budget", "5", "--extend-knob", wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert (project / "runs" / "r" / LEDGER_FILE).read_bytes() == before, "a refused growth leaves nothing behind"
+    command = ["resume", "r", "--budget", "5", "--extend-knob", "threads=2,4", "--extend-knob", "optimizer=fused"]
+    assert main([*command, "--quiet"]) == 0
+    run = load_run(project / "runs" / "r")
+    assert run.state.growth is not None
+    assert run.state.growth.choices == {"threads": (1, 2, 4), "optimizer": ("for_loop", "fused")}
+    assert len(run.state.trials) == 5
+    assert run.spec.space_size == 6 * 180

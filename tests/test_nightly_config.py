@@ -24,6 +24,13 @@ def utc(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
+def test_a_night_never_lets_an_llm_add_to_a_search_space() -> None:
+    with pytest.raises(UserError, match="extend"):
+        parse_nightly({"jobs": [{**JOB, "extend": "any"}]}, "nightly.yaml")
+    job = parse_nightly({"jobs": [{**JOB, "llm": "http://127.0.0.1:1/v1#m"}]}, "nightly.yaml").jobs[0]
+    assert "extend" not in make_request(job, budget=1).llm_options
+
+
 @pytest.mark.parametrize(
     ("now", "moment", "expected"),
     [

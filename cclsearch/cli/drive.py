@@ -26,6 +26,8 @@ from cclsearch.report.terminal import watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
+from cclsearch.search.grow import grow_space
+from cclsearch.search.growth import Wanted
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget, run_search
 from cclsearch.search.node_hours import keep_node_hours
@@ -42,12 +44,13 @@ def drive_search(
     max_node_hours: float | None = None,
     events: Sequence[LlmLimitsSet] = (),
     unknown: UnknownPolicy | None = None,
+    wanted: Wanted | None = None,
 ) -> int:
     """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error,
     3 if several configurations ended for the same reason and no trial was admitted.
 
     `events` record what the user changed for the rest of the search, such as limits on the LLM; `unknown` is what
-    becomes of trials that the ledger does not contain.
+    becomes of trials that the ledger does not contain; `wanted` is added to the search space first.
     """
     stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
@@ -64,6 +67,8 @@ def drive_search(
             )
             for event in events:
                 writer.record(event.at(time.time()))
+            if wanted:
+                session = grow_space(writer, session, wanted, why="asked for by `resume --extend-knob`")
             _search(writer, session, args)
             state = writer.state
     with explain_write_errors(folder, args.runs):

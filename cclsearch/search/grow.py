@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.launch.base import WorkloadUser
 from cclsearch.propose.events import NOT_ADDED, Note
+from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import grow_spec
 from cclsearch.run.spec import read_spec
@@ -31,6 +33,11 @@ def add_wanted(writer: RunWriter, session: Session) -> Session:
         text = one_line(f"what turn {turn.turn} asks for is not added: {error}", 500)
         writer.record(Note(topic=NOT_ADDED, text=text).at(session.now_s()))
         return session
+
+
+def check_growth(folder: Path, state: RunState, wanted: Wanted) -> None:
+    """Raise UserError if the search in that folder cannot have these values; nothing is recorded."""
+    plan_growth(read_spec(folder), state.growth, state.num_growths, wanted, level=Extend.LISTED)
 
 
 def grow_space(

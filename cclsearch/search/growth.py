@@ -81,7 +81,10 @@ def plan_growth(
     knobs = resolve_knobs(spec.card, framework, spec.knobs, spec.use_fewer)
     choices, neutral = dict(earlier.choices if earlier else {}), dict(earlier.neutral if earlier else {})
     openings, added = list_openings(original, knobs), {}
+    declared = {knob.name for knob in (*original.card.knobs, *original.knobs)}
     for name, values in wanted.items():
+        if name in declared:
+            raise UserError(f"the choices of {name} were given by the card, the profile or --knob, and stay so")
         environment = original.profile.environment
         opening = find_opening(name, openings, framework, knobs, level=level, environment=environment)
         known = next((knob.choices for knob in knobs if knob.name == opening.knob), ())
