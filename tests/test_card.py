@@ -229,7 +229,7 @@ def test_an_inference_card_loads() -> None:
     data = make_card(workload__model__phase="inference", workload__data__batch_size=None)
     data["workload"]["data"]["max-num-seqs"] = 128
     card = card_from_mapping(data, "i")
-    assert (card.phase, card.number("global_batch_size")) == (Phase.INFERENCE, 128)
+    assert (card.phase, card.number("batch_size")) == (Phase.INFERENCE, 128)
 
 
 def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips() -> None:

@@ -66,20 +66,6 @@ def test_show_prints_the_card_as_it_is_read(tmp_path: Path, capsys: Output) -> N
     assert main(["card", "show", card, card]) == 2
 
 
-@pytest.mark.parametrize("command", ["space", "predict", "run"])
-def test_an_inference_card_is_refused_as_such_before_any_field_is_asked_for(
-    command: str, tmp_path: Path, capsys: Output
-) -> None:
-    data = make_card("nobody-knows-me")
-    data["workload"]["model"]["phase"] = "serving"
-    del data["workload"]["hardware"]
-    card = write(tmp_path / "a.yaml", data)
-    assert main([command, "--workload", card]) == 2
-    err = capsys.readouterr().err
-    assert "is an inference workload (serving), which cannot be searched yet" in err
-    assert "--set" not in err
-
-
 def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path: Path, capsys: Output) -> None:
     card = write(tmp_path / "a.yaml", make_card())
     for command in ("space", "predict"):

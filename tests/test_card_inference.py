@@ -286,7 +286,7 @@ def test_lengths_of_requests_are_work_of_an_inference_card() -> None:
     data["workload"]["model"]["phase"] = "inference"
     data["workload"]["data"] = {"batch_size": 128, "input_len": 1024, "output_len": 128}
     card = load(data)
-    assert card.work == {"global_batch_size": 128, "seq_len": 1152, "input_len": 1024, "output_len": 128}
+    assert card.work == {"batch_size": 128, "seq_len": 1152, "input_len": 1024, "output_len": 128}
     assert source_of(card, "seq_len") == "input_len + output_len"
 
 

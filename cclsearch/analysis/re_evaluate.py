@@ -105,6 +105,7 @@ def _evaluate_again(
         return then if then.failure and was_judged else evaluate_failure(redact_failure(result), spec.provenance)
     payload = make_input(spec, trial)
     card = spec.card.for_trial(trial.config)
+    result = task_of(card).read_files(folder, result)
     trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     others = list_others(run.state, trial)

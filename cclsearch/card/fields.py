@@ -163,15 +163,15 @@ WORK_FIELDS = (
 )
 """The work of training."""
 OTHER_WORK_FIELDS = tuple(
-    CardField(name, FieldKind.COUNT, paths, maximum=1e8, is_informative=True, key=key)
-    for name, key, paths in (
-        ("batch_size", "global_batch_size", (*_BATCH, "workload.data.max_num_seqs")),
-        ("seq_len", "", (*_SEQUENCE, "workload.data.max_model_len")),
-        ("input_len", "", ("workload.data.input_len", "workload.data.input_length")),
-        ("output_len", "", ("workload.data.output_len", "workload.data.output_length")),
+    CardField(name, FieldKind.COUNT, paths, maximum=1e8, is_informative=True)
+    for name, paths in (
+        ("batch_size", (*_BATCH, "workload.data.max_num_seqs")),
+        ("seq_len", (*_SEQUENCE, "workload.data.max_model_len")),
+        ("input_len", ("workload.data.input_len", "workload.data.input_length")),
+        ("output_len", ("workload.data.output_len", "workload.data.output_length")),
     )
 )
-"""The work of a task that is not registered, as far as a card states it."""
+"""The work of inference, and of a task that is not registered, as far as a card states it."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
 COUNT_FIELDS = ("total_count", "count_per_node")

@@ -137,11 +137,6 @@ def load_card(
     field, and the settings that would fix them.
     """
     report = inspect_card(name, overlays, sets, given)
-    if report.values.get("phase") == Phase.INFERENCE and TASKS.find(report.task) is None:
-        raise UserError(
-            f"{report.where}: is an inference workload ({report.task}), which cannot be searched yet: only"
-            f" {', '.join(TASKS.names())} can. `ccl-search card check` and `ccl-search score TRACE --card` read it"
-        )
     return require_card(report, takes_profile=given is not None)
 
 

@@ -31,6 +31,7 @@ from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Space
+from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
@@ -57,6 +58,7 @@ def plan_search(request: SearchRequest) -> Plan:
         threads=request.threads,
     )
     objective = choose_objective(request.objective, request.constraints, task=requested_card.task)
+    objective = task_of(requested_card).constrain(requested_card, objective)
     workload = resolve_workload(request, requested_card, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request)
@@ -66,7 +68,7 @@ def plan_search(request: SearchRequest) -> Plan:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         engine_version=__version__,
         workload=request.workload,
-        card=workload.card,
+        card=task_of(workload.card).freeze(workload.card, objective),
         framework=workload.framework,
         objective=objective,
         profile=target.profile,

@@ -62,6 +62,7 @@ class TrialEvaluator:
         if collected.failure is not None:
             collected = collected.model_copy(update={"failure": redact_failure(collected.failure)})
         spec, card = self._spec, self._spec.card.for_trial(payload.config)
+        collected = task_of(card).read_files(folder, collected)
         trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
         evidence = Evidence(payload, collected, card, spec.provenance, trace)
         evidence = replace(evidence, attempt=close_window(trial), others=list_others(state, trial))

@@ -196,6 +196,8 @@ class Framework(Model):
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, source: ..., ...parameters}`, in addition to those of the card's task; an entry
     for a rule of the task gives it parameters and a source."""
+    tasks: tuple[str, ...] = ()
+    """The tasks that the run script does; any if it is empty."""
     source: str = ""
     """Source of the rules: documentation and version."""
     path: Path | None = None
@@ -249,7 +251,12 @@ class Framework(Model):
         return folder / self.script
 
     def require_buildable(self, card: Card) -> None:
-        """Raises UserError that names the card's field if the run script cannot build the card's model."""
+        """Raises UserError that names the card's field if the run script cannot do its task or build its model."""
+        if self.tasks and card.task not in self.tasks:
+            raise UserError(
+                f"{card.name} cannot run under {self.name}: its task is {card.task}, and the run script does"
+                f" {', '.join(self.tasks)}: choose another with --framework"
+            )
         for name, way in self.cannot.items() if card.model else ():
             value = LIMITS[name].read(card.arch)
             if value is not None:
@@ -329,10 +336,8 @@ def choose_framework(card: Card, chosen: str | None = None) -> Framework:
     named = (
         f"the framework {one_line(card.framework, 60)!r}, for which there is no run script" if card.framework else ""
     )
-    raise UserError(
-        f"{card.name} names {named or 'no framework'}: choose one that can run it with --framework"
-        f" ({', '.join(able)}), or describe yours in {FOLDER}/NAME{SUFFIX}"
-    )
+    choose = f"choose one that can run it with --framework ({', '.join(able)}), or " if able else ""
+    raise UserError(f"{card.name} names {named or 'no framework'}: {choose}describe yours in {FOLDER}/NAME{SUFFIX}")
 
 
 def load_framework(name: str) -> Framework:

@@ -15,10 +15,11 @@ A plugin subclasses `Task`, sets its attributes, and registers one instance:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import CardField
-from cclsearch.card.model import Card
+from cclsearch.card.model import Card, StatedCard
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, Value
@@ -33,6 +34,7 @@ from cclsearch.score.outcome import Verdict
 from cclsearch.space.table import Space, count_ranks
 
 if TYPE_CHECKING:
+    from cclsearch.score.objective import Objective
     from cclsearch.stats.closed_form import Predictor
 
 
@@ -123,6 +125,18 @@ class Task:
         if PEAK_MEMORY in metrics:
             fields = {"peak_memory_bytes": (round(metrics[PEAK_MEMORY] * GIB),), **fields}
         return self.result(metrics={name: v for name, v in metrics.items() if name != PEAK_MEMORY}, **fields)
+
+    def constrain(self, card: StatedCard, objective: Objective) -> Objective:
+        """The objective of a search with what the card itself limits."""
+        return objective
+
+    def freeze(self, card: Card, objective: Objective) -> Card:
+        """The card that a search freezes: with what the objective says of its work; UserError if it cannot be done."""
+        return card
+
+    def read_files(self, folder: Path, result: TrialResult) -> TrialResult:
+        """The result with what else the run script left in the trial's folder."""
+        return result
 
     def find_failure(self, result: TrialResult) -> Failure | None:
         """Why a result that reports success cannot be evaluated; None if it can.

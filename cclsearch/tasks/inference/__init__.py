@@ -1,0 +1,1 @@
+"""The task `inference`: one batch of requests at a time."""

@@ -1,0 +1,68 @@
+"""The task `inference`: batches of requests, all sent at once, one batch after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.core.values import Config
+from cclsearch.launch.contract import TrialInput
+from cclsearch.plugins import TASKS
+from cclsearch.score.derive import derive_general, relative_spread
+from cclsearch.score.objective import Objective
+from cclsearch.tasks.serving.contract import Arrival, PlannedRequest, ServingEvidence
+from cclsearch.tasks.serving.measurements import BATCH_LATENCY, THROUGHPUT
+from cclsearch.tasks.serving.task import RequestTask, describe_limits
+from cclsearch.tasks.serving.workload import INFERENCE_FIELDS, read_limits, require_numbers
+
+BATCHES = 3
+"""Timed batches of a trial, unless the card states `repeats`."""
+
+
+class InferenceTask(RequestTask):
+    """Answers one batch of prompts of one length; the time of the batch is measured several times."""
+
+    name = "inference"
+    metrics = (*RequestTask.metrics, BATCH_LATENCY)
+    highlights = ("batch_latency_s", *RequestTask.highlights)
+    card_fields = INFERENCE_FIELDS
+    unit_of_work = "batch"
+
+    def freeze(self, card: Card, objective: Objective) -> Card:
+        require_numbers(card, "batch_size", "input_len", "output_len")
+        return super().freeze(card, objective)
+
+    def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
+        work = card.work
+        asked = PlannedRequest(input_tokens=card.number("input_len"), output_tokens=card.number("output_len"))
+        own = {
+            "requests": (asked,) * card.number("batch_size") if is_measured else (),
+            "arrival": Arrival.CLOSED,
+            "concurrency": card.number("batch_size"),
+            "repeats": work.as_int("repeats", BATCHES),
+            "warmup_requests": card.number("batch_size"),
+            "shared_prefix_tokens": work.as_int("shared_prefix_tokens", 0),
+            "limits": read_limits(work),
+        }
+        return super().make_input(card, config, is_measured=is_measured, **own, **fields)
+
+    def measure(self, evidence: ServingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
+        """The medians over the batches: each batch is a measurement of the same work."""
+        loads = [metrics for metrics in self.measure_loads(evidence) if THROUGHPUT in metrics]
+        if not loads:
+            return derive_general(evidence), None
+        shared = [name for name in loads[0] if all(name in metrics for metrics in loads)]
+        medians = {name: float(np.median([metrics[name] for metrics in loads])) for name in shared}
+        return derive_general(evidence) | medians, relative_spread([metrics[THROUGHPUT] for metrics in loads])
+
+    def describe_work(self, card: Card) -> str:
+        """The batch: `batch of 128, 1024 tokens in and 128 out`."""
+        work = card.work
+        batch, given, asked = (work.get(name, "?") for name in ("batch_size", "input_len", "output_len"))
+        batch = f"batch of {batch}, {given} tokens in and {asked} out"
+        return ", ".join([batch, *describe_limits(work)])
+
+
+TASKS.register("inference")(InferenceTask())

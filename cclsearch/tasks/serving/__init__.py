@@ -1,0 +1,1 @@
+"""The task `serving`: requests that arrive over time; the task `inference` shares its parts."""

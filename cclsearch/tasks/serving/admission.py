@@ -1,0 +1,175 @@
+"""The admission gate of serving and inference: whether the server did the work that was asked, under the load asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cclsearch.card.arch import count_parameters
+from cclsearch.core.text import count_of, one_line
+from cclsearch.score import admission as general
+from cclsearch.score.outcome import Verdict
+from cclsearch.tasks.serving.contract import Arrival, RequestRecord, ServingEvidence
+
+PARAMETERS_OFF = 0.02
+"""Relative difference between the parameters that were built and those of the card's model."""
+WINDOW_OFF = 0.05
+"""Relative difference between a load's duration in the log and by the other clock, and at least `WINDOW_OFF_S`."""
+WINDOW_OFF_S = 0.05
+LATE = 0.05
+"""Share of the requests of an open loop that may be sent later than `LATE_S` after their arrival."""
+LATE_S = 0.1
+WORK_RULES = frozenset({"world_size", "requests", "model", "warm_up", "asked_load"})
+"""Rules whose violation means that other work was done than asked."""
+
+
+def _verdict(rule: str, wrong: str, detail: str) -> Verdict:
+    return Verdict(rule=rule, ok=not wrong, detail=wrong or detail)
+
+
+def _skip(rule: str, evidence: ServingEvidence) -> Verdict:
+    return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: no request was sent here")
+
+
+def list_loads(evidence: ServingEvidence) -> list[list[RequestRecord]]:
+    """The measured requests of each load."""
+    found: list[list[RequestRecord]] = [[] for _ in evidence.result.loads]
+    for record in evidence.result.requests:
+        if not record.is_warm_up:
+            found[record.load].append(record)
+    return found
+
+
+def check_requests(evidence: ServingEvidence) -> Verdict:
+    """Whether every request of every load was sent once, as long as asked, and answered with the tokens asked."""
+    if not evidence.is_measured:
+        return _skip("requests", evidence)
+    wrong = next(_find_wrong(evidence), "")
+    total = sum(map(len, list_loads(evidence)))
+    return _verdict("requests", wrong, f"{total} requests answered, each with the tokens asked")
+
+
+def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
+    planned = evidence.payload.requests
+    if not evidence.result.loads:
+        yield "no load was measured"
+    for number, records in enumerate(list_loads(evidence)):
+        of = f"load {number + 1}: "
+        if sorted(record.number for record in records) != list(range(len(planned))):
+            yield f"{of}{len(records)} requests were logged; each of the {len(planned)} must be once"
+            return
+        failed = [record for record in records if record.error]
+        if failed:
+            why = one_line(failed[0].error, 120)
+            yield f"{of}{len(failed)} of {len(records)} requests failed, the first with: {why}"
+        for record in records:
+            asked = planned[record.number]
+            for what, got, want in (
+                ("prompt", record.input_tokens, asked.input_tokens),
+                ("answer", record.output_tokens, asked.output_tokens),
+            ):
+                if got != want:
+                    yield f"{of}the {what} of request {record.number} has {count_of(got, 'token')}; {want} were asked"
+
+
+def check_asked_load(evidence: ServingEvidence) -> Verdict:
+    """Whether requests came as asked: so many at once and no more, or at their times."""
+    rule, payload = "asked_load", evidence.payload
+    if not evidence.is_measured:
+        return _skip(rule, evidence)
+    wrong, said = "", ""
+    for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
+        if payload.arrival is Arrival.CLOSED:
+            want = min(load.concurrency or 0, len(records))
+            most = payload.max_concurrency or payload.concurrency or 0
+            got, said = count_at_once(records), f"up to {want} requests at once, as asked"
+            if load.concurrency is None or load.concurrency not in range(
+                1 if payload.max_concurrency else most, most + 1
+            ):
+                wrong = wrong or f"load {number} has a concurrency of {load.concurrency}; {most} was asked"
+            elif got != want:
+                wrong = wrong or f"load {number}: at most {got} requests ran at once; {want} were asked"
+        else:
+            said = "requests were sent at their times"
+            wrong = wrong or _find_late(evidence, number, records)
+    return _verdict(rule, wrong, said)
+
+
+def _find_late(evidence: ServingEvidence, number: int, records: list[RequestRecord]) -> str:
+    planned = evidence.payload.requests
+    moved = [r for r in records if r.number < len(planned) and abs(r.arrival_s - planned[r.number].arrival_s) > 1e-3]
+    if moved:
+        return f"load {number}: request {moved[0].number} is logged with another arrival than asked"
+    late = sum(record.sent_s - record.arrival_s > LATE_S for record in records)
+    if late <= LATE * len(records):
+        return ""
+    return (
+        f"load {number}: {late} of {len(records)} requests were sent more than {LATE_S:g} s late: the load generator"
+        " could not keep up"
+    )
+
+
+def count_at_once(records: list[RequestRecord]) -> int:
+    """The greatest number of requests that ran at one moment; one that ends as another is sent is not counted twice."""
+    moments = sorted([(r.sent_s, 1) for r in records] + [(r.end_s, -1) for r in records], key=lambda m: (m[0], m[1]))
+    now = most = 0
+    for _, step in moments:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def check_warm_up(evidence: ServingEvidence) -> Verdict:
+    """Whether requests ran before the measured ones, apart from them."""
+    if not evidence.is_measured:
+        return _skip("warm_up", evidence)
+    got = sum(record.is_warm_up and not record.error for record in evidence.result.requests)
+    want = evidence.payload.warmup_requests
+    wrong = "" if got >= want else f"{got} requests warmed up; at least {want} are required before the measured ones"
+    return _verdict("warm_up", wrong, f"{got} requests before the measured ones")
+
+
+def check_window(evidence: ServingEvidence) -> Verdict:
+    """Whether the log's times agree with another clock."""
+    rule, known = "window", False
+    for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
+        if not evidence.is_measured or load.window_s is None or not records:
+            continue
+        known = True
+        logged_s = max(r.end_s for r in records) - min(r.arrival_s for r in records)
+        if abs(logged_s - load.window_s) > max(WINDOW_OFF * load.window_s, WINDOW_OFF_S):
+            wrong = f"load {number} took {load.window_s:.3g} s by the clock, but {logged_s:.3g} s in the log"
+            return Verdict(rule=rule, ok=False, detail=wrong)
+    if not known:
+        return Verdict(rule=rule, ok=None, detail="no other clock was read")
+    return Verdict(rule=rule, ok=True, detail="the log's times agree with another clock")
+
+
+def check_model(evidence: ServingEvidence) -> Verdict:
+    """Whether the card's model was served in the precision asked."""
+    if not evidence.is_measured:
+        return _skip("model", evidence)
+    result, want = evidence.result, count_parameters(evidence.card.arch)
+    wrong = []
+    if result.num_params is None:
+        wrong.append("the run script did not declare num_params")
+    elif abs(result.num_params - want) > PARAMETERS_OFF * want:
+        wrong.append(f"{result.num_params:,} parameters, but {want:,} in the card's model")
+    if result.precision != evidence.payload.precision:
+        wrong.append(f"served in {result.precision or 'no stated precision'}, asked was {evidence.payload.precision}")
+    return _verdict("model", "; ".join(wrong), f"{want:,} parameters in {evidence.payload.precision}")
+
+
+ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (
+    general.check_provenance,
+    check_requests,
+    check_model,
+    general.check_world_size,
+    check_warm_up,
+    check_asked_load,
+    check_window,
+    general.check_devices,
+    general.check_load,
+    general.check_unedited,
+)
+"""The rules of the gate, in display order."""

@@ -1,0 +1,121 @@
+"""What a run script of serving or inference is given, and what it reports, beyond what every task has."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StrictBool
+
+from cclsearch.card.model import ModelArch
+from cclsearch.core.figures import Count, Number, PositiveCount, Seconds
+from cclsearch.core.values import Model, Value
+from cclsearch.launch.contract import TrialInput, TrialResult
+from cclsearch.score.evidence import EvidenceOf
+
+REQUEST_LOG = "requests.jsonl"
+"""The log of the requests, beside `result.json`: one `RequestRecord` per line."""
+Moment = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
+"""Seconds since the start of a load, by the load generator's clock."""
+
+
+class Arrival(StrEnum):
+    """When requests arrive."""
+
+    CLOSED = "closed"
+    """A number of clients, each of which sends its next request when it has the answer to the last."""
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    """With a burstiness: the coefficient of variation of the intervals."""
+    TRACE = "trace"
+    """At the times of a request trace."""
+
+
+class PlannedRequest(Model):
+    """One request of a load: when it arrives, how long its prompt is, and how many tokens it asks for."""
+
+    arrival_s: Moment = 0.0
+    """0 in a closed loop."""
+    input_tokens: PositiveCount
+    output_tokens: PositiveCount
+
+
+class ServingInput(TrialInput):
+    """`config.json` of serving and inference."""
+
+    arch: ModelArch
+    work: dict[str, Value] = Field(default={}, exclude=True)
+    """Not written: what a script needs of it has fields of its own."""
+    requests: tuple[PlannedRequest, ...]
+    """The measured requests of a load, in the order in which they arrive; every load has the same."""
+    arrival: Arrival
+    concurrency: PositiveCount | None = None
+    """Clients of a closed loop."""
+    max_concurrency: PositiveCount | None = None
+    """The script finds the largest concurrency up to this one that keeps the limits."""
+    repeats: PositiveCount = 1
+    """How often a load is measured."""
+    warmup_requests: PositiveCount = 1
+    """Requests before the measured ones of the first load; they are logged as warm-up."""
+    shared_prefix_tokens: Count = 0
+    """First tokens that all prompts have in common."""
+    limits: dict[str, tuple[Number | None, Number | None]] = {}
+    """Metric of a load -> its least and greatest value."""
+
+
+class RequestRecord(Model):
+    """One line of the request log. Times are in seconds since the start of its load."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    load: Count = 0
+    """Number of the load in `result.json`, from 0."""
+    number: Count
+    """Number of the request in `config.json`, from 0."""
+    is_warm_up: StrictBool = False
+    arrival_s: Moment
+    """When it should have been sent; in a closed loop, when it was sent."""
+    sent_s: Moment
+    token_times_s: tuple[Moment, ...] = ()
+    """When each token arrived; only the first and the last if the script counts the others."""
+    end_s: Moment
+    """When the answer was complete, or the request failed."""
+    input_tokens: Count
+    """Tokens of the prompt that was sent."""
+    output_tokens: Count
+    """Tokens of the answer, as counted by the load generator."""
+    error: str = ""
+    """Why it failed; empty if it was answered."""
+
+
+class MeasuredLoad(Model):
+    """One load of a trial: what was asked of the server, and what the engine itself reports."""
+
+    concurrency: PositiveCount | None = None
+    request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Requests per second that were asked."""
+    window_s: Seconds | None = None
+    """Seconds from the first arrival to the last end, by a clock other than the log's."""
+    metrics: dict[Annotated[str, Field(max_length=200)], Number] = Field(default={}, max_length=1000)
+    """What the log does not show, such as `preemptions`; of a recorded load, everything that is known."""
+
+
+class ServingResult(TrialResult):
+    """`result.json` of serving and inference; the metrics are computed from the request log beside it."""
+
+    num_params: PositiveCount | None = None
+    """Parameters of the whole model as built."""
+    precision: str | None = None
+    """What the matrix multiplications were computed in."""
+    loads: tuple[MeasuredLoad, ...] = ()
+    """The loads that were measured, in order."""
+    request_log_sha256: str | None = None
+    """SHA-256 of the request log."""
+    requests: tuple[RequestRecord, ...] = Field(default=(), exclude=True)
+    """The request log, which the engine reads."""
+    log_problem: str = Field(default="", exclude=True)
+    """What is wrong with the log; empty if nothing is."""
+
+
+ServingEvidence = EvidenceOf[ServingInput, ServingResult]

@@ -1,0 +1,168 @@
+"""Metrics of serving and inference, computed from the request log; `docs/serving.md` defines each of them.
+
+Percentiles interpolate linearly between the two nearest values (type 7 of Hyndman and Fan, numpy's default).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, SIZE, result_metric
+from cclsearch.tasks.serving.contract import RequestRecord
+
+_LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
+_NO_REQUESTS = "no request was measured, or the source does not state it"
+LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "time between tokens",
+    "e2e": "time of a request",
+}
+STATISTICS = {"mean": "mean", "p50": "median", "p90": "90th percentile", "p99": "99th percentile"}
+THROUGHPUT = "output_tokens_per_s_per_accelerator"
+"""The primary metric of both tasks."""
+
+LATENCY_METRICS = tuple(
+    result_metric(f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}")
+    if name != "itl"
+    else result_metric(f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}", is_positive=False)
+    for name, words in LATENCIES.items()
+    for statistic, of in STATISTICS.items()
+)
+LOAD_METRICS: tuple[MetricInfo, ...] = (
+    result_metric(
+        THROUGHPUT, "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s per accelerator",
+        heading="tokens/s per accel.",
+    ),
+    result_metric("output_tokens_per_s", "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s"),
+    result_metric("total_tokens_per_s", "tokens/s", _HIGH, _NO_REQUESTS, label="tokens/s, prompts included"),
+    result_metric("output_tokens_per_s_per_user", "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s per user"),
+    result_metric("requests_per_s", "requests/s", _HIGH, _NO_REQUESTS, label="requests/s"),
+    result_metric(
+        "goodput_requests_per_s", "requests/s", _HIGH, _NO_REQUESTS, label="requests/s within the limits",
+        is_positive=False,
+    ),
+    result_metric(
+        "accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_REQUESTS,
+        label="accelerator time per output token",
+    ),
+    *LATENCY_METRICS,
+    result_metric("concurrency", "requests", _HIGH, "the load has no fixed concurrency", label="concurrency"),
+    result_metric(
+        "kv_cache_use_peak", "fraction", _LOW, "the server reports no use of its KV cache", label="peak KV cache use",
+        is_positive=False,
+    ),
+    result_metric(
+        "preemptions", "requests", _LOW, "the server reports no preemptions", label="preempted requests",
+        is_positive=False,
+    ),
+)  # fmt: skip
+BATCH_LATENCY = result_metric("batch_latency_s", "s", _LOW, _NO_REQUESTS, label="time of a batch", short="batch")
+GENERAL = (SIZE, MEMORY, HEADROOM, ENERGY)
+LIMITED = frozenset(metric.name for metric in (*LOAD_METRICS, BATCH_LATENCY))
+"""The metrics of a load, which a limit may bound."""
+Bounds = tuple[float | None, float | None]
+"""The least and the greatest value."""
+
+
+def measure_load(
+    records: Sequence[RequestRecord], num_accelerators: float, limits: Mapping[str, Bounds]
+) -> dict[str, float]:
+    """The metrics of the measured requests of one load; only of those that were answered, and none if none was."""
+    answered = [r for r in records if not r.is_warm_up and not r.error and r.output_tokens and r.token_times_s]
+    if not answered:
+        return {}
+    window_s = max(r.end_s for r in answered) - min(r.arrival_s for r in answered)
+    if window_s <= 0:
+        return {}
+    output = sum(r.output_tokens for r in answered)
+    rate = output / window_s
+    latencies = find_latencies(answered)
+    metrics = {
+        THROUGHPUT: rate / num_accelerators,
+        "output_tokens_per_s": rate,
+        "total_tokens_per_s": (output + sum(r.input_tokens for r in answered)) / window_s,
+        "requests_per_s": len(answered) / window_s,
+        "goodput_requests_per_s": count_good(answered, limits) / window_s,
+        "accelerator_seconds_per_mtoken": num_accelerators / rate * 1e6,
+        "batch_latency_s": window_s,
+    }
+    for name, values in latencies.items():
+        if len(values):
+            metrics |= summarize(name, values)
+    if metrics.get("tpot_mean_s"):
+        metrics["output_tokens_per_s_per_user"] = 1 / metrics["tpot_mean_s"]
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def find_latencies(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
+    """Latency -> its values: of each request; for `itl`, of each pair of successive tokens whose times are known."""
+    found: dict[str, list[float]] = {name: [] for name in LATENCIES}
+    for record in answered:
+        times = record.token_times_s
+        found["ttft"].append(times[0] - record.arrival_s)
+        found["e2e"].append(record.end_s - record.arrival_s)
+        if record.output_tokens > 1:
+            found["tpot"].append(_find_tpot(record))
+        if len(times) == record.output_tokens:
+            found["itl"] += np.diff(times).tolist()
+    return found
+
+
+def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Mean and percentiles, by the names of their metrics."""
+    p50, p90, p99 = np.percentile(values, (50, 90, 99))
+    found = (float(np.mean(values)), float(p50), float(p90), float(p99))
+    return {f"{name}_{statistic}_s": value for statistic, value in zip(STATISTICS, found, strict=True)}
+
+
+def count_good(answered: Sequence[RequestRecord], limits: Mapping[str, Bounds]) -> int:
+    """How many requests keep each limit on a latency by themselves, whatever statistic the limit is on."""
+    most: dict[str, list[float]] = {name: [] for name in LATENCIES}
+    for metric, (_, at_most) in limits.items():
+        name = metric.split("_")[0]
+        if name in most and at_most is not None:
+            most[name].append(at_most)
+    return sum(
+        all(value <= min(most[name]) for name, value in _of_request(record).items() if most[name])
+        for record in answered
+    )
+
+
+def find_excess(metrics: Mapping[str, float], limits: Mapping[str, Bounds]) -> float:
+    """By how much a load breaks the limits, each relative to its bound; infinite if a limited metric is missing."""
+    total = 0.0
+    for metric, (least, most) in limits.items():
+        value = metrics.get(metric)
+        if value is None:
+            return math.inf
+        over = 0.0 if most is None else (value - most) / (abs(most) or 1.0)
+        under = 0.0 if least is None else (least - value) / (abs(least) or 1.0)
+        total += max(0.0, over, under)
+    return total
+
+
+def choose_load(loads: Sequence[Mapping[str, float]], limits: Mapping[str, Bounds]) -> int | None:
+    """The load whose metrics are the trial's: the one of most throughput that keeps the limits, else the one that
+    breaks them least; None without a load that was measured."""
+    measured = [n for n, metrics in enumerate(loads) if THROUGHPUT in metrics]
+    return min(measured, key=lambda n: (find_excess(loads[n], limits), -loads[n][THROUGHPUT]), default=None)
+
+
+def _of_request(record: RequestRecord) -> dict[str, float]:
+    times = record.token_times_s
+    gaps = np.diff(times) if len(times) == record.output_tokens else ()
+    return {
+        "ttft": times[0] - record.arrival_s,
+        "tpot": _find_tpot(record) if record.output_tokens > 1 else 0.0,
+        "itl": float(max(gaps, default=0.0)),
+        "e2e": record.end_s - record.arrival_s,
+    }
+
+
+def _find_tpot(record: RequestRecord) -> float:
+    return (record.token_times_s[-1] - record.token_times_s[0]) / (record.output_tokens - 1)

@@ -1,0 +1,170 @@
+"""The tasks `serving` (requests that arrive over time) and, on the same parts, what `inference` has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cclsearch.card.model import Card, StatedCard
+from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
+from cclsearch.plugins import TASKS
+from cclsearch.score.derive import derive_general
+from cclsearch.score.objective import Objective
+from cclsearch.tasks.base import Task
+from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
+from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
+from cclsearch.tasks.serving.measurements import GENERAL, LIMITED, LOAD_METRICS, THROUGHPUT, choose_load, measure_load
+from cclsearch.tasks.serving.request_log import read_request_log
+from cclsearch.tasks.serving.workload import (
+    SERVING_FIELDS,
+    check_limits,
+    check_load,
+    constrain,
+    draw_requests,
+    find_arrival,
+    hash_trace,
+    limit_work,
+    read_limits,
+)
+
+
+class RequestTask(Task):
+    """What both tasks that answer requests have in common."""
+
+    metrics = (*LOAD_METRICS, *GENERAL)
+    primary = THROUGHPUT
+    highlights: tuple[str, ...] = ("ttft_p99_s", "ttft_mean_s", "tpot_mean_s", "concurrency", "peak_memory_gib")
+    efficiency = ("tpot_mean_s", "ttft_mean_s")
+    causes = ("tpot_mean_s", "ttft_mean_s")
+    compared = (
+        "output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_mean_s",
+        "itl_p99_s", "e2e_p99_s", "kv_cache_use_peak", "preemptions", "num_accelerators",
+    )  # fmt: skip
+    per_accelerator = ("num_accelerators", THROUGHPUT, "accelerator_seconds_per_mtoken")
+    tuned = "how a server of a large language model uses its accelerators"
+    unit_of_work = "load"
+    input = ServingInput
+    result = ServingResult
+    admission_rules = ADMISSION_RULES
+    work_rules = WORK_RULES
+    load_effects = frozenset({"asked_load"})
+
+    def constrain(self, card: StatedCard, objective: Objective) -> Objective:
+        return constrain(card, objective, {name: self.metric(name).unit for name in LIMITED})
+
+    def freeze(self, card: Card, objective: Objective) -> Card:
+        check_limits(card)
+        return card.model_copy(update={"work": limit_work(card.work, objective)})
+
+    def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
+        """As the base class; the metrics are those of one load, unless `loads` are given."""
+        general = {name: value for name, value in metrics.items() if name in (PEAK_MEMORY, NUM_ACCELERATORS)}
+        if fields["status"] is RunStatus.OK and "loads" not in fields and THROUGHPUT in metrics:
+            fields["loads"] = (MeasuredLoad(metrics={n: v for n, v in metrics.items() if n not in general}),)
+        if NUM_ACCELERATORS in general:
+            fields.setdefault("world_size", max(1, round(general.pop(NUM_ACCELERATORS))))
+        return super().make_result(card, general, **fields)
+
+    def read_files(self, folder: Path, result: TrialResult) -> TrialResult:
+        assert isinstance(result, ServingResult)
+        return read_request_log(folder, result)
+
+    def find_failure(self, result: TrialResult) -> Failure | None:
+        assert isinstance(result, ServingResult)
+        problem = result.log_problem
+        if not problem and not result.loads:
+            problem = "it reported no load"
+        if not problem:
+            return None
+        message = f"the run script reported success, but {problem}"
+        return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
+
+    def measure(self, evidence: ServingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
+        metrics, loads = derive_general(evidence), self.measure_loads(evidence)
+        best = choose_load(loads, read_limits(evidence.card.work))
+        return metrics | ({} if best is None else loads[best]), None
+
+    def measure_loads(self, evidence: ServingEvidence) -> list[dict[str, float]]:
+        """The metrics of each load: from the request log, or as recorded; never as a script states them itself."""
+        result, limits = evidence.result, read_limits(evidence.card.work)
+        accelerators = float(result.world_size or evidence.payload.num_ranks)
+        known, found = {metric.name for metric in self.metrics}, []
+        for number, load in enumerate(result.loads):
+            metrics = {name: value for name, value in load.metrics.items() if name in known}
+            if evidence.is_measured:
+                records = [record for record in result.requests if record.load == number]
+                measured = measure_load(records, accelerators, limits)
+                own = {name: value for name, value in metrics.items() if name in ("kv_cache_use_peak", "preemptions")}
+                metrics = {name: value for name, value in (own | measured).items() if name in known}
+            if load.concurrency is not None:
+                metrics["concurrency"] = float(load.concurrency)
+            found.append(metrics)
+        return found
+
+    def describe_primary(self) -> str:
+        return "output tokens per second and accelerator"
+
+
+class ServingTask(RequestTask):
+    """Serves a decoder-only transformer to clients; latency and throughput of a load are measured."""
+
+    name = "serving"
+    card_fields = SERVING_FIELDS
+
+    def freeze(self, card: Card, objective: Objective) -> Card:
+        check_load(card)
+        card = super().freeze(card, objective)
+        if find_arrival(card) is Arrival.TRACE:
+            draw_requests(card, 0)  # a wrong trace stops the search here
+            card = card.model_copy(update={"work": Config({**card.work, "request_trace_sha256": hash_trace(card)})})
+        return card
+
+    def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
+        work = card.work
+        requests = draw_requests(card, int(fields.get("seed", 0))) if is_measured else ()
+        own = {
+            "requests": requests,
+            "arrival": find_arrival(card),
+            "concurrency": work.get("concurrency"),
+            "max_concurrency": work.get("max_concurrency"),
+            "repeats": work.as_int("repeats"),
+            "warmup_requests": work.as_int("warmup_requests", 4),
+            "shared_prefix_tokens": work.as_int("shared_prefix_tokens", 0),
+            "limits": read_limits(work),
+        }
+        return super().make_input(card, config, is_measured=is_measured, **own, **fields)
+
+    def describe_work(self, card: Card) -> str:
+        """The load: `1024 tokens in and 128 out, 64 requests at once, ttft_p99_s <= 0.5`."""
+        work, arrival = card.work, find_arrival(card)
+        if arrival is Arrival.TRACE:
+            load = f"the request trace {work['request_trace']}"
+        elif arrival is Arrival.CLOSED:
+            load = (
+                f"{work['concurrency']} requests at once"
+                if "concurrency" in work
+                else f"up to {work['max_concurrency']} requests at once"
+                if "max_concurrency" in work
+                else "requests at once as recorded"
+            )
+        else:
+            load = f"{work.get('request_rate', '?')} requests/s ({arrival.value})"
+        spread = "" if work.get("lengths", "fixed") == "fixed" else f" ({work['lengths']})"
+        lengths = f"{work.get('input_len', '?')} tokens in and {work.get('output_len', '?')} out{spread}"
+        return ", ".join([*([] if arrival is Arrival.TRACE else [lengths]), load, *describe_limits(work)])
+
+
+def describe_limits(work: Config) -> list[str]:
+    """The limits in a card's work, as users write constraints."""
+    return [
+        f"{metric} {sign} {bound:g}"
+        for metric, bounds in read_limits(work).items()
+        for sign, bound in zip((">=", "<="), bounds, strict=True)
+        if bound is not None
+    ]
+
+
+TASKS.register("serving")(ServingTask())

@@ -1,0 +1,283 @@
+"""The work of serving and inference: fields of a card, and the requests that they describe, equal in every trial."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from cclsearch.card.fields import OTHER_WORK_FIELDS, CardField, FieldKind
+from cclsearch.card.model import StatedCard
+from cclsearch.core.content import find_content
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.values import Config
+from cclsearch.score.objective import Constraint, Objective
+from cclsearch.tasks.serving.contract import Arrival, PlannedRequest
+from cclsearch.tasks.serving.measurements import LATENCY_METRICS, LIMITED, Bounds
+
+MAX_REQUESTS = 20_000
+LENGTHS = ("fixed", "uniform", "lognormal")
+_AT_MOST, _AT_LEAST = "at_most.", "at_least."
+_LIMITS = "workload.limits."
+TRACE_COLUMNS = (
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+    ("Timestamp", "Request tokens", "Response tokens"),
+)
+"""Arrival, prompt and answer in the traces of Azure (AzurePublicDataset) and of BurstGPT."""
+
+
+def _data(name: str, kind: FieldKind, maximum: float = 1e8) -> CardField:
+    return CardField(name, kind, (f"workload.data.{name}",), maximum=maximum)
+
+
+LIMIT_FIELDS = (
+    *(
+        CardField(m.name, FieldKind.NUMBER, (f"{_LIMITS}{m.name}",), maximum=1e9, key=_AT_MOST + m.name)
+        for m in LATENCY_METRICS
+    ),
+    *(
+        CardField(name, FieldKind.NUMBER, (f"{_LIMITS}{name}",), maximum=1e12, key=_AT_LEAST + name)
+        for name in ("requests_per_s", "output_tokens_per_s_per_user")
+    ),
+)
+"""Latencies are limited from above, rates from below."""
+_PRIVATE = (
+    _data("repeats", FieldKind.COUNT, maximum=1000),
+    _data("shared_prefix_tokens", FieldKind.COUNT0),
+    *LIMIT_FIELDS,
+)
+INFERENCE_FIELDS = (*OTHER_WORK_FIELDS, *_PRIVATE)
+"""One batch of prompts of one length: `batch_size`, `input_len`, `output_len`."""
+SERVING_FIELDS = (
+    *OTHER_WORK_FIELDS,
+    _data("arrival", FieldKind.TEXT),
+    _data("concurrency", FieldKind.COUNT, maximum=MAX_REQUESTS),
+    _data("max_concurrency", FieldKind.COUNT, maximum=MAX_REQUESTS),
+    _data("request_rate", FieldKind.NUMBER, maximum=1e6),
+    _data("burstiness", FieldKind.NUMBER, maximum=100),
+    _data("lengths", FieldKind.TEXT),
+    _data("length_spread", FieldKind.NUMBER, maximum=10),
+    _data("num_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
+    _data("warmup_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
+    _data("request_trace", FieldKind.TEXT),
+    *_PRIVATE,
+)
+"""A load: arrivals, lengths, number of requests, limits."""
+
+
+def read_limits(work: Config) -> dict[str, Bounds]:
+    """The limits in a card's work: metric -> its least and greatest value."""
+    limits: dict[str, Bounds] = {}
+    for key, value in work.items():
+        for start, place in ((_AT_LEAST, 0), (_AT_MOST, 1)):
+            if key.startswith(start):
+                bounds = list(limits.get(key.removeprefix(start), (None, None)))
+                bounds[place] = float(value)
+                limits[key.removeprefix(start)] = (bounds[0], bounds[1])
+    return limits
+
+
+def constrain(card: StatedCard, objective: Objective, units: dict[str, str | None]) -> Objective:
+    """The objective with the card's limits as constraints, unless it bounds a metric as tightly itself."""
+    bounded = read_limits(limit_work(Config(), objective))
+    added = []
+    for metric, (least, most) in read_limits(card.work).items():
+        low, high = bounded.get(metric, (None, None))
+        least = None if least is None or (low is not None and low >= least) else least
+        most = None if most is None or (high is not None and high <= most) else most
+        if least is not None or most is not None:
+            missing = "the card limits it, and the load was not measured"
+            added.append(Constraint(metric=metric, at_least=least, at_most=most, unit=units[metric], missing=missing))
+    return objective.model_copy(update={"constraints": (*objective.constraints, *added)}) if added else objective
+
+
+def limit_work(work: Config, objective: Objective) -> Config:
+    """The work with the objective's constraints on metrics of a load as limits, the tighter of two."""
+    values = dict(work)
+    for constraint in objective.constraints:
+        if constraint.metric not in LIMITED:
+            continue
+        for start, bound, tighter in ((_AT_LEAST, constraint.at_least, max), (_AT_MOST, constraint.at_most, min)):
+            if bound is not None:
+                key = start + constraint.metric
+                values[key] = tighter(float(values.get(key, bound)), bound)
+    return Config(values)
+
+
+def check_limits(card: StatedCard) -> None:
+    """Raise UserError for an unknown limit, which would be ignored."""
+    known = [field.name for field in LIMIT_FIELDS]
+    for path in card.template:
+        name = path.removeprefix(_LIMITS)
+        if name != path and name not in known:
+            raise UserError(
+                f"{card.name}: {_LIMITS}{one_line(name, 60)} is not a limit{guess_name(name, known)}; a card limits"
+                f" {', '.join(known)} (others: --constraint)"
+            )
+
+
+def require_numbers(card: StatedCard, *names: str) -> None:
+    """Raise UserError that names what the card's work lacks."""
+    missing = [name for name in names if name not in card.work]
+    if missing:
+        remedy = " ".join(f"--set {name}=N" for name in missing)
+        raise UserError(f"{card.name}: workload.data has no {', '.join(missing)}: give {remedy}")
+
+
+def check_load(card: StatedCard) -> None:
+    """Raise UserError, in one line, if the card's work does not describe a load."""
+    work, arrival = card.work, find_arrival(card)
+    if arrival is not Arrival.TRACE:
+        require_numbers(card, "input_len", "output_len")
+
+    def refuse(problem: str) -> None:
+        raise UserError(f"{card.name}: {problem}")
+
+    if work.get("lengths", "fixed") not in LENGTHS:
+        refuse(f"workload.data.lengths must be one of {', '.join(LENGTHS)}, not {one_line(str(work['lengths']), 40)!r}")
+    if arrival is Arrival.CLOSED:
+        if ("concurrency" in work) == ("max_concurrency" in work):
+            refuse(
+                "a closed loop has either a concurrency or a max_concurrency, up to which the largest that keeps the"
+                " limits is found: --set concurrency=N or --set max_concurrency=N"
+            )
+    elif arrival is not Arrival.TRACE and "request_rate" not in work:
+        refuse(f"requests that arrive {arrival.value} need a rate: --set request_rate=N (requests per second)")
+    if arrival is not Arrival.CLOSED and ("concurrency" in work or "max_concurrency" in work):
+        refuse(f"requests that arrive {arrival.value} have a rate, and no concurrency: leave one of the two out")
+    if arrival is Arrival.TRACE and "request_trace" not in work:
+        refuse("arrival is trace, but no request_trace is named: --set request_trace=FILE")
+    if int(work.get("shared_prefix_tokens", 0)) >= int(work.get("input_len", 1)):
+        refuse("shared_prefix_tokens must be fewer than input_len: each prompt ends with tokens of its own")
+
+
+def find_arrival(card: StatedCard) -> Arrival:
+    """How requests arrive: as the card says, else by what it states."""
+    work = card.work
+    stated = str(work.get("arrival", "")).lower()
+    if stated and stated not in set(Arrival):
+        raise UserError(
+            f"{card.name}: workload.data.arrival must be one of {', '.join(Arrival)}, not {one_line(stated, 40)!r}"
+        )
+    if stated:
+        return Arrival(stated)
+    if "request_trace" in work:
+        return Arrival.TRACE
+    return Arrival.POISSON if "request_rate" in work else Arrival.CLOSED
+
+
+def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
+    """The requests of a load: from the card's numbers and the seed only."""
+    work, arrival = card.work, find_arrival(card)
+    if arrival is Arrival.TRACE:
+        return read_request_trace(card)
+    concurrency = int(work.get("concurrency", work.get("max_concurrency", 1)))
+    number = int(work.get("num_requests", min(MAX_REQUESTS, max(4 * concurrency, 32))))
+    rng = np.random.default_rng([seed, 20])
+    lengths = [_draw_lengths(rng, work, int(work[name]), number) for name in ("input_len", "output_len")]
+    intervals = np.zeros(number)
+    if arrival is not Arrival.CLOSED:
+        mean_s = 1 / float(work["request_rate"])
+        shape = {Arrival.POISSON: 1.0, Arrival.GAMMA: float(work.get("burstiness", 1.0)) ** -2}.get(arrival)
+        intervals = np.full(number, mean_s) if shape is None else rng.gamma(shape, mean_s / shape, number)
+        intervals[0] = 0.0
+    return tuple(
+        PlannedRequest(arrival_s=round(float(when), 6), input_tokens=int(given), output_tokens=int(asked))
+        for when, given, asked in zip(np.cumsum(intervals), *lengths, strict=True)
+    )
+
+
+def _draw_lengths(rng: np.random.Generator, work: Config, mean: int, number: int) -> np.ndarray:
+    """Lengths of that mean: all equal, or of a coefficient of variation `length_spread`, at most 4 times the mean."""
+    kind, spread = work.get("lengths", "fixed"), float(work.get("length_spread", 0.5))
+    if kind == "fixed":
+        return np.full(number, mean)
+    if kind == "uniform":
+        width = math.sqrt(3) * min(spread, 1 / math.sqrt(3))
+        drawn = rng.uniform(1 - width, 1 + width, number)
+    else:
+        sigma = math.sqrt(math.log1p(spread**2))
+        drawn = rng.lognormal(-(sigma**2) / 2, sigma, number)
+    least = int(work.get("shared_prefix_tokens", 0)) + 1
+    return np.clip(np.rint(drawn * mean), min(least, mean), 4 * mean).astype(int)
+
+
+def locate_trace(card: StatedCard) -> Path:
+    """The file of a card's request trace; raises UserError if there is none."""
+    return find_content("workloads", str(card.work["request_trace"]), ".csv")
+
+
+def hash_trace(card: StatedCard) -> str:
+    """The SHA-256 of a card's request trace."""
+    return hashlib.sha256(locate_trace(card).read_bytes()).hexdigest()
+
+
+def read_request_trace(card: StatedCard) -> tuple[PlannedRequest, ...]:
+    """The first `num_requests` of a request trace in the format of Azure or of BurstGPT.
+
+    Requests without an answer, which BurstGPT logs with 0 response tokens, are left out. Raises UserError that names
+    file, row and column.
+    """
+    path = locate_trace(card)
+    frozen = card.work.get("request_trace_sha256")
+    if frozen is not None and hash_trace(card) != frozen:
+        raise UserError(f"{path}: the request trace has changed since the search began")
+    most = int(card.work.get("num_requests", MAX_REQUESTS))
+    found: list[PlannedRequest] = []
+    first_s = before_s = -math.inf
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            reader = csv.DictReader(lines)
+            names = next((c for c in TRACE_COLUMNS if set(c) <= set(reader.fieldnames or ())), None)
+            if names is None:
+                wanted = " or ".join(", ".join(map(repr, columns)) for columns in TRACE_COLUMNS)
+                has = ", ".join(map(repr, reader.fieldnames or ())) or "nothing"
+                raise UserError(f"{path}: a request trace needs the columns {wanted}; it has {one_line(has, 200)}")
+            for row, cells in enumerate(reader, start=2):
+                if len(found) == most:
+                    break
+                where = f"{path} row {row}"
+                when_s = _read_time(cells[names[0]], f"{where}: {names[0]}")
+                given, asked = (_read_tokens(cells[name], f"{where}: {name}") for name in names[1:])
+                if when_s < before_s:
+                    raise UserError(f"{where}: {names[0]} must not be before that of the row above: sort the trace")
+                before_s = when_s
+                if given and asked:
+                    first_s = when_s if first_s == -math.inf else first_s
+                    arrival_s = round(when_s - first_s, 6)
+                    found.append(PlannedRequest(arrival_s=arrival_s, input_tokens=given, output_tokens=asked))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: must be a CSV table in UTF-8; {one_line(str(error), 200)}") from error
+    if not found:
+        raise UserError(f"{path}: a request trace needs at least one request with tokens in and out; there is none")
+    return tuple(found)
+
+
+def _read_time(cell: str | None, where: str) -> float:
+    text = (cell or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        try:
+            value = datetime.fromisoformat(text[:26]).timestamp()
+        except ValueError:
+            raise UserError(f"{where}: must be seconds or a date with a time, not {one_line(text, 40)!r}") from None
+    if not math.isfinite(value) or value < 0:
+        raise UserError(f"{where}: must be a time from 0 on, not {one_line(text, 40)!r}")
+    return value
+
+
+def _read_tokens(cell: str | None, where: str) -> int:
+    text = (cell or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1e8 or not value.is_integer():
+        raise UserError(f"{where}: must be a whole number of tokens, 0 or more, not {one_line(text, 40)!r}")
+    return int(value)
