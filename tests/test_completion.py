@@ -64,7 +64,7 @@ def test_the_shell_offers_the_matching_names(shell: str, tmp_path: Path) -> None
         (["policy", "test", "--js"], {"--json"}),
         (["show", ""], {"first", "last"}),
         (["report", "first", "fi"], {"first"}),
-        (["run", "--learn-from", ""], {"first", "auto"}),
+        (["run", "--learn-from", ""], {"first", "auto", "none"}),
         (["show", "first", ""], set()),
         (["run", "--budget", ""], set()),
         (["nonsense", ""], set()),

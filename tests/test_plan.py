@@ -19,7 +19,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.run.spec import SearchLimits
 
 ENGINE = Path(cclsearch.__file__).parent
-STAGES = ["plan.requested", "plan.target", "score.objective", "plan.workload", "plan.strategy", "plan.warm_start"]
+STAGES = ["plan.requested", "plan.target", "score.objective", "plan.workload", "plan.strategy", "plan.earlier"]
 RECORDING = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 

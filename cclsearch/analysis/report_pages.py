@@ -64,6 +64,7 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
         pending=frozenset(),
         budget_left=1,
         seed=run.spec.seed,
+        earlier=run.spec.earlier,
     )
     posterior = fit_posterior(view) if steps else None
     if posterior is None:

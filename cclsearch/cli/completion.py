@@ -94,7 +94,8 @@ def list_names(argument: argparse.Action | None) -> list[str]:
         return [str(choice) for choice in argument.choices]
     kind = NAMES.get(argument.dest)
     if kind == "runs":
-        return [*(folder.name for folder in list_runs()), "auto" if argument.dest == "learn_from" else "last"]
+        words = ("auto", "none") if argument.dest == "learn_from" else ("last",)
+        return [*(folder.name for folder in list_runs()), *words]
     if kind in ("workloads", "objectives"):
         return list_content(kind, ".yaml", ".yml")
     if kind == "policies":

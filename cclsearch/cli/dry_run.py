@@ -64,6 +64,7 @@ def first_proposals(plan: Plan) -> list[Proposal]:
         seed=spec.seed,
         target=spec.objective,
         prior=load_warm_start(spec),
+        earlier=spec.earlier,
         next_trial=1,
     )
     return list(make_offline_proposer(spec).propose(view, min(NUM_PROPOSALS, spec.limits.budget)))

@@ -6,16 +6,17 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.terminal import is_terminal
-from cclsearch.plan.plan import Plan, plan_search
+from cclsearch.plan.earlier import NONE
+from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, list_recordings
-from cclsearch.plan.warm_start import AUTO, add_comparable_runs, is_recording
+from cclsearch.plan.warm_start import AUTO, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
@@ -29,7 +30,7 @@ NO_LLM = "none"
 
 def run(args: argparse.Namespace) -> int:
     with naming_settings(args):
-        plan = add_warm_starts(plan_search(make_request(args)), args)
+        plan = plan_search(make_request(args))
     runs = runs_folder(args.runs)
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
@@ -55,19 +56,26 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def add_warm_starts(plan: Plan, args: argparse.Namespace) -> Plan:
-    """Return the plan, with the runs that `--learn-from auto` finds as a warm start."""
-    if AUTO not in args.learn_from:
-        return plan
-    return replace(plan, spec=add_comparable_runs(plan.spec, list_runs(args.runs)))
-
-
 def _refuse_unused_llm_options(args: argparse.Namespace, llm: str | None) -> None:
     """Raise UserError for LLM options of a search without an LLM."""
     options = ("llm_mode", "max_tokens", "max_usd", "seed_policy", "extend")
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name, None) is not None]
     if given and not llm:
         raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
+
+
+def _read_learn_from(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of the request that `--learn-from` sets; without it, runs on the same cluster set the prior."""
+    names = args.learn_from
+    if NONE in names:
+        if set(names) != {NONE}:
+            raise UserError("--learn-from none excludes other runs: give `none` alone, or the names of runs")
+        return {}
+    return {
+        "learn_from": tuple(str(_find_earlier(name, args.runs)) for name in names if name != AUTO),
+        "learn_from_comparable": AUTO in names,
+        "earlier_runs": tuple(str(folder) for folder in list_runs(args.runs)),
+    }
 
 
 def _find_earlier(name: str, runs: Path | None) -> Path:
@@ -130,7 +138,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         seed=args.seed,
         use_fewer=args.use_fewer,
         baseline=args.baseline,
-        learn_from=tuple(str(_find_earlier(name, args.runs)) for name in args.learn_from if name != AUTO),
+        **_read_learn_from(args),
         knobs=(*read_tuning_config(args.tuning_config), *parse_knobs(args.knob)),
         run_id=args.name,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.drive import drive_search
-from cclsearch.cli.run import add_warm_starts, make_request, naming_settings
+from cclsearch.cli.run import make_request, naming_settings
 from cclsearch.run.catalog import name_run, runs_folder
 from cclsearch.run.folder import load_run
 from cclsearch.search.sweep import JOINED_FOLDER, create_sweep, plan_sweep
@@ -25,10 +25,10 @@ def run(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as joined:
             with naming_settings(args):
                 planned = plan_sweep(make_request(args), args.objective, weights, Path(joined))
-            return show_plan(add_warm_starts(planned.plan, args), runs, as_json=args.json)
+            return show_plan(planned.plan, runs, as_json=args.json)
     with naming_settings(args):
         planned = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
-    folder = create_sweep(replace(planned, plan=add_warm_starts(planned.plan, args)), runs)
+    folder = create_sweep(replace(planned, plan=planned.plan), runs)
     code = drive_search(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.analysis.pareto import gather_pareto_page

@@ -32,6 +32,7 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
+from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import Run, Standing, create_run, load_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.search.jobs import StopSignal
@@ -292,6 +293,7 @@ class NightRun:
             llm_options=options if job.llm else {},
             first=first[: max(1, budget // 2)],  # at most half of the budget, so that new configurations are tried too
             learn_from=tuple(str(night.run.folder) for night in earlier[-LEARN_NIGHTS:]) if job.learn else (),
+            earlier_runs=tuple(str(folder) for folder in list_runs(self.runs)) if job.learn else (),
         )
         return load_run(create_run(plan_search(request).spec, self.runs))
 

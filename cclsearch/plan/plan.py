@@ -20,12 +20,13 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.baseline import choose_baseline
 from cclsearch.plan.cost import estimate_search
+from cclsearch.plan.earlier import NONE, learn_from_earlier
 from cclsearch.plan.impossible import describe_impossible
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import load_requested
 from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target
-from cclsearch.plan.warm_start import AUTO, load_warm_start
+from cclsearch.plan.warm_start import AUTO
 from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
@@ -97,8 +98,7 @@ def plan_search(request: SearchRequest) -> Plan:
             *strategy.notes,
         ),
     )
-    load_warm_start(spec)
-    return Plan(_mask_secrets(spec), workload.space)
+    return Plan(_mask_secrets(learn_from_earlier(spec, request, workload.space)), workload.space)
 
 
 def _read_provenance(profile: Profile, framework: str) -> Provenance:
@@ -151,7 +151,7 @@ def _choose_run_id(request: SearchRequest) -> str:
         stem = path.parent.name if path.name == "card.yaml" else path.stem
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem)[:30].strip("-") or "run"
         return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    if request.run_id in (LAST, AUTO):
+    if request.run_id in (LAST, AUTO, NONE):
         raise UserError(f"{request.run_id!r} is reserved: choose another run name")
     if not RUN_ID.match(request.run_id):
         raise UserError(f"a run's name must be letters, digits, `.`, `_` and `-` (at most 80), not {request.run_id!r}")

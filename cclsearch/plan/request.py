@@ -44,6 +44,11 @@ class SearchRequest:
     use_fewer: bool = False
     """Also search configurations on fewer accelerators than the card has."""
     learn_from: tuple[str, ...] = ()
+    """Folders of runs of the same work, of recordings of it, or of runs of other work with the same framework."""
+    learn_from_comparable: bool = False
+    """Learn from the times of all comparable runs among `earlier_runs` too (`--learn-from auto`)."""
+    earlier_runs: tuple[str, ...] = ()
+    """Folders of runs, the newest last, of which those on the same cluster with the same framework set the prior."""
     first: tuple[Config, ...] = ()
     """Configurations to run before the strategy proposes."""
     baseline: str | None = None

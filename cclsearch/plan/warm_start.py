@@ -39,6 +39,25 @@ def load_warm_start(spec: RunSpec) -> tuple[Observation, ...]:
     return tuple(prior)
 
 
+def set_apart_other_work(spec: RunSpec) -> tuple[RunSpec, list[Path]]:
+    """Return the spec without the named runs whose times are not comparable, and those of them that still teach.
+
+    A run of another model, batch or precision teaches how the framework runs on the cluster (`plan/earlier.py`).
+    """
+    own: list[str] = []
+    other: list[str] = []
+    for name in spec.learn_from:
+        folder = Path(name)
+        is_other = not is_recording(folder) and _differs_only_in_work(spec, _Earlier.of(read_spec(folder)))
+        (other if is_other else own).append(name)
+    return spec.model_copy(update={"learn_from": tuple(own)}), [Path(name) for name in other]
+
+
+def _differs_only_in_work(spec: RunSpec, earlier: _Earlier) -> bool:
+    differs = set(_find_differences(spec, earlier))
+    return bool(differs) and not differs & {"task", "accelerator", "framework", "provenance", "simulated cluster"}
+
+
 def is_recording(folder: Path) -> bool:
     """Whether the folder is a recording rather than a run."""
     return (folder / "trials.csv").is_file()

@@ -15,6 +15,7 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
+from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
 from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
 from cclsearch.propose.events import Note as Note
 from cclsearch.propose.events import ProposerEvent as ProposerEvent
@@ -49,6 +50,8 @@ class SearchView:
     """Number of the next trial; 0 if the caller does not number trials."""
     held_back: Set[int] = frozenset()
     """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
+    earlier: EarlierKnowledge | None = None
+    """What earlier searches on the same cluster with the same framework leave, also of other models."""
     overruled: frozenset[int] = frozenset()
     """Rows that an LLM chose against the surrogate's advice: observed, but not counted in the failure penalty."""
 
@@ -69,8 +72,8 @@ class SearchView:
 
     @property
     def predictor(self) -> Predictor:
-        """What the card's task predicts over the space."""
-        return predictor_of(self.card, self.space)
+        """What the card's task predicts over the space, with the priors that earlier searches leave."""
+        return apply_earlier(predictor_of(self.card, self.space), self.earlier)
 
     @cached_property
     def is_primary(self) -> bool:

@@ -16,6 +16,7 @@ from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.values import Config, Model, Provenance
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
+from cclsearch.propose.earlier import EarlierKnowledge
 from cclsearch.score.objective import Objective
 from cclsearch.stats.simulated import SimulatedSettings
 
@@ -95,6 +96,8 @@ class RunSpec(Model):
     """Knobs that the profile or the user added to the framework's and the card's."""
     learn_from: tuple[str, ...] = ()
     """Folders of earlier runs whose trials warm-start the surrogate."""
+    earlier: EarlierKnowledge | None = None
+    """What earlier searches on the same cluster with the same framework leave; None if none was used."""
     first: tuple[Config, ...] = ()
     """Configurations to run before the strategy proposes."""
     baseline: Config | None = None

@@ -126,6 +126,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         seed=session.spec.seed,
         target=session.spec.objective,
         prior=session.prior,
+        earlier=session.spec.earlier,
         events=tuple(writer.state.reported),
         next_trial=writer.next_trial,
     )

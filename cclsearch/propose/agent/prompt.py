@@ -9,6 +9,7 @@ from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.configs import free_knobs
+from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
@@ -201,6 +202,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),
         Section("YOUR INSIGHTS so far", [quote_line(text, 300) for text in last_insights(view)][::-1], 0.7),
+        Section("EARLIER SEARCHES here, mostly of other models", earlier_lines(view, anonymous=options.anonymous), 0.5),
         Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
         Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),

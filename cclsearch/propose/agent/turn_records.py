@@ -26,6 +26,7 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import TurnResult, TurnSettings
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.earlier import EarlierKnowledge
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
 from cclsearch.propose.version_1 import upgrade_context_record, upgrade_turn_record
 from cclsearch.score.objective import Objective
@@ -60,6 +61,7 @@ class ContextRecord(Model):
     """The formula of its loss, as the prompt shows it."""
     seed: int
     prior: tuple[Observation, ...] = ()
+    earlier: EarlierKnowledge | None = None
 
     def space(self) -> Space:
         """The search space; raises UserError if the record is damaged."""
@@ -117,6 +119,7 @@ class TurnRecord(Model):
             seed=context.seed,
             target=context.target,
             prior=_find_rows(context.prior, space),
+            earlier=context.earlier,
             events=self.remarks,
             next_trial=self.next_trial,
         )
@@ -179,6 +182,7 @@ def record_context(view: SearchView, model: str, options: AgentOptions) -> Conte
         target=view.target,
         seed=view.seed,
         prior=view.prior,
+        earlier=view.earlier,
     )
 
 

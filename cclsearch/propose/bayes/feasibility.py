@@ -85,7 +85,7 @@ def fit_feasibility(
     weights = np.zeros(0)
     if form:
         first = seen if weighed is None else [o for o in weighed if o.row is not None]
-        hypotheses, weights = _fit_memory(form, features, _memory_evidence(seen, form), _memory_evidence(first, form))
+        hypotheses, weights = _fit_memory(form, features, memory_evidence(seen, form), memory_evidence(first, form))
     explained = np.zeros(len(seen))
     if form and seen:
         fits = _p_fits(form, *hypotheses[int(np.argmax(weights))].marginals(_rows(seen)))
@@ -160,7 +160,7 @@ def _hypothesis_priors(form: MemoryForm) -> Iterator[tuple[Prior, float]]:
         yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
-def _memory_evidence(seen: Sequence[Observation], form: MemoryForm) -> CalibrationData:
+def memory_evidence(seen: Sequence[Observation], form: MemoryForm) -> CalibrationData:
     """Return each measured peak; for a trial without one, only whether it is above or below the limit."""
     peaks = [o.metrics.get(PEAK_MEMORY) if o.failure is None else None for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)

@@ -12,7 +12,7 @@ from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, h
 from cclsearch.propose.bayes.candidates import direct_term
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import Predictor, predictor_of
+from cclsearch.stats.closed_form import Predictor
 
 
 @PROPOSERS.register("default")
@@ -21,12 +21,13 @@ class DefaultProposer:
 
     name = "default"
 
-    def __init__(self, predict: Callable[[Card, Space], Predictor] = predictor_of) -> None:
+    def __init__(self, predict: Callable[[Card, Space], Predictor] | None = None) -> None:
         self._predict = predict
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return the `count` configurations of the highest utility, as one batch; none if nothing is feasible."""
-        posterior = fit_posterior(view, self._predict(view.card, view.space))
+        predictor = self._predict(view.card, view.space) if self._predict else view.predictor
+        posterior = fit_posterior(view, predictor)
         if posterior is None or has_nothing_feasible(posterior):
             return ()
         return [

@@ -1,0 +1,20 @@
+"""What the LLM reads of earlier searches on the same cluster with the same framework."""
+
+from __future__ import annotations
+
+from cclsearch.propose.agent.quoting import quote_line
+from cclsearch.propose.base import SearchView
+
+
+def earlier_lines(view: SearchView, *, anonymous: bool) -> list[str]:
+    """Return what earlier LLMs wrote, each with its origin; without names if the prompt must not name origins."""
+    if view.earlier is None or not view.earlier.has_insights:
+        return []
+    lines = []
+    for number, search in enumerate(view.earlier.searches, 1):
+        name = f"search {number}" if anonymous else f"{search.run_id} (work {quote_line(search.workload, 60)})"
+        lines += [f"{name}: {quote_line(text, 300)}" for text in reversed(search.insights)]
+        beliefs = "; ".join(f"{part}: {level}".replace("_", " ") for part, level in search.beliefs.items())
+        if beliefs:
+            lines.append(f"{name} believed: {quote_line(beliefs, 300)}")
+    return lines

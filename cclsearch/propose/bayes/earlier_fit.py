@@ -1,0 +1,96 @@
+"""Calibrates the closed forms on all earlier searches of a cluster and framework together (`stats/transfer.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.values import Config
+from cclsearch.plugins import TASKS
+from cclsearch.propose.bayes.ensemble import downweight_far
+from cclsearch.propose.bayes.feasibility import memory_evidence
+from cclsearch.propose.earlier import LearnedPrior
+from cclsearch.propose.observations import Observation
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.calibration import CalibrationData, Prior
+from cclsearch.stats.closed_form import ClosedForm, Predictor
+from cclsearch.stats.transfer import EarlierFit, transfer_prior
+
+DIGITS = 4
+"""Of a log multiplier in `search.yaml`."""
+Trials = Sequence[tuple[Card, Sequence[Observation]]]
+"""Card and finished trials of each earlier search."""
+
+
+def learn_priors(predictor: Predictor, searches: Trials) -> dict[str, dict[str, LearnedPrior]]:
+    """Return metric -> multiplier -> its prior after these searches; `predictor` is that of the next search."""
+    known = [(_predict_trials(card, trials), trials) for card, trials in searches]
+    found = {}
+    for metric, form in predictor.forms.items():
+        fits = [
+            fit
+            for earlier, trials in known
+            if earlier and (own := earlier.forms.get(metric)) and (fit := _fit_measured(own, earlier, trials))
+        ]
+        found[metric] = _learn(form, fits)
+    if predictor.memory:
+        fits = [_fit_memory(earlier, trials) for earlier, trials in known if earlier and _has_peak(trials)]
+        found[PEAK_MEMORY] = _learn(predictor.memory.form, fits)
+    return {metric: priors for metric, priors in found.items() if priors}
+
+
+def _predict_trials(card: Card, trials: Sequence[Observation]) -> Predictor | None:
+    """Return the predictor over the trials' configurations, one row each in their order; None if there is none."""
+    shared: set[str] = set.intersection(*(set(o.config) for o in trials)) if trials else set()
+    if not shared:
+        return None
+    predictor: Predictor | None = TASKS.get(card.task).predictor(card, _trials_space(trials, shared))
+    return predictor
+
+
+def _trials_space(trials: Sequence[Observation], shared: set[str]) -> Space:
+    names = [name for name in trials[0].config if name in shared]
+    configs = [Config({name: o.config[name] for name in names}) for o in trials]
+    knobs = [
+        Knob(name, tuple({(isinstance(c[name], bool), c[name]): c[name] for c in configs}.values())) for name in names
+    ]
+    return space_from_rows(knobs, configs)
+
+
+def _fit_measured(form: ClosedForm, predictor: Predictor, trials: Sequence[Observation]) -> EarlierFit | None:
+    """Return what the trials measured of a metric; None if none did."""
+    name = form.metric.name
+    rows = np.array([n for n, o in enumerate(trials) if (o.value(name) or 0.0) > 0], dtype=np.int64)
+    if not len(rows):
+        return None
+    values = form.metric.sign * np.log(np.array([trials[n].value(name) for n in rows], dtype=np.float64))
+    noise = downweight_far(values, np.full(len(rows), form.prior.noise))
+    evidence = CalibrationData.measured(np.arange(len(rows)), values, one_sided=True, noise_n=noise)
+    return EarlierFit(lambda at: form.log_cost(rows[at]), predictor.features.take(rows), evidence)
+
+
+def _has_peak(trials: Sequence[Observation]) -> bool:
+    """Whether a trial measured its peak: what only fitted or did not says too little about any part of the memory."""
+    return any(o.failure is None and o.metrics.get(PEAK_MEMORY) for o in trials)
+
+
+def _fit_memory(predictor: Predictor, trials: Sequence[Observation]) -> EarlierFit:
+    """Return the measured peaks, and of the other trials whether they fitted."""
+    memory = predictor.memory
+    assert memory is not None
+    evidence = memory_evidence([replace(o, row=n) for n, o in enumerate(trials)], memory)
+    return EarlierFit(memory.form.log_cost, predictor.features, evidence)
+
+
+def _learn(form: ClosedForm, fits: Sequence[EarlierFit]) -> dict[str, LearnedPrior]:
+    if not fits:
+        return {}
+    prior: Prior = transfer_prior(form.prior, fits)
+    if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
+        return {}
+    pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)
+    return {name: LearnedPrior(mean=round(mean, DIGITS), sd=round(sd, DIGITS)) for name, mean, sd in pairs}

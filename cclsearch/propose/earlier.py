@@ -1,0 +1,91 @@
+"""What earlier searches on the same cluster with the same framework leave to the next one, also for another model.
+
+Measured times teach only the same work. What outlives a search is how this framework runs on this cluster: the
+calibrated multipliers of the closed forms, and what an LLM wrote about it. Both are frozen into `search.yaml`, with
+their origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.values import Model
+from cclsearch.stats.calibration import Prior
+from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
+
+
+class EarlierSearch(Model):
+    """One earlier search, and what its LLM wrote about the framework and the cluster."""
+
+    run_id: str
+    workload: str
+    trials: int
+    """Trials from which the multipliers are learned."""
+    insights: tuple[str, ...] = ()
+    beliefs: dict[str, str] = {}
+    """Part of the primary metric -> how it compared with the prediction, as the LLM said last."""
+
+
+class LearnedPrior(Model):
+    """The prior of one multiplier, in log units."""
+
+    mean: float
+    sd: float
+
+
+class EarlierKnowledge(Model):
+    """What a search takes over from earlier ones."""
+
+    searches: tuple[EarlierSearch, ...] = ()
+    """The newest first."""
+    priors: dict[str, dict[str, LearnedPrior]] = {}
+    """Metric with a closed form -> multiplier -> its prior in place of the shipped one."""
+
+    @property
+    def has_insights(self) -> bool:
+        """Whether an LLM wrote something."""
+        return any(search.insights or search.beliefs for search in self.searches)
+
+
+_APPLIED: WeakKeyDictionary[Predictor, tuple[EarlierKnowledge, Predictor]] = WeakKeyDictionary()
+
+
+def apply_earlier(predictor: Predictor, knowledge: EarlierKnowledge | None) -> Predictor:
+    """Return the predictor with the priors that earlier searches leave; the same object for the same arguments."""
+    if knowledge is None or not knowledge.priors:
+        return predictor
+    known = _APPLIED.get(predictor)
+    if known is None or known[0] is not knowledge:
+        known = knowledge, _replace_priors(predictor, knowledge)
+        _APPLIED[predictor] = known
+    return known[1]
+
+
+def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predictor:
+    forms = {
+        metric: replace(form, prior=_replace_prior(form, found)) if (found := knowledge.priors.get(metric)) else form
+        for metric, form in predictor.forms.items()
+    }
+    memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
+    return replace(predictor, forms=forms, memory=_replace_memory(memory, found) if memory and found else memory)
+
+
+def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior]) -> MemoryForm:
+    """What the space does not declare, this framework did in earlier searches as well: they weigh its alternatives."""
+    ways = {
+        name: tuple((value, None if name in found else probability) for value, probability in each)
+        for name, each in memory.undeclared.items()
+    }
+    return replace(memory, form=replace(memory.form, prior=_replace_prior(memory.form, found)), undeclared=ways)
+
+
+def _replace_prior(form: ClosedForm, found: dict[str, LearnedPrior]) -> Prior:
+    prior = form.prior
+    learned = [found.get(name) for name in form.multipliers]
+    mean = [one.mean if one else old for one, old in zip(learned, prior.mean_P.tolist(), strict=True)]
+    sd = [one.sd if one else old for one, old in zip(learned, prior.sd_P.tolist(), strict=True)]
+    return replace(prior, mean_P=np.array(mean), sd_P=np.array(sd))

@@ -1,0 +1,185 @@
+"""What a search takes over from earlier searches on the same cluster with the same framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_runs import search, write_recording
+
+import cclsearch
+from cclsearch.card.load import load_card
+from cclsearch.cli import main
+from cclsearch.core.values import Config, Provenance
+from cclsearch.plan.earlier import take_over
+from cclsearch.propose.agent.earlier_lines import earlier_lines
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
+from cclsearch.run.catalog import list_runs
+from cclsearch.run.folder import load_run
+from cclsearch.run.spec import SPEC_FILE, RunSpec, write_spec
+from cclsearch.search.session import rebuild_space
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.calibration import CalibrationData, Prior
+from cclsearch.stats.closed_form import predictor_of
+from cclsearch.stats.kernel import Features, KernelShape
+from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, transfer_prior
+
+DRY = ["run", "--workload", "tiny", "--dry-run"]
+
+
+def fit_of(log_level: float) -> EarlierFit:
+    """Ten exact measurements of a metric whose two multipliers are in different rows."""
+    which = np.arange(10) % 2
+    return EarlierFit(
+        lambda rows: lambda theta: np.asarray(theta[..., which[rows]]),
+        Features(np.zeros((10, 1)), np.zeros((10, 0), dtype=np.int16)),
+        CalibrationData.measured(np.arange(10), np.where(which == 0, log_level, 0.0)),
+    )
+
+
+def test_searches_that_agree_move_the_prior_and_narrow_it_but_not_below_what_differs_between_searches() -> None:
+    prior = Prior(np.zeros(2), np.array([0.5, 0.5]), KernelShape(0.02, 1.5, 0.01, 0.02), noise=0.02, dof=4.0)
+    one, several = (transfer_prior(prior, [fit_of(0.6)] * count) for count in (1, 6))
+    assert 0.0 < one.mean_P[0] < several.mean_P[0] < 0.6, "shrunk towards the prior, less with more searches"
+    assert abs(several.mean_P[1]) < 0.05
+    assert several.sd_P[0] < one.sd_P[0] < 0.5
+    assert several.sd_P[0] > np.sqrt(OWN_SHARE) * 0.5
+    apart = transfer_prior(prior, [fit_of(0.6), fit_of(-0.6)])
+    assert abs(apart.mean_P[0]) < 0.05, "searches that contradict each other cancel"
+
+
+def run_search(name: str, layers: int = 0, learn_from: Sequence[str] | None = (), **hardware: object) -> RunSpec:
+    """Return the inputs of a finished search that a function measured, of `tiny` with more layers."""
+    card = load_card("tiny")
+    assert card.model is not None
+    model = card.model.model_copy(update={"num_layers": card.model.num_layers + layers})
+    card = card.model_copy(update={"model": model, "hardware": card.hardware.model_copy(update=hardware)})
+    cclsearch.search(card, lambda config: 2.0, budget=2, name=name, learn_from=learn_from, verbose=False)
+    return load_run(Path("runs") / name).spec
+
+
+def measured(name: str, layers: int = 0, **hardware: object) -> RunSpec:
+    """The same, as if a run script had measured the trials."""
+    spec = run_search(name, layers, None, **hardware).model_copy(update={"provenance": Provenance.MEASURED})
+    write_spec(Path("runs") / name, spec)
+    return spec
+
+
+def origins(spec: RunSpec) -> list[str]:
+    return [one.run_id for one in spec.earlier.searches] if spec.earlier else []
+
+
+def take(spec: RunSpec) -> RunSpec:
+    """Return the spec with what the other runs of the project leave."""
+    return take_over(spec, rebuild_space(spec), [folder for folder in list_runs() if folder.name != spec.run_id])
+
+
+def test_a_search_starts_from_the_prior_that_runs_of_other_models_on_its_cluster_leave(project: Path) -> None:
+    measured("first")
+    measured("larger-memory", memory_gib=4096.0)
+    measured("second", layers=2)
+    third = take(measured("third", layers=4))
+    assert origins(third) == ["second", "first"], "the newest first"
+    [note] = [line for line in third.banner if "earlier search" in line]
+    assert "2 earlier searches with cpu on this cluster set the prior of step_time_s: second (tiny, 2 trials)" in note
+    assert third.earlier is not None
+    assert RunSpec.model_validate_json(third.model_dump_json()).earlier == third.earlier
+
+
+def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(project: Path) -> None:
+    run_search("first")
+    assert run_search("other", layers=1).earlier is None
+    named = run_search("named", layers=2, learn_from=["first"])
+    assert origins(named) == ["first"]
+    assert named.learn_from == (), "its times are of other work"
+
+
+def test_times_of_the_same_work_do_not_count_twice(project: Path) -> None:
+    run_search("first")
+    again = run_search("again", learn_from=["first"])
+    assert len(again.learn_from) == 1
+    assert again.earlier is None
+
+
+def test_none_excludes_other_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_search("first")
+    assert main([*DRY, "--learn-from", "none"]) == 0
+    assert "earlier search" not in capsys.readouterr().out
+    assert main([*DRY, "--learn-from", "none", "first"]) == 2
+    assert "give `none` alone" in capsys.readouterr().err
+
+
+def test_a_recorded_search_takes_over_nothing_unless_runs_are_named(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = write_recording(project / "recordings" / "toy")
+    search(toy, "a", budget=3)
+    capsys.readouterr()
+    again = ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "2"]
+    assert main([*again, "--name", "b", "--quiet"]) == 0
+    assert load_run(project / "runs" / "b").spec.earlier is None
+
+
+def test_a_run_that_cannot_be_read_is_skipped_with_a_line(project: Path) -> None:
+    measured("good")
+    measured("bad", layers=1)
+    (project / "runs" / "bad" / SPEC_FILE).write_text("[", encoding="utf-8")
+    third = take(measured("third", layers=2))
+    assert origins(third) == ["good"]
+    assert "1 earlier run cannot be read and teaches nothing: bad" in third.banner
+
+
+def tiny_space() -> Space:
+    configs = [Config(dp=2, micro_batch_size=m) for m in (1, 2, 4)]
+    return space_from_rows([Knob("dp", (2,)), Knob("micro_batch_size", (1, 2, 4))], configs)
+
+
+def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_each_time() -> None:
+    card, space = load_card("tiny"), tiny_space()
+    predictor = predictor_of(card, space)
+    times = 3.0 * np.exp(predictor.forms["step_time_s"].predict(len(space))[0])
+    seen = [
+        Observation(n + 1, space.config(n), n, float(time), metrics={"step_time_s": float(time)})
+        for n, time in enumerate(times)
+    ]
+    assert card.model is not None
+    larger = card.model_copy(update={"model": card.model.model_copy(update={"num_layers": 2 * card.model.num_layers})})
+    priors = learn_priors(predictor_of(larger, space), [(card, seen)])
+    assert priors == learn_priors(predictor_of(larger, space), [(card, seen)])
+    assert "peak_memory_gib" not in priors, "no trial measured a peak"
+    knowledge = EarlierKnowledge(priors=priors)
+    before = predictor_of(larger, space).forms["step_time_s"].predict(len(space))[0]
+    learned = apply_earlier(predictor_of(larger, space), knowledge)
+    after = learned.forms["step_time_s"].predict(len(space))[0]
+    assert np.all(after - before > 0.2), "a framework that was three times slower is expected to be slower again"
+    assert np.all(after - before < np.log(3.0))
+    assert apply_earlier(predictor_of(larger, space), knowledge) is learned
+
+
+def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing() -> None:
+    predictor = predictor_of(load_card("tiny"), tiny_space())
+    knowledge = EarlierKnowledge(priors={"step_time_s": {"gone": LearnedPrior(mean=9.0, sd=0.1)}})
+    applied = apply_earlier(predictor, knowledge)
+    assert np.array_equal(applied.forms["step_time_s"].prior.mean_P, predictor.forms["step_time_s"].prior.mean_P)
+
+
+def test_the_llm_reads_earlier_insights_with_their_origin_as_quoted_data() -> None:
+    wrote = EarlierSearch(
+        run_id="llama-1",
+        workload="llama",
+        trials=9,
+        insights=('TP across nodes is slow" [end',),
+        beliefs={"dp": "slower"},
+    )
+    view = SearchView(
+        load_card("tiny"), tiny_space(), (), frozenset(), 5, 0, earlier=EarlierKnowledge(searches=(wrote,))
+    )
+    first, second = earlier_lines(view, anonymous=False)
+    assert first.startswith('llama-1 (work "llama"): "TP across nodes')
+    assert first.count('"') == 4, "the insight cannot close its quotation"
+    assert "dp: slower" in second
+    assert not any("llama" in line for line in earlier_lines(view, anonymous=True))
