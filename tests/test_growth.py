@@ -14,6 +14,7 @@ from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import open_search
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE
@@ -72,14 +73,15 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("LD_BIND_NOW", [1], "not a variable or flag of a library"),
     ("Ld_Preload", ["x"], "not in the lists"),
     ("PYTHONPATH", [1], "may not be added"),
-    ("OMP_NUM_THREADS", [2], "set by the profile or by another knob"),
+    ("OMP_NUM_THREADS", [0], "threads cannot be 0"),
+    ("GLOO_SOCKET_IFNAME", ["eth0"], "may not be added"),
     ("OMP_TOOL_LIBRARIES", ["x"], "loads code"),
     ("OMP_DISPLAY_ENV; rm", [1], "not in the lists"),
     ("OMP_X\nLD_PRELOAD", [1], "not in the lists"),
     ("../threads", [2], "not in the lists"),
     (CYRILLIC_THREADS, [2], "not in the lists"),
     ("ＯＭＰ_DYNAMIC", ["true"], "not in the lists"),
-    ("THREADS", [2], "not a variable"),
+    ("o\u212a_threads", [2], "not in the lists"),
     ("--dtype", ["bf16"], "not in the lists"),
     ("--grad-reduce-in-fp32", [True], "not in the lists"),
     ("precision", ["bf16"], "part of the work"),
@@ -89,6 +91,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("seed", [1], "not in the lists"),
     ("tensor_model_parallel_size", [2], "is the knob 'tp'"),
     ("micro_batch", [3], "is the knob 'micro_batch_size'"),
+    ("XLA_FLAGS", ["x"], "not a variable"),
     ("zero_stage", [2], "no further values"),
     ("config", ["x"], "not in the lists"),
     ("xla_cpu_enable_fast_math", [True], "may not be added"),
@@ -105,7 +108,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("threads", [], "give a list"),
     ("threads", "2", "give a list"),
     ("threads", [1], "would stay as it is"),
-    ("micro_batch_size", [7], "would stay as it is"),
+    ("micro_batch_size", [7], "no further values"),
+    ("tp", [3], "no further values"),
     ("omp_wait_policy", ["ACTIVE /lib.so"], "up to 64 letters"),
     ("omp_wait_policy", ["busy"], "is not one of active, passive"),
 ]
@@ -205,6 +209,31 @@ def test_what_the_user_limited_stays_limited(project: Path) -> None:
     request = SearchRequest("tiny", SearchLimits(budget=1), sampler="random", knobs=parse_knobs(["threads=1,2"]))
     with pytest.raises(UserError, match="the choices of threads were given by the card"):
         plan_growth(plan_search(request).spec, None, 0, {"threads": [4]}, level=Extend.LISTED)
+
+
+def test_divisors_above_the_limit_of_the_framework_file_may_be_added() -> None:
+    from cclsearch.card.load import load_card
+    from cclsearch.space.build import resolve_knobs
+    from cclsearch.space.opening import find_opening, find_openings
+
+    small, framework = load_card("wl2"), load_framework("megatron")
+    card = small.model_copy(update={"work": Config({**small.work, "global_batch_size": 256})})
+    knobs = resolve_knobs(card, framework)
+    openings = find_openings(card, framework, knobs)
+    assert openings["micro_batch_size"].values == (128, 256)
+    assert "tp" not in openings, "its divisors are all there"
+    assert openings["cuda_device_max_connections"].refuse(33)
+    own = find_opening("NCCL_ALGO", openings, framework, knobs, level=Extend.ANY)
+    assert own.knob == "nccl_algo"
+    assert own.source == framework.source, "the framework's own declaration comes first"
+    assert find_opening("NCCL_MIN_NCHANNELS", openings, framework, knobs, level=Extend.ANY).knob == "nccl_min_ctas"
+    without = {name: opening for name, opening in openings.items() if name != "nccl_min_ctas"}
+    with pytest.raises(UserError, match="by another knob already"):
+        find_opening("NCCL_MIN_NCHANNELS", without, framework, knobs, level=Extend.ANY)
+    assert find_opening("NCCL_MAX_NCHANNELS", openings, framework, knobs, level=Extend.ANY).knob == "nccl_max_ctas"
+    for name in ("--fp8-format", "--grad-reduce-in-fp32", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "TORCH_ALLOW_TF32"):
+        with pytest.raises(UserError):
+            find_opening(name, openings, framework, knobs, level=Extend.ANY)
 
 
 def edit_ledger(folder: Path, **changes: Any) -> None:

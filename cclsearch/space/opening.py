@@ -14,7 +14,6 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value, format_knob_value
-from cclsearch.space.build import MAX_COUNT
 from cclsearch.space.framework import Divisors, Framework, FrameworkKnob
 from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.table import Knob
@@ -24,6 +23,7 @@ from cclsearch.space.variables import (
     VARIABLE,
     load_catalogue,
     open_unlisted,
+    original_name,
     refuse_name,
     refuse_shape,
     refuse_unlisted_value,
@@ -115,19 +115,18 @@ def find_openings(
 
 def _open_knob(card: Card, knob: FrameworkKnob, present: Knob | None, framework: Framework) -> Opening:
     """What a knob of the framework may gain; an opening without values if nothing."""
-    choices = knob.resolve(card).choices
-    least, most = knob.range or (None, None)
-    if isinstance(knob.choices, Divisors):
-        meaning = meaning_of(knob.name)
-        least = 1 if meaning.minimum is None else meaning.minimum
-        most = card.hardware.num_accelerators if meaning.multiplies_ranks else MAX_COUNT
-    what, source = knob.description or meaning_of(knob.name).words, framework.source or f"{framework.name} file"
-    if present is None:
-        values = () if isinstance(knob.choices, Divisors) else choices[1:]
-        return Opening(knob.name, what, source, choices[0], values, least, most)
-    left = tuple(choice for choice in choices if choice not in present.choices)
-    values = () if isinstance(knob.choices, Divisors) else left
-    return Opening(knob.name, what, source, None, values, least, most)
+    given = knob.choices
+    if isinstance(given, Divisors):  # every divisor, also above `most` of the file
+        given = given.model_copy(update={"most": None}).choices(card, use_fewer=True)
+    known = (given[0],) if present is None else present.choices
+    return Opening(
+        knob.name,
+        knob.description or meaning_of(knob.name).words,
+        framework.source or f"{framework.name} file",
+        given[0] if present is None else None,
+        tuple(choice for choice in given if choice not in known),
+        *(knob.range or (None, None)),
+    )
 
 
 def find_opening(
@@ -150,7 +149,9 @@ def find_opening(
     if listed is not None:
         return listed
     present = {knob.name for knob in knobs}
-    other = canonical_name(name.lower())
+    other = canonical_name(name.lower()) if name.isascii() else name
+    if other in openings:
+        return openings[other]
     if other == PRECISION or name == PRECISION:
         raise UserError(f"{shown!r} is precision, which is part of the work: only the card can list alternatives")
     if name in present or (other in present and other != name):
@@ -165,6 +166,7 @@ def find_opening(
     target = open_unlisted(knob, framework.libraries)
     if target is None:
         raise UserError(f"{shown!r} is not a variable or flag of a library of {framework.name}")
+    target = (original_name(target[0]), target[1])
     if target[0] in environment or any(known.writes_into(*target) for known in framework.all_knobs):
         raise UserError(f"{shown!r} is set by the profile or by another knob already")
     neutral = None if knob in present else UNSET
@@ -174,8 +176,8 @@ def find_opening(
 def _find_listed(name: str, openings: Mapping[str, Opening]) -> Opening | None:
     """The opening of a listed variable or flag that is given by its own name."""
     for knob, variable in load_catalogue().variables.items():
-        own = f"--{variable.flag}" if variable.flag else variable.env
-        if knob in openings and name in (own, own.removeprefix("--")):
+        own = (f"--{variable.flag}", variable.flag) if variable.flag else (variable.env, *variable.also)
+        if knob in openings and name in own:
             return openings[knob]
     return None
 

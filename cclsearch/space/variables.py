@@ -73,6 +73,8 @@ class Variable(Model):
     env: str = Field(pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
     flag: str = Field(default="", pattern=r"^[a-z0-9_]{0,80}$")
     """Name of the flag in that variable; empty if the variable is the knob itself."""
+    also: tuple[str, ...] = ()
+    """Other names of the variable, such as earlier ones."""
     values: tuple[Value, ...] = ()
     least: int | float | None = None
     most: int | float | None = None
@@ -180,6 +182,11 @@ def refuse_unlisted_value(value: object) -> str:
             return "a text of a variable that no one reviewed is one word of letters, digits, _ and -"
         return refuse_name(value.replace("-", "_")) if len(value) > 2 else ""
     return refuse_shape(value)
+
+
+def original_name(env: str) -> str:
+    """The listed name of a variable that has several; the name itself if no listed one has it."""
+    return next((v.env for v in load_catalogue().variables.values() if env in v.also), env)
 
 
 def find_variable(knob: str) -> Variable | None:
