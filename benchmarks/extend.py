@@ -1,6 +1,6 @@
 """What an LLM that opens the search space gains on real training: `tiny` (torch) and `tiny-jax` on this machine's CPUs.
 
-    python benchmarks/extend.py [--workload tiny] [--devices 2] [--budget 10] [--rounds 5] [--runs FOLDER]
+    python benchmarks/extend.py [--workload tiny] [--devices 2] [--budget 8] [--rounds 5] [--runs FOLDER]
 
 1. A stand-in with an expert's rules (tests/llm/opener.py) searches over the real HTTP protocol with `--extend listed`.
 2. Every configuration of the original space runs once, by its run script.
@@ -38,7 +38,7 @@ from cclsearch.space.build import build_space  # noqa: E402
 from cclsearch.space.framework import load_framework  # noqa: E402
 from cclsearch.tasks.base import task_of  # noqa: E402
 
-FINALISTS = 4
+FINALISTS = 3
 """Configurations of the exhaustive run, by their single measurement, that run again: the best of them is its best."""
 
 
@@ -69,7 +69,7 @@ def measure_all(args: argparse.Namespace, opened: Run) -> dict[Config, float]:
 
 def search_with_opener(args: argparse.Namespace) -> Run:
     """The search with a stand-in that may open the space."""
-    opener = Opener(min_trials=3)
+    opener = Opener(min_trials=1)
 
     def script(request: CompletionRequest) -> Reaction:
         answer = opener.ask(request)
@@ -137,7 +137,7 @@ def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", default="tiny")
     parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--budget", type=int, default=10)
+    parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=Path, default=None)
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A simulated model that opens the search space: it asks for what an expert would try, then changes one thing."""
+"""A simulated model that opens the search space: it asks for what an expert would try, then tries it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ WISHES: dict[str, tuple[Wish, ...]] = {
     "xla": (
         ("xla_cpu_multi_thread_eigen", (False,)),
         ("xla_cpu_region_analysis", (True,)),
-        ("xla_cpu_codegen_split", (1,)),
         ("xla_cpu_vector_width", (512,)),
+        ("xla_cpu_codegen_split", (1,)),
     ),
     "nccl": (("nccl_buffsize", (8388608, 16777216)), ("nccl_min_ctas", (16,)), ("cuda_device_max_connections", (1,))),
 }
 """What an expert asks for: less work per operation on the host, other schedules of XLA, other buffers of NCCL."""
+TOGETHER = ("compile", "optimizer", "xla_cpu_multi_thread_eigen", "xla_cpu_region_analysis")
+"""Changes that an expert expects to help independently of each other, and tries at once."""
 
 
 class Opener(Expert):
-    """Asks for what is offered and worth a try after the first trials, then submits the best with one change."""
+    """Asks for what is offered and worth a try after the first trials, then submits the best with added options."""
 
     name = "compatible:opener"
 
@@ -42,9 +44,9 @@ class Opener(Expert):
             if wished:
                 add = [{"knob": knob, "values": list(values)} for knob, values in wished]
                 return "extend_space", {"add": add, "why": "the diagnosis shows time that no knob changes"}
-            change = self.change_one(trials, knob_choices(request))
+            change = self.change_best(trials, knob_choices(request))
             if change is not None:
-                return submit(change, "the best trial with one added option changed")
+                return submit(change, "the best trial with added options changed")
         return super().decide(request)
 
     def find_wishes(self, offers: list[str], choices: dict[str, list[Any]]) -> list[Wish]:
@@ -55,17 +57,15 @@ class Opener(Expert):
                 return found[:4]
         return []
 
-    def change_one(self, trials: list[Row], choices: dict[str, list[Any]]) -> Row | None:
-        """The best trial with one untried value of an added knob; None if all were tried beside it."""
+    def change_best(self, trials: list[Row], choices: dict[str, list[Any]]) -> Row | None:
+        """The best trial with untried values of added knobs, those of `TOGETHER` first; None if all were tried."""
         best = min(trials, key=lambda row: row["loss"])
+        wished = {knob: values for wishes in WISHES.values() for knob, values in wishes if knob in choices}
+        changes = [{knob: wished[knob][0] for knob in TOGETHER if knob in wished}]
+        changes += [{knob: value} for knob, values in wished.items() for value in values]
         tried = [row["config"] for row in trials]
-        for wishes in WISHES.values():
-            for knob, values in wishes:
-                for value in values if knob in choices else ():
-                    config = {**best["config"], knob: value}
-                    if config not in tried:
-                        return {"config": config, "time": best["loss"]}
-        return None
+        found = ({**best["config"], **change} for change in changes if change)
+        return next(({"config": c, "time": best["loss"]} for c in found if c not in tried), None)
 
 
 def read_offers(text: str) -> list[str]:

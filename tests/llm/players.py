@@ -238,8 +238,9 @@ def read_trials(text: str) -> list[Row]:
         left, bar, right = line.partition(" | ")
         if bar and left.startswith("trial "):
             knobs = right.split()
-        elif bar and knobs:
-            config = dict(zip(knobs, map(read_word, shlex.split(right.removesuffix(" (repeat)"))), strict=True))
+        elif bar and knobs and left.split()[1] != "-":
+            words = shlex.split(re.sub(r"( \([^)]*\))+$", "", right))  # without notes, such as "(repeat)"
+            config = dict(zip(knobs, map(read_word, words), strict=True))
             rows.append({"config": config, "loss": float(left.split()[1])})
     return rows
 
