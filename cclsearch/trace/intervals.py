@@ -56,12 +56,18 @@ def _insert_spans(few_F2: Int64s, many_M2: Int64s) -> Int64s:
     meets_F = high_F > low_F
     start_F = np.where(meets_F, np.minimum(few_F2[:, 0], many_M2[np.minimum(low_F, len(many_M2) - 1), 0]), few_F2[:, 0])
     end_F = np.where(meets_F, np.maximum(few_F2[:, 1], many_M2[np.maximum(high_F - 1, 0), 1]), few_F2[:, 1])
-    edges = np.zeros(len(many_M2) + 1, dtype=np.int64)
-    np.add.at(edges, low_F[meets_F], 1)
-    np.add.at(edges, high_F[meets_F], -1)
-    kept = many_M2[np.cumsum(edges[:-1]) == 0]
+    count_F = np.where(meets_F, high_F - low_F, 0)
+    is_kept_M = np.ones(len(many_M2), dtype=bool)
+    is_kept_M[np.repeat(low_F - np.cumsum(count_F) + count_F, count_F) + np.arange(int(count_F.sum()))] = False
     grown = merge_spans(start_F, end_F)
-    return np.insert(kept, np.searchsorted(kept[:, 0], grown[:, 0]), grown, axis=0)
+    kept = _items(many_M2)[is_kept_M]
+    places = np.searchsorted(kept.view(np.int64)[::2], grown[:, 0])
+    return np.insert(kept, places, _items(grown)).view(np.int64).reshape(-1, 2)
+
+
+def _items(spans_M2: Int64s) -> npt.NDArray[np.complex128]:
+    """The spans as items of 16 bytes, which numpy copies several times faster than rows of two; not numbers."""
+    return np.ascontiguousarray(spans_M2).view(np.complex128)[:, 0]
 
 
 def total_ns(spans_M2: Int64s) -> int:

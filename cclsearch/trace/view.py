@@ -198,11 +198,6 @@ class RankView:
             return None
         return float(np.median(table.ts_ns[rows[on_device]] - table.ts_ns[launches[on_device]])) / 1e9
 
-    def prepare(self, threads: int) -> None:
-        """Compute what most metrics need of the device, and of the host, at the same time."""
-        if self._table.is_timed and len(self.device_rows) >= MIN_PREPARED_ROWS:
-            call_both(threads, lambda: self._parts, lambda: (self.launch_lag_s, self.sync_M2, self.table.launch))
-
     def release_memory(self) -> None:
         """Forget large arrays, which are computed again when used."""
         for name, value in tuple(self.__dict__.items()):
@@ -244,10 +239,19 @@ class TraceView:
         """False if the traces are execution traces, which have no times."""
         self.ranks: Mapping[int, RankView] = (with_work if self.is_timed else None) or views
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
-        if workers > 1 and len(self.ranks) == 1:
-            next(iter(self.ranks.values())).prepare(workers)
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""
+        if workers > 1 and len(self.ranks) == 1:
+            self._prepare(next(iter(self.ranks.values())), workers)
+
+    def _prepare(self, view: RankView, threads: int) -> None:
+        """Compute what most metrics need of the only rank: of its device and, at the same time, of the rest."""
+
+        def rest() -> tuple[object, ...]:
+            return view.comm_M2, view.copies_M2, self.matching, view.launch_lag_s, view.sync_M2, view.table.launch
+
+        if self.is_timed and len(view.device_rows) >= MIN_PREPARED_ROWS:
+            call_both(threads, lambda: view.parts, rest)
 
     @property
     def world_size(self) -> int | None:

@@ -83,28 +83,31 @@ def _build_table(
     )
     sparse["launch"] = (device_rows.astype(np.int32), launch)
     with_args, recorded = sparse.pop("coll_id", None), {**columns, "kind": columns["kind"].copy()}
-    (classes, collectives, sparse["coll_id"]), (columns["step_id"], steps) = call_both(
+
+    def describe_rows() -> tuple[dict[str, Any], dict[str, Any]]:
+        classes, collectives, sparse["coll_id"] = classify_kernels(columns, names, with_args, builder, groups)
+        join_ops(sparse)
+        sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
+        sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
+        facts = {"name_class": classes, "collectives": collectives, "grids": grids, "shapes": shapes}
+        return facts, describe_run(metadata, columns, device_rows, _absolute_base(builder, shift))
+
+    (facts, run), (columns["step_id"], steps) = call_both(
         builder.threads,
-        lambda: classify_kernels(columns, names, with_args, builder, groups),
+        describe_rows,
         lambda: _attribute(recorded, names, steps, source_of_steps, by_start, device_rows, launch, calls),
     )
-    join_ops(sparse)
-    sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
-    sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
     table = EventTable(
         **columns,
         names=names,
-        name_class=classes,
-        collectives=collectives,
-        shapes=shapes,
-        grids=grids,
+        **facts,
         threads=tuple(str(builder.thread_names.get(tid, tid)) for _, tid in builder.rows.threads),
         steps=steps,
         step_source=source_of_steps,
         memory=MemoryPoints(memory.ts_ns - shift, memory.allocated_bytes, memory.reserved_bytes, memory.device),
         sparse={name: column for name, column in sparse.items() if len(column[0])},
         source=source,
-        **describe_run(metadata, columns, device_rows, _absolute_base(builder, shift)),
+        **run,
     )
     table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
     reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
