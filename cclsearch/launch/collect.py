@@ -26,7 +26,15 @@ from cclsearch.core.job_file import (
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import JobStatus
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, RunStatus, TrialEnd
+from cclsearch.launch.contract import (
+    EVIDENCE_FILE,
+    RESULT_FILE,
+    STDERR_FILE,
+    STDOUT_FILE,
+    TRACE_FOLDER,
+    RunStatus,
+    TrialEnd,
+)
 from cclsearch.launch.patterns import read_patterns
 
 Result = TypeVar("Result", bound=TrialEnd)
@@ -77,7 +85,7 @@ _WRAPPER = re.compile(
 
 def clear_results(trial_dir: Path, *files: str) -> None:
     """Remove results of an earlier attempt that would be read as this one's, and these files, whatever they are."""
-    for name in (RESULT_FILE, *files, TRACE_FOLDER, FAILURES_FOLDER):
+    for name in (RESULT_FILE, EVIDENCE_FILE, *files, TRACE_FOLDER, FAILURES_FOLDER):
         path = trial_dir / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

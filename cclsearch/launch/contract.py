@@ -20,6 +20,8 @@ from cclsearch.core.values import Config, Failure, Model, Value
 RESULT_FILE = "result.json"
 CONFIG_FILE = "config.json"
 TRACE_FOLDER = "trace"
+EVIDENCE_FILE = "evidence.jsonl"
+"""Single measurements, one per line, from which the task computes metrics itself; only if the task asks for them."""
 STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
 PHASE_FILE = "phase"

@@ -64,7 +64,8 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
         _require_simulated(objective, card, SimulatedCluster.of(SimulatedSettings(), card, space))
     elif target.profile.launcher != IN_PROCESS:  # what a function returns is not known before it is called
         require_measurable(objective, framework, card.task)
-    fewer = () if request.use_fewer or not rewarding else (_describe_fewer(card, rewarding[0]),)
+    is_said = rewarding and not request.use_fewer and card.hardware.num_accelerators > 1
+    fewer = () if not is_said else (_describe_fewer(card, rewarding[0]),)
     return ResolvedWorkload(
         card, framework.name, space, hash_space(space), knobs, use_fewer=use_fewer, notes=(*looked_up, *fewer)
     )

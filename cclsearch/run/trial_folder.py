@@ -8,7 +8,7 @@ from pathlib import Path
 from cclsearch.core.atomic_file import sync_folder, write_atomically
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER
-from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
+from cclsearch.launch.contract import CONFIG_FILE, EVIDENCE_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.run.log_masking import moving
 from cclsearch.score.outcome import Outcome
 
@@ -22,7 +22,7 @@ ATTEMPTS_FOLDER = "attempts"
 ENDED_FILE = "ended.json"
 """In an attempt's folder: its status, once its files were moved to the trial's folder."""
 
-_MOVED_FIRST = (STDOUT_FILE, STDERR_FILE, EXIT_FILE, FAILURES_FOLDER, TRACE_FOLDER)
+_MOVED_FIRST = (STDOUT_FILE, STDERR_FILE, EXIT_FILE, FAILURES_FOLDER, TRACE_FOLDER, EVIDENCE_FILE)
 _FILES_OF_AN_ATTEMPT = (RESULT_FILE, *_MOVED_FIRST, METRICS_FILE, ADMISSION_FILE, JUDGING_ERROR_FILE, ENDED_FILE)
 
 

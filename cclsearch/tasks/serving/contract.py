@@ -13,8 +13,6 @@ from cclsearch.core.values import Model, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.score.evidence import EvidenceOf
 
-REQUEST_LOG = "requests.jsonl"
-"""The log of the requests, beside `result.json`: one `RequestRecord` per line."""
 Moment = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
 """Seconds since the start of a load, by the load generator's clock."""
 
@@ -65,7 +63,7 @@ class ServingInput(TrialInput):
 
 
 class RequestRecord(Model):
-    """One line of the request log. Times are in seconds since the start of its load."""
+    """One line of the request log, `evidence.jsonl`. Times are in seconds since the start of its load."""
 
     model_config = ConfigDict(extra="ignore")
 

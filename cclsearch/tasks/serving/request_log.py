@@ -10,23 +10,24 @@ from pydantic import ValidationError
 
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, has_job_file, read_job_bytes
 from cclsearch.core.text import one_line
-from cclsearch.tasks.serving.contract import REQUEST_LOG, RequestRecord, ServingResult
+from cclsearch.launch.contract import EVIDENCE_FILE
+from cclsearch.tasks.serving.contract import RequestRecord, ServingResult
 
 
 def read_request_log(folder: Path, result: ServingResult) -> ServingResult:
     """The result with the requests of the log beside it; with the problem in their place if it cannot be used."""
-    path = folder / REQUEST_LOG
+    path = folder / EVIDENCE_FILE
     own = {"requests": (), "log_problem": ""}
     if not result.loads or result.recorded or result.simulated or result.caller:
         return result.model_copy(update=own)
     try:
         if not has_job_file(path):
-            return result.model_copy(update={**own, "log_problem": f"it wrote no request log {REQUEST_LOG}"})
+            return result.model_copy(update={**own, "log_problem": f"it wrote no request log {EVIDENCE_FILE}"})
         text = read_job_bytes(path, RESULT_BYTES)
     except JobFileError as error:
         return result.model_copy(update={**own, "log_problem": str(error)})
     if hashlib.sha256(text).hexdigest() != result.request_log_sha256:
-        problem = f"{REQUEST_LOG} does not have the SHA-256 that result.json states"
+        problem = f"{EVIDENCE_FILE} does not have the SHA-256 that result.json states"
         return result.model_copy(update={**own, "log_problem": problem})
     records = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -35,10 +36,10 @@ def read_request_log(folder: Path, result: ServingResult) -> ServingResult:
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
-            problem = one_line(f"{REQUEST_LOG} line {number}: {field}: {first['msg']}", 200)
+            problem = one_line(f"{EVIDENCE_FILE} line {number}: {field}: {first['msg']}", 200)
             return result.model_copy(update={**own, "log_problem": problem})
         if problem := find_disorder(record, len(result.loads)):
-            return result.model_copy(update={**own, "log_problem": f"{REQUEST_LOG} line {number}: {problem}"})
+            return result.model_copy(update={**own, "log_problem": f"{EVIDENCE_FILE} line {number}: {problem}"})
         records.append(record)
     return result.model_copy(update={**own, "requests": tuple(records)})
 

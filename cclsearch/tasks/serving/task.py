@@ -28,6 +28,7 @@ from cclsearch.tasks.serving.workload import (
     hash_trace,
     limit_work,
     read_limits,
+    read_targets,
 )
 
 
@@ -89,14 +90,14 @@ class RequestTask(Task):
 
     def measure_loads(self, evidence: ServingEvidence) -> list[dict[str, float]]:
         """The metrics of each load: from the request log, or as recorded; never as a script states them itself."""
-        result, limits = evidence.result, read_limits(evidence.card.work)
+        result, targets = evidence.result, read_targets(evidence.card.work)
         accelerators = float(result.world_size or evidence.payload.num_ranks)
         known, found = {metric.name for metric in self.metrics}, []
         for number, load in enumerate(result.loads):
             metrics = {name: value for name, value in load.metrics.items() if name in known}
             if evidence.is_measured:
                 records = [record for record in result.requests if record.load == number]
-                measured = measure_load(records, accelerators, limits)
+                measured = measure_load(records, accelerators, targets)
                 own = {name: value for name, value in metrics.items() if name in ("kv_cache_use_peak", "preemptions")}
                 metrics = {name: value for name, value in (own | measured).items() if name in known}
             if load.concurrency is not None:

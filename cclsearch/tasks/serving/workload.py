@@ -18,12 +18,13 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.score.objective import Constraint, Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest
-from cclsearch.tasks.serving.measurements import LATENCY_METRICS, LIMITED, Bounds
+from cclsearch.tasks.serving.measurements import LATENCIES, LATENCY_METRICS, LIMITED, Bounds
 
 MAX_REQUESTS = 20_000
 LENGTHS = ("fixed", "uniform", "lognormal")
 _AT_MOST, _AT_LEAST = "at_most.", "at_least."
-_LIMITS = "workload.limits."
+_TARGET = "target."
+_LIMITS, _TARGETS = "workload.limits.", "workload.targets."
 TRACE_COLUMNS = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "Response tokens"),
@@ -46,10 +47,16 @@ LIMIT_FIELDS = (
     ),
 )
 """Latencies are limited from above, rates from below."""
+TARGET_FIELDS = tuple(
+    CardField(f"{name}_s", FieldKind.NUMBER, (f"{_TARGETS}{name}_s",), maximum=1e9, key=_TARGET + name)
+    for name in LATENCIES
+)
+"""What a single request must keep to count for goodput; `itl_s` is its longest interval between tokens."""
 _PRIVATE = (
     _data("repeats", FieldKind.COUNT, maximum=1000),
     _data("shared_prefix_tokens", FieldKind.COUNT0),
     *LIMIT_FIELDS,
+    *TARGET_FIELDS,
 )
 INFERENCE_FIELDS = (*OTHER_WORK_FIELDS, *_PRIVATE)
 """One batch of prompts of one length: `batch_size`, `input_len`, `output_len`."""
@@ -82,6 +89,11 @@ def read_limits(work: Config) -> dict[str, Bounds]:
     return limits
 
 
+def read_targets(work: Config) -> dict[str, float]:
+    """The targets of single requests: latency -> its greatest value in seconds."""
+    return {key.removeprefix(_TARGET): float(value) for key, value in work.items() if key.startswith(_TARGET)}
+
+
 def constrain(card: StatedCard, objective: Objective, units: dict[str, str | None]) -> Objective:
     """The objective with the card's limits as constraints, unless it bounds a metric as tightly itself."""
     bounded = read_limits(limit_work(Config(), objective))
@@ -110,15 +122,16 @@ def limit_work(work: Config, objective: Objective) -> Config:
 
 
 def check_limits(card: StatedCard) -> None:
-    """Raise UserError for an unknown limit, which would be ignored."""
-    known = [field.name for field in LIMIT_FIELDS]
-    for path in card.template:
-        name = path.removeprefix(_LIMITS)
-        if name != path and name not in known:
-            raise UserError(
-                f"{card.name}: {_LIMITS}{one_line(name, 60)} is not a limit{guess_name(name, known)}; a card limits"
-                f" {', '.join(known)} (others: --constraint)"
-            )
+    """Raise UserError for an unknown limit or target, which would be ignored."""
+    for section, fields, what in ((_LIMITS, LIMIT_FIELDS, "limit"), (_TARGETS, TARGET_FIELDS, "target")):
+        known = [field.name for field in fields]
+        for path in card.template:
+            name = path.removeprefix(section)
+            if name != path and name not in known:
+                raise UserError(
+                    f"{card.name}: {section}{one_line(name, 60)} is not a {what}{guess_name(name, known)}; known:"
+                    f" {', '.join(known)} (further limits: --constraint)"
+                )
 
 
 def require_numbers(card: StatedCard, *names: str) -> None:

@@ -1,0 +1,226 @@
+"""Shared by run scripts of serving and inference: start a server, await its health, send the loads, stop it, report.
+
+Standard library only. The server is a process group of its own, which is ended whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from common import CpuClock, Trial, device_name, foreign_cores, host_name, say_phase, write_result
+from serving_load import Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
+
+LOG_FILE = "evidence.jsonl"
+SERVER_LOG = "server.log"
+STOP_S = 10.0
+"""Seconds that a server gets to end by itself."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ServerFailed(Exception):
+    """The server did not start, died, or answered wrongly; the message quotes its log."""
+
+
+def find_port() -> int:
+    """Return a port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """A server process with its port and log."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def get(self, path: str, timeout_s: float = 5.0) -> bytes | None:
+        """Return what the server answers to a GET; None if it does not answer with 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            text = answer.read()
+            return text if answer.status == 200 else None
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def quote_log(self) -> str:
+        """Return the last line of the server's log, as the end of a message."""
+        with contextlib.suppress(OSError):
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return f"; its last line: {last[:300]}" if last else ""
+        return ""
+
+    def require_alive(self, when: str) -> None:
+        """Raise ServerFailed if the process has ended."""
+        code = self.process.poll()
+        if code is not None:
+            how = f"signal {-code}" if code < 0 else f"code {code}"
+            raise ServerFailed(f"the server ended with {how} {when}{self.quote_log()}")
+
+    def await_health(self, limit_s: float, path: str = "/health") -> None:
+        """Wait until the server answers; raises ServerFailed if it ends or takes longer than the limit."""
+        end_s = time.monotonic() + limit_s
+        while self.get(path) is None:
+            self.require_alive("before it was healthy")
+            if time.monotonic() > end_s:
+                raise ServerFailed(f"the server was not healthy after {limit_s:g} s{self.quote_log()}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End every process of the server's group; raises ServerFailed if something still listens on its port."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_S)
+                break
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                raise ServerFailed(f"the server ended, but another process still listens on its port {self.port}")
+
+
+@contextlib.contextmanager
+def running_server(trial: Trial, command: Callable[[int], Sequence[str]], limit_s: float) -> Iterator[Server]:
+    """Start a server (`command` takes its port), wait until it is healthy, and end it after the block."""
+    port, log = find_port(), trial.folder / SERVER_LOG
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command(port), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    server = Server(process, port, log)
+    before = signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        server.await_health(limit_s)
+        yield server
+    finally:
+        server.stop()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@dataclass
+class Report:
+    """What was measured so far."""
+
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+
+
+def measure_loads(
+    trial: Trial, server: Server, target: Target, read_stats: Callable[[], Mapping[str, float]]
+) -> Report:
+    """Warm up, then measure the trial's load, or the loads of a search for the largest concurrency."""
+    data, report = trial.data, Report()
+    planned, limits = data["requests"], data["limits"]
+    seed, prefix = data["seed"], data["shared_prefix_tokens"]
+    most = data.get("max_concurrency") or data.get("concurrency")
+    say_phase(trial, 0, "warm-up")
+    number = data["warmup_requests"]
+    warm = [planned[n % len(planned)] for n in range(number)]
+    records, _ = run_load(target, Load(0, warm, min(most or 1, number), seed, prefix, is_warm_up=True))
+    report.records += _require_answered(server, records)
+    say_phase(trial, 0, "timing")
+
+    def measure(concurrency: int | None) -> bool:
+        load = Load(len(report.loads), planned, concurrency, seed, prefix)
+        read_stats()
+        records, window_s = run_load(target, load)
+        report.records += _require_answered(server, records)
+        found: dict[str, Any] = {"window_s": window_s, "metrics": dict(read_stats())}
+        rate = None if concurrency is not None else len(planned) / max(planned[-1]["arrival_s"], 1e-9)
+        found |= {"concurrency": concurrency} if rate is None else {"request_rate": rate}
+        report.loads.append(found)
+        return keeps_limits(summarize_load(records, data["num_ranks"]), limits)
+
+    for _ in range(data["repeats"]):
+        if data.get("max_concurrency"):
+            search_concurrency(data["max_concurrency"], measure)
+        else:
+            measure(data.get("concurrency"))
+    return report
+
+
+def _require_answered(server: Server, records: list[Record]) -> list[Record]:
+    failed = [record for record in records if record.error]
+    if failed:
+        time.sleep(0.2)  # a server that dies is given the time to do so
+        server.require_alive("under load")
+        raise ServerFailed(
+            f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0].error}{server.quote_log()}"
+        )
+    return records
+
+
+def serve_trial(
+    trial: Trial,
+    command: Callable[[int], Sequence[str]],
+    read_stats: Callable[[Server], Mapping[str, float]],
+    describe: Callable[[Server], Mapping[str, Any]],
+    model: str = "model",
+) -> None:
+    """Run one trial: start, measure, stop, then write the request log and `result.json`.
+
+    `read_stats` returns what the server reports since it was last called (`preemptions`, `kv_cache_use_peak`), and
+    `describe` further fields of the result (`num_params`, `precision`, `peak_memory_bytes`).
+    """
+    say_phase(trial, 0, "starting")
+    limit_s = float(os.environ.get("CCL_TIMEOUT_S", "inf"))
+    vocab = trial.data["arch"]["vocab_size"]
+    with running_server(trial, command, min(0.5 * limit_s, 1800.0)) as server:
+        start, server_s = CpuClock.read(), group_cpu_s(server.process.pid)
+        target = Target(server.port, vocab, model, timeout_s=min(0.5 * limit_s, 600.0))
+        report = measure_loads(trial, server, target, lambda: read_stats(server))
+        end = CpuClock.read()
+        own_s = end.own_s - start.own_s + group_cpu_s(server.process.pid) - server_s
+        described = dict(describe(server))
+    say_phase(trial, 0, "writing")
+    text = "".join(json.dumps(asdict(record)) + "\n" for record in report.records).encode()
+    (trial.folder / LOG_FILE).write_bytes(text)
+    write_result(
+        trial,
+        world_size=trial.data["num_ranks"],
+        loads=report.loads,
+        request_log_sha256=hashlib.sha256(text).hexdigest(),
+        hosts=[host_name()],
+        foreign_cpu_cores=foreign_cores(start, end, own_s),
+        logical_cores=os.cpu_count(),
+        **{"devices": [device_name()], **described},
+    )
+
+
+def group_cpu_s(group: int) -> float:
+    """Return the CPU seconds that the processes of a group have used."""
+    total = 0.0
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                words = (folder / "stat").read_text().rpartition(")")[2].split()
+                if int(words[2]) == group:
+                    total += sum(map(int, words[11:15])) / _TICKS
+    return total
