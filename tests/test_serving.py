@@ -222,10 +222,10 @@ def test_a_request_trace_that_is_wrong_is_refused_in_one_line(rows: str, words: 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"max_concurrency": 4}, "either a concurrency or a max_concurrency"),
+        ({"concurrency": None}, "a closed loop has a concurrency, or a max_concurrency"),
         ({"arrival": "sometimes"}, "arrival must be one of closed, constant"),
         ({"arrival": "poisson"}, "need a rate"),
-        ({"request_rate": 3}, "have a rate, and no concurrency"),
+        ({"request_rate": 3}, "say which counts with --set arrival=closed"),
         ({"lengths": "long"}, "lengths must be one of"),
         ({"output_len": None}, "workload.data has no output_len: give --set output_len=N"),
         ({"shared_prefix_tokens": 10}, "must be fewer than input_len"),

@@ -126,11 +126,13 @@ class ServingTask(RequestTask):
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         work = card.work
         requests = draw_requests(card, int(fields.get("seed", 0))) if is_measured else ()
+        arrival = find_arrival(card)
+        most = work.get("max_concurrency") if arrival is Arrival.CLOSED else None
         own = {
             "requests": requests,
-            "arrival": find_arrival(card),
-            "concurrency": work.get("concurrency"),
-            "max_concurrency": work.get("max_concurrency"),
+            "arrival": arrival,
+            "concurrency": work.get("concurrency") if arrival is Arrival.CLOSED and most is None else None,
+            "max_concurrency": most,
             "repeats": work.as_int("repeats"),
             "warmup_requests": work.as_int("warmup_requests", 4),
             "shared_prefix_tokens": work.as_int("shared_prefix_tokens", 0),
@@ -145,10 +147,10 @@ class ServingTask(RequestTask):
             load = f"the request trace {work['request_trace']}"
         elif arrival is Arrival.CLOSED:
             load = (
-                f"{work['concurrency']} requests at once"
-                if "concurrency" in work
-                else f"up to {work['max_concurrency']} requests at once"
+                f"up to {work['max_concurrency']} requests at once"
                 if "max_concurrency" in work
+                else f"{work['concurrency']} requests at once"
+                if "concurrency" in work
                 else "requests at once as recorded"
             )
         else:

@@ -154,15 +154,13 @@ def check_load(card: StatedCard) -> None:
     if work.get("lengths", "fixed") not in LENGTHS:
         refuse(f"workload.data.lengths must be one of {', '.join(LENGTHS)}, not {one_line(str(work['lengths']), 40)!r}")
     if arrival is Arrival.CLOSED:
-        if ("concurrency" in work) == ("max_concurrency" in work):
+        if "concurrency" not in work and "max_concurrency" not in work:
             refuse(
-                "a closed loop has either a concurrency or a max_concurrency, up to which the largest that keeps the"
-                " limits is found: --set concurrency=N or --set max_concurrency=N"
+                "a closed loop has a concurrency, or a max_concurrency, up to which the largest that keeps the limits"
+                " is found: --set concurrency=N or --set max_concurrency=N"
             )
     elif arrival is not Arrival.TRACE and "request_rate" not in work:
         refuse(f"requests that arrive {arrival.value} need a rate: --set request_rate=N (requests per second)")
-    if arrival is not Arrival.CLOSED and ("concurrency" in work or "max_concurrency" in work):
-        refuse(f"requests that arrive {arrival.value} have a rate, and no concurrency: leave one of the two out")
     if arrival is Arrival.TRACE and "request_trace" not in work:
         refuse("arrival is trace, but no request_trace is named: --set request_trace=FILE")
     if int(work.get("shared_prefix_tokens", 0)) >= int(work.get("input_len", 1)):
@@ -181,6 +179,12 @@ def find_arrival(card: StatedCard) -> Arrival:
         return Arrival(stated)
     if "request_trace" in work:
         return Arrival.TRACE
+    has_clients = "concurrency" in work or "max_concurrency" in work
+    if has_clients and "request_rate" in work:
+        raise UserError(
+            f"{card.name}: has a concurrency and a request_rate: say which counts with --set arrival=closed or"
+            " --set arrival=poisson"
+        )
     return Arrival.POISSON if "request_rate" in work else Arrival.CLOSED
 
 
@@ -189,7 +193,7 @@ def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
     work, arrival = card.work, find_arrival(card)
     if arrival is Arrival.TRACE:
         return read_request_trace(card)
-    concurrency = int(work.get("concurrency", work.get("max_concurrency", 1)))
+    concurrency = int(work.get("max_concurrency", work.get("concurrency", 1)))
     number = int(work.get("num_requests", min(MAX_REQUESTS, max(4 * concurrency, 32))))
     rng = np.random.default_rng([seed, 20])
     lengths = [_draw_lengths(rng, work, int(work[name]), number) for name in ("input_len", "output_len")]
