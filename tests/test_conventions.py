@@ -28,7 +28,7 @@ LEVELS = [
     {"tasks"},
     {"record"},
     {"run"},
-    {"plan", "report"},
+    {"plan", "report", "study"},
     {"search", "export"},
     {"analysis", "nightly", "checks"},
     {"api"},
@@ -200,7 +200,12 @@ def test_dependencies_are_declared_and_imported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]}
     optional = {re.split(r"[^\w-]", text)[0] for texts in project["optional-dependencies"].values() for text in texts}
-    module = {"pyyaml": "yaml", "pillow": "PIL", "pydantic-monty": "pydantic_monty"}
+    module = {
+        "pyyaml": "yaml",
+        "pillow": "PIL",
+        "pydantic-monty": "pydantic_monty",
+        "optuna-dashboard": "optuna_dashboard",
+    }
     imported = set()
     for path in ENGINE:
         for node in ast.walk(ast.parse(path.read_text())):

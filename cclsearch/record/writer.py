@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -65,6 +66,15 @@ class RunWriter:
     def watch(self, watcher: Watcher) -> None:
         """Call this function after each event from now on."""
         self._watchers.append(watcher)
+
+    @contextlib.contextmanager
+    def watching(self, watcher: Watcher) -> Iterator[None]:
+        """Call this function after each event until the context ends."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
 
     def record(self, event: Event) -> None:
         """Write one event, apply it to the state, call the watchers; UserError if another process wrote here."""

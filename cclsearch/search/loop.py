@@ -25,6 +25,7 @@ from cclsearch.search.grow import add_wanted
 from cclsearch.search.session import Session
 from cclsearch.search.shared_cause import explain_end, find_shared_cause
 from cclsearch.space.table import RowSet, mask_rows
+from cclsearch.study.view import StudyView
 
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
@@ -36,7 +37,11 @@ def run_search(writer: RunWriter, session: Session) -> None:
     """Run or continue a search until it ends or is stopped; every step is on disk before the next begins."""
     if session.masker is not None:
         session.masker.add_ended(writer.state)
-    _run(writer, session)
+    study = StudyView(writer.folder, session.spec, session.space.knobs, session.tell)
+    study.open(writer.state)
+    with writer.watching(study.watch):
+        _run(writer, session)
+    study.close(writer.state)
     if session.masker is not None:
         session.masker.add_ended(writer.state)
         was_stopped = session.stop.is_set()

@@ -112,7 +112,7 @@ class StudyProposer:
             assert row is not None, "a sampler of the space proposes its rows"
             free_N[row] = False
             told.open, told.is_whole = (row, trial), not proposals and told.is_whole
-            drawn = trial.user_attrs.get(DRAWN)
+            drawn = study._storage.get_trial(trial._trial_id).user_attrs.get(DRAWN)
             moved = f", moved to the nearest free configuration from {format_config(drawn)}" if drawn else ""
             proposals.append(Proposal(view.space.config(row), self.name, f"drawn by the sampler {self.name}{moved}"))
         return proposals
