@@ -27,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS  # noqa: E402
+from llm.players import PLAYERS, Oracle  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.plugins import PROPOSERS  # noqa: E402
@@ -66,8 +66,15 @@ def play(task: tuple[str, str, int]) -> Played:
     fallback: Proposer = PROPOSERS.get("default")()
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)
-    agent = Agent(PLAYERS[who](seed), options=AgentOptions(anonymous=True))
+    player = Oracle(seed, find_truth(recording)) if who == "oracle" else PLAYERS[who](seed)
+    agent = Agent(player, options=AgentOptions(anonymous=True))
     return replay(recording, Arbiter(agent, fallback), who, seed)
+
+
+def find_truth(recording: Recording) -> dict[str, tuple[dict[str, object], float | None]]:
+    """Every configuration of a recording with its measured value, for the oracle."""
+    configs = [recording.space.config(row) for row in range(len(recording.space))]
+    return {config.digest: (dict(config), recording.values[row]) for row, config in enumerate(configs)}
 
 
 def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Played:

@@ -92,8 +92,9 @@ def observe(view: SearchView, trial: int, row: int, rate: float, delay_s: float 
 def make_table(view: SearchView) -> SurrogateTable:
     """Predicts 20, 30, ... 90 images/s; optimistically a tenth more."""
     rate_N = 20.0 + 10.0 * np.arange(NUM_ROWS)
-    memory_N, fits_N, order = np.full(NUM_ROWS, 2.0), np.full(NUM_ROWS, 0.95), (7, 6, 5, 4, 1)
-    return SurrogateTable(rate_N, 1.1 * rate_N, memory_N, fits_N, order, False, "something may be left")
+    memory_N, fits_N, order = np.full(NUM_ROWS, 2.0), np.full(NUM_ROWS, 0.95), (7, 6, 5, 4, 0, 1)
+    wins_N = np.where(1.1 * rate_N > 80, 0.3, 0.0)
+    return SurrogateTable(rate_N, 1.1 * rate_N, memory_N, fits_N, order, False, "something may be left", wins_N=wins_N)
 
 
 def make_handlers(view: SearchView) -> ToolHandlers:
@@ -131,7 +132,7 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
     assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system
     assert "trial loss images_per_s vs_best mem_GiB | lanes" in user
-    assert "pred_images_per_s optimistic vs_best mem_GiB P(fits) | lanes" in user
+    assert "pred_images_per_s optimistic vs_best mem_GiB P(fits) P(wins) free | lanes" in user
     assert '"expected_images_per_s"' in tools
     assert "the time of each part of its picture" in tools
     found = WORDS_OF_TRAINING.findall("\n".join((system, user, tools)))
@@ -150,7 +151,7 @@ def test_candidates_are_sorted_in_the_better_direction() -> None:
     assert lines[0].startswith("90 99 x0.889 2 0.95"), "a ratio below 1 is better than the best trial"
 
 
-def test_surrogate_objects_to_what_is_worse_even_optimistically() -> None:
+def test_surrogate_objects_to_what_has_no_real_chance_to_win() -> None:
     view = replace(make_view(), observations=make_view().observations[:2])
     worse = ask(view, "submit", configurations=[{"config": {"lanes": 2}, "rationale": "r"}]).decision
     better = ask(view, "submit", configurations=[{"config": {"lanes": 8}, "expected_images_per_s": 91}]).decision
@@ -161,12 +162,12 @@ def test_surrogate_objects_to_what_is_worse_even_optimistically() -> None:
     assert dict(better.submitted[0].expects.metrics) == {"images_per_s": 91.0}
 
 
-def test_objection_names_the_metric() -> None:
+def test_refusal_says_why_and_that_no_credit_is_left() -> None:
     view = make_view()
     handlers = replace(make_handlers(view), overrules_left=0)
     arguments = {"configurations": [{"config": {"lanes": 2}, "rationale": "r"}]}
     text = handlers.answer(ToolCall(id="1", name="submit", arguments=arguments)).text
-    assert text.startswith("even its optimistic image rate, 33 images/s, does not beat the best. ")
+    assert text.startswith("the surrogate's chance that it beats the best is 0.0%, below 2%, and no credit is left")
 
 
 def test_safe_default_is_the_greatest_rate() -> None:
@@ -206,16 +207,20 @@ def test_a_violated_constraint_is_no_failure() -> None:
 
 def test_probability_of_the_constraints_is_shown_and_judged() -> None:
     view = bounded(make_view())
-    table = replace(make_table(view), satisfies_N=np.where(np.arange(NUM_ROWS) == 7, 0.02, 0.8))
+    table = make_table(view)
+    satisfies_N = np.where(np.arange(NUM_ROWS) == 7, 0.02, 0.8)
+    wins_N = np.where(np.arange(NUM_ROWS) == 7, 0.0, 0.3)
+    table = replace(table, order=(6, 5, 4, 1, 0, 7), satisfies_N=satisfies_N, wins_N=wins_N)
     user = write(view, table=table)[1]
-    assert "vs_best mem_GiB P(fits) P(constraints) | lanes\n90 99 x0.556 2 0.95 0.02 | 8\n" in user
+    assert "vs_best mem_GiB P(fits) P(constraints) P(wins) free | lanes\n" in user
+    assert "\n90 99 x0.556 2 0.95 0.02 0.00 - | 8\n" in user
     handlers = replace(make_handlers(view), table=table, overrules_left=0)
 
     def submit(lanes: int) -> ToolReply:
         arguments = {"configurations": [{"config": {"lanes": lanes}, "rationale": "r"}]}
         return handlers.answer(ToolCall(id="1", name="submit", arguments=arguments))
 
-    assert submit(8).text.startswith("the surrogate's probability that it satisfies the constraints is 0.02. ")
+    assert submit(8).text.startswith("the surrogate's probability that it satisfies the constraints is 0.02, and")
     assert submit(7).decision is not None
 
 

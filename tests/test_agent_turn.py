@@ -152,7 +152,7 @@ def test_finish_is_granted_when_nothing_is_left() -> None:
 
 
 def test_several_configurations_fill_several_slots() -> None:
-    other = dict(SPACE.config(21))
+    other = dict(SPACE.config(3))
     outcome = run_turn(Scripted(submit(GOOD, TRIED, other, GOOD)), slots=4)
     assert [dict(proposal.config) for proposal in outcome.proposals] == [GOOD, other]
 

@@ -5,10 +5,12 @@ Each is a `Provider`, which an agent can use in-process, or `tests.llm.server` b
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, StopReason, ToolCall, Usage
@@ -148,6 +150,41 @@ class Expert(Player):
         )
 
 
+class Oracle(Player):
+    """Better than the surrogate: it knows the true value of every configuration, except for an error of about 10 %.
+
+    It submits the best untried one; if that needs credit that it has not, the best of the listed free ones.
+    """
+
+    name = "compatible:oracle"
+    error = 0.1
+
+    def __init__(self, seed: int = 0, truth: Mapping[str, tuple[Row, float | None]] | None = None) -> None:
+        """`truth`: digest -> configuration and its measured loss, None if it fails."""
+        super().__init__(seed)
+        known = {digest: (row, value) for digest, (row, value) in (truth or {}).items() if value is not None}
+        self.beliefs = [
+            (value * math.exp(self.rng.gauss(0.0, self.error)), row) for row, value in (known[d] for d in sorted(known))
+        ]
+
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        found = listed(request)
+        if not found:
+            return "candidates", {"where": {}, "sort": "promise", "limit": 20}
+        text = request.messages[0].text
+        tried = [row["config"] for row in (*read_trials(text), *read_failed(text))]
+        calls = [call for message in request.messages for call in message.calls if call.name == "submit"]
+        free = [row["config"] for row in found if row["free"]]
+        open_ideas = [(value, config) for value, config in self.beliefs if config not in tried]
+        if calls:
+            open_ideas = [(value, config) for value, config in open_ideas if config in free]
+        if not open_ideas:
+            return submit(found[min(len(calls), len(found) - 1)], "nothing better is known")
+        value, config = min(open_ideas, key=lambda idea: idea[0])
+        row = next((row for row in found if row["config"] == config), {"config": config, "time": value})
+        return submit(row, "an expert knows")
+
+
 def read_error(text: str) -> float:
     """The surrogate's median error in its record; 0 if the record has none."""
     found = re.search(r"median error over the measured trials[^:]*: ([0-9.]+)%", text)
@@ -165,7 +202,7 @@ def split(row: Row) -> int:
     return int(row["config"].get("tp", 1)) * int(row["config"].get("pp", 1))
 
 
-PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "hostile": Hostile}
+PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "hostile": Hostile, "oracle": Oracle}
 
 
 def submit(row: Row, why: str, beliefs: dict[str, str] | None = None) -> tuple[str, dict[str, Any]]:
@@ -214,17 +251,25 @@ def read_candidates(text: str) -> list[Row]:
     """Rows of a table of candidates."""
     rows: list[Row] = []
     knobs: list[str] = []
+    columns: list[str] = []
     for line in text.splitlines():
         left, bar, right = line.partition(" | ")
         if not bar:
             continue
         if left.startswith("pred_step_s"):
-            knobs = right.split()
-        elif knobs and len(left.split()) == 5:
-            time, low, _, memory, fits = left.split()
+            knobs, columns = right.split(), left.split()
+        elif knobs and len(left.split()) == len(columns):
+            cells = dict(zip(columns, left.split(), strict=True))
             config = dict(zip(knobs, map(read_word, shlex.split(right)), strict=True))
             rows.append(
-                {"config": config, "time": float(time), "low": float(low), "memory": float(memory), "fits": float(fits)}
+                {
+                    "config": config,
+                    "time": float(cells["pred_step_s"]),
+                    "low": float(cells["optimistic_s"]),
+                    "memory": float(cells["mem_GiB"]),
+                    "fits": float(cells["P(fits)"]),
+                    "free": cells["free"] == "*",
+                }
             )
     return rows
 
@@ -243,6 +288,15 @@ def read_trials(text: str) -> list[Row]:
             config = dict(zip(knobs, map(read_word, words), strict=True))
             rows.append({"config": config, "loss": float(left.split()[1])})
     return rows
+
+
+def read_failed(text: str) -> list[Row]:
+    """Configurations of the table of failures."""
+    knobs = next((line.partition(" | ")[2].split() for line in text.splitlines() if line.startswith("trial ")), [])
+    start = text.find("FAILURES by kind")
+    lines = text[start:].split("\n\n")[0].splitlines() if start >= 0 else []
+    values = [line.partition(" | ")[2] for line in lines if line.startswith("  trial ")]
+    return [{"config": dict(zip(knobs, map(read_word, shlex.split(v)), strict=False))} for v in values]
 
 
 def read_word(word: str) -> Any:

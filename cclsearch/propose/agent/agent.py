@@ -129,7 +129,12 @@ class Agent:
 
     def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore) -> PromptInput:
         prompt_input = PromptInput(
-            handlers.view, handlers.table, slots, handlers.find_shown(), offers=handlers.extension.offers
+            handlers.view,
+            handlers.table,
+            slots,
+            handlers.find_shown(),
+            offers=handlers.extension.offers,
+            overrules_left=handlers.overrules_left,
         )
         if self.options.mode != LlmMode.POLICY:
             return prompt_input

@@ -15,6 +15,8 @@ from cclsearch.propose.agent.history import last_insights
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
 from cclsearch.propose.agent.surrogate_table import (
+    NUM_PROMISING,
+    PLAUSIBLE,
     SurrogateTable,
     best_observation,
     improvement_threshold,
@@ -86,6 +88,8 @@ class PromptInput:
     program_note: str = ""
     offers: tuple[str, ...] = ()
     """What may be added to the search space, one line each."""
+    overrules_left: int = 1
+    """Credit: how many configurations that are not free may still be submitted."""
 
 
 def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
@@ -126,7 +130,10 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     model = "closed-form cost model, recalibrated on the trials so far" if has_form else "fitted to the trials so far"
     beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work)}" if view.predictor.hint_parts else ""
     submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
-    words = {"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs}
+    words = {
+        **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
+        **{"promising": NUM_PROMISING, "plausible": f"{PLAUSIBLE:.0%}"},
+    }
     parts = [
         *(sentence.format(**words) for sentence in WORDS["system"].values()),
         QUOTING_RULE,
@@ -232,6 +239,7 @@ def _state_lines(prompt_input: PromptInput, noise: float) -> list[str]:
     num_held = len(view.held_back)
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
+        f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free",
         f"noise: two runs differ by about {noise:.1%}; a smaller difference is not an improvement",
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
     ]
@@ -255,7 +263,7 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
 
 def _move_lines(view: SearchView) -> list[str]:
     moves = [event.text for event in view.events if isinstance(event, ArbiterMove)]
-    return [quote_line(text, 240) for text in moves[-3:][::-1]]
+    return [quote_line(text, 500) for text in moves[-3:][::-1]]
 
 
 def _fit(sections: Sequence[Section], limit_bytes: int) -> str:

@@ -93,7 +93,8 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     )
     shown = handlers.find_shown()
     prompt_input = PromptInput(
-        *(view, handlers.table, record.slots, shown, record.program, record.program_note, record.extension.offers)
+        *(view, handlers.table, record.slots, shown, record.program, record.program_note, record.extension.offers),
+        overrules_left=record.overrules_left,
     )
     options = PromptOptions(context.mode, context.anonymous, context.goal)
     recorded = _Recorded(record)

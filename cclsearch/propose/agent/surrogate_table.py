@@ -13,7 +13,7 @@ from cclsearch.core.metrics import Direction
 from cclsearch.core.packed import Packed
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
-from cclsearch.propose.bayes.snapshot import SearchSnapshot, p10_halfwidth_m, summarize_posterior
+from cclsearch.propose.bayes.snapshot import SearchSnapshot, find_chances, p10_halfwidth_m, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.score.objective import Term
 from cclsearch.stats.closed_form import predict_space
@@ -21,8 +21,11 @@ from cclsearch.stats.closed_form import predict_space
 Floats = Annotated[NDArray[np.float64], Packed(np.float64)]
 
 NUM_TOP_ROWS = 12
-PLAUSIBLE = 0.05
-"""Probability below which a candidate's win is not plausible."""
+NUM_PROMISING = 5
+"""The surrogate's first candidates, which are always free."""
+PLAUSIBLE = 0.02
+"""The one threshold of `submit` and `finish`: a configuration with at least this chance of beating the best by over 1 %
+is free, and while there is one the search cannot be finished."""
 MIN_NOISE = 0.01
 """Relative difference below which two runs are never distinguished: repeats of one configuration differ by more."""
 
@@ -48,6 +51,12 @@ class SurrogateTable:
     """The accuracy of earlier predictions and what was learned from them, in lines."""
     satisfies_N: Floats | None = None
     """Probability that it satisfies the objective's constraints if it succeeds, 0 to 1; None without constraints."""
+    wins_N: Floats | None = None
+    """Chance that it runs and beats the best by over 1 %, 0 to 1; None before a trial is ranked."""
+
+    def is_free(self, row: int) -> bool:
+        """Whether the LLM may submit this row without overruling the surrogate."""
+        return row in self.order[:NUM_PROMISING] or (self.wins_N is not None and bool(self.wins_N[row] >= PLAUSIBLE))
 
 
 MakeSurrogateTable = Callable[[SearchView], SurrogateTable]
@@ -109,9 +118,13 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     if view.objective.constraints:
         satisfies_N = np.zeros(size)
         satisfies_N[rows] = posterior.p_satisfies_m
-    left, why = _find_plausible(view, snapshot)
+    wins_N = None
+    if posterior.best is not None:
+        wins_N = np.zeros(size)
+        wins_N[rows] = find_chances(posterior)
+    left, why = _find_plausible(view, wins_N)
     return SurrogateTable(
-        value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot), satisfies_N
+        value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot), satisfies_N, wins_N
     )
 
 
@@ -126,14 +139,16 @@ def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: N
         fits_N[rows], memory_N[rows] = prediction.fits_N[rows], prediction.memory_gib_N[rows]
 
 
-def _find_plausible(view: SearchView, snapshot: SearchSnapshot) -> tuple[bool, str]:
-    if snapshot.p_improvement is None or snapshot.max_expected_improvement is None:
+def _find_plausible(view: SearchView, wins_N: NDArray[np.float64] | None) -> tuple[bool, str]:
+    """Whether an open configuration could plausibly win, and why, in words."""
+    if wins_N is None:
         return True, none_ranked(view)
+    num_plausible = int(np.count_nonzero(wins_N >= PLAUSIBLE))
     why = (
-        f"the surrogate's probability that one of {snapshot.num_open} open configurations beats the best by over 1 % "
-        f"is {snapshot.p_improvement:.0%}; the largest expected improvement is {snapshot.max_expected_improvement:.2%}"
+        f"{num_plausible} of {np.count_nonzero(~view.taken_N)} open configurations have a chance of at least "
+        f"{PLAUSIBLE:.0%} to beat the best by over 1 %; the largest chance is {wins_N.max():.1%}"
     )
-    return not (snapshot.is_exhausted or snapshot.p_improvement < PLAUSIBLE), why
+    return num_plausible > 0, why
 
 
 def _describe_record(snapshot: SearchSnapshot) -> tuple[str, ...]:

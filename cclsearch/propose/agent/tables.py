@@ -14,6 +14,8 @@ from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16
+FREE_MARK = "*"
+"""In the column `free`: the configuration may be submitted without credit."""
 
 
 def objective_line(view: SearchView, goal: str = "") -> str:
@@ -111,14 +113,18 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     reference = best.value(metric.name) or None if best else None
     optimistic = f"optimistic_{metric.unit}" if metric.short else "optimistic"
     satisfies = "" if table.satisfies_N is None else " P(constraints)"
-    lines = [f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits){satisfies} | {format_header(view.space)}"]
+    wins = "" if table.wins_N is None else " P(wins)"
+    head = f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits){satisfies}{wins} free"
+    lines = [f"{head} | {format_header(view.space)}"]
     for row in chosen[:count]:
         satisfies = "" if table.satisfies_N is None else f" {table.satisfies_N[row]:.2f}"
         versus = f"x{(table.value_N[row] / reference) ** metric.sign:.3f}" if reference else "-"
         memory = f"{table.memory_gib_N[row]:.3g}".replace("nan", "-")
+        wins = "" if table.wins_N is None else f" {table.wins_N[row]:.2f}"
+        free = FREE_MARK if table.is_free(row) else "-"
         lines.append(
             f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {memory} "
-            f"{table.fits_N[row]:.2f}{satisfies} | {format_row(view.space, view.space.config(row))}"
+            f"{table.fits_N[row]:.2f}{satisfies}{wins} {free} | {format_row(view.space, view.space.config(row))}"
         )
     if len(chosen) > count:
         lines.append(f"({len(chosen) - count} more; `candidates` lists others)")

@@ -18,8 +18,14 @@ from cclsearch.propose.agent.extension import Extension
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, none_ranked, primary_term
-from cclsearch.propose.agent.tables import candidate_lines, trial_summary
+from cclsearch.propose.agent.surrogate_table import (
+    NUM_PROMISING,
+    PLAUSIBLE,
+    SurrogateTable,
+    best_observation,
+    none_ranked,
+)
+from cclsearch.propose.agent.tables import FREE_MARK, candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, expected_fields, sort_orders
 from cclsearch.propose.base import ExpectedOutcome, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
@@ -30,15 +36,10 @@ Explain = Callable[[Config], Sequence[str]]
 
 NUM_FIRST_CHOICES = 3
 """The surrogate's first candidates, which it would run itself."""
-NUM_PROMISING = 5
-"""The surrogate's first candidates, among which an LLM without overrules left must choose."""
 MAX_REPLY_BYTES = 2400
 """Bytes of one look-up's result."""
 MIN_FITS = 0.05
-MAX_SLOWER = 1.5
-"""The surrogate objects to a proposal if its probability of fitting is below `MIN_FITS`, or if even its optimistic
-value does not beat the best trial, or the probability that it satisfies the constraints as that trial does is below
-`MIN_FITS`; before a trial is ranked, if its loss is over `MAX_SLOWER` x that of the best prediction."""
+"""Probability of fitting, or of satisfying the constraints, below which that is the objection to a row."""
 
 
 @dataclass(frozen=True)
@@ -289,43 +290,33 @@ class ToolHandlers:
         if self.view.is_closed(row) or any(other.config == config for other in accepted):
             text = "it is already running, submitted twice, or held back because it does not fit. Choose another one"
             raise CallError(text, "duplicate")
-        objection = self._objection(row)
-        is_far = row not in self.table.order[:NUM_PROMISING]
+        is_free = self.table.is_free(row)
         spent = sum(other.is_overrule for other in accepted)
-        if (objection and self.overrules_left - spent <= 0) or (is_far and self.overrules_left <= 0):
-            text = (
-                f"{objection or f'it is not among the {NUM_PROMISING} that the surrogate finds most promising'}. "
-                "You overruled the surrogate before without success: choose one that it finds plausible "
-                "(see `candidates`)"
+        if not is_free and self.overrules_left - spent <= 0:
+            raise CallError(
+                f"{self._describe_objection(row)}, and no credit is left to overrule the surrogate. "
+                f"Choose a free one: the rows marked {FREE_MARK} in `candidates`",
+                "implausible",
             )
-            raise CallError(text, "implausible")
         expected = {metric: _positive(item.get(name)) for name, metric in expected_fields(self.view).items()}
         return SubmittedConfig(
             config=config,
             expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
-            is_overrule=bool(objection) or is_far,
+            is_overrule=not is_free,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
             is_own_idea=row not in self.table.order[:NUM_FIRST_CHOICES],
         )
 
-    def _objection(self, row: int) -> str:
-        """Why the row cannot win according to the surrogate; empty if it may win."""
-        if self.table.fits_N[row] < MIN_FITS:
-            return f"the surrogate's probability that it fits is {self.table.fits_N[row]:.2f}"
-        term, best, satisfies_N = primary_term(self.view), best_observation(self.view), self.table.satisfies_N
-        if best and satisfies_N is not None and satisfies_N[row] < MIN_FITS:
-            return f"the surrogate's probability that it satisfies the constraints is {satisfies_N[row]:.2f}"
-        if term is None:
-            return ""
-        value = float(self.table.optimistic_N[row])
-        loss, words = (
-            term.minimized(value),
-            f"optimistic {self.view.primary.quantity}, {self.view.primary.show(value)},",
-        )
-        if best and best.loss:
-            return "" if loss < best.loss else f"even its {words} does not beat the best"
-        reference = term.minimized(float(self.table.value_N[self.table.order[0]])) if self.table.order else 0.0
-        return f"its {words} is poor" if loss > MAX_SLOWER * reference > 0 else ""
+    def _describe_objection(self, row: int) -> str:
+        """Why a row is not free, in words."""
+        table = self.table
+        if table.fits_N[row] < MIN_FITS:
+            return f"the surrogate's probability that it fits is {table.fits_N[row]:.2f}"
+        if table.satisfies_N is not None and table.satisfies_N[row] < MIN_FITS:
+            return f"the surrogate's probability that it satisfies the constraints is {table.satisfies_N[row]:.2f}"
+        if table.wins_N is not None:
+            return f"the surrogate's chance that it beats the best is {table.wins_N[row]:.1%}, below {PLAUSIBLE:.0%}"
+        return f"it is not among the {NUM_PROMISING} that the surrogate finds most promising"
 
     def _explain_illegal(self, config: Config) -> str:
         if self.explain:

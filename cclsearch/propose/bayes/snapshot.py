@@ -75,11 +75,20 @@ def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
     return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.models.primary.most_likely.marginals(posterior.rows_m)[1]))
 
 
-def _p_improvement(posterior: CandidatePosterior) -> float:
-    """Return the mean over the models of the largest P(improves on the best by over 1 %) among the candidates."""
+def find_chances(posterior: CandidatePosterior) -> Array:
+    """(m,) chance that each candidate runs and improves on the best by over 1 %; needs a best."""
+    return np.asarray(posterior.weight_k @ _better_km(posterior))
+
+
+def _better_km(posterior: CandidatePosterior) -> Array:
     assert posterior.best is not None
     better_km = ndtr((posterior.best - NEGLIGIBLE - posterior.mean_km) / posterior.sd_km) * posterior.p_valid_m
-    return float(posterior.weight_k @ better_km.max(axis=1))
+    return np.asarray(better_km)
+
+
+def _p_improvement(posterior: CandidatePosterior) -> float:
+    """Return the mean over the models of the largest P(improves on the best by over 1 %) among the candidates."""
+    return float(posterior.weight_k @ _better_km(posterior).max(axis=1))
 
 
 def _median_error(posterior: CandidatePosterior) -> float | None:

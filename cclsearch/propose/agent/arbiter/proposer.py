@@ -18,6 +18,7 @@ from cclsearch.propose.agent.arbiter.rules import (
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.arbiter.states import NO_KEY, next_trial, read_state, write_move
 from cclsearch.propose.agent.background import start_in_background
+from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
@@ -231,7 +232,7 @@ class Arbiter:
             return
         since = [trial for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial]
         stalls = 0 if any(trial.improved for trial in since) else state.stalls
-        explore = min(self._rules.explore * 2**stalls, self._rules.max_explore)
+        explore = self._rules.find_explore(stalls, view.budget_left)
         self._move(view, state, ArbiterPhase.FALLBACK, cause, reason, explore=explore, stalls=stalls + 1)
 
     def _as_llm(self, state: ArbiterState) -> ArbiterState:
@@ -249,9 +250,18 @@ class Arbiter:
         stalls: int | None = None,
     ) -> None:
         count = before.stalls if stalls is None else stalls
+        reason = "; ".join(filter(None, (reason, self._describe_dropped(view, before))))
         after = ArbiterState(phase, next_trial(view), cause, reason, explore, count)
         self._is_stale |= phase is not ArbiterPhase.LLM
         self._events.append(write_move(before, after))
+
+    def _describe_dropped(self, view: SearchView, before: ArbiterState) -> str:
+        """Which configurations in the LLM's queue a move drops, in words; empty if none."""
+        queued = find_queued(view) if before.phase is ArbiterPhase.LLM and self._turn_is_recent(view) else None
+        if queued is None:
+            return ""
+        configs = " and ".join(f"({format_config(view.space, item.config)})" for item in queued[1])
+        return f"dropped from the queue of turn {queued[0].turn}: {configs}"
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
         return list(self._fallback.propose(view, count))[:count]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import groupby, takewhile
 
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.history import past_turns
@@ -13,24 +13,31 @@ from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
 
 class ArbiterSettings(Model):
-    """The arbiter's thresholds."""
+    """The arbiter's thresholds, chosen over all simulated models of `benchmarks/agent.py`."""
 
     num_seeds: int = 2
     patience: int = 1
-    """Consecutive trials of the LLM's own choice without an improvement beyond the noise that suspend it. A trial that
-    the surrogate would have run as well counts half."""
-    patience_again: int = 1
-    """The same after the LLM was suspended, if it had finished trials before."""
+    """Turns in a row without an improvement beyond the noise that suspend the LLM. A turn whose trials the surrogate
+    would have run as well counts half."""
+    patience_after_gain: int = 2
+    """The same after a turn that improved the best."""
     same_failures: int = 2
-    """Consecutive trials of the LLM with the same kind of failure that suspend it."""
-    explore: int = 4
-    """Trials of the fallback after the first stall; each further stall doubles it, up to `max_explore`."""
+    """Consecutive trials of the LLM with the same kind of failure that suspend it, in turns that did not improve."""
+    explore: int = 2
+    """Trials of the fallback after the first stall; each further stall doubles it."""
     max_explore: int = 8
+    explore_share: float = 0.25
+    """The fallback explores for at most this share of the budget left, and for at least one trial."""
     overrules: int = 1
     """How often the LLM may overrule the surrogate before one overrule has improved the best; after that, it chooses
-    among the surrogate's most promising configurations."""
+    among the configurations that are free."""
     max_queue: int = 3
     """Configurations that one turn may submit if trials run one after another."""
+
+    def find_explore(self, stalls: int, budget_left: int) -> int:
+        """Trials of the fallback after a stall that follows `stalls` others."""
+        longest = max(1, int(self.explore_share * budget_left))
+        return min(self.explore << min(stalls, 10), self.max_explore, longest)
 
 
 @dataclass(frozen=True)
@@ -41,40 +48,54 @@ class LlmTrial:
     item: SubmittedConfig
     improved: bool
     """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
+    turn: int
+    """Number of the turn that submitted it."""
 
 
 def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
     noise = improvement_threshold(view)
-    items = {item.config.digest: item for turn in past_turns(view.events) for item in turn.submitted}
+    items = {item.config.digest: (item, turn.turn) for turn in past_turns(view.events) for item in turn.submitted}
     trials: list[LlmTrial] = []
     best: float | None = None
     for o in sorted((o for o in view.observations if not o.is_confirmation), key=lambda o: o.trial):
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
-            trials.append(LlmTrial(o, items[o.config.digest], improved))
+            item, turn = items[o.config.digest]
+            trials.append(LlmTrial(o, item, improved, turn))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
     return trials
 
 
 def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> tuple[str, str] | None:
-    """Cause and reason to suspend the LLM now, from its trials since it took over; None if there is none."""
-    all_trials = find_llm_trials(view)
-    recent = [trial for trial in all_trials if trial.observation.trial >= state.since_trial]
-    last = recent[-rules.same_failures :]
-    kinds = {trial.observation.failure.kind for trial in last if trial.observation.failure}
-    all_failed = all(trial.observation.failure for trial in last)
-    if len(last) == rules.same_failures and all_failed and len(kinds) == 1:
-        kind = next(iter(kinds)).value.replace("_", " ")
+    """Cause and reason to suspend the LLM now, from its trials since it took over; None if there is none.
+
+    A turn is judged as a unit, once all that it submitted has run: it improved if one of its trials did.
+    """
+    recent = [trial for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial]
+    turns = [list(trials) for _, trials in groupby(recent, key=lambda trial: trial.turn)]
+    idle = list(takewhile(lambda trials: not any(trial.improved for trial in trials), reversed(turns)))
+    last = [trial for trials in reversed(idle) for trial in trials][-rules.same_failures :]
+    kinds = {trial.observation.failure.kind if trial.observation.failure else None for trial in last}
+    if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds:
+        kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
-    was_suspended = state.stalls > 0 and len(recent) < len(all_trials)
-    patience = rules.patience_again if was_suspended else rules.patience
-    idle = list(takewhile(lambda trial: not trial.improved, reversed(recent)))
-    if sum(1.0 if trial.item.is_own_idea else 0.5 for trial in idle) >= patience:
-        trials = "trial" if len(idle) == 1 else f"{len(idle)} trials"
-        return "no improvement", f"its last {trials} did not improve beyond the noise"
+    if idle and _is_running(view, idle[0][0].turn):
+        return None
+    patience = rules.patience_after_gain if len(idle) < len(turns) else rules.patience
+    if sum(1.0 if any(trial.item.is_own_idea for trial in trials) else 0.5 for trials in idle) >= patience:
+        what = "turn" if len(idle) == 1 else f"{len(idle)} turns"
+        return "no improvement", f"its last {what} did not improve the best beyond the noise"
     return None
+
+
+def _is_running(view: SearchView, turn: int) -> bool:
+    """Whether something that this turn submitted is queued or running."""
+    submitted = next((past.submitted for past in past_turns(view.events)[::-1] if past.turn == turn), ())
+    running = any(view.space.row(item.config) in view.pending for item in submitted)
+    queued = find_queued(view)
+    return running or (queued is not None and queued[0].turn == turn)
 
 
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
