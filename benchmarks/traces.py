@@ -300,7 +300,7 @@ def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
         "",
         "`benchmarks/traces.py`: Kineto JSON made by repeating real traces with shifted times and ids, loaded with the "
         f"full breakdown. {platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}. One worker runs "
-        "on one core; `--workers` shares several large files among processes, and scans one file in threads.",
+        "on one core; `--workers` shares several large files among processes, and reads one file in threads.",
         "",
         *report_single(arguments, scratch),
         "",

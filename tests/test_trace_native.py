@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trace_writer as write
 from trace_mutations import ODD_MEMBERS, ODD_VALUES, difference, mutate
@@ -18,6 +19,7 @@ from cclsearch.trace.events import EventTable, FileReport
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.read import read_file, read_traces
 from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native
+from cclsearch.trace.readers.kineto_scanned import ScannedPieces
 from cclsearch.trace.readers.native import build
 from cclsearch.trace.readers.stream import ReadLimits
 
@@ -286,6 +288,62 @@ def test_threads_scan_a_file_and_give_back_what_is_refused(
     assert read_both(packed, monkeypatch)[1].reason == "trace_truncated"
     for limits in ({"raw_bytes": len(text) // 2}, {"rows": 300}):
         assert read_both(path, monkeypatch, **limits)[1].reason == "too_large"
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_parts_that_are_refused_in_the_middle_give_the_same_table(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
+    call = {"device": 0, "stream": 20, "Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float"}
+    odd = [
+        '{"ph": "X", "cat": "cpu_op", "name": "\\ud800 alone", "pid": 1, "tid": 1, "ts": 9.5, "dur": 1}',
+        '{"ph": "M", "name": "thread_name", "pid": 1, "tid": [2], "ts": 0, "args": {"name": "a list"}}',
+        json.dumps(write.span("kernel", "ncclKernel", 9.0, 1, **call, **{"Process Group Description": "first"})) + " ,",
+    ]
+    events = [json.dumps(event) for _ in range(12) for event in rich_events()]
+    calls = [write.span("kernel", "ncclKernel", 9.0 * n, 1, **call) for n in range(3)]
+    for number, one in enumerate(odd):
+        at = len(events) * (number + 2) // 6
+        text = ", ".join([*events[:at], one, *map(json.dumps, calls), *events[at:]]).replace(" ,, ", ' , {"ph": "q"}, ')
+        path = tmp_path / "rank0_trace.json"
+        path.write_text('{"traceEvents": [' + text + "]}")
+        expected, report = read_both(path, monkeypatch)
+        tables, again = read_file(
+            TraceFile(path, path.name, "chrome-json", "kineto"), limits=ReadLimits(threads=threads)
+        )
+        assert (again, [difference(*pair) for pair in zip(tables, expected, strict=True)]) == (report, [""])
+    assert min(scans.accepted, scans.refused) > 0
+
+
+def test_an_error_in_one_thread_ends_the_others(tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(kineto_ahead, "PART_BLOCKS", 4)
+    add, used = ScannedPieces.add, []
+
+    def fail_later(self: ScannedPieces, piece: Any) -> None:
+        used.append(piece)
+        if len(used) == 5:
+            raise MemoryError
+        add(self, piece)
+
+    monkeypatch.setattr(ScannedPieces, "add", fail_later)
+    document = write.kineto_document([event for _ in range(36) for event in rich_events()])
+    path = write.write_kineto(tmp_path / "rank0_trace.json", text=write.layout_kineto(document))
+    file = TraceFile(path, path.name, "chrome-json", "kineto")
+    tables, report = read_file(file, limits=ReadLimits(threads=3))
+    assert (len(tables), report.reason, len(used)) == (0, "too_large", 5)
+
+
+@pytest.mark.parametrize("num_edges", [0, 1, 50])
+def test_looking_times_up_gives_what_numpy_gives(built: Path, monkeypatch: pytest.MonkeyPatch, num_edges: int) -> None:
+    monkeypatch.setattr(kineto_native, "library_path", lambda: built)
+    draw = np.random.default_rng(22)
+    edges = np.sort(draw.integers(-20, 20, num_edges))
+    values = draw.integers(-1, 9, num_edges + 1).astype(np.int32)
+    times = np.concatenate([draw.integers(-25, 25, 1000), [np.iinfo(np.int64).min, np.iinfo(np.int64).max]])
+    expected = values[np.searchsorted(edges, times, side="right")]
+    assert kineto_native.look_up(edges, values, times).tolist() == expected.tolist()
 
 
 def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,3 +269,16 @@ def test_bad_scenarios_are_exit_two(
 def test_what_if_without_a_trace_is_exit_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["what-if", str(tmp_path)]) == 1
     assert capsys.readouterr().out.startswith("not available: no trace files under ")
+
+
+def test_two_workers_give_the_scores_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cclsearch.trace.view.MIN_PREPARED_ROWS", 1)
+    (tmp_path / "rank0_trace.json").write_text(kineto_rank(0, 1))
+    shown = []
+    for workers in ("1", "2"):
+        assert main(["score", str(tmp_path), "--all", "--json", "--workers", workers]) == 0
+        shown.append(capsys.readouterr().out)
+    assert "trace_step_time" in shown[0]
+    assert shown[0] == shown[1]
