@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from llm.players import Expert
-from llm.server import KEY, MODEL, Raw, Reaction, Say, serve
+from llm.server import KEY, MODEL, Hang, Raw, Reaction, Say, serve
 
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.propose.agent.providers.types import CompletionRequest
+from cclsearch.propose.events import LlmTurn
+from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
 from cclsearch.search.llm_agent import FolderEvidence, read_options
 
@@ -99,6 +106,37 @@ def test_invalid_spec_prints_one_line_and_starts_nothing(
     assert "--llm" in err
     assert "u:p@" not in err
     assert not (project / "runs").exists() or not list((project / "runs").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_ends_a_turn_whose_server_never_answers(number: int, project: Path) -> None:
+    asked = threading.Event()
+
+    def script(request: CompletionRequest) -> Reaction:
+        asked.set()
+        return Hang(300.0)
+
+    with serve(script) as server:
+        environment = {**os.environ, "CCL_SEARCH_LLM_API_KEY": KEY}
+        command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "8", "--name", "asked"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cclsearch", *command, "--llm", f"{server.url}/v1#{MODEL}"],
+            cwd=project, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            assert asked.wait(120)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait(timeout=60)
+    assert f"{signal.Signals(number).name}: stopping the search" in err.decode()
+    assert "Traceback" not in err.decode()
+    assert "continue: ccl-search resume asked" in out.decode()
+    run = load_run(project / "runs" / "asked")
+    assert run.status == "stopped"
+    assert len(run.state.trials) == 1, "no trial began after the stop"
+    assert "the search ended before this turn did" in [e.text for e in run.state.reported if isinstance(e, LlmTurn)][-1]
 
 
 def recording() -> str:

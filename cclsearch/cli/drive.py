@@ -172,7 +172,10 @@ def listen_for_stop(stop: StopSignal) -> Iterator[None]:
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.request(f"stopped by {signal.Signals(number).name}", EndKind.SIGNAL)
+        name = signal.Signals(number).name
+        with contextlib.suppress(OSError):  # `print` may not be called again while it runs, as a handler may
+            os.write(2, f"\n{name}: stopping the search; Ctrl-C ends it at once\n".encode())
+        stop.request(f"stopped by {name}", EndKind.SIGNAL)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:

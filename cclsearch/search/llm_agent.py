@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cclsearch.core.job_file import read_tail
@@ -52,7 +53,7 @@ class FolderEvidence:
         )
 
 
-def make_llm_proposer(spec: RunSpec, folder: Path) -> Proposer:
+def make_llm_proposer(spec: RunSpec, folder: Path, is_stopped: Callable[[], bool]) -> Proposer:
     """The proposer of a search with `--llm`: the arbiter, or the fallback alone if the key is missing."""
     fallback = make_sampler(spec.sampler)
     assert spec.llm is not None, "the strategy needs an LLM"
@@ -68,7 +69,7 @@ def make_llm_proposer(spec: RunSpec, folder: Path) -> Proposer:
         explain=space.explain if spec.recording is None else None,
         extender=space,
     )
-    return Arbiter(agent, fallback, strategy=spec.strategy, parallel=spec.limits.parallel)
+    return Arbiter(agent, fallback, strategy=spec.strategy, parallel=spec.limits.parallel, is_stopped=is_stopped)
 
 
 def read_options(spec: RunSpec) -> AgentOptions:

@@ -259,6 +259,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
             return SearchEnded(kind=EndKind.SPACE_EXHAUSTED, reason=text)
         proposals = session.proposer.propose(view, min(slots, left))
         record_proposer_events(writer, session)
+        if session.stop.is_set():
+            return None  # what proposes was interrupted
         num_accepted = _accept(writer, session, proposals[: min(slots, left)], taken_N)
         if writer.state.wanted is not None:
             return None  # the space grows first

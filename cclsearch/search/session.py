@@ -85,6 +85,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measu
         require_growth(read_spec(folder), run.state.growth)
     space = rebuild_space(spec)
     comparison = make_comparison(spec)
+    stop = stop or StopSignal()
     load_classes()  # a malformed table of the project must stop the search here, not its first trace
     masker = LogMasker(folder) if spec.provenance is Provenance.MEASURED else None
     launcher = make_launcher(spec.profile, framework=spec.framework, run_dir=folder)
@@ -95,7 +96,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measu
     return Session(
         spec=spec,
         space=space,
-        proposer=make_proposer(spec, folder),
+        proposer=make_proposer(spec, folder, stop.is_set),
         jobs=JobRunner(
             spec,
             launcher,
@@ -107,7 +108,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measu
         masker=masker,
         prior=load_warm_start(spec),
         held_back=hold_back(spec, space),
-        stop=stop or StopSignal(),
+        stop=stop,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
@@ -28,6 +28,8 @@ MAX_MOVES = 6
 """Moves within one call: seeds, llm, fallback and back at most."""
 CLOSE_S = 2.0
 """How long the end of a search waits for a turn in the background."""
+STOPPED_S = 0.1
+"""The same once the user asked to stop, and how long a turn runs on before that is noticed."""
 
 
 class Arbiter:
@@ -45,14 +47,19 @@ class Arbiter:
         parallel: int = 1,
         rules: ArbiterSettings | None = None,
         grace_s: float = 0.0,
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """With `parallel` over 1, turns run in the background, and a free slot waits `grace_s` for the result."""
+        """With `parallel` over 1, a free slot does not wait for a turn, except for `grace_s`.
+
+        Turns run in the background, so that one ends as soon as `is_stopped`, whatever its provider does.
+        """
         self.name = strategy
         self._agent = agent
         self._fallback = fallback
         self._parallel = parallel
         self._rules = rules or (ArbiterSettings() if strategy == "hybrid" else ArbiterSettings(num_seeds=0))
         self._grace_s = grace_s
+        self._is_stopped = is_stopped
         self._events: list[ProposerEvent] = []
         self._ending: str | None = None
         self._background: Future[TurnOutcome] | None = None
@@ -87,7 +94,7 @@ class Arbiter:
         for _ in range(2):
             if self._background is None:
                 return
-            outcome = self._collect(CLOSE_S)
+            outcome = self._collect(STOPPED_S if self._is_stopped() else CLOSE_S)
             event = drop_decision(outcome.event, "too late") if outcome else self._agent.describe_running_turn()
             if event:
                 self._events.append(event)
@@ -135,7 +142,7 @@ class Arbiter:
             return []
         outcome = self._run_turn(view, count)
         if outcome is None:
-            return self._propose_fallback(view, count)
+            return [] if self._is_stopped() else self._propose_fallback(view, count)
         return self._use(view, state, outcome, count)
 
     def _use(self, view: SearchView, state: ArbiterState, outcome: TurnOutcome, count: int) -> list[Proposal]:
@@ -169,13 +176,16 @@ class Arbiter:
     # turns
 
     def _run_turn(self, view: SearchView, count: int) -> TurnOutcome | None:
-        """The outcome of a turn; None while it runs in the background."""
-        if self._parallel <= 1:
-            return self._run_turn_now(view, count)
+        """The outcome of a turn; None while it runs in the background, or if the user asked to stop."""
         if self._background is None:
             self._is_stale = False
             self._background = start_in_background(lambda: self._run_turn_now(view, count), "llm-turn")
-        return None if self._is_stale else self._collect(self._grace_s)
+        if self._parallel > 1:
+            return None if self._is_stale else self._collect(self._grace_s)
+        outcome = None
+        while outcome is None and not self._is_stopped():
+            outcome = self._collect(STOPPED_S)
+        return outcome
 
     def _collect(self, wait_s: float) -> TurnOutcome | None:
         """The outcome of the turn in the background; None while it runs. Raises what the turn raised."""
