@@ -17,6 +17,7 @@ from cclsearch.plan.earlier import take_over
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
 from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import load_run
@@ -25,7 +26,7 @@ from cclsearch.search.session import rebuild_space
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior
 from cclsearch.stats.closed_form import predictor_of
-from cclsearch.stats.kernel import Features, KernelShape
+from cclsearch.stats.kernel import Array, Features, KernelShape
 from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, transfer_prior
 
 DRY = ["run", "--workload", "tiny", "--dry-run"]
@@ -158,6 +159,26 @@ def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_eac
     assert np.all(after - before > 0.2), "a framework that was three times slower is expected to be slower again"
     assert np.all(after - before < np.log(3.0))
     assert apply_earlier(predictor_of(larger, space), knowledge) is learned
+
+
+def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_them() -> None:
+    predictor, space = predictor_of(load_card("tiny"), tiny_space()), tiny_space()
+    form = predictor.forms["step_time_s"]
+    wrong = EarlierKnowledge(priors={"step_time_s": {"scale": LearnedPrior(mean=2.0, sd=0.1)}})
+    learned = apply_earlier(predictor, wrong).forms["step_time_s"]
+
+    def weigh(log_times: Array) -> float:
+        """Return the weight of the hypotheses that start from what earlier searches leave."""
+        seen = [
+            Observation(n + 1, space.config(n), n, float(time), metrics={"step_time_s": float(time)})
+            for n, time in enumerate(np.exp(log_times))
+        ]
+        fitted = fit_ensemble(learned, predictor.features, seen, ())
+        from_them = [h.prior.mean_P[0] == 2.0 for h in fitted.hypotheses]
+        return float(fitted.weight_h[from_them].sum())
+
+    assert weigh(form.predict(len(space))[0]) < 0.2
+    assert weigh(learned.predict(len(space))[0]) > 0.8
 
 
 def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing() -> None:

@@ -66,12 +66,13 @@ def apply_earlier(predictor: Predictor, knowledge: EarlierKnowledge | None) -> P
 
 
 def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predictor:
-    forms = {
-        metric: replace(form, prior=_replace_prior(form, found)) if (found := knowledge.priors.get(metric)) else form
-        for metric, form in predictor.forms.items()
-    }
+    forms = {metric: _replace_form(form, knowledge.priors.get(metric)) for metric, form in predictor.forms.items()}
     memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
     return replace(predictor, forms=forms, memory=_replace_memory(memory, found) if memory and found else memory)
+
+
+def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None) -> ClosedForm:
+    return replace(form, prior=_replace_prior(form, found), unlearned=form.prior) if found else form
 
 
 def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior]) -> MemoryForm:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +26,14 @@ Trials = Sequence[tuple[Card, Sequence[Observation]]]
 """Card and finished trials of each earlier search."""
 
 
-def learn_priors(predictor: Predictor, searches: Trials) -> dict[str, dict[str, LearnedPrior]]:
-    """Return metric -> multiplier -> its prior after these searches; `predictor` is that of the next search."""
-    known = [(_predict_trials(card, trials), trials) for card, trials in searches]
+def learn_priors(
+    predictor: Predictor, searches: Trials, predict: Callable[[Card, Space], Predictor | None] | None = None
+) -> dict[str, dict[str, LearnedPrior]]:
+    """Return metric -> multiplier -> its prior after these searches; `predictor` is that of the next search.
+
+    `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
+    """
+    known = [(_predict_trials(card, trials, predict or _predict_task), trials) for card, trials in searches]
     found = {}
     for metric, form in predictor.forms.items():
         fits = [
@@ -43,13 +48,17 @@ def learn_priors(predictor: Predictor, searches: Trials) -> dict[str, dict[str, 
     return {metric: priors for metric, priors in found.items() if priors}
 
 
-def _predict_trials(card: Card, trials: Sequence[Observation]) -> Predictor | None:
+def _predict_task(card: Card, space: Space) -> Predictor | None:
+    found: Predictor | None = TASKS.get(card.task).predictor(card, space)
+    return found
+
+
+def _predict_trials(
+    card: Card, trials: Sequence[Observation], predict: Callable[[Card, Space], Predictor | None]
+) -> Predictor | None:
     """Return the predictor over the trials' configurations, one row each in their order; None if there is none."""
     shared: set[str] = set.intersection(*(set(o.config) for o in trials)) if trials else set()
-    if not shared:
-        return None
-    predictor: Predictor | None = TASKS.get(card.task).predictor(card, _trials_space(trials, shared))
-    return predictor
+    return predict(card, _trials_space(trials, shared)) if shared else None
 
 
 def _trials_space(trials: Sequence[Observation], shared: set[str]) -> Space:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
 """Scale of the residual of the closed form in each hypothesis, relative to the prior's."""
 NOISE_FACTORS = (1.0, 3.0, 10.0)
 """Run-to-run noise in each hypothesis, relative to the prior's."""
+SURPRISE = float(np.log(4.0))
+"""Log odds, before any trial, that what earlier searches of other models leave holds for this one."""
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
@@ -69,13 +72,13 @@ def fit_ensemble(
 ) -> Ensemble:
     """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs."""
     hypotheses, scores = [], []
-    for noise in NOISE_FACTORS:
-        for residual in RESIDUAL_FACTORS:
-            prior = replace(form.prior, shape=form.prior.shape.scaled(residual), noise=form.prior.noise * noise)
+    for base, penalty in [(form.prior, 0.0), *([(form.unlearned, SURPRISE)] if form.unlearned else [])]:
+        for noise, residual in product(NOISE_FACTORS, RESIDUAL_FACTORS):
+            prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
             data = _collect_data(form, observations, earlier, prior)
             hypothesis = calibrate(form.log_cost, features, prior, data)
             hypotheses.append(hypothesis)
-            scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise))
+            scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise) - penalty)
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
