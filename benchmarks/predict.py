@@ -1,10 +1,13 @@
 """Measures how well time and memory are predicted: the figures of `predict.md`.
 
-    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...]
+    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...] [--first] [--experts EXPERTS.csv MODELS.csv]
 
 For each landscape, with constants fitted only on the landscapes of the other frameworks: rank correlation and error of
 the step time, and accuracy of "fits or fails", before any measurement and after 3 and 5 trials of the default strategy
 (evaluated on the untried rows). Also prints the seconds that a million configurations take.
+
+`--first` prints what is known before any measurement only, with the first trial of the default strategy; the constants
+are then fitted to the published configurations of `--experts` too, without those of the landscape's framework.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from experts import Published, read_published
 from fit_prior import fit_prior
 from scipy.stats import spearmanr
 from search import load_all
@@ -74,6 +78,41 @@ def evaluate_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[fl
     return recording.name, figures
 
 
+def print_first(folders: Sequence[Path], published: Sequence[Published]) -> None:
+    """Print the figures before any measurement and the first trial's time over the optimum, by landscape."""
+    recordings = load_all(folders)
+    print("constants fitted without the landscape's framework; before any measurement")
+    print(f"{'landscape':<26}" + "".join(f"{name:>17}" for name in (*COLUMNS, "predicted/meas.", "first/optimum")))
+    everything = []
+    for framework in sorted({r.card.framework for r in recordings}):
+        others = [r for r in recordings if r.card.framework != framework]
+        priors = read_priors(fit_prior(others, [one for one in published if one.card.framework != framework]))
+        for recording in (r for r in recordings if r.card.framework == framework):
+            ratio, first = find_bias(recording, priors), try_first(recording, priors)
+            everything.append([*evaluate(recording, (), priors), ratio, first])
+            print(f"{recording.name:<26}" + "".join(f"{value:>17.2f}" for value in everything[-1]), flush=True)
+    found = np.array(everything)
+    print(f"{'median':<26}" + "".join(f"{value:>17.3f}" for value in np.nanmedian(found, axis=0)))
+    print(f"first trial within 10 % of the optimum: {np.mean(found[:, -1] <= 1.1):.0%} of {len(found)} landscapes")
+
+
+def find_bias(recording: Recording, priors: Priors) -> float:
+    """Return the median of predicted / measured step time."""
+    predictor = make_predictor(recording.card, recording.space, priors)
+    log_time = predictor.forms["step_time_s"].predict(len(recording.rows))[0]
+    measured = np.array([row.metrics.get("step_time_s") or np.nan for row in recording.rows])
+    return float(np.nanmedian(np.exp(log_time) / measured))
+
+
+def try_first(recording: Recording, priors: Priors) -> float:
+    """Return the measured time of the default strategy's first trial over the optimum; infinite if it failed."""
+    view = SearchView(recording.card, recording.space, (), frozenset(), 15, 0)
+    [proposal] = DefaultProposer(partial(make_predictor, priors=priors)).propose(view, 1)
+    row = recording.space.row(proposal.config)
+    value = None if row is None else recording.rows[row].metrics.get("step_time_s")
+    return float(value / recording.best_value) if value else float("inf")
+
+
 def time_a_million(recording: Recording) -> float:
     """Return the seconds for a million configurations of the recording's card, all parts included; best of three."""
     knobs = (
@@ -98,8 +137,13 @@ def time_a_million(recording: Recording) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("landscapes", type=Path, nargs="+")
+    parser.add_argument("--first", action="store_true", help="print only what is known before any measurement")
+    parser.add_argument("--experts", type=Path, nargs=2, metavar="CSV", help="published configurations, and models")
     args = parser.parse_args()
     folders = tuple(args.landscapes)
+    if args.first:
+        print_first(folders, read_published(*args.experts) if args.experts else [])
+        return
     recordings = load_all(folders)
     print("constants fitted without the landscape's framework; after 0, 3 and 5 trials")
     print(f"{'landscape':<26}" + "".join(f"{column:>24}" for column in COLUMNS))
