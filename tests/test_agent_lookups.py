@@ -56,6 +56,33 @@ def test_lookups_answer_from_the_view() -> None:
     assert replies[4].startswith("4 match")
 
 
+def test_lookups_show_the_parts_of_the_closed_form() -> None:
+    provider = Scripted(
+        call("predict", {"configurations": [GOOD]}),
+        call("candidates", {"limit": 2}),
+        call("compare", {"a": 1, "b": 1}),
+        submit(GOOD),
+    )
+    run_turn(provider)
+    predicted, listed, compared = [r.text for m in provider.requests[-1].messages for r in m.results]
+    assert re.search(
+        r"mfu 0\.\d+, micro_batches \d+, closed form [\d.]+ before any trial, of it \w+ [\d.]+, ", predicted
+    )
+    assert listed.count("  closed form of it: ") == 2
+    assert re.search(r", closed form [\d.]+: \w+ [\d.]+, ", compared)
+
+
+def test_the_closed_form_of_a_failed_trial_says_whether_it_was_predicted_to_fit() -> None:
+    failing = next(row for row in range(len(SPACE)) if run_trial(1, SPACE.config(row)).loss is None)
+    search = Search(observations=[run_trial(1, SPACE.config(failing))])
+    provider = Scripted(submit(GOOD))
+    agent = Agent(provider, make_table=lambda view: plain_table(), clock=FakeClock())
+    agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
+    text = provider.requests[0].messages[0].text
+    assert re.search(r"trial 1 \| .* \(closed form: [\d.]+ GiB, P\(fits\) \d\.\d\d\)", text)
+    assert "your credit: 1 configurations" in text
+
+
 @pytest.mark.parametrize("name", ["predict", "explain", "trial", "compare", "candidates"])
 @pytest.mark.parametrize(
     "arguments",

@@ -14,7 +14,7 @@ A plugin subclasses `Task`, sets its attributes, and registers one instance:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,8 @@ class Task:
 
     tuned: str = "how a workload uses its accelerators"
     """What configurations change: the end of a sentence that begins with `You tune`."""
+    agent_metrics: tuple[str, ...] = ()
+    """Metrics that the agent's tables show beside the primary one, if they follow from it."""
     unit_of_work: str = "run"
     """What the primary metric measures, which has the parts that the closed form predicts: one word."""
 
@@ -179,6 +181,10 @@ class Task:
     def describe_for_agent(self, card: Card) -> list[str]:
         """Lines of a prompt about the card's work; the model and the hardware have lines of their own."""
         return [f"fixed work: {self.describe_work(card)}"]
+
+    def agent_columns(self, card: Card, space: Space) -> Mapping[str, Sequence[float]]:
+        """Column of the agent's tables -> a figure of every configuration that follows from it alone."""
+        return {}
 
     def policy_inputs(self, card: Card) -> dict[str, Value]:
         """The work as policy programs get it in `workload`."""

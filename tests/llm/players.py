@@ -295,7 +295,7 @@ def read_failed(text: str) -> list[Row]:
     knobs = next((line.partition(" | ")[2].split() for line in text.splitlines() if line.startswith("trial ")), [])
     start = text.find("FAILURES by kind")
     lines = text[start:].split("\n\n")[0].splitlines() if start >= 0 else []
-    values = [line.partition(" | ")[2] for line in lines if line.startswith("  trial ")]
+    values = [line.partition(" | ")[2].partition(" (")[0] for line in lines if line.startswith("  trial ")]
     return [{"config": dict(zip(knobs, map(read_word, shlex.split(v)), strict=False))} for v in values]
 
 

@@ -14,6 +14,7 @@ from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
+from cclsearch.propose.agent.row_facts import read_row_facts
 from cclsearch.propose.agent.surrogate_table import (
     NUM_PROMISING,
     PLAUSIBLE,
@@ -178,6 +179,9 @@ def _describe_knobs(view: SearchView) -> str:
         choices = ", ".join(format_knob_value(choice) for choice in knob.choices)
         about = f"  {quote_line(knob.description, 160)}" if knob.description else ""
         lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
+    fixed = [f"{knob.name}={format_knob_value(knob.choices[0])}" for knob in view.space.knobs if len(knob.choices) == 1]
+    if fixed:
+        lines.append(one_line(f"fixed: {', '.join(fixed)}", 600))
     rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""
     size = f"the search space has {len(view.space)} configurations, of {view.space.num_raw} combinations{rules}"
     kept = clip_bytes("\n".join(lines), MAX_KNOBS_BYTES).count("\n") + 1
@@ -198,13 +202,13 @@ class Section:
 def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: int) -> list[Section]:
     """All sections that have content; diagnosis and program, which cannot be cut by lines, get shares of the limit."""
     view, table = prompt_input.view, prompt_input.table
-    noise = improvement_threshold(view)
+    noise, facts = improvement_threshold(view), read_row_facts(view)
     sections = [
         Section("STATE", _state_lines(prompt_input, noise), 2.0),
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
-        Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise), 3.0),
-        Section("FAILURES by kind", failure_lines(view), 1.5),
-        Section("SURROGATE: its best untried candidates", candidate_lines(view, table, table.order, 12), 2.0),
+        Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise, facts), 3.0),
+        Section("FAILURES by kind", failure_lines(view, facts), 1.5),
+        Section("SURROGATE: its best untried candidates", candidate_lines(view, table, table.order, 12, facts), 2.0),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),

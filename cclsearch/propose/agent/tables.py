@@ -9,11 +9,14 @@ from cclsearch.core.text import one_line
 from cclsearch.propose.agent.configs import format_config, format_header, format_row
 from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.agent.quoting import quote_line
+from cclsearch.propose.agent.row_facts import RowFacts
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, primary_term
 from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16
+NUM_WITH_PARTS = 8
+"""Lines of a list of candidates until which their parts are listed too."""
 FREE_MARK = "*"
 """In the column `free`: the configuration may be submitted without credit."""
 
@@ -29,15 +32,17 @@ def objective_line(view: SearchView, goal: str = "") -> str:
     return f"loss of objective {name}; lower is better (tables also show the {view.primary.words}){formula}"
 
 
-def trial_lines(view: SearchView, noise: float) -> list[str]:
+def trial_lines(view: SearchView, noise: float, facts: RowFacts) -> list[str]:
     """Ranked trials, the best first, then those that violate constraints; the others are in the table of failures."""
     valid = sorted((o for o in view.observations if o.is_valid), key=_order)
     if not valid:
         return []
     primary = [] if view.is_primary else [view.primary.column]
-    names = ["trial loss", *primary, "vs_best mem_GiB", *_bounded_metrics(view)]
+    predicted = [] if facts.prediction is None else [f"closed_form_{view.primary.column}"]
+    shown = [*facts.column_names(), *_bounded_metrics(view)]
+    names = ["trial loss", *primary, "vs_best", *predicted, "mem_GiB", *shown]
     lines = [f"{' '.join(names)} | {format_header(view.space)}"]
-    lines += [_trial_line(view, o, valid[0].loss, noise) for o in valid[:MAX_TRIALS_SHOWN]]
+    lines += [_trial_line(view, o, valid[0].loss, noise, facts) for o in valid[:MAX_TRIALS_SHOWN]]
     if len(valid) > MAX_TRIALS_SHOWN:
         worse = "slower" if view.primary.is_time else "worse"
         lines.append(f"({len(valid) - MAX_TRIALS_SHOWN} {worse} trials left out; `trial` shows any)")
@@ -49,7 +54,7 @@ def _order(o: Observation) -> tuple[bool, float, float, int]:
     return o.is_pruned, o.violation, o.loss or 0.0, o.trial
 
 
-def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float) -> str:
+def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float, facts: RowFacts) -> str:
     loss = view.find_loss(o) if o.is_pruned else o.loss
     ratio = loss / best if best and best > 0 and loss is not None else None
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
@@ -58,7 +63,10 @@ def _trial_line(view: SearchView, o: Observation, best: float | None, noise: flo
         "-" if loss is None else f"{loss:.5g}",
         *([] if view.is_primary else [_figure(o.value(view.primary.name))]),
         f"x{ratio:.3f}{near}" if ratio is not None else "-",
-        *(_figure(o.metrics.get(name)) for name in (PEAK_MEMORY, *_bounded_metrics(view))),
+        *([] if facts.prediction is None else ["-" if o.row is None else facts.predicted(o.row)]),
+        _figure(o.metrics.get(PEAK_MEMORY)),
+        *(["-"] * len(facts.column_names()) if o.row is None else facts.figures(o.row, o.value(view.primary.name))),
+        *(_figure(o.metrics.get(name)) for name in _bounded_metrics(view)),
     ]
     notes = (" (repeat)" if o.is_confirmation else "") + (f" ({_violations(view, o)})" if o.violation else "")
     notes += " (ended early: too slow)" if o.is_pruned else ""
@@ -78,7 +86,7 @@ def _violations(view: SearchView, o: Observation) -> str:
     return f"violates by {o.violation:.1%}: {'; '.join(broken)}"
 
 
-def failure_lines(view: SearchView) -> list[str]:
+def failure_lines(view: SearchView, facts: RowFacts) -> list[str]:
     """Failures by kind: their number, their configurations, and the root message of the latest."""
     by_kind: dict[str, list[Observation]] = {}
     for o in view.observations:
@@ -91,10 +99,17 @@ def failure_lines(view: SearchView) -> list[str]:
         message = failed[-1].failure.message if failed[-1].failure else "it ran, but was not admitted"
         lines.append(f"{kind} x{len(failed)}; latest message: {quote_line(message, 240)}")
         shown = failed[-12:]
-        lines += [f"  trial {o.trial} | {format_row(view.space, o.config)}" for o in shown[::-1]]
+        lines += [
+            f"  trial {o.trial} | {format_row(view.space, o.config)}{_memory_note(o, facts)}" for o in shown[::-1]
+        ]
         if len(failed) > len(shown):
             lines.append(f"  ({len(failed) - len(shown)} earlier ones left out)")
     return lines
+
+
+def _memory_note(o: Observation, facts: RowFacts) -> str:
+    text = "" if o.row is None else facts.memory(o.row)
+    return f" ({text})" if text else ""
 
 
 def running_lines(view: SearchView) -> list[str]:
@@ -104,8 +119,16 @@ def running_lines(view: SearchView) -> list[str]:
     return lines + ([f"({len(view.pending) - len(shown)} more)"] if len(view.pending) > len(shown) else [])
 
 
-def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int], count: int) -> list[str]:
-    """Configurations with the surrogate's predictions."""
+def candidate_lines(
+    view: SearchView,
+    table: SurrogateTable,
+    rows: Iterable[int],
+    count: int,
+    facts: RowFacts,
+    *,
+    with_parts: bool = False,
+) -> list[str]:
+    """Configurations with the surrogate's predictions; with the parts of the closed form of the first, if wanted."""
     chosen = list(rows)
     if not chosen:
         return ["none left"]
@@ -115,6 +138,7 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
     satisfies = "" if table.satisfies_N is None else " P(constraints)"
     wins = "" if table.wins_N is None else " P(wins)"
     head = f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits){satisfies}{wins} free"
+    head = " ".join([head, *facts.column_names()])
     lines = [f"{head} | {format_header(view.space)}"]
     for row in chosen[:count]:
         satisfies = "" if table.satisfies_N is None else f" {table.satisfies_N[row]:.2f}"
@@ -122,10 +146,14 @@ def candidate_lines(view: SearchView, table: SurrogateTable, rows: Iterable[int]
         memory = f"{table.memory_gib_N[row]:.3g}".replace("nan", "-")
         wins = "" if table.wins_N is None else f" {table.wins_N[row]:.2f}"
         free = FREE_MARK if table.is_free(row) else "-"
+        figures = "".join(f" {text}" for text in facts.figures(row, float(table.value_N[row])))
+        parts = facts.parts(row) if with_parts and len(lines) <= NUM_WITH_PARTS else ""
         lines.append(
             f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {memory} "
-            f"{table.fits_N[row]:.2f}{satisfies}{wins} {free} | {format_row(view.space, view.space.config(row))}"
+            f"{table.fits_N[row]:.2f}{satisfies}{wins} {free}{figures} | "
+            f"{format_row(view.space, view.space.config(row))}"
         )
+        lines += [f"  closed form of it: {parts}"] if parts else []
     if len(chosen) > count:
         lines.append(f"({len(chosen) - count} more; `candidates` lists others)")
     return lines

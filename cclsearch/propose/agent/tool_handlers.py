@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from cclsearch.propose.agent.extension import Extension
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
+from cclsearch.propose.agent.row_facts import RowFacts, read_row_facts
 from cclsearch.propose.agent.surrogate_table import (
     NUM_PROMISING,
     PLAUSIBLE,
@@ -167,8 +169,21 @@ class ToolHandlers:
         return (
             f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
             f"{show(table.value_N[row])} (optimistic {show(table.optimistic_N[row])}), "
-            f"memory {memory}, P(fits) {table.fits_N[row]:.2f}{satisfies}{state}"
+            f"memory {memory}, P(fits) {table.fits_N[row]:.2f}{satisfies}{state}{self._describe_facts(row)}"
         )
+
+    def _describe_facts(self, row: int) -> str:
+        """What is known of a row without a trial: its figures, and the parts of the closed form."""
+        facts, value = self._facts, float(self.table.value_N[row])
+        figures = zip(facts.column_names(), facts.figures(row, value), strict=True)
+        named = [f"{name} {figure}" for name, figure in figures]
+        parts = facts.parts(row)
+        named += [f"closed form {facts.predicted(row)} before any trial, of it {parts}"] if parts else []
+        return "".join(f", {text}" for text in named)
+
+    @cached_property
+    def _facts(self) -> RowFacts:
+        return read_row_facts(self.view)
 
     def _explain(self, arguments: dict[str, Any]) -> ToolReply:
         config = read_config(self.view.space, arguments.get("config"))
@@ -200,7 +215,12 @@ class ToolHandlers:
             return ToolReply(
                 f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed"
             )
-        summary = clip_bytes(trial_summary(self.view, found[0]), max(max_bytes // 2, 200))
+        row = found[0].row
+        parts = self._facts.parts(row) if row is not None else ""
+        closed_form = f", closed form {self._facts.predicted(row)}: {parts}" if row is not None and parts else ""
+        memory = self._facts.memory(row) if row is not None and not found[0].is_valid else ""
+        whole = trial_summary(self.view, found[0]) + closed_form + (f", {memory}" if memory else "")
+        summary = clip_bytes(whole, max(max_bytes // 2, 200))
         evidence = self.find_evidence(found[0].trial)
         if evidence is None:
             return ToolReply(summary)
@@ -225,7 +245,10 @@ class ToolHandlers:
         ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")
         count = min(max(limit, 1), MAX_LISTED) if isinstance(limit, int) and not isinstance(limit, bool) else 10
-        return ToolReply(f"{len(ordered)} match\n" + "\n".join(candidate_lines(self.view, self.table, ordered, count)))
+        return ToolReply(f"{len(ordered)} match\n" + "\n".join(self._list(ordered, count)))
+
+    def _list(self, rows: Sequence[int], count: int) -> list[str]:
+        return candidate_lines(self.view, self.table, rows, count, self._facts, with_parts=True)
 
     def _sorted(self, rows: Any, sort: object) -> list[int]:
         costs = (self.view.primary.sign * self.table.value_N, self.table.memory_gib_N, -self.table.fits_N)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,7 @@ class TrainingTask(Task):
         }
     )
     tuned = "how a large language model's training is split over accelerators"
+    agent_metrics = ("mfu",)
     unit_of_work = "step"
     input = TrainingInput
     result = TrainingResult
@@ -63,6 +64,11 @@ class TrainingTask(Task):
     work_rules = WORK_RULES
     ends_early = True
     load_effects = frozenset({"spread", "warmup", "trace_time"})
+
+    def agent_columns(self, card: Card, space: Space) -> Mapping[str, Sequence[float]]:
+        from cclsearch.tasks.training.layout import read_layout
+
+        return {"micro_batches": read_layout(card, space).accumulation.tolist()}
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         batch, seq_len = card.number("global_batch_size"), card.number("seq_len")

@@ -1,0 +1,73 @@
+"""What a configuration's row says before any trial: figures of the task, and the closed form with its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.propose.base import SearchView
+from cclsearch.stats.closed_form import Prediction, predict_space
+
+NUM_PARTS = 4
+"""Largest parts that a list of parts names; the others are one sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowFacts:
+    """Figures of every row that need no trial."""
+
+    view: SearchView
+    columns: Mapping[str, Sequence[float]]
+    """Column -> (N,) a figure that follows from the configuration alone."""
+    prediction: Prediction | None
+    """By the priors alone; None if the task has no closed form."""
+
+    def column_names(self) -> list[str]:
+        """Headings of `figures`: the task's metrics that follow from the primary one, then its columns."""
+        return [*self._derived(), *self.columns]
+
+    def figures(self, row: int, value: float | None) -> list[str]:
+        """The figures of a row whose primary metric has this value."""
+        derived = self.view.predictor.derived
+        found = [
+            float(derived[name].value(np.array([value]), np.array([row]))[0]) if value else None
+            for name in self._derived()
+        ]
+        return [_short(number) for number in (*found, *(float(column[row]) for column in self.columns.values()))]
+
+    def predicted(self, row: int) -> str:
+        """The closed form's value of the primary metric; `-` without one."""
+        return "-" if self.prediction is None else f"{self.prediction.value_N[row]:.4g}"
+
+    def memory(self, row: int) -> str:
+        """Memory and P(fits) by the closed form, in words; empty without one."""
+        found = self.prediction
+        if found is None or not np.isfinite(found.memory_gib_N[row]):
+            return ""
+        return f"closed form: {found.memory_gib_N[row]:.3g} GiB, P(fits) {found.fits_N[row]:.2f}"
+
+    def parts(self, row: int) -> str:
+        """The largest parts of the closed form, in words; empty without one."""
+        found = self.prediction
+        if found is None or not found.parts:
+            return ""
+        sizes = sorted(((float(part[row]), name) for name, part in found.parts.items()), reverse=True)
+        named = [f"{name} {size:.3g}" for size, name in sizes[:NUM_PARTS] if size > 0]
+        rest = sum(size for size, _ in sizes[NUM_PARTS:])
+        return ", ".join([*named, *([f"others {rest:.3g}"] if rest > 0 else [])])
+
+    def _derived(self) -> list[str]:
+        predictor, primary = self.view.predictor, self.view.primary.name
+        names = self.view.task.agent_metrics
+        return [name for name in names if name in predictor.derived and predictor.derived[name].base == primary]
+
+
+def read_row_facts(view: SearchView) -> RowFacts:
+    """The facts of every row of the view's space."""
+    return RowFacts(view, view.task.agent_columns(view.card, view.space), predict_space(view.card, view.space))
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None or not np.isfinite(number) else f"{number:.3g}"
