@@ -1,11 +1,14 @@
 """Writes simulated landscapes, to try a strategy on unmeasured problems. They are simulated and never evidence.
 
-    python benchmarks/simulate.py OUT [--count 40] [--seed 0]
+    python benchmarks/simulate.py OUT [--count 40] [--seed 0] [--unknown]
 
 Each is a random model (1B to 175B, some mixtures of experts), a random cluster (4 to 512 accelerators) and a random
 framework: multipliers of every part with wider distributions than the priors, effects that the closed form does not
 model (a smooth random field over the knobs, choices of a `kernel` knob), hiccups in 1 of 20 runs, and configurations
 that run out of memory or crash. The format is that of measured landscapes, so `ccl-search bench` runs them.
+
+With `--unknown`, tables of 12 to 60 rows have one to three more knobs whose values are words that no closed form knows.
+Each value changes the time, and some values, or pairs of values, always crash: 30 to 80 % of the rows fail.
 """
 
 from __future__ import annotations
@@ -36,6 +39,15 @@ MODELS = {  # hidden, layers, heads, feed-forward: published shapes
 }
 CLUSTERS = (("nvidia_a100", 40, 2400, 200), ("nvidia_a100", 80, 2400, 800), ("nvidia_h100", 80, 3600, 400))
 KERNELS = ("torch", "fused", "flash_attention2", "flash_attention2 + norm")
+UNKNOWN = {
+    "method": ("full", "adapter", "frozen"),
+    "quantized_base": ("none", "g4", "n4", "i8"),
+    "loss_kernel": (False, True),
+    "runtime": ("stable", "next"),
+    "transport": ("plain", "staged", "direct"),
+}
+FAILING = (0.3, 0.8)
+"""Share of the rows that may fail in a table with unknown knobs."""
 
 
 def simulate(
@@ -76,6 +88,36 @@ def simulate(
         if has_peaks:
             row["peak_memory_gib"] = "" if failed else round(float(np.exp(log_gib[n])), 1)
     return data, rows
+
+
+def simulate_unknown(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a card and rows that have knobs of words too; some words always crash."""
+    data, known = simulate(rng, name, fewest=6, most=30)
+    chosen = [str(knob) for knob in rng.permutation(list(UNKNOWN))[: rng.integers(1, 4)]]
+    combined = [
+        dict(row) | dict(zip(chosen, words, strict=True))
+        for row in known
+        for words in itertools.product(*(UNKNOWN[knob] for knob in chosen))
+    ]
+    most = int(rng.integers(12, 61))
+    rows = [combined[n] for n in np.sort(rng.permutation(len(combined))[:most])]
+    effects = {(knob, word): rng.normal(0, 0.2) for knob in chosen for word in UNKNOWN[knob]}
+    for row in rows:
+        if row["status"] == "ok":
+            row["step_time_s"] = round(row["step_time_s"] * float(np.exp(sum(effects[k, row[k]] for k in chosen))), 5)
+            if "peak_memory_gib" in row:
+                row["peak_memory_gib"] = ""  # that of the row without these knobs
+    for _ in range(int(rng.integers(1, 4))):
+        width = 1 if len(chosen) < 2 or rng.random() < 0.7 else 2
+        where = {str(k): rng.choice(len(UNKNOWN[str(k)])) for k in rng.permutation(chosen)[:width]}
+        for row in rows:
+            if all(row[k] == UNKNOWN[k][int(at)] for k, at in where.items()):
+                row |= {"status": "failed", "step_time_s": ""}
+    failed = sum(row["status"] != "ok" for row in rows)
+    if not FAILING[0] <= failed / len(rows) <= FAILING[1] or len(rows) - failed < 3:
+        return simulate_unknown(rng, name)
+    columns = dict.fromkeys([*chosen, *rows[0]])
+    return data, [{column: row[column] for column in columns} for row in rows]
 
 
 def _draw_problem(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
@@ -168,10 +210,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--unknown", action="store_true", help="with knobs of words, some of which always crash")
     args = parser.parse_args()
     for n in range(args.count):
-        name = f"simulated-{args.seed}-{n:03d}"
-        data, rows = simulate(np.random.default_rng([args.seed, n]), name)
+        name = f"simulated-{'unknown-' if args.unknown else ''}{args.seed}-{n:03d}"
+        draw = simulate_unknown if args.unknown else simulate
+        data, rows = draw(np.random.default_rng([args.seed, n]), name)
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")

@@ -37,7 +37,7 @@ def fit_of(log_level: float) -> EarlierFit:
     which = np.arange(10) % 2
     return EarlierFit(
         lambda rows: lambda theta: np.asarray(theta[..., which[rows]]),
-        Features(np.zeros((10, 1)), np.zeros((10, 0), dtype=np.int16)),
+        Features(np.zeros((10, 1)), np.zeros((10, 0), dtype=np.int16), np.zeros((10, 0), dtype=np.int16)),
         CalibrationData.measured(np.arange(10), np.where(which == 0, log_level, 0.0)),
     )
 

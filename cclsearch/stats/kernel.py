@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.space.knobs import canonical_name, meaning_of
+from cclsearch.space.knobs import KNOBS, canonical_name, meaning_of
 from cclsearch.space.table import Knob, Space
 
 Array = NDArray[np.float64]
@@ -23,30 +23,37 @@ class Features:
     numbers_ND: Array
     categories_NC: NDArray[np.int16]
     """Code of each categorical knob or switch; the kernel uses only whether two codes are equal."""
+    unknown_NU: NDArray[np.int16]
+    """Code of each knob without an entry in `knobs.yaml`: no closed form knows what its values do."""
 
     def __len__(self) -> int:
         return len(self.numbers_ND)
 
     def take(self, rows: NDArray[np.int64]) -> Features:
         """Return the features of these rows."""
-        return Features(self.numbers_ND[rows], self.categories_NC[rows])
+        return Features(self.numbers_ND[rows], self.categories_NC[rows], self.unknown_NU[rows])
 
 
 def read_features(space: Space) -> Features:
     """Return the features of a space: numbers on a centered log scale; knobs with one choice are left out."""
-    numbers, categories = [], []
+    numbers, categories, unknown = [], [], []
     for k, knob in enumerate(space.knobs):
         codes = mask_idle(space, knob.name, space.codes_NK[:, k])
         if len(knob.choices) < 2:
             continue
+        if canonical_name(knob.name) not in KNOBS:
+            unknown.append(codes)
         if knob.is_numeric and len(knob.choices) > 2:
             numbers.append(_coordinates(knob)[codes])
         else:
             categories.append(codes)
     size = len(space)
     numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
-    categories_NC = np.column_stack(categories).astype(np.int16) if categories else np.zeros((size, 0), dtype=np.int16)
-    return Features(numbers_ND, categories_NC)
+    return Features(numbers_ND, _stack_codes(categories, size), _stack_codes(unknown, size))
+
+
+def _stack_codes(codes: list[NDArray[np.int16]], size: int) -> NDArray[np.int16]:
+    return np.column_stack(codes).astype(np.int16) if codes else np.zeros((size, 0), dtype=np.int16)
 
 
 def mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:

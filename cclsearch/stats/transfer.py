@@ -86,7 +86,7 @@ def _separate(each: Sequence[Features]) -> Features:
         categories_NC[row:end] = code
         categories_NC[row:end, : own.shape[1]] += own
         row, number, code = end, number + width, code + 1 + int(own.max(initial=0))
-    return Features(numbers_ND, categories_NC)
+    return Features(numbers_ND, categories_NC, np.zeros((total, 0), dtype=np.int16))
 
 
 def _join(each: Sequence[CalibrationData]) -> CalibrationData:

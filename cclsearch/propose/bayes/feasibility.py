@@ -8,9 +8,10 @@ its prequential likelihood: how well it predicted each trial that fitted or did 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.special import ndtr
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
+from cclsearch.propose.bayes.broken_values import BrokenValues, find_broken_values
 from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
 from cclsearch.stats.closed_form import MemoryForm, Predictor, constant
 from cclsearch.stats.kernel import Array, Features
@@ -27,6 +29,9 @@ from cclsearch.stats.kernel import Array, Features
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_LABEL_NOISE = 0.8
 """Probability that a failure had another cause than memory, by the failure kind of the launcher or recording."""
+P_OTHER_CRASH = 0.05
+"""Probability that a trial crashes for a cause other than memory or a broken value (`CRASH`)."""
+NOT_BLAMED: Mapping[int, float] = MappingProxyType({})
 _UNDECLARED_SD = 0.15
 """Standard deviation of the log multiplier of an alternative in `MemoryForm.undeclared`."""
 _MIN_WEIGHT = 0.02
@@ -46,6 +51,8 @@ class Feasibility:
     """Posteriors of the memory, one per hypothesis; none without a closed form."""
     weight_h: Array
     crash: Posterior
+    broken: BrokenValues | None
+    """None: the space has no unknown knob."""
 
     @property
     def memory(self) -> Posterior:
@@ -64,7 +71,8 @@ class Feasibility:
                 p_fits += weight * _p_fits(self.form, mean, variance)
         mean, spread = self.crash.marginals(rows)
         p_no_crash = ndtr(-mean / np.sqrt(1.0 + spread))
-        return np.exp(log_gib), p_fits, p_fits * p_no_crash
+        p_intact = 1.0 if self.broken is None else 1 - self.broken.p_broken(rows)
+        return np.exp(log_gib), p_fits, p_fits * p_no_crash * p_intact
 
 
 def _p_fits(form: MemoryForm, mean: Array, variance: Array) -> Array:
@@ -81,17 +89,42 @@ def fit_feasibility(
     """
     seen = [o for o in observations if o.row is not None]
     form, features = predictor.memory, predictor.features
+    broken, blamed = _blame_values(predictor, seen)
     hypotheses: tuple[Posterior, ...] = ()
     weights = np.zeros(0)
     if form:
-        first = seen if weighed is None else [o for o in weighed if o.row is not None]
-        hypotheses, weights = _fit_memory(form, features, memory_evidence(seen, form), memory_evidence(first, form))
+        ordered = seen if weighed is None else [o for o in weighed if o.row is not None]
+        first = [o for o in ordered if blamed.get(o.row or 0, 0.0) < 0.5]
+        evidence = memory_evidence(seen, form, blamed)
+        hypotheses, weights = _fit_memory(form, features, evidence, memory_evidence(first, form))
     explained = np.zeros(len(seen))
     if form and seen:
         fits = _p_fits(form, *hypotheses[int(np.argmax(weights))].marginals(_rows(seen)))
         explained = (1 - fits) / (1 - fits + fits * _LABEL_NOISE[FailureKind.CRASHED])
+    explained = np.maximum(explained, [blamed.get(o.row or 0, 0.0) for o in seen])
     crash = calibrate(constant, features, predictor.crash, _crash_evidence(seen, explained))
-    return Feasibility(form, hypotheses, weights, crash)
+    return Feasibility(form, hypotheses, weights, crash, broken)
+
+
+def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[BrokenValues | None, Mapping[int, float]]:
+    """Return which values of unknown knobs always fail, and row -> probability that its failure is due to one.
+
+    What memory explains is judged by the successes alone: failures must not teach it what a broken value did.
+    """
+    unknown_NU, form = predictor.features.unknown_NU, predictor.memory
+    if not unknown_NU.shape[1]:
+        return None, NOT_BLAMED
+    failed = [o for o in seen if o.failure is not None]
+    fits = np.ones(len(failed))
+    if form and failed:
+        fine = memory_evidence([o for o in seen if o.failure is None], form)
+        fits = _p_fits(
+            form, *calibrate(form.form.log_cost, predictor.features, form.form.prior, fine).marginals(_rows(failed))
+        )
+    fine_rows = _rows([o for o in seen if o.failure is None])
+    broken = find_broken_values(unknown_NU, fine_rows, _rows(failed), 1 - fits * (1 - P_OTHER_CRASH))
+    blamed = broken.p_broken(_rows(failed))
+    return broken, dict(zip(_rows(failed).tolist(), blamed.tolist(), strict=True))
 
 
 def _fit_memory(
@@ -160,12 +193,22 @@ def _hypothesis_priors(form: MemoryForm) -> Iterator[tuple[Prior, float]]:
         yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
-def memory_evidence(seen: Sequence[Observation], form: MemoryForm) -> CalibrationData:
-    """Return each measured peak; for a trial without one, only whether it is above or below the limit."""
+def memory_evidence(
+    seen: Sequence[Observation], form: MemoryForm, blamed: Mapping[int, float] = NOT_BLAMED
+) -> CalibrationData:
+    """Return each measured peak; for a trial without one, only whether it is above or below the limit.
+
+    `blamed` is row -> probability that something other than memory makes it fail.
+    """
     peaks = [o.metrics.get(PEAK_MEMORY) if o.failure is None else None for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
     values = np.log(np.array([peak or np.nan for peak in peaks], dtype=np.float64))
-    label_noise = [0.0 if o.failure is None else _LABEL_NOISE.get(o.failure.kind, _OTHER_LABEL_NOISE) for o in seen]
+    label_noise = [
+        0.0
+        if o.failure is None
+        else max(_LABEL_NOISE.get(o.failure.kind, _OTHER_LABEL_NOISE), blamed.get(o.row or 0, 0.0))
+        for o in seen
+    ]
     return CalibrationData(
         rows_n=_rows(seen),
         value_n=values,
