@@ -9,6 +9,7 @@ fails, every other one as often as the rest of the model says (a noisy OR; Pearl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -26,6 +27,8 @@ MAX_BROKEN = 3
 """Causes in one hypothesis."""
 MIN_OTHER = 0.02
 """Minimum probability that a trial without a broken value fails."""
+MIN_WEIGHT = 1e-5
+"""Hypotheses less likely than this, relative to the likeliest, are dropped: up to 10,701 are weighed, few remain."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +39,14 @@ class BrokenValues:
     """Code of each of the U unknown knobs."""
     causes: tuple[tuple[tuple[int, int], ...], ...]
     """Each cause as its (knob, code) or two of them."""
-    hypotheses_HC: NDArray[np.bool_]
+    hypotheses_HC: NDArray[np.float32]
+    """1 for each cause that the hypothesis holds for broken."""
     weight_H: Array
 
     def p_broken(self, rows: NDArray[np.int64]) -> Array:
         """(m,) probability that each row has a broken value; 0 if none of its values was part of a failure."""
-        hit_mC = _match(self.codes_NU[rows], self.causes)
-        return np.asarray(((hit_mC @ self.hypotheses_HC.T) > 0) @ self.weight_H)
+        codes_wU, which_m = np.unique(self.codes_NU[rows], axis=0, return_inverse=True)
+        return (_is_explained(self.hypotheses_HC, _match(codes_wU, self.causes)).T @ self.weight_H)[which_m.ravel()]
 
 
 def find_broken_values(
@@ -55,19 +59,31 @@ def find_broken_values(
     codes_nU = codes_NU[failed_n]
     causes = _list_causes(codes_nU, codes_NU[fine])
     hit_nC = _match(codes_nU, causes)
-    sets = [
-        chosen for size in range(min(MAX_BROKEN, len(causes)) + 1) for chosen in combinations(range(len(causes)), size)
-    ]
-    hypotheses_HC = np.zeros((len(sets), len(causes)), dtype=bool)
-    for h, chosen in enumerate(sets):
-        hypotheses_HC[h, list(chosen)] = True
+    hypotheses_HC = _list_hypotheses(len(causes))
     prior_C = np.array([P_BROKEN if len(cause) == 1 else P_BROKEN_PAIR for cause in causes], dtype=np.float64)
     score_H = hypotheses_HC @ np.log(prior_C / (1 - prior_C))
-    explained_Hn = (hypotheses_HC @ hit_nC.T) > 0
     log_other_n = np.log(np.clip(other_n, MIN_OTHER, 1.0))
-    score_H = score_H + np.where(explained_Hn, 0.0, log_other_n).sum(axis=1)
+    score_H = score_H + ~_is_explained(hypotheses_HC, hit_nC) @ log_other_n
     weight_H = np.exp(score_H - score_H.max())
-    return BrokenValues(codes_NU, causes, hypotheses_HC, weight_H / weight_H.sum())
+    kept = weight_H >= MIN_WEIGHT
+    return BrokenValues(codes_NU, causes, hypotheses_HC[kept], weight_H[kept] / weight_H[kept].sum())
+
+
+def _is_explained(hypotheses_HC: NDArray[np.float32], hit_mC: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(H, m) whether each row has a cause that the hypothesis holds for broken."""
+    return np.asarray(hypotheses_HC @ hit_mC.T.astype(np.float32) > 0)
+
+
+@lru_cache(maxsize=MAX_CAUSES + 1)
+def _list_hypotheses(num_causes: int) -> NDArray[np.float32]:
+    """(H, C) every set of at most `MAX_BROKEN` causes; read-only."""
+    sizes = range(min(MAX_BROKEN, num_causes) + 1)
+    sets = [chosen for size in sizes for chosen in combinations(range(num_causes), size)]
+    hypotheses_HC = np.zeros((len(sets), num_causes), dtype=np.float32)
+    for h, chosen in enumerate(sets):
+        hypotheses_HC[h, list(chosen)] = 1
+    hypotheses_HC.setflags(write=False)
+    return hypotheses_HC
 
 
 def _list_causes(failed_nU: NDArray[np.int16], fine_nU: NDArray[np.int16]) -> tuple[tuple[tuple[int, int], ...], ...]:
