@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-untimed test-serial test-gpu gpu-bundle check lint types format docs fuzz-native clean
+.PHONY: demo test test-light test-untimed test-serial test-vllm test-gpu gpu-bundle check lint types format docs fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -25,6 +25,10 @@ test-untimed: $(VENV)/.installed-dev  ## Slurm clusters, sshd, LLM servers, kill
 
 test-serial: $(VENV)/.installed-dev  ## what is timed runs alone
 	$(PYTEST) -n 0 -m "serial and not untimed" --durations=15
+
+test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.5 GB, its own environment) and serve with it
+	$(BIN)/python tests/vllm/install.py .venv-vllm
+	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/test_vllm_real.py
 
 test-gpu:  ## check the product on this machine's GPU (ten minutes, no internet; PYTHON has torch)
 	$(PYTHON) benchmarks/gpu.py

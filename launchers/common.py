@@ -313,9 +313,9 @@ def package_versions(*names: str) -> dict[str, str]:
     return found
 
 
-def status_bytes(key: str) -> int:
-    """Return a size from `/proc/self/status` (`VmRSS`, `VmHWM`, `VmData`) in bytes; 0 if it is missing."""
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as file:
+def status_bytes(key: str, process: int | str = "self") -> int:
+    """Return a size from `/proc/PROCESS/status` (`VmRSS`, `VmHWM`, `VmData`) in bytes; 0 if it is missing."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status", encoding="utf-8") as file:
         for line in file:
             if line.startswith(key + ":"):
                 return int(line.split()[1]) * 1024

@@ -63,11 +63,13 @@ class Server:
             connection.close()
 
     def quote_log(self) -> str:
-        """Return the last line of the server's log, as the end of a message."""
+        """Return the last line of the server's log that names an error, else the last, as the end of a message."""
         with contextlib.suppress(OSError):
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-            return f"; its last line: {last[:300]}" if last else ""
+            lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+            said = [line for line in lines if line]
+            errors = [line for line in said if "error" in line.lower() and "://" not in line]
+            last = next(iter([*errors[-1:], *said[-1:]]), "")
+            return f"; its log: {last[:300]}" if last else ""
         return ""
 
     def require_alive(self, when: str) -> None:
@@ -192,11 +194,13 @@ def serve_trial(
     say_phase(trial, 0, "starting")
     limit_s = float(os.environ.get("CCL_TIMEOUT_S", "inf"))
     vocab = trial.data["arch"]["vocab_size"]
+    asked_s = time.monotonic()
     with running_server(trial, command, min(0.5 * limit_s, 1800.0)) as server:
+        healthy_s = time.monotonic()
         start, server_s = CpuClock.read(), group_cpu_s(server.process.pid)
         target = Target(server.port, vocab, model, timeout_s=min(0.5 * limit_s, 600.0))
         report = measure_loads(trial, server, target, lambda: read_stats(server))
-        end = CpuClock.read()
+        end, measured_s = CpuClock.read(), time.monotonic()
         own_s = end.own_s - start.own_s + group_cpu_s(server.process.pid) - server_s
         described = dict(describe(server))
     say_phase(trial, 0, "writing")
@@ -210,17 +214,23 @@ def serve_trial(
         hosts=[host_name()],
         foreign_cpu_cores=foreign_cores(start, end, own_s),
         logical_cores=os.cpu_count(),
+        extra={"start_s": f"{healthy_s - asked_s:.2f}", "measuring_s": f"{measured_s - healthy_s:.2f}"},
         **{"devices": [device_name()], **described},
     )
 
 
 def group_cpu_s(group: int) -> float:
     """Return the CPU seconds that the processes of a group have used."""
-    total = 0.0
+    return sum(find_group(group).values())
+
+
+def find_group(group: int) -> dict[int, float]:
+    """Return each process of a group and the CPU seconds that it and its ended children have used."""
+    found: dict[int, float] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 words = (folder / "stat").read_text().rpartition(")")[2].split()
                 if int(words[2]) == group:
-                    total += sum(map(int, words[11:15])) / _TICKS
-    return total
+                    found[int(folder.name)] = sum(map(int, words[11:15])) / _TICKS
+    return found

@@ -17,6 +17,7 @@ import pytest
 pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 ROOT = Path(__file__).parent.parent
+LAUNCHERS = ROOT / "launchers"
 ARCH = {
     "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "hidden_size": 32, "intermediate_size": 64,
     "vocab_size": 100, "tied_embeddings": False,
@@ -171,10 +172,10 @@ sys.exit(run_rank(lambda trial: serve_trial(
     ("mode", "kind", "words"),
     [
         ("ill", "crashed", "the server was not healthy after 1 s"),
-        ("dies", "crashed", "the server ended with code 3 under load; its last line: Segmentation fault of its own"),
+        ("dies", "crashed", "the server ended with code 3 under load; its log: Segmentation fault of its own"),
         ("errors", "crashed", "requests failed, the first with: BadAnswer: HTTP 500: internal trouble"),
         ("breaks", "crashed", "the answer broke off"),
-        ("memory", "out_of_memory", "the server ended with code 1 before it was healthy; its last line: RuntimeError"),
+        ("memory", "out_of_memory", "the server ended with code 1 before it was healthy; its log: RuntimeError"),
     ],
 )
 def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(

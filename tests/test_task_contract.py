@@ -118,7 +118,12 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
     )
     config, task = Config(tp=4, pp=1, dp=4, micro_batch_size=2), TASKS.get("training")
     payload = task.make_input(training.CARD, config, is_measured=True, run_id="r", trial=3, seed=7)
-    assert json.loads(payload.model_dump_json()) == {**before, "accelerator": "a100-40", "nonce": ""}
+    assert json.loads(payload.model_dump_json()) == {
+        **before,
+        "accelerator": "a100-40",
+        "nonce": "",
+        "stop_above": None,
+    }
     assert TrainingInput.model_validate(before) == payload.model_copy(update={"work": {}, "accelerator": ""})
     assert payload.wants_traces
     assert not task.make_input(training.CARD, config, is_measured=False, run_id="r", trial=3).wants_traces

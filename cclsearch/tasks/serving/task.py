@@ -14,6 +14,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.score.derive import derive_general
 from cclsearch.score.objective import Objective
 from cclsearch.tasks.base import Task
+from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
 from cclsearch.tasks.serving.measurements import GENERAL, LIMITED, LOAD_METRICS, THROUGHPUT, choose_load, measure_load

