@@ -1,4 +1,7 @@
-"""The acquisition function: expected improvement times P(success), less a penalty for a failed trial."""
+"""The acquisition function: expected improvement times P(success), less a penalty for a failed trial.
+
+Only candidates whose gain times chance is a fair share of the largest are compared (`CandidatePosterior.utility_m`).
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def choose_batch(posterior: CandidatePosterior, count: int, penalty: float) -> l
     chosen: list[tuple[int, float]] = []
     free = np.ones(len(posterior.rows_m), dtype=bool)
     for _ in range(min(count, len(posterior.rows_m))):
-        gain_m = expected_improvement(posterior, incumbent_k)
+        gain_m = np.where(free, expected_improvement(posterior, incumbent_k), 0.0)
         utility = np.where(free, posterior.utility_m(gain_m, penalty), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False

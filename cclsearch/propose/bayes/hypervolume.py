@@ -56,7 +56,7 @@ def _choose(
     free = np.ones(unit_SmD.shape[1], dtype=bool)
     chosen: list[int] = []
     for _ in range(min(count, len(free))):
-        gain_m = np.maximum(reach_SmL - reached_SL[:, None, :], 0.0).mean(axis=(0, 2))
+        gain_m = np.where(free, np.maximum(reach_SmL - reached_SL[:, None, :], 0.0).mean(axis=(0, 2)), 0.0)
         penalty = MAX_FAILURE_PENALTY * float(gain_m.max(initial=0.0))
         utility = np.where(free, posterior.utility_m(gain_m, penalty), -np.inf)
         m = int(np.argmax(utility))

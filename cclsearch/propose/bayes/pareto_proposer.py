@@ -25,6 +25,7 @@ from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.score.objective import single_metric
 from cclsearch.space.table import Space
+from cclsearch.stats.kernel import Array
 
 MAX_SIZES = 32
 """With more sizes (numbers of accelerators) than this, one model over all of them is used."""
@@ -81,9 +82,8 @@ class ParetoProposer:
 
     def _find_best(self, view: SearchView, sizes: Sequence[_Size], taken: Sequence[_Candidate]) -> _Candidate | None:
         """Return the untaken candidate of the highest utility; those in `taken` count as running."""
-        best: _Candidate | None = None
+        found: list[tuple[_Size, CandidatePosterior, Array]] = []
         best_of_smaller = math.inf
-        penalty = failure_penalty(view)
         for size in sizes:
             pending = frozenset(candidate.row for candidate in taken if candidate.size is size)
             part = _limit_view(view, size, pending)
@@ -93,7 +93,12 @@ class ParetoProposer:
             if posterior is None:
                 continue
             gain_m = expected_improvement(posterior, np.minimum(incumbent(posterior), best_of_smaller))
-            utility_m = size.width * posterior.utility_m(gain_m, penalty)
+            found.append((size, posterior, gain_m))
+        largest = max((size.width * float((gain_m * p.p_valid_m).max()) for size, p, gain_m in found), default=0.0)
+        best: _Candidate | None = None
+        penalty = failure_penalty(view)
+        for size, posterior, gain_m in found:
+            utility_m = size.width * posterior.utility_m(gain_m, penalty, largest / size.width)
             m = int(np.argmax(utility_m))
             if best is None or utility_m[m] > best.utility:
                 best = _Candidate(float(utility_m[m]), size, int(posterior.rows_m[m]), posterior, m)

@@ -22,6 +22,9 @@ from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
 
+WORTHWHILE = 0.01
+"""Share of the largest gain times chance below which a candidate is not run, however safe it is."""
+
 
 @dataclass(frozen=True, eq=False)
 class CandidatePosterior:
@@ -70,12 +73,18 @@ class CandidatePosterior:
         """(m,) probability that the trial succeeds and satisfies the constraints."""
         return self.p_success_m * self.p_satisfies_m
 
-    def utility_m(self, gain_m: Array, penalty: float) -> Array:
+    def utility_m(self, gain_m: Array, penalty: float, largest: float | None = None) -> Array:
         """(m,) utility of a trial with that expected improvement, given the cost of a failure.
 
-        If nothing can satisfy the constraints, the shortfall remains: the closest configuration wins.
+        A trial that cannot win costs as much as one that fails, so the cost of a failure decides only among candidates
+        whose gain times chance is at least `WORTHWHILE` of the largest (`largest`, or that of these candidates); others
+        have the utility -inf. If nothing can satisfy the constraints, the shortfall remains: the closest configuration
+        wins.
         """
-        return gain_m * self.p_valid_m - penalty * (1 - self.p_success_m) - self.shortfall_m
+        promise_m = gain_m * self.p_valid_m
+        least = WORTHWHILE * max(float(promise_m.max()), largest or 0.0)
+        utility_m = promise_m - penalty * (1 - self.p_success_m) - self.shortfall_m
+        return utility_m if self.shortfall_m.any() else np.where(promise_m >= least, utility_m, -np.inf)
 
     @property
     def value_m(self) -> Array:
