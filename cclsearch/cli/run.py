@@ -122,6 +122,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
             keep_going=args.keep_going,
             control_every=args.control_every,
             early_stop=not args.no_early_stop,
+            stop_early=args.stop_early,
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),

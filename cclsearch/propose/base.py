@@ -52,6 +52,10 @@ class SearchView:
     """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
     earlier: EarlierKnowledge | None = None
     """What earlier searches on the same cluster with the same framework leave, also of other models."""
+    can_repeat: bool = False
+    """Whether a measured configuration may be proposed again (`Proposal.is_repeat`): another run differs by noise."""
+    ends_without_chance: bool = False
+    """Whether the surrogate ends the search once no untried configuration is likely to win (`--stop-early`)."""
     overruled: frozenset[int] = frozenset()
     """Rows that an LLM chose against the surrogate's advice: observed, but not counted in the failure penalty."""
 
@@ -117,6 +121,8 @@ class Proposal:
     expects: ExpectedOutcome = field(default_factory=ExpectedOutcome)
     turn: int | None = None
     """Number of the LLM turn that proposed it."""
+    is_repeat: bool = False
+    """Whether it is measured again on purpose, although it has a result; only if `SearchView.can_repeat`."""
 
 
 class Proposer(Protocol):

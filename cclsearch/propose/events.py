@@ -56,6 +56,8 @@ BUSY_MACHINE = "busy machine"
 """The topic of the note at the start of a search, and of each resume, on a machine that other processes use."""
 
 
+NOTHING_LEFT = "nothing left"
+"""The topic of the note that no untried configuration is likely to win."""
 NOT_ADDED = "not added"
 """The topic of the note that the space does not get what a turn asked for."""
 

@@ -32,8 +32,14 @@ class Purpose(StrEnum):
     budget."""
     BASELINE = "baseline"
     """The configuration that the user compares with (`--baseline`); it runs first and does not cost budget."""
+    REPEAT = "repeat"
+    """A new run of a measured configuration that the surrogate wants to be sure of; costs budget."""
     REFERENCE = "reference"
     """Decides which of two groups of trials did the card's work; does not cost budget."""
+
+
+PAID = frozenset({Purpose.SEARCH, Purpose.REPEAT})
+"""Purposes whose trials cost budget."""
 
 
 class RetryKind(StrEnum):

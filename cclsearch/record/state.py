@@ -17,6 +17,7 @@ from cclsearch.core.values import Config, FailureKind
 from cclsearch.propose.events import NOT_ADDED, LlmTurn, Note, ReportedEvent
 from cclsearch.record.event import (
     LEDGER_VERSION,
+    PAID,
     AttemptEvent,
     Event,
     LedgerUpgraded,
@@ -86,6 +87,7 @@ class RunState:
     windows: ClusterWindows = field(default_factory=ClusterWindows)
     """The windows of the cluster in which the ranked trials ran."""
     _controls: set[int] = field(default_factory=set)
+    _repeats: set[int] = field(default_factory=set)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
     _num_finished_before: int = 0
@@ -289,10 +291,12 @@ class RunState:
             raise ValueError(f"trial {number} was proposed twice, and this may be about either configuration")
 
     def _propose(self, event: TrialProposed) -> None:
-        is_search = event.purpose is Purpose.SEARCH
-        self.trials.propose(event.trial, event.config, is_search=is_search)
+        is_paid = event.purpose in PAID
+        self.trials.propose(event.trial, event.config, is_search=event.purpose is Purpose.SEARCH, is_paid=is_paid)
         self._open[event.trial] = None
-        self.num_spent += is_search
+        self.num_spent += is_paid
+        if event.purpose is Purpose.REPEAT:
+            self._repeats.add(event.trial)
         if event.purpose is Purpose.CONTROL:
             self._controls.add(event.trial)
         if event.purpose is Purpose.BASELINE:
@@ -303,7 +307,7 @@ class RunState:
         failed = outcome.failure is not None and outcome.failure.kind.is_infrastructure
         is_search, is_revised = self.trials.is_search(number), self.trials.is_finished(number)
         is_unjudged = outcome.failure is not None and outcome.failure.kind is FailureKind.JUDGING_ERROR
-        costs = is_search and not failed and not is_unjudged
+        costs = (is_search or number in self._repeats) and not failed and not is_unjudged
         is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
         self.num_spent += costs - self.trials.costs_budget(number)
         self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)

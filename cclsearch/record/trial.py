@@ -13,6 +13,7 @@ from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.record.event import (
+    PAID,
     Event,
     Purpose,
     TrialFinished,
@@ -66,7 +67,7 @@ class Trial:
     @property
     def costs_budget(self) -> bool:
         """Whether it counts against the budget: proposed by the search, and not an infrastructure failure."""
-        if self.purpose is not Purpose.SEARCH:
+        if self.purpose not in PAID:
             return False
         failure = self.outcome.failure if self.outcome else None
         return not failure or failure.kind.counts

@@ -109,12 +109,12 @@ class TrialTable(Mapping[int, Trial]):
     def __contains__(self, number: object) -> bool:
         return isinstance(number, int) and self._find(number) is not None
 
-    def propose(self, number: int, config: Config, *, is_search: bool) -> None:
+    def propose(self, number: int, config: Config, *, is_search: bool, is_paid: bool) -> None:
         """Add a trial without lines; its number is new."""
         text = json.dumps(dict(config), sort_keys=True)
         index = len(self._numbers)
         self._numbers.append(number)
-        self._flags.append((_IS_SEARCH | _COSTS_BUDGET) if is_search else 0)
+        self._flags.append((_IS_SEARCH if is_search else 0) | (_COSTS_BUDGET if is_paid else 0))
         self._losses.append(math.nan)
         self._keys.append(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True))
         self._last_extents.append(-1)

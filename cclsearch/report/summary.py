@@ -12,6 +12,7 @@ from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Provenance
+from cclsearch.propose.events import NOTHING_LEFT, Note
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial, count_states, describe_counts
@@ -129,6 +130,8 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
     lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
     lines += [f"drift: {text}" for text in describe_drift(state)]
+    left = [event.text for event in state.reported if isinstance(event, Note) and event.topic == NOTHING_LEFT]
+    lines += [f"outlook: {text.split(':')[0]}" for text in left[:1]]
     lines += _comparison_lines(spec, state, best)
     return lines
 

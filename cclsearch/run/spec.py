@@ -61,6 +61,8 @@ class SearchLimits(Model):
     """Repeat the best configuration after every so many trials; 0: only if the window of the cluster changes."""
     early_stop: bool = True
     """Whether a trial that is slower than the best one beyond doubt may end early."""
+    stop_early: bool = False
+    """Whether the surrogate ends the search once no untried configuration is likely to win."""
     keep_going: bool = False
     """Whether the search continues although several configurations in a row ended for the same reason."""
 

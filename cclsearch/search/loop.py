@@ -133,6 +133,8 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         prior=session.prior,
         earlier=session.spec.earlier,
         events=tuple(writer.state.reported),
+        can_repeat=session.spec.provenance.is_repeatable,
+        ends_without_chance=session.spec.limits.stop_early,
         next_trial=writer.next_trial,
     )
 
@@ -281,17 +283,26 @@ def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], 
     accepted = 0
     for proposal in proposals:
         row = session.space.row(proposal.config)
-        if row is None or taken_N[row]:
+        is_repeat = proposal.is_repeat and _may_repeat(writer, session, proposal)
+        if row is None or (taken_N[row] and not is_repeat):
             why = "not in the search space" if row is None else "tried already, or running"
             text = f"{proposal.proposer} proposed {proposal.config}: {why}"
             refused = ProposalRefused(proposer=proposal.proposer, config=proposal.config, text=text)
             writer.record(refused.at(session.now_s()))
             continue
-        if not _record_if_allowed(writer, session, proposal, Purpose.SEARCH):
+        purpose = Purpose.REPEAT if is_repeat else Purpose.SEARCH
+        if not _record_if_allowed(writer, session, proposal, purpose):
             break
         taken_N[row] = True
         accepted += 1
     return accepted
+
+
+def _may_repeat(writer: RunWriter, session: Session, proposal: Proposal) -> bool:
+    """Return whether a configuration may be measured again: it has a result of a real run, and none runs now."""
+    state, config = writer.state, proposal.config
+    is_running = any(trial.config == config for trial in state.unfinished)
+    return session.spec.provenance.is_repeatable and bool(state.runs_of(config)) and not is_running
 
 
 def _record_if_allowed(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> bool:

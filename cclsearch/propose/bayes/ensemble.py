@@ -85,6 +85,20 @@ def fit_ensemble(
     return Ensemble(form, tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum())
 
 
+def predict_without(
+    row: int, ensemble: Ensemble, observations: Sequence[Observation], earlier: Sequence[Observation]
+) -> tuple[float, float]:
+    """Return the expected log cost of a run at a row, and its standard deviation, by a fit without the row's runs.
+
+    The leave-one-out error keeps the weights and the noise that an outlier gave to the other trials; this does not.
+    """
+    others = [[o for o in seen if o.row != row] for seen in (observations, earlier)]
+    features = ensemble.most_likely.features
+    fit = fit_ensemble(ensemble.form, features, others[0], others[1]).most_likely
+    mean, variance = fit.marginals(np.array([row]))
+    return float(mean[0]), float(np.sqrt(variance[0] + fit.prior.noise**2))
+
+
 def _collect_data(
     form: ClosedForm, observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior
 ) -> CalibrationData:

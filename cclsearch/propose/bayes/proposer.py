@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from cclsearch.card.model import Card
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.base import Note, Proposal, ProposerEvent, SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
 from cclsearch.propose.bayes.candidates import direct_term
+from cclsearch.propose.bayes.outlook import Repeat, find_outlook, find_repeat, make_note
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
@@ -23,17 +24,44 @@ class DefaultProposer:
 
     def __init__(self, predict: Callable[[Card, Space], Predictor] | None = None) -> None:
         self._predict = predict
+        self._notes: list[Note] = []
+        self._ending: str | None = None
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """Return the `count` configurations of the highest utility, as one batch; none if nothing is feasible."""
+        """Return the `count` configurations of the highest utility, as one batch; none if nothing is feasible.
+
+        The first may be one to measure again (`find_repeat`). None either if no configuration is likely to win and the
+        search is to end then.
+        """
+        self._ending = None
         predictor = self._predict(view.card, view.space) if self._predict else view.predictor
         posterior = fit_posterior(view, predictor)
         if posterior is None or has_nothing_feasible(posterior):
             return ()
-        return [
+        outlook = find_outlook(view, posterior)
+        if outlook is not None and view.ends_without_chance:
+            self._ending = outlook
+            return ()
+        if outlook is not None and (note := make_note(view, outlook)) is not None:
+            self._notes.append(note)
+        repeat = find_repeat(view, posterior, outlook)
+        again = [] if repeat is None else [self._propose_repeat(view, repeat)]
+        return again + [
             self._propose_row(view, posterior, m, improvement)
-            for m, improvement in choose_batch(posterior, count, failure_penalty(view))
+            for m, improvement in choose_batch(posterior, count - len(again), failure_penalty(view))
         ]
+
+    def take_events(self) -> Sequence[ProposerEvent]:
+        """See `EventSource`."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def ending(self) -> str | None:
+        """See `EventSource`."""
+        return self._ending
+
+    def _propose_repeat(self, view: SearchView, repeat: Repeat) -> Proposal:
+        return Proposal(view.space.config(repeat.row), self.name, repeat.why, is_repeat=True)
 
     def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, improvement: float) -> Proposal:
         expects = posterior.expected_outcome(m)

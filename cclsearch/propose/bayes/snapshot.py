@@ -62,7 +62,7 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
         top_rows=tuple(int(posterior.rows_m[m]) for m, _ in choose_batch(posterior, top, failure_penalty(view))),
         num_open=len(posterior.rows_m),
         max_expected_improvement=float(np.max(gain_m * posterior.p_valid_m)) if has_best else None,
-        p_improvement=_p_improvement(posterior) if has_best else None,
+        p_improvement=find_p_improvement(posterior) if has_best else None,
         median_error=_median_error(posterior),
         learned_multipliers=_learned_multipliers(posterior),
     )
@@ -86,8 +86,11 @@ def _better_km(posterior: CandidatePosterior) -> Array:
     return np.asarray(better_km)
 
 
-def _p_improvement(posterior: CandidatePosterior) -> float:
-    """Return the mean over the models of the largest P(improves on the best by over 1 %) among the candidates."""
+def find_p_improvement(posterior: CandidatePosterior) -> float:
+    """Return the mean over the models of the largest P(improves on the best by over 1 %) among the candidates.
+
+    Needs a best.
+    """
     return float(posterior.weight_k @ _better_km(posterior).max(axis=1))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, format_config
-from cclsearch.propose.base import Observation, Proposal, SearchView
+from cclsearch.propose.base import EventSource, Observation, Proposal, ProposerEvent, SearchView
 from cclsearch.propose.observations import observed_failures, observed_losses, observed_trials
 
 if TYPE_CHECKING:
@@ -41,20 +41,38 @@ class SurrogateProposer:
 
     name = "surrogate"
 
+    def __init__(self) -> None:
+        self._events: list[ProposerEvent] = []
+        self._ending: str | None = None
+
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return up to `count` proposals, chosen as one batch; none if nothing is feasible or left."""
         from cclsearch.propose.study.parameters import search_space_distributions
         from cclsearch.propose.study.samplers import SurrogateSampler, make_surrogate
 
-        planned = list(make_surrogate(view.objective).propose(view, count))
+        surrogate = make_surrogate(view.objective)
+        planned = list(surrogate.propose(view, count))
+        self._ending = None
+        if isinstance(surrogate, EventSource):
+            self._events += surrogate.take_events()
+            self._ending = surrogate.ending()
         sampler = SurrogateSampler(view.card, view.space, objective=view.objective, planned=planned)
         study = create_study(sampler, len(view.objective.terms) if view.objective.is_multi else 1)
         distributions = search_space_distributions(view.space)
         asked = [Config(study.ask(distributions).params) for _ in planned]
         return [
-            Proposal(config, self.name, proposal.rationale, proposal.expects)
+            replace(proposal, config=config, proposer=self.name)
             for config, proposal in zip(asked, planned, strict=True)
         ]
+
+    def take_events(self) -> Sequence[ProposerEvent]:
+        """See `EventSource`."""
+        events, self._events = self._events, []
+        return events
+
+    def ending(self) -> str | None:
+        """See `EventSource`."""
+        return self._ending
 
 
 @dataclass

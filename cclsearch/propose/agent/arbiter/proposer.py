@@ -21,7 +21,7 @@ from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
-from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.base import EventSource, Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn
 
 MAX_MOVES = 6
@@ -274,7 +274,11 @@ class Arbiter:
         return f"dropped from the queue of turn {queued[0].turn}: {configs}"
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
-        return list(self._fallback.propose(view, count))[:count]
+        proposals = list(self._fallback.propose(view, count))[:count]
+        if isinstance(self._fallback, EventSource):
+            self._events += self._fallback.take_events()
+            self._ending = None if proposals else self._fallback.ending()
+        return proposals
 
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:
@@ -302,7 +306,10 @@ class NoLlmProposer:
             after = ArbiterState(ArbiterPhase.OFF, next_trial(view), NO_KEY, self._reason)
             self._events.append(write_move(before, after))
         self._is_recorded = True
-        return self._fallback.propose(view, count)
+        proposals = self._fallback.propose(view, count)
+        if isinstance(self._fallback, EventSource):
+            self._events += self._fallback.take_events()
+        return proposals
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """See `EventSource`."""
@@ -311,4 +318,4 @@ class NoLlmProposer:
 
     def ending(self) -> str | None:
         """See `EventSource`."""
-        return None
+        return self._fallback.ending() if isinstance(self._fallback, EventSource) else None
