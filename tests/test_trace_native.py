@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 import trace_writer as write
 from trace_mutations import ODD_MEMBERS, ODD_VALUES, difference, mutate
 
-from cclsearch.trace.events import EventTable, FileReport
+from cclsearch.trace.events import DEVICE_WORK, EventTable, FileReport
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.read import read_file, read_traces
-from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native
+from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native, kineto_scanned
 from cclsearch.trace.readers.kineto_scanned import ScannedPieces
 from cclsearch.trace.readers.native import build
 from cclsearch.trace.readers.stream import ReadLimits
@@ -314,6 +315,26 @@ def test_parts_that_are_refused_in_the_middle_give_the_same_table(
         )
         assert (again, [difference(*pair) for pair in zip(tables, expected, strict=True)]) == (report, [""])
     assert min(scans.accepted, scans.refused) > 0
+
+
+def test_kernels_are_classified_while_threads_scan(
+    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(kineto_ahead, "PART_BLOCKS", 4)
+    early: list[str] = []
+    monkeypatch.setattr(kineto_scanned, "kernel_class", early.append)
+    half = [event for _ in range(18) for event in rich_events()]
+    new = [write.span("kernel", f"new_gemm_{n}", 9e6 + n, 1, device=0, stream=7) for n in range(3)]
+    document = write.kineto_document([*half, *new, *half])
+    path = write.write_kineto(tmp_path / "rank0_trace.json", text=write.layout_kineto(document))
+    patience_s = sys.getswitchinterval()
+    file = TraceFile(path, path.name, "chrome-json", "kineto")
+    (table,), _ = read_file(file, limits=ReadLimits(threads=2))
+    names = {table.names[number] for number in table.name_id[np.isin(table.kind, DEVICE_WORK)]}
+    assert {"new_gemm_0", "new_gemm_1", "new_gemm_2"} <= set(early) <= names
+    assert len(early) == len(set(early))
+    assert sys.getswitchinterval() == patience_s
 
 
 def test_an_error_in_one_thread_ends_the_others(tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:

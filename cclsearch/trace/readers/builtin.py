@@ -50,7 +50,7 @@ class ChromeJson:
             scanned = ScannedPieces(builder)
             for batch in reader:
                 if isinstance(batch, ScanParts):
-                    batch.scan_all(scanned.add)
+                    batch.scan_all(scanned.add, scanned.classify)
                 elif builder.base_us is None and is_xla(reader, batch):
                     break
                 elif isinstance(batch, list):

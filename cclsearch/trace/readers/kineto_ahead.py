@@ -9,6 +9,7 @@ follows are given back unread, and the reader reads them in order; the table is 
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ PART_BLOCKS = 32
 """Blocks in a part of a plain file: a thread reads them one by one, so that each is in its cache when scanned."""
 PARTS_LEFT = 4
 """Parts that each thread still has to scan at least: the last parts are smaller, so that all threads end together."""
+SWITCH_S = 2e-4
+"""Time for which a thread in Python lets another one wait that comes back from the C library."""
 
 END_BYTES = 1 << 16
 """Text in which the last event of a part is sought first."""
@@ -218,19 +221,28 @@ class ScanParts:
         self._is_last = self._is_using = False
         self._changed = threading.Condition()
 
-    def scan_all(self, use: Callable[[ScannedPiece], None]) -> None:
-        """Call `use` with columns in the order of the file: in any of the threads, but in one at a time."""
-        with ThreadPoolExecutor(self._threads - 1) as pool:
-            others = [pool.submit(self._scan_parts, use) for _ in range(self._threads - 1)]
-            self._scan_parts(use)
-            for other in others:
-                other.result()
+    def scan_all(self, use: Callable[[ScannedPiece], None], between: Callable[[], None]) -> None:
+        """Call `use` with columns in the order of the file: in any of the threads, but in one at a time.
 
-    def _scan_parts(self, use: Callable[[ScannedPiece], None]) -> None:
+        `between` is called between two parts, in any number of threads at a time.
+        """
+        patience_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(SWITCH_S, patience_s))
+        try:
+            with ThreadPoolExecutor(self._threads - 1) as pool:
+                others = [pool.submit(self._scan_parts, use, between) for _ in range(self._threads - 1)]
+                self._scan_parts(use, between)
+                for other in others:
+                    other.result()
+        finally:
+            sys.setswitchinterval(patience_s)
+
+    def _scan_parts(self, use: Callable[[ScannedPiece], None], between: Callable[[], None]) -> None:
         try:
             while (part := self._begin()) is not None:
                 part.scan()
                 self._use_scanned(part, use)
+                between()
         except BaseException:
             self._stop()
             raise

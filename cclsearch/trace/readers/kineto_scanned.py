@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+
 import numpy as np
 
+from cclsearch.trace.events import Kind
+from cclsearch.trace.kernel_classes import kernel_class
 from cclsearch.trace.readers.kineto import KinetoBuilder
 from cclsearch.trace.readers.kineto_args import SHAPED_OPS
 from cclsearch.trace.readers.kineto_native import (
@@ -24,12 +29,26 @@ class ScannedPieces:
     def __init__(self, builder: KinetoBuilder) -> None:
         self._builder = builder
         self._rows_of: dict[PieceScanner, ScannedRows] = {}
+        self._kernels: deque[str] = deque()
+        self._classifying = threading.Lock()
 
     def add(self, piece: ScannedPiece) -> None:
         """Append the rows of the piece."""
         if piece.scanner not in self._rows_of:
             self._rows_of[piece.scanner] = ScannedRows(self._builder, piece.scanner)
-        self._rows_of[piece.scanner].add(piece)
+        self._kernels.extend(self._rows_of[piece.scanner].add(piece))
+
+    def classify(self) -> None:
+        """Find the classes of the names of kernels that were added; the table asks for them again.
+
+        One thread does it, because Python runs in one at a time.
+        """
+        if self._classifying.acquire(blocking=False):
+            try:
+                while self._kernels:
+                    kernel_class(self._kernels.popleft())
+            finally:
+                self._classifying.release()
 
 
 class ScannedRows:
@@ -45,9 +64,10 @@ class ScannedRows:
         self._grids = Numbering(scanner, GRIDS, lambda number: rows.grids[self._grid_key(number)])
         self._calls = Numbering(scanner, CALLS, self._number_call)
 
-    def add(self, piece: ScannedPiece) -> None:
-        """Append the rows of the piece."""
+    def add(self, piece: ScannedPiece) -> list[str]:
+        """Append the rows of the piece; return the names of its kernels that are new to the table."""
         builder = self._builder
+        num_known = len(builder.rows.names)
         for category in piece.categories:
             builder.kind_of[category]
         builder.num_bad += piece.raw.bad
@@ -58,6 +78,11 @@ class ScannedRows:
         if piece.raw.rows:
             self._add_rows(piece)
         builder.check_size()
+        new = list(builder.rows.names)[num_known:] if len(builder.rows.names) > num_known else []
+        if not new:
+            return new
+        kernels = self._names.translate(piece.name[piece.kind == Kind.COMPUTE]) - num_known
+        return [new[number] for number in np.flatnonzero(np.bincount(kernels[kernels >= 0])).tolist()]
 
     def _add_rows(self, piece: ScannedPiece) -> None:
         rows, count = self._builder.rows, piece.raw.rows
