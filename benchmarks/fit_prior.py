@@ -26,9 +26,9 @@ from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Posterior, RowModel, calibrate
 from cclsearch.stats.kernel import read_features
+from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import read_layout
-from cclsearch.tasks.training.machine import read_machine
 from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, make_predictor, read_priors, select_rows
 
 GUESS_FILE = Path(__file__).with_name("prior_guess.json")

@@ -16,8 +16,8 @@ from cclsearch.cli import main
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space
+from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout
-from cclsearch.tasks.training.machine import read_machine
 from cclsearch.tasks.training.memory import memory_parts
 from cclsearch.tasks.training.time import time_parts
 

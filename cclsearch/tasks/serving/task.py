@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.model import Card, StatedCard
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
@@ -31,6 +31,10 @@ from cclsearch.tasks.serving.workload import (
     read_limits,
     read_targets,
 )
+
+if TYPE_CHECKING:
+    from cclsearch.space.table import Space
+    from cclsearch.stats.closed_form import Predictor
 
 
 class RequestTask(Task):
@@ -69,6 +73,16 @@ class RequestTask(Task):
         if NUM_ACCELERATORS in general:
             fields.setdefault("world_size", max(1, round(general.pop(NUM_ACCELERATORS))))
         return super().make_result(card, general, **fields)
+
+    def predictor(self, card: Card, space: Space) -> Predictor | None:
+        """Closed forms of throughput and latencies in a closed loop or of a batch; None for an open loop."""
+        from cclsearch.tasks.serving.prediction import make_predictor
+
+        return make_predictor(card, space, self.concurrency_of(card))
+
+    def concurrency_of(self, card: Card) -> float | None:
+        """The requests that are at the server at once; None if the card does not say."""
+        return None
 
     def read_files(self, folder: Path, result: TrialResult) -> TrialResult:
         assert isinstance(result, ServingResult)
@@ -140,6 +154,11 @@ class ServingTask(RequestTask):
             "limits": read_limits(work),
         }
         return super().make_input(card, config, is_measured=is_measured, **own, **fields)
+
+    def concurrency_of(self, card: Card) -> float | None:
+        """The requests that a load has at once; None if the card does not say."""
+        is_closed = find_arrival(card) is Arrival.CLOSED
+        return float(card.work["concurrency"]) if is_closed and "concurrency" in card.work else None
 
     def describe_work(self, card: Card) -> str:
         """The load: `1024 tokens in and 128 out, 64 requests at once, ttft_p99_s <= 0.5`."""

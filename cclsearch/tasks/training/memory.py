@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from cclsearch.card.arch import ParameterCount, count_parts
 from cclsearch.card.model import Card
+from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layout import Array, Layout
-from cclsearch.tasks.training.machine import Machine
 
 GIB = float(2**30)
 EAGER_NORM_BYTES = 2 * 8.0

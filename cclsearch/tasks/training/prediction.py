@@ -19,9 +19,9 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features
+from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import Array, Layout, read_layout
-from cclsearch.tasks.training.machine import Machine, read_machine
 from cclsearch.tasks.training.measurements import METRICS, MFU_FORMULA, THROUGHPUT, find_mfu, find_throughput
 
 STEP_TIME = "step_time_s"

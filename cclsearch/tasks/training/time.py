@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from cclsearch.card.arch import count_parts, score_width
 from cclsearch.card.model import Card
+from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layout import Array, Layout
-from cclsearch.tasks.training.machine import Machine
 from cclsearch.tasks.training.memory import (
     Multipliers,
     expert_group,

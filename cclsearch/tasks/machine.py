@@ -11,7 +11,7 @@ GEMM_SHARE = {"tpu": 0.85}
 """Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText
 publishes 52 to 71 % MFU of whole steps on TPU v4 and v5p, recomputation not counted)."""
 GPU_GEMM_SHARE = 0.72
-"""The same of all others ([M] table 1 and [V] in `time.py`: 0.5 to 0.75 end to end)."""
+"""The same of all others ([M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end)."""
 LAUNCH_S = {"gpu": 8e-6, "tpu": 2e-6, "npu": 2e-6, "cpu": 2e-6}
 """Host seconds to launch one kernel: 5 to 10 us for CUDA in eager mode; XLA launches whole programs."""
 CPU_PROCESS_GIB = 0.25

@@ -1,0 +1,179 @@
+"""Prediction and search of serving on measured landscapes: errors of TTFT and TPOT, and regret under a TPOT limit.
+
+    python benchmarks/serving.py FOLDER [--seeds 5]
+
+FOLDER has tables of an engine's TTFT and TPOT by configuration and concurrency (`landscape.csv` with `card.yaml`). A
+cell is a table with a limit on TPOT, if at least four configurations differ by over 5 % and one keeps it. A trial
+launches one configuration and measures it at every recorded concurrency; its value is the largest throughput per
+accelerator whose TPOT keeps the limit, or 0. Regret after k trials is 1 - best so far / best of the cell. Throughput
+in these tables follows from their latencies by Little's law; nothing is fitted to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.score.objective import choose_objective
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.measurements import THROUGHPUT
+from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load, read_replica, serve
+
+KNOBS = ("backend", "precision", "tp", "pp", "dp", "ep")
+"""`dp` is accelerators / (`tp` x `pp`): with data-parallel attention the tables count them in `ep` alone."""
+LIMITS_MS = (8, 10, 15, 20, 30, 50)
+MILESTONES = (1, 3, 5)
+MIN_CONFIGS, MANY_CONFIGS = 4, 8
+
+
+@dataclass(frozen=True)
+class Table:
+    """One landscape: its card, its configurations, and (row, concurrency, TTFT, TPOT, throughput per accelerator)."""
+
+    name: str
+    card: Card
+    space: Space
+    loads: tuple[tuple[int, float, float, float, float], ...]
+
+    def value(self, row: int, limit_s: float) -> tuple[float, float]:
+        """Largest throughput whose TPOT keeps the limit, else 0, and the TPOT there or the least one."""
+        own = [(rate, tpot) for at, _, _, tpot, rate in self.loads if at == row]
+        kept = [pair for pair in own if pair[1] <= limit_s]
+        return max(kept) if kept else (0.0, min(tpot for _, tpot in own))
+
+
+def read_tables(folder: Path) -> Iterator[Table]:
+    """The tables of aggregated serving in a folder."""
+    for path in sorted(folder.glob("srv-*/landscape.csv")):
+        if path.parent.name.startswith("srv-disagg"):
+            continue
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
+        configs = [{name: _read_value(name, row) for name in KNOBS} for row in rows]
+        unique = list({tuple(config.values()): config for config in configs}.values())
+        knobs = tuple(Knob(name, tuple(sorted({config[name] for config in unique}))) for name in KNOBS)
+        space = space_from_rows(knobs, unique)
+        most = max(int(row["concurrency"]) for row in rows)
+        sets = ["precision=bf16", "task=serving", f"max_concurrency={most}"]
+        try:
+            card = load_card(str(path.with_name("card.yaml")), sets=sets)
+        except UserError as error:
+            print(f"left out {path.parent.name}: {error}", file=sys.stderr)
+            continue
+        figures = ("concurrency", "ttft_s", "tpot_s", "output_tok_s_per_gpu_est")
+        loads = tuple(
+            (space.row(config), *(float(row[name]) for name in figures))
+            for row, config in zip(rows, configs, strict=True)
+        )
+        yield Table(path.parent.name, card, space, loads)  # type: ignore[arg-type]
+
+
+def _read_value(name: str, row: Mapping[str, str]) -> int | str:
+    if name in ("backend", "precision"):
+        return row[name]
+    if name == "dp":
+        return max(1, int(row["num_gpus"]) // (int(row["tp"]) * int(row["pp"])))
+    return int(row[name])
+
+
+def find_errors(table: Table) -> np.ndarray:
+    """(n, 2) log of predicted over measured TPOT and TTFT, before any trial."""
+    work, at = table.card.work, read_replica(table.card, table.space)
+    lengths = float(work["input_len"]), float(work["output_len"])
+    errors = []
+    for row, concurrency, ttft_s, tpot_s, _ in table.loads:
+        served = serve(compute_load(table.card, at, concurrency, *lengths), np.zeros(len(MULTIPLIERS)))
+        errors.append((np.log(served.tpot_s[row] / tpot_s), np.log(served.ttft_s[row] / ttft_s)))
+    return np.array(errors)
+
+
+def search(table: Table, limit_s: float, values: Mapping[int, tuple[float, float]], seed: int) -> list[int]:
+    """Rows in the order in which the default sampler tries them."""
+    text = f"tpot_mean_s <= {limit_s}"
+    task = task_of(table.card)
+    objective = task.constrain(table.card, choose_objective(THROUGHPUT, (text,), task=table.card.task))
+    card = task.freeze(table.card, objective)
+    seen: list[Observation] = []
+    for trial in range(1, len(values) + 1):
+        view = SearchView(
+            card, table.space, tuple(seen), frozenset(), max(1, 15 - trial), seed, objective, next_trial=trial
+        )
+        proposals = PROPOSERS.get("default")().propose(view, 1)
+        if not proposals:
+            break
+        row = table.space.row(proposals[0].config)
+        assert row is not None
+        rate, tpot = values[row]
+        least = min(rate for rate, _ in values.values() if rate > 0)
+        metrics = {THROUGHPUT: rate or least / 10, "tpot_mean_s": tpot}
+        violation = objective.violation(metrics)
+        loss = None if violation else objective.loss(metrics)
+        seen.append(
+            Observation(trial, proposals[0].config, row, loss, metrics=metrics if loss else {"tpot_mean_s": tpot},
+                        violation=violation)
+        )  # fmt: skip
+    tried = [o.row for o in seen if o.row is not None]
+    return tried + [row for row in values if row not in tried]
+
+
+def measure_regret(order: Sequence[int], values: Mapping[int, tuple[float, float]]) -> list[float]:
+    """Regret after each milestone."""
+    best = max(rate for rate, _ in values.values())
+    return [1 - max(values[row][0] for row in order[:count]) / best for count in MILESTONES]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    tables = list(read_tables(args.folder))
+    errors = np.concatenate([find_errors(table) for table in tables])
+    tpot, ttft = np.expm1(np.median(np.abs(errors), axis=0))
+    print(f"{len(errors)} loads of {len(tables)} tables, before any trial:")
+    print(f"median error of TPOT {tpot:.0%}, of TTFT {ttft:.0%}\n")
+    regrets: dict[tuple[int, str], list[list[float]]] = {}
+    for table in tables:
+        for limit_ms in LIMITS_MS:
+            values = {row: table.value(row, limit_ms / 1e3) for row in range(len(table.space))}
+            rates = [rate for rate, _ in values.values()]
+            if len(values) < MIN_CONFIGS or max(rates) == 0 or min(rates) > 0.95 * max(rates):
+                continue
+            accelerators = table.space.num_accelerators_N
+            orders = {
+                "surrogate": [search(table, limit_ms / 1e3, values, 0)],
+                "random": [list(np.random.default_rng(seed).permutation(len(values))) for seed in range(20)],
+                "fewest accelerators first": [
+                    sorted(values, key=lambda row: (accelerators[row], order[row]))
+                    for order in (np.random.default_rng(seed).permutation(len(values)) for seed in range(20))
+                ],
+            }
+            for name, tried in orders.items():
+                found = list(np.mean([measure_regret(order, values) for order in tried], axis=0))
+                for least in (MIN_CONFIGS, MANY_CONFIGS):
+                    if len(values) >= least:
+                        regrets.setdefault((least, name), []).append(found)
+    print(
+        "| cells with at least | order of trials | cells | regret @1 | @3 | @5 |\n| --- | --- | --- | --- | --- | --- |"
+    )
+    for (least, name), found in sorted(regrets.items()):
+        mean = np.mean(found, axis=0)
+        print(
+            f"| {least} configurations | {name} | {len(found)} | " + " | ".join(f"{each:.3f}" for each in mean) + " |"
+        )
+
+
+if __name__ == "__main__":
+    main()

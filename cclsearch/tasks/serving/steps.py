@@ -1,0 +1,257 @@
+"""One step of a serving engine in closed form: what prefill and decode cost on one replica, before calibration.
+
+Decode reads all weights that its tokens use and the keys and values of every sequence, so it is bound by memory unless
+the batch is large; prefill computes (Pope et al. 2022, sections 2 and 3; Yuan et al. 2024, roofline of LLM inference).
+With uniform routing, b tokens that choose k of E experts use E (1 - (1 - k/E)^b) of them. Tensor parallelism sums
+activations twice a layer by all-reduce (Narayanan et al. 2021, section 3), expert parallelism exchanges tokens twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.card.arch import count_parts, score_width
+from cclsearch.card.model import PRECISION, Card, ModelArch
+from cclsearch.core.values import Value
+from cclsearch.space.table import Space
+from cclsearch.tasks.machine import Machine, read_machine
+
+Array = NDArray[np.float64]
+
+MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine")
+"""What calibration may change, in the order of every vector of log multipliers."""
+ENGINE_STEP_S = 2e-3
+"""Seconds in which an engine plans a step, before calibration (our choice; vLLM's of tiny models take more)."""
+SEQUENCE_S = 2e-5
+"""Further seconds per sequence of a step: sampling and streaming its token (our choice)."""
+COLLECTIVE_S = 8e-6
+"""Seconds of a collective of few bytes besides the latency of its links (one kernel launch)."""
+MEMORY_SHARE = 0.75
+"""Share of the data-sheet bandwidth that reads of weights reach (our choice)."""
+REQUEST_S = 1e-2
+"""Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues (our choice)."""
+TOGETHER = 0.5
+"""Share of the requests of a closed loop that arrive together: answers of equal length end together (our choice)."""
+DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
+"""`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """The columns of a space that a step depends on; (N,) each."""
+
+    tp: Array
+    pp: Array
+    dp: Array
+    ep: Array
+    accelerators: Array
+    attention_ranks: Array
+    """Ranks that share one attention layer: 1 with data-parallel attention."""
+    sequences: Array
+    """Sequences that a step computes at most."""
+    tokens: Array
+    """Tokens that a step computes at most."""
+    weight_bytes: Array
+    """Bytes of a weight."""
+    cache_bytes: Array
+    """Bytes of a number of the KV cache."""
+    flops_per_s: Array
+
+
+def read_replica(card: Card, space: Space) -> Replica:
+    """Return the columns of a space; an absent knob has the value of a server that is started without it."""
+
+    def column(name: str, read: Callable[[Value], float], default: float) -> Array:
+        knob = space.find(name)
+        if knob is None:
+            return np.full(len(space), default)
+        values = np.array([read(choice) for choice in knob.choices], dtype=np.float64)
+        return values[space.codes_NK[:, space.knobs.index(knob)]]
+
+    def number(name: str, default: float = 1.0) -> Array:
+        return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)
+
+    tp, is_split = number("tp"), column("dp_attention", _is_on, 0.0) > 0
+    chosen = space.find(PRECISION)
+    names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
+    rates = {name: read_machine(card.model_copy(update={"precision": name})).flops_per_s for name in names}
+    share = read_machine(card).gemm_share
+    precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
+    quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
+    weight_bytes = np.where(quantized > 0, quantized, precision)
+    half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
+    return Replica(
+        tp=tp,
+        pp=number("pp"),
+        dp=number("dp"),
+        ep=number("ep"),
+        accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
+        attention_ranks=np.where(is_split, 1.0, tp),
+        sequences=number("max_num_seqs", DEFAULT_SEQUENCES),
+        tokens=number("max_num_batched_tokens", DEFAULT_TOKENS),
+        weight_bytes=weight_bytes,
+        cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
+        flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
+    )
+
+
+def _read_number(value: Value, default: float) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return default
+
+
+def _is_on(value: Value) -> float:
+    return float(str(value).lower() in ("true", "1", "yes", "on"))
+
+
+def _bytes_of(name: str, default: float) -> float:
+    """Return the bytes of a number in that precision, `default` if the name is none (`auto`, `none`)."""
+    lowered = name.lower()
+    for bits, words in ((4, ("fp4", "int4", "nvfp4", "mxfp4", "awq", "gptq")), (8, ("fp8", "int8", "w8a8"))):
+        if any(word in lowered for word in words):
+            return bits / 8
+    known = {"bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "half": 2.0, "fp32": 4.0, "float32": 4.0}
+    return known.get(lowered, default)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadParts:
+    """Seconds before multipliers at one concurrency; (N,) each. A replica is one engine with all its ranks."""
+
+    batch: Array
+    """Sequences that a replica decodes at once, over all its stages."""
+    waiting: Array
+    """Requests of a replica that wait for a place."""
+    replicas: Array
+    accelerators: Array
+    weights: Array
+    """A decode step reads the weights that its tokens use."""
+    kv_cache: Array
+    """It reads the keys and values of its sequences."""
+    products: Array
+    """It computes: the larger of this and the two before counts."""
+    collectives: Array
+    engine: Array
+    prefill: Array
+    """Computing the prompt of one request, per request when all stages are busy."""
+    prefill_alone: Array
+    """The same from its first to its last stage."""
+    prefill_collectives: Array
+    prefill_engine: Array
+    answer: Array
+    """Tokens of an answer."""
+
+
+def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, output_len: float) -> LoadParts:
+    """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
+    arch, counts, machine = card.arch, count_parts(card.arch), read_machine(card)
+    replicas = at.dp
+    clients = np.maximum(concurrency / replicas, 1.0)
+    batch = np.minimum(clients, at.sequences)
+    group = np.maximum(batch / at.pp, 1.0)  # the stages work on different groups of sequences
+    routed = group * np.where(at.ep > at.tp, replicas, 1.0)
+    layers, bandwidth = arch.num_layers, machine.hbm_bytes_s * MEMORY_SHARE
+    other = counts.dense_layers * counts.dense_mlp + counts.head + counts.embedding * arch.tied_embeddings
+    dense = counts.attention * layers / at.attention_ranks + other / at.tp
+    computed = np.full(len(at.tp), float(counts.attention * layers + other))  # parameters that a token is multiplied by
+    used = np.zeros(len(at.tp))
+    if (moe := arch.moe) is not None:
+        share = 1 - (1 - moe.top_k / moe.num_experts) ** routed
+        ranks = np.maximum(at.ep, at.tp)
+        used = counts.moe_layers * (counts.experts * share / ranks + counts.shared_experts / at.tp)
+        computed = computed + counts.moe_layers * (counts.active_experts + counts.shared_experts)
+    held = input_len + output_len / 2
+    cached = 2.0 * kv_numbers(arch) if arch.kv_lora_rank is None else kv_numbers(arch)
+    kv_ranks = np.minimum(at.attention_ranks, arch.num_kv_heads if arch.kv_lora_rank is None else 1.0)
+    own = group * at.attention_ranks / at.tp  # with data-parallel attention each rank has a part of the sequences
+    weights = (dense + used) * at.weight_bytes / bandwidth
+    kv_cache = own * held * cached * layers * at.cache_bytes / kv_ranks / bandwidth
+    products = 2.0 * group * computed / at.tp / at.flops_per_s
+    # half of the attention matrix is masked: input_len / 2 keys per token, two products
+    attention = 2.0 * input_len**2 * score_width(arch) * layers
+    prompt = (2.0 * computed * input_len + attention) / at.tp / at.flops_per_s
+    reads = np.ceil(input_len / at.tokens) * weights
+    prefill = np.maximum(prompt, reads)
+    hidden = 2.0 * arch.hidden_size
+    collectives = _sum_activations(at, machine, layers, group * hidden)
+    return LoadParts(
+        batch=batch,
+        waiting=clients - batch,
+        replicas=replicas,
+        accelerators=at.accelerators,
+        weights=weights,
+        kv_cache=kv_cache,
+        products=products,
+        collectives=collectives,
+        engine=ENGINE_STEP_S + SEQUENCE_S * group,
+        prefill=prefill / at.pp,
+        prefill_alone=prefill,
+        prefill_collectives=_sum_activations(at, machine, layers, input_len * hidden) / at.pp,
+        prefill_engine=ENGINE_STEP_S * input_len / at.tokens,
+        answer=np.full(len(at.tp), float(output_len)),
+    )
+
+
+def kv_numbers(arch: ModelArch) -> float:
+    """Return the numbers that a token's keys (or, with latent attention, all of it) have in one layer."""
+    if arch.kv_lora_rank is not None:
+        return float(arch.kv_lora_rank + (arch.qk_rope_head_dim or 0))
+    return float(arch.num_kv_heads * arch.head_dim)
+
+
+def _sum_activations(at: Replica, machine: Machine, layers: int, num_bytes: Array | float) -> Array:
+    """Return the seconds of a step's two all-reduces a layer over the tensor-parallel ranks, and of its transfers."""
+    inside = at.tp <= machine.node
+    bandwidth = np.where(inside, machine.up_bytes_s, machine.out_bytes_s)
+    latency = np.where(inside, machine.up_latency_s, machine.out_latency_s) + COLLECTIVE_S
+    ring = 2.0 * (at.tp - 1) / at.tp * num_bytes / bandwidth
+    return 2.0 * layers * (at.tp > 1) * (ring + latency) + (at.pp - 1) * (num_bytes / bandwidth + latency)
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What one load measures, by the multipliers; (..., N) each."""
+
+    cost: Array
+    """Accelerator-seconds per output token."""
+    tpot_s: Array
+    ttft_s: Array
+    parts: dict[str, Array]
+    """Part -> its share of the cost."""
+
+
+def serve(parts: LoadParts, theta: Array) -> Served:
+    """Return the steady state of continuous batching: while a replica answers a batch, it prefills one prompt each."""
+    by_name = dict(zip(MULTIPLIERS, np.moveaxis(np.exp(theta), -1, 0)[..., None], strict=True))
+    scale = by_name["scale"]
+    weights, kv_cache = scale * by_name["weights"] * parts.weights, scale * by_name["kv_cache"] * parts.kv_cache
+    decode = np.maximum(weights + kv_cache, scale * by_name["prefill"] * parts.products)
+    links, engine = scale * by_name["collectives"], scale * by_name["engine"]
+    step = decode + links * parts.collectives + engine * parts.engine
+    own = scale * by_name["prefill"]
+    prefill = own * parts.prefill + links * parts.prefill_collectives + engine * parts.prefill_engine
+    alone = own * parts.prefill_alone + links * parts.prefill_collectives + engine * parts.engine
+    cycle = parts.answer * step + parts.batch * prefill
+    busy = parts.batch * prefill / cycle
+    queue = 0.5 * (TOGETHER + (1 - TOGETHER) * busy) * parts.batch * prefill
+    ttft = REQUEST_S * by_name["engine"] + alone + step / 2 + queue + parts.waiting / parts.batch * cycle
+    tokens = parts.replicas * parts.batch * parts.answer / parts.accelerators
+    shares = {
+        "prefill": parts.batch * prefill,
+        "weights": parts.answer * np.maximum(decode - kv_cache, 0.0),
+        "kv_cache": parts.answer * np.minimum(kv_cache, decode),
+        "collectives": parts.answer * links * parts.collectives,
+        "engine": parts.answer * engine * parts.engine,
+    }
+    return Served(
+        cost=cycle / tokens,
+        tpot_s=step + (1 - TOGETHER) * np.maximum(parts.batch - 1, 0.0) * prefill / parts.answer,
+        ttft_s=ttft,
+        parts={name: seconds / tokens for name, seconds in shares.items()},
+    )

@@ -1,0 +1,120 @@
+"""The closed forms of serving, against counts by hand and against what must hold."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cclsearch.card.load import card_from_mapping
+from cclsearch.card.model import Card
+from cclsearch.score.objective import choose_objective
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.closed_form import predict_space, predictor_of
+from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.measurements import THROUGHPUT
+from cclsearch.tasks.serving.steps import MEMORY_SHARE, MULTIPLIERS, compute_load, read_replica, serve
+
+LLAMA_70B = {
+    "num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 8192,
+    "intermediate_size": 28672, "vocab_size": 128256, "tied_embeddings": False,
+}  # fmt: skip
+MIXTRAL = {
+    "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 4096,
+    "intermediate_size": 14336, "vocab_size": 32000, "tied_embeddings": False, "num_experts": 8, "top_k": 2,
+    "expert_intermediate_size": 14336,
+}  # fmt: skip
+ZERO = np.zeros(len(MULTIPLIERS))
+
+
+def make_card(arch: Mapping[str, Any] = LLAMA_70B, task: str = "serving", **data: Any) -> Card:
+    work = {"input_len": 1024, "output_len": 256, **({"concurrency": 16} if task == "serving" else {}), **data}
+    model = {"phase": "inference", "moe": "num_experts" in arch, "model_family": "m", "precision": "bf16"}
+    hardware = {
+        "network_topo": {"topology": "nvlink", "bandwidth_gbps": [400, 3600]},
+        "xpu_spec": {"type": "GPU", "model": "nvidia_h100", "memory_gb": 80, "total_count": 8, "count_per_node": 8},
+    }
+    workload = {"task": task, "model": {**model, "model_arch": arch}, "data": work, "hardware": hardware}
+    return card_from_mapping({"workload": workload, "Model-executor": {"framework": {"name": "vllm-cpu"}}}, "c")
+
+
+def make_space(**choices: tuple[Any, ...]) -> Space:
+    knobs = tuple(Knob(name, values) for name, values in choices.items())
+    rows = itertools.product(*choices.values())
+    return space_from_rows(knobs, [dict(zip(choices, row, strict=True)) for row in rows])
+
+
+def test_a_decode_step_reads_every_weight_and_every_key_once() -> None:
+    card, space = make_card(), make_space(tp=(1, 8))
+    at = read_replica(card, space)
+    parts = compute_load(card, at, 16, 1024, 256)
+    bandwidth = 3.35e12 * MEMORY_SHARE
+    assert parts.weights[0] == pytest.approx(2 * 69.5e9 / bandwidth, rel=0.02), "70.6 billion less the input embedding"
+    assert parts.weights[1] == pytest.approx(parts.weights[0] / 8, rel=1e-6)
+    keys = 16 * (1024 + 128) * 2 * 8 * 128 * 80 * 2
+    assert parts.kv_cache[0] == pytest.approx(keys / bandwidth, rel=1e-6)
+    assert parts.kv_cache[1] == pytest.approx(parts.kv_cache[0] / 8, rel=1e-6)
+    prompt = 2 * 69.5e9 * 1024 + 2 * 1024**2 * 8192 * 80
+    assert parts.prefill[0] == pytest.approx(prompt / at.flops_per_s[0], rel=0.02)
+
+
+def test_a_batch_uses_more_experts_than_one_token_and_at_most_all() -> None:
+    card, space = make_card(MIXTRAL), make_space(tp=(1,))
+    at = read_replica(card, space)
+    one, many = (compute_load(card, at, clients, 128, 128).weights[0] for clients in (1, 256))
+    whole, active = 46.6e9, 12.7e9
+    assert one == pytest.approx(2 * active / (3.35e12 * MEMORY_SHARE), rel=0.02)
+    assert many == pytest.approx(2 * whole / (3.35e12 * MEMORY_SHARE), rel=0.02)
+
+
+def test_the_parts_of_a_token_add_up_and_more_clients_trade_speed_for_throughput() -> None:
+    card, space = make_card(), make_space(tp=(2, 4, 8), max_num_seqs=(4, 64))
+    at = read_replica(card, space)
+    few, many = (serve(compute_load(card, at, clients, 1024, 256), ZERO) for clients in (4, 64))
+    for served in (few, many):
+        assert sum(served.parts.values()) == pytest.approx(served.cost)
+    is_wide = space.codes_NK[:, 1] == 1
+    assert np.all(many.cost[is_wide] < few.cost[is_wide])
+    assert np.all(many.tpot_s[is_wide] > few.tpot_s[is_wide])
+    assert np.all(many.ttft_s[~is_wide] > many.ttft_s[is_wide]), "requests wait for a place"
+    assert np.all(np.diff(few.tpot_s[is_wide]) < 0), "tensor parallelism is faster for one user"
+
+
+def test_a_search_for_the_largest_concurrency_is_predicted_at_the_load_that_keeps_the_limit() -> None:
+    card, space = make_card(max_concurrency=64, concurrency=None), make_space(tp=(8,))
+    task = task_of(card)
+    throughput = []
+    for limit in (0.001, 0.0115, 0.014, 1.0):
+        objective = task.constrain(card, choose_objective(THROUGHPUT, (f"tpot_mean_s <= {limit}",), task="serving"))
+        limited = task.freeze(card, objective)
+        forms = predictor_of(limited, space).forms
+        throughput.append(float(np.exp(forms[THROUGHPUT].predict(1)[0][0])))
+        tpot = float(np.exp(forms["tpot_mean_s"].predict(1)[0][0]))
+        assert tpot <= limit or limit == 0.001
+    assert throughput == sorted(throughput)
+    assert throughput[0] < throughput[1] < throughput[2] < throughput[3]
+
+
+@pytest.mark.parametrize("change", [{"arrival": "poisson", "request_rate": 2.0}])
+def test_an_open_loop_is_not_predicted(change: dict[str, Any]) -> None:
+    card = make_card(concurrency=None, **change)
+    assert task_of(card).predictor(card, make_space(tp=(8,))) is None
+
+
+def test_a_batch_is_predicted_by_its_size() -> None:
+    card = make_card(task="inference", batch_size=32)
+    found = predict_space(card, make_space(tp=(1, 2, 4, 8)))
+    assert found is not None
+    assert found.form.metric.name == THROUGHPUT
+    assert np.all(np.diff(found.value_N) < 0), "one accelerator serves most tokens per accelerator"
+
+
+def test_names_of_precisions_give_bytes_and_none_gives_the_cards() -> None:
+    card = make_card()
+    space = make_space(quantization=("none", "fp8", "awq"), kv_cache_dtype=("auto", "fp8_e5m2"))
+    at = read_replica(card, space)
+    assert sorted(set(at.weight_bytes)) == [0.5, 1.0, 2.0]
+    assert sorted(set(at.cache_bytes)) == [1.0, 2.0]
