@@ -6,6 +6,7 @@ Standard library only. `docs/serving.md` defines what is measured; the engine co
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import random
 import time
@@ -46,6 +47,8 @@ class Record:
     end_s: float = 0.0
     input_tokens: int = 0
     output_tokens: int = 0
+    first_token_id: int | None = None
+    token_ids_sha256: str | None = None
     error: str = ""
 
 
@@ -148,6 +151,7 @@ async def _stream(target: Target, body: bytes, record: Record, now_s: Callable[[
 async def _read_events(reader: asyncio.StreamReader, record: Record, now_s: Callable[[], float]) -> None:
     """Read `data:` lines until `[DONE]`; the lines between, such as sizes of HTTP chunks, are skipped."""
     counted = None
+    answer: list[int] = []
     while line := await reader.readline():
         if not line.startswith(b"data:"):
             continue
@@ -163,12 +167,16 @@ async def _read_events(reader: asyncio.StreamReader, record: Record, now_s: Call
             ids = choice.get("token_ids")
             number = 1 if ids is None else len(ids)
             record.token_times_s += [now_s()] * number
+            answer += ids or []
     else:
         raise BadAnswer("the answer broke off")
     record.output_tokens = len(record.token_times_s) if counted is None else counted
     if record.output_tokens != len(record.token_times_s):  # a chunk may have several tokens: only the ends are known
         ends = (record.token_times_s[:1] + record.token_times_s[-1:])[: record.output_tokens]
         record.token_times_s = ends
+    if answer and len(answer) == record.output_tokens:  # the server returns ids, and has returned those of all tokens
+        record.first_token_id = int(answer[0])
+        record.token_ids_sha256 = hashlib.sha256(" ".join(str(int(token)) for token in answer).encode()).hexdigest()
 
 
 def summarize_load(records: Sequence[Record], num_accelerators: int = 1) -> dict[str, float]:

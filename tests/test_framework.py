@@ -427,8 +427,8 @@ def test_invalid_settings_are_named_by_field(project: Path, text: str, message: 
         ({"none": "each rank draws its own data"}, ""),
         ({"none": ""}, "`none` needs a reason"),
         ({"none": "why", "fp32": 1e-6}, "`none` needs a reason, and no bounds beside it"),
-        ({"fp32": 0}, "the bound of fp32 must be a relative deviation between 0 and 1"),
-        ({"fp32": 2}, "the bound of fp32 must be a relative deviation between 0 and 1"),
+        ({"fp32": 0}, "the bound of fp32 must be a deviation between 0 and 1"),
+        ({"fp32": 2}, "the bound of fp32 must be a deviation between 0 and 1"),
         ({"bf16": "small"}, "same_losses.bounds.bf16"),
     ],
 )

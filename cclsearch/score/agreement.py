@@ -1,12 +1,12 @@
 """Which trials of one search agree: trials of equal work must measure equal values, whatever their configuration.
 
-A task reads the values from a trial's result (training: the loss of each step). Trials that agree form a group; a trial
-outside the group that is taken for right did other work. Deviations are relative: |a - b| / max(|a|, |b|).
+A task reads the values from a trial's result (training: the loss of each step; serving: the answers) and says how far
+two trials deviate. Trials that agree form a group; a trial outside the group that is taken for right did other work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,30 @@ MAX_REFERENCES = 3
 """Reference trials that decide between groups; if these do not decide, nothing does."""
 
 
+@dataclass(frozen=True)
+class Deviation:
+    """How far two trials deviate, and the position of the values that show it."""
+
+    size: float = 0.0
+    index: int = 0
+    note: str = ""
+    """What was compared and what else differs, after the trials' names in a sentence."""
+
+
+def find_largest(mine: Sequence[float], others: Sequence[float]) -> Deviation:
+    """The largest relative deviation over the positions that both have: |a - b| / max(|a|, |b|)."""
+    largest = Deviation()
+    for index, (a, b) in enumerate(zip(mine, others, strict=False)):
+        size = abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
+        if size > largest.size:
+            largest = Deviation(size, index)
+    return largest
+
+
+Measure = Callable[[Sequence[float], Sequence[float]], Deviation]
+"""How far the values of two trials deviate."""
+
+
 class Agreement(Protocol):
     """What a task compares between the trials of one search."""
 
@@ -23,6 +47,8 @@ class Agreement(Protocol):
     """Name of the admission rule."""
     values: str
     """What the values are, for sentences: `losses`."""
+    deviation: str
+    """What the size of a deviation is, for sentences: `relative deviation`."""
     tolerated: frozenset[str]
     """Rules whose violation does not question what the trial did: it is compared nevertheless."""
 
@@ -33,7 +59,10 @@ class Agreement(Protocol):
         """Trials are compared only with those of the same kind (training: the precision)."""
 
     def bound(self, framework: Any, kind: str) -> float | None:
-        """The largest relative deviation between trials that did the same; None if the framework declares none."""
+        """The largest deviation between trials that did the same; None if there is none."""
+
+    def measure(self, framework: Any, kind: str) -> Measure:
+        """How deviations are measured."""
 
     def find_missing(self, framework: Any, payload: Any, num_values: int) -> str:
         """Why a trial with so many values cannot be compared although it must be; empty if it can or need not."""
@@ -46,29 +75,17 @@ class Agreement(Protocol):
 
 
 @dataclass(frozen=True)
-class Deviation:
-    """The largest relative deviation between two trials, and the position of the values that have it."""
-
-    size: float = 0.0
-    index: int = 0
-
-
-@dataclass(frozen=True)
 class Vote:
     """The values of one trial."""
 
     trial: int
     values: tuple[float, ...]
     is_reference: bool = False
+    measure: Measure = find_largest
 
     def deviate(self, other: Vote) -> Deviation:
-        """The largest deviation over the positions that both have."""
-        largest = Deviation()
-        for index, (a, b) in enumerate(zip(self.values, other.values, strict=False)):
-            size = abs(a - b) / max(abs(a), abs(b)) if a != b else 0.0
-            if size > largest.size:
-                largest = Deviation(size, index)
-        return largest
+        """How far it deviates from another trial."""
+        return self.measure(self.values, other.values)
 
 
 @dataclass

@@ -118,7 +118,8 @@ class TrialComparison:
             return None
         if self._agreement.find_missing(self._framework, make_input(self._spec, trial), len(outcome.fingerprint)):
             return None
-        return Vote(trial.number, outcome.fingerprint, trial.purpose is Purpose.REFERENCE)
+        measure = self._agreement.measure(self._framework, self._kind(trial))
+        return Vote(trial.number, outcome.fingerprint, trial.purpose is Purpose.REFERENCE, measure)
 
     def _may_decide(self, kind: str, ballot: Ballot) -> bool:
         """Return whether a further reference trial is needed and allowed."""
@@ -130,7 +131,8 @@ class TrialComparison:
         missing = self._agreement.find_missing(self._framework, payload, len(outcome.fingerprint))
         if missing:
             return Verdict(rule=rule, ok=False, detail=missing)
-        vote = Vote(trial.number, outcome.fingerprint)
+        measure = self._agreement.measure(self._framework, self._kind(trial))
+        vote = Vote(trial.number, outcome.fingerprint, measure=measure)
         others = [group for group in ballot.groups if group.trials != [trial.number]]
         if not vote.values or not others:
             return Verdict(rule=rule, ok=None, detail="there is nothing to compare it with yet")
@@ -151,15 +153,16 @@ class TrialComparison:
         other = next((each for each in group.votes if each.trial != vote.trial), group.first)
         found, names = vote.deviate(other), _name_trials([n for n in group.trials if n != vote.trial])
         if found.size <= 0:
-            return f"its {self._agreement.values} equal those of {names}"
+            return f"its {self._agreement.values} equal those of {names}{found.note}"
         mine, theirs = (
             self._agreement.describe_value(payload, found.index, v.values[found.index]) for v in (vote, other)
         )
         bound = self._ballot(self._agreement.kind(payload)).bound
         most = "" if math.isinf(bound) else f", at most {bound:.1g} is allowed"
         verb = "agree with" if found.size <= bound and not math.isinf(bound) else "differ from"
-        figures = f"{mine}, {theirs.split(' ', 1)[0]} in trial {other.trial}: a relative deviation of {found.size:.1e}"
-        return f"its {self._agreement.values} {verb} those of {names} ({figures}{most})"
+        size = f"a {self._agreement.deviation} of {found.size:.1e}"
+        figures = f"{mine}, {theirs.split(' ', 1)[0]} in trial {other.trial}: {size}"
+        return f"its {self._agreement.values} {verb} those of {names}{found.note} ({figures}{most})"
 
     def _replace(self, outcome: Outcome, verdict: Verdict, state: RunState) -> Outcome:
         baseline = state.baseline

@@ -126,10 +126,10 @@ class RequiredVariable(Model):
 
 
 class LossBounds(Model):
-    """What a framework promises about the losses of one model, seed and data in different configurations."""
+    """What a framework promises about the losses or answers of one model, seed and data in all configurations."""
 
     bounds: dict[str, float] = {}
-    """Precision -> largest relative deviation between two configurations at one step."""
+    """Precision -> largest relative deviation of two configurations at one step, or share of other answers."""
     none: str = ""
     """Why nothing can be promised."""
 
@@ -149,7 +149,7 @@ class LossBounds(Model):
     def _check_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
         for precision, bound in bounds.items():
             if not 0 < bound < 1:
-                raise ValueError(f"the bound of {precision} must be a relative deviation between 0 and 1")
+                raise ValueError(f"the bound of {precision} must be a deviation between 0 and 1")
         return bounds
 
     def bound(self, precision: str) -> float | None:
@@ -192,6 +192,8 @@ class Framework(Model):
     """Optional fields of `result.json` that its run script writes."""
     same_losses: LossBounds = LossBounds()
     """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
+    same_answers: LossBounds = LossBounds()
+    """Which share of the answers may differ between configurations; without a bound, only first tokens count."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, source: ..., ...parameters}`, in addition to those of the card's task; an entry

@@ -83,6 +83,10 @@ class RequestRecord(Model):
     """Tokens of the prompt that was sent."""
     output_tokens: Count
     """Tokens of the answer, as counted by the load generator."""
+    first_token_id: Annotated[int, Field(ge=0, lt=2**21)] | None = None
+    """The answer's first token; missing if the server returns no ids."""
+    token_ids_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the answer's token ids, in decimal with spaces between; missing if the server returns no ids."""
     error: str = ""
     """Why it failed; empty if it was answered."""
 

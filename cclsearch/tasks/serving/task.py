@@ -16,6 +16,7 @@ from cclsearch.score.objective import Objective
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
+from cclsearch.tasks.serving.answers import SameAnswers
 from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
 from cclsearch.tasks.serving.measurements import GENERAL, LIMITED, LOAD_METRICS, THROUGHPUT, choose_load, measure_load
 from cclsearch.tasks.serving.request_log import read_request_log
@@ -56,6 +57,7 @@ class RequestTask(Task):
     result = ServingResult
     admission_rules = ADMISSION_RULES
     work_rules = WORK_RULES
+    agreement = SameAnswers()
     load_effects = frozenset({"asked_load"})
 
     def constrain(self, card: StatedCard, objective: Objective) -> Objective:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from cclsearch.score.agreement import Measure, find_largest
 from cclsearch.space.framework import Framework
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
@@ -13,6 +14,7 @@ class SameLosses:
 
     rule = "same_losses"
     values = "losses"
+    deviation = "relative deviation"
     tolerated = frozenset({"load", "spread", "constraints"})
 
     def read(self, payload: TrainingInput, result: TrainingResult) -> tuple[float, ...]:
@@ -24,6 +26,9 @@ class SameLosses:
 
     def bound(self, framework: Framework, kind: str) -> float | None:
         return framework.same_losses.bound(kind)
+
+    def measure(self, framework: Framework, kind: str) -> Measure:
+        return find_largest
 
     def find_missing(self, framework: Framework, payload: TrainingInput, num_values: int) -> str:
         want = count_steps(payload)
