@@ -11,6 +11,7 @@ from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import Provenance
+from cclsearch.propose.agent.surrogate_table import describe_noise
 from cclsearch.propose.base import Note, Observation, Proposal, SearchView
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.events import NOTHING_LEFT
@@ -134,3 +135,10 @@ def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configurat
     assert len(state.runs_of(state.best.config)) == 3
     assert state.ended is not None
     assert state.ended.kind is EndKind.BUDGET_USED
+
+
+def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided) -> None:
+    assert describe_noise(view_of(recording, decided)).startswith("unknown")
+    first = decided[0]
+    again = replace(first, trial=13, loss=1.1 * (first.loss or 0.0), is_confirmation=True)
+    assert "differ by up to 10.0%" in describe_noise(view_of(recording, [*decided, again]))

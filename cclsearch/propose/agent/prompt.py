@@ -20,6 +20,7 @@ from cclsearch.propose.agent.surrogate_table import (
     PLAUSIBLE,
     SurrogateTable,
     best_observation,
+    describe_noise,
     improvement_threshold,
     none_ranked,
 )
@@ -204,7 +205,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
     view, table = prompt_input.view, prompt_input.table
     noise, facts = improvement_threshold(view), read_row_facts(view)
     sections = [
-        Section("STATE", _state_lines(prompt_input, noise), 2.0),
+        Section("STATE", _state_lines(prompt_input), 2.0),
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
         Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise, facts), 3.0),
         Section("FAILURES by kind", failure_lines(view, facts), 1.5),
@@ -236,7 +237,7 @@ def _belief_lines(view: SearchView) -> list[str]:
     ]
 
 
-def _state_lines(prompt_input: PromptInput, noise: float) -> list[str]:
+def _state_lines(prompt_input: PromptInput) -> list[str]:
     view, best = prompt_input.view, best_observation(prompt_input.view)
     found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else f"best: none, {none_ranked(view)}"
     several = f"; up to {prompt_input.slots} can start now" if prompt_input.slots > 1 else ""
@@ -244,7 +245,7 @@ def _state_lines(prompt_input: PromptInput, noise: float) -> list[str]:
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free",
-        f"noise: two runs differ by about {noise:.1%}; a smaller difference is not an improvement",
+        f"noise: {describe_noise(view)}",
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
     ]
 

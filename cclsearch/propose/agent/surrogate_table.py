@@ -82,15 +82,28 @@ def primary_term(view: SearchView) -> Term | None:
 
 
 def improvement_threshold(view: SearchView) -> float:
-    """Relative noise of a loss: from repeats of a configuration if any, else from the spread inside runs."""
+    """Relative difference that counts: from repeats of a configuration if any, else from the spread inside runs."""
+    gaps = _list_gaps(view)
+    spreads = [o.spread for o in view.observations if o.spread is not None]
+    found = max(gaps) if gaps else float(np.median(spreads)) if spreads else 0.0
+    return max(found, MIN_NOISE)
+
+
+def describe_noise(view: SearchView) -> str:
+    """What is known of the noise, in words: without a configuration that ran twice, nothing."""
+    least = improvement_threshold(view)
+    if _list_gaps(view):
+        return f"two runs of one configuration differ by up to {least:.1%}; a smaller difference is not an improvement"
+    return f"unknown, no configuration ran twice; a difference below {least:.1%} does not count as an improvement"
+
+
+def _list_gaps(view: SearchView) -> list[float]:
+    """Return the relative difference between the runs of each configuration that ran more than once."""
     losses: dict[int, list[float]] = {}
     for observation in view.observations:
         if observation.loss is not None and observation.row is not None:
             losses.setdefault(observation.row, []).append(observation.loss)
-    gaps = [(max(many) - min(many)) / abs(min(many)) for many in losses.values() if len(many) > 1 and min(many)]
-    spreads = [o.spread for o in view.observations if o.spread is not None]
-    found = max(gaps) if gaps else float(np.median(spreads)) if spreads else 0.0
-    return max(found, MIN_NOISE)
+    return [(max(many) - min(many)) / abs(min(many)) for many in losses.values() if len(many) > 1 and min(many)]
 
 
 def make_surrogate_table(view: SearchView) -> SurrogateTable:

@@ -110,7 +110,7 @@ def _collect_data(
     values = form.metric.sign * np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
     base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
     rows = np.array([o.row for o in (*own, *other)], dtype=np.int64)
-    return CalibrationData.measured(rows, values, one_sided=True, noise_n=downweight_far(values, base))
+    return CalibrationData.measured(rows, values, noise_n=downweight_far(values, base))
 
 
 def downweight_far(log_cost_n: Array, noise_n: Array) -> Array:
