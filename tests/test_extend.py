@@ -143,7 +143,7 @@ def test_extend_without_an_llm_is_refused_in_one_line(project: Path, capsys: pyt
 def test_a_user_adds_a_knob_to_a_search_that_continues(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-w", "tiny", "-l", "simulate", "--budget", "2", "--name", "r", "--quiet"]) == 0
     before = (project / "runs" / "r" / LEDGER_FILE).read_bytes()
-    for wrong in ("threads=2;rm", "ld_preload=x", "threads=0", "dtype=bf16", "threads=1"):
+    for wrong in ("threads=2;rm", "LD_PRELOAD=x", "threads=0", "dtype=bf16", "threads=1", "threads", "omp_dynamic=2"):
         capsys.readouterr()
         assert main(["resume", "r", "--budget", "5", "--extend-knob", wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -155,3 +155,16 @@ def test_a_user_adds_a_knob_to_a_search_that_continues(project: Path, capsys: py
     assert run.state.growth.choices == {"threads": (1, 2, 4), "optimizer": ("for_loop", "fused")}
     assert len(run.state.trials) == 5
     assert run.spec.space_size == 6 * 180
+
+
+def test_a_user_names_a_variable_and_its_values_as_they_are_written(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "-w", "tiny", "-l", "simulate", "--budget", "1", "--name", "r", "--quiet"]) == 0
+    capsys.readouterr()
+    command = ["resume", "r", "--budget", "2", "--extend-knob", "OMP_DYNAMIC=true", "--extend-knob", "compile=True"]
+    assert main(command) == 0
+    assert "search space: omp_dynamic=true; compile=true: 180 -> 720 configurations" in capsys.readouterr().out
+    growth = load_run(project / "runs" / "r").state.growth
+    assert growth is not None
+    assert growth.choices == {"omp_dynamic": ("default", "true"), "compile": (False, True)}, "a text, and a truth value"

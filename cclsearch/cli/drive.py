@@ -69,6 +69,8 @@ def drive_search(
                 writer.record(event.at(time.time()))
             if wanted:
                 session = grow_space(writer, session, wanted, why="asked for by `resume --extend-knob`")
+                if writer.state.growth and not (args.json or args.quiet):
+                    print_wrapped(f"search space: {writer.state.growth.text}")
             _search(writer, session, args)
             state = writer.state
     with explain_write_errors(folder, args.runs):

@@ -19,7 +19,7 @@ from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import read_spec
 from cclsearch.search.grow import check_growth
 from cclsearch.search.unknown_trials import UnknownPolicy, find_unknown_trials
-from cclsearch.space.parse import parse_knobs
+from cclsearch.space.parse import parse_wanted
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     unknown = UnknownPolicy(args.unknown_trials) if args.unknown_trials else _ask(loaded, args)
     if args.max_node_hours is not None and loaded.spec.provenance is not Provenance.MEASURED:
         raise UserError(f"--max-node-hours: a {loaded.spec.provenance.value} search uses no nodes")
-    wanted = {knob.name: knob.choices for knob in parse_knobs(args.extend_knob)}
+    wanted = parse_wanted(args.extend_knob)
     if wanted:
         check_growth(folder, loaded.state, wanted)  # before anything is recorded
     raised = {"budget": args.budget, "confirm": args.confirm, "max_node_hours": args.max_node_hours}

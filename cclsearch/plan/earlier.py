@@ -25,7 +25,8 @@ from cclsearch.stats.closed_form import predictor_of
 NONE = "none"
 """Accepted in place of a run's name: nothing is taken over."""
 MAX_LOOKED_AT = 200
-"""Run folders, the newest first, that are looked at: reading one takes about 10 ms."""
+"""Run folders, the newest first, that are looked at: 1.2 ms each, and 2.7 ms more to read a ledger of 30 trials if the
+cluster is the same (means over 200 copies of a simulated run on one core of a virtual machine)."""
 MAX_SEARCHES = 12
 MAX_OF_SAME_WORK = 2
 """Searches of one model and work that are taken: more of them would outvote other models."""

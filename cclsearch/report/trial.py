@@ -29,6 +29,7 @@ def trial_as_json(run: Run, trial: Trial) -> dict[str, Any]:
         "attempts": trial.attempt,
         "repeats": [retry.reason for retry in trial.retries],
         "revisions": [event.text for event in trial.revisions],
+        "earlier_searches": [one.run_id for one in run.spec.earlier.searches] if run.spec.earlier else [],
         "outcome": trial.outcome.model_dump(mode="json") if trial.outcome else None,
         "evidence": str(run.trial_folder(trial.number)),
         "provenance": run.spec.provenance.value,
@@ -48,6 +49,7 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     expected = trial.expects.metrics.get(metric.name)
     if expected is not None and f"{expected:.3g} {metric.unit or ''}".rstrip() not in trial.rationale:
         lines.append(f"expected {metric.words}: {format_value(metric, expected)}")
+    lines += [f"predictions rest on {text}" for text in _describe_earlier(run)]
     lines += [f"attempt {number} does not count: {retry.reason}" for number, retry in enumerate(trial.retries, 1)]
     lines += [f"revised: {event.text}" for event in trial.revisions]
     if trial.outcome:
@@ -56,6 +58,15 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
     if trial.outcome and trial.outcome.failure:
         lines += _log_tail(folder / STDERR_FILE, log_lines)
     return [*lines, f"evidence: {folder}"]
+
+
+def _describe_earlier(run: Run) -> list[str]:
+    """What the surrogate knew before the first trial, with the earlier runs from which it comes."""
+    spec = run.spec
+    priors = [one.run_id for one in spec.earlier.searches] if spec.earlier and spec.earlier.priors else []
+    times = [Path(name).name for name in spec.learn_from]
+    told = [f"multipliers learned from {', '.join(priors)}"] if priors else []
+    return told + ([f"the trials of {', '.join(times)}"] if times else [])
 
 
 def _outcome_lines(outcome: Outcome, task: Task) -> list[str]:

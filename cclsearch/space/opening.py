@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
@@ -16,6 +17,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Value, format_knob_value
 from cclsearch.space.framework import Divisors, Framework, FrameworkKnob
 from cclsearch.space.knobs import canonical_name, meaning_of
+from cclsearch.space.parse import read_value
 from cclsearch.space.table import Knob
 from cclsearch.space.variables import (
     FLAG,
@@ -155,7 +157,10 @@ def find_opening(
     if other == PRECISION or name == PRECISION:
         raise UserError(f"{shown!r} is precision, which is part of the work: only the card can list alternatives")
     if name in present or (other in present and other != name):
-        raise UserError(f"{shown!r} is the knob {other if other in present else name!r}, which has no further values")
+        named = other if other in present else name
+        if named == name:
+            raise UserError(f"the knob {name!r} has no further values")
+        raise UserError(f"{shown!r} is the knob {named!r}, which has no further values")
     knob = _name_unlisted(name)
     if knob is None or level is not Extend.ANY:
         known = ", ".join(openings) or "nothing"
@@ -192,6 +197,18 @@ def _name_unlisted(name: str) -> str | None:
     return FLAG + bare if bare.startswith("xla_") and re.fullmatch(r"[a-z0-9_]{3,60}", bare, re.ASCII) else None
 
 
+def _match(opening: Opening, value: object) -> object:
+    """The known value that is written like this one (`true` for the text `"true"`); else what a text denotes."""
+    if not opening.is_listed or not isinstance(value, bool | int | float | str):
+        return value
+    text = format_knob_value(value).lower()
+    known = (*opening.values, *(() if opening.neutral is None else (opening.neutral,)))
+    found = next((one for one in known if format_knob_value(one).lower() == text), None)
+    if found is not None:
+        return found
+    return read_value(value) if isinstance(value, str) else value
+
+
 def read_values(opening: Opening, values: object) -> tuple[Value, ...]:
     """The values of a request, checked; raises UserError that names the first one that may not be added."""
     if not isinstance(values, list | tuple) or not values:
@@ -200,7 +217,8 @@ def read_values(opening: Opening, values: object) -> tuple[Value, ...]:
         raise UserError(f"{opening.knob}: at most {MAX_VALUES} values at once, not {len(values)}")
     whole = isinstance(opening.least, int) or any(type(value) is int for value in opening.values)
     checked: list[Value] = []
-    for value in values:
+    for given in values:
+        value: Any = _match(opening, given)
         if whole and isinstance(value, float) and value.is_integer():
             value = int(value)
         if value == opening.neutral and type(value) is type(opening.neutral):

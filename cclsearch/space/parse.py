@@ -15,6 +15,8 @@ from cclsearch.space.rule import same_value
 from cclsearch.space.table import Knob
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
+_OPENED = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,79}$", re.ASCII)
+"""Also the name of a variable."""
 _INTEGER = re.compile(r"^[+-]?\d{1,18}$")
 _DECIMAL = re.compile(r"^[+-]?(\d{1,30}\.\d*|\.\d+|\d{1,30})([eE][+-]?\d{1,3})?$")
 _TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
@@ -43,7 +45,7 @@ def parse_knob(text: str) -> KnobDeclaration:
     """A knob with its choices from `NAME=CHOICE,CHOICE`; raises UserError if it is not of that form."""
     name, equals, values = text.partition("=")
     name = SHORT.get(name.strip(), name.strip())
-    choices = tuple(_read(value.strip().strip("\"'")) for value in values.split(",") if value.strip())
+    choices = tuple(read_value(value.strip().strip("\"'")) for value in values.split(",") if value.strip())
     if not equals or not _NAME.match(name) or not choices:
         raise UserError(f"a knob is written NAME=CHOICE,CHOICE (for example tp=1,2,4), not {one_line(text, 80)!r}")
     return KnobDeclaration(name=name, choices=choices)
@@ -56,6 +58,22 @@ def parse_knobs(texts: Sequence[str]) -> tuple[KnobDeclaration, ...]:
         earlier = knobs[knob.name].choices if knob.name in knobs else ()
         knobs[knob.name] = knob.model_copy(update={"choices": (*earlier, *knob.choices)})
     return tuple(knobs.values())
+
+
+def parse_wanted(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """What to add to a search space, from texts `NAME=VALUE,VALUE`; a name may also be that of a variable or flag.
+
+    Values stay texts: what may be added says which of them are numbers or truth values (`opening.read_values`).
+    """
+    wanted: dict[str, tuple[Value, ...]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = SHORT.get(name.strip(), name.strip())
+        given = tuple(value.strip().strip("\"'") for value in values.split(",") if value.strip())
+        if not equals or not _OPENED.match(name) or not given:
+            raise UserError(f"write NAME=VALUE,VALUE (for example threads=2,4), not {one_line(text, 80)!r}")
+        wanted[name] = (*wanted.get(name, ()), *given)
+    return wanted
 
 
 def _split(text: str, knobs: Sequence[Knob]) -> list[str]:
@@ -73,7 +91,7 @@ def _match(text: str, knob: Knob) -> Value:
     for choice in knob.choices:
         if format_knob_value(choice) == text:
             return choice
-    value = _read(text)
+    value = read_value(text)
     found = _find_choice(value, knob)
     return value if found is None else found
 
@@ -90,7 +108,8 @@ def _find_choice(value: Value, knob: Knob) -> Value | None:
     return None
 
 
-def _read(text: str) -> Value:
+def read_value(text: str) -> Value:
+    """The number or truth value that a text denotes, or the text."""
     if text.lower() in _TRUTH_VALUES:
         return _TRUTH_VALUES[text.lower()]
     if _INTEGER.match(text):
