@@ -210,6 +210,7 @@ def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path: Path, mine: str
         ("my_samplers:Missing", "has no sampler 'Missing'"),
         ("my_samplers:NotASampler", "has no sampler 'NotASampler'"),
         ("no.such.module:Sampler", "cannot be imported: ModuleNotFoundError"),
+        ("optuna.samplers:PartialFixedSampler", "cannot be made with no argument but `seed`: TypeError"),
         ("my_samplers:Broken", "failed: RuntimeError: no idea at all; choose another with --sampler"),
         ("empty_folder", "is not an OptunaHub package: it has no __init__.py"),
         ("../x:y;z", "there is no sampler"),
@@ -223,6 +224,7 @@ def test_a_sampler_that_cannot_work_is_one_line(
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
+    assert message.startswith("failed") == Path("runs").exists(), "a search begins only if its sampler can be made"
 
 
 def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -65,12 +66,12 @@ def make_sampler(spec: str) -> Proposer:
     folder = Path(spec.rsplit(":", 1)[0]).expanduser()
     if folder.is_dir():
         name = spec.rsplit(":", 1)[1] if ":" in spec else ""
-        return StudyProposer(spec, _constructor(_choose_class(_load_hub(folder), name, spec)))
+        return _make_foreign(spec, _choose_class(_load_hub(folder), name, spec))
     module, _, name = spec.rpartition(":")
     if module and name and all(part.isidentifier() for part in (*module.split("."), name)):
         with _explaining(spec):
             loaded = importlib.import_module(module)
-        return StudyProposer(spec, _constructor(_choose_class(loaded, name, spec)))
+        return _make_foreign(spec, _choose_class(loaded, name, spec))
     known = list_samplers()
     raise UserError(
         f"there is no sampler {spec!r}{guess_name(spec, known)}; known: {', '.join(known)}, MODULE:CLASS of a sampler"
@@ -123,6 +124,15 @@ def _choose_class(module: ModuleType, name: str, spec: str) -> type[BaseSampler]
     return next(iter(found.values()))
 
 
+def _make_foreign(spec: str, sampler: type[BaseSampler]) -> StudyProposer:
+    """Return the proposer of a sampler of others; it is made once here, so that a search does not begin without it."""
+    make = _constructor(sampler)
+    with _explaining(spec, "made with no argument but `seed`"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as when it proposes
+        make(0)
+    return StudyProposer(spec, make)
+
+
 def _constructor(sampler: type[BaseSampler]) -> Any:
     """Return a function of the seed that makes the sampler; options that it does not take are left out."""
 
@@ -134,15 +144,15 @@ def _constructor(sampler: type[BaseSampler]) -> Any:
 
 
 @contextlib.contextmanager
-def _explaining(spec: str) -> Iterator[None]:
-    """Turn what goes wrong while code of others is imported into one line."""
+def _explaining(spec: str, what: str = "imported") -> Iterator[None]:
+    """Turn what goes wrong while code of others runs into one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}", 300)
-        raise UserError(f"the sampler {spec!r} cannot be imported: {reason}") from None
+        raise UserError(f"the sampler {spec!r} cannot be {what}: {reason}") from None
 
 
 def _make_optuna(name: str) -> StudyProposer:
