@@ -113,6 +113,7 @@ def test_times_of_the_same_work_do_not_count_twice(project: Path, capsys: pytest
     again = run_search("again", learn_from=["first"])
     assert main(["show", "again", "1"]) == 0
     assert "predictions rest on the trials of first" in capsys.readouterr().out
+    assert "warm start from the trials of first" in again.banner, "status and report show it"
     assert len(again.learn_from) == 1
     assert again.earlier is None
 

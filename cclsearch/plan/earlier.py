@@ -40,9 +40,13 @@ def learn_from_earlier(spec: RunSpec, request: SearchRequest, space: Space) -> R
     """Return the spec with the times and the knowledge of earlier runs; UserError if a named one cannot teach it."""
     candidates = [Path(folder) for folder in request.earlier_runs]
     spec, of_other_work = set_apart_other_work(spec)
+    named = spec.learn_from
     if request.learn_from_comparable:
         spec = add_comparable_runs(spec, candidates)
     load_warm_start(spec)
+    if named:
+        note = f"warm start from the trials of {', '.join(Path(name).name for name in named)}"
+        spec = spec.model_copy(update={"banner": (*spec.banner, note)})
     return take_over(spec, space, candidates, of_other_work)
 
 
