@@ -20,7 +20,7 @@ from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import choose_objective
 from cclsearch.tasks.serving.contract import MeasuredLoad, RequestRecord, ServingResult
 from cclsearch.tasks.serving.measurements import choose_load, measure_load
-from cclsearch.tasks.serving.workload import draw_requests, read_limits
+from cclsearch.tasks.serving.workload import draw_requests, read_limits, read_load_choice
 
 ARCH = {
     "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "hidden_size": 32, "intermediate_size": 64,
@@ -114,6 +114,10 @@ def test_the_trial_has_the_metrics_of_the_best_load_that_keeps_the_limits() -> N
     assert choose_load(loads, {"tpot_mean_s": (None, 0.03)}) == 1
     assert choose_load(loads, {"tpot_mean_s": (None, 0.005)}) == 0, "the least violation"
     assert choose_load(loads, {}) == 2
+    good = [{**load, "goodput_requests_per_s": rate} for load, rate in zip(loads, (3.0, 4.0, 1.0), strict=True)]
+    frozen = freeze(make_card(), objective="goodput").work
+    assert choose_load(good, {}, read_load_choice(frozen)) == 1, "the most goodput, not the most throughput"
+    assert choose_load(good, {}, read_load_choice(freeze(make_card(), objective="ttft_p99_s").work)) == 2
     recorded = TASKS.get("serving").make_result(
         make_card(), {}, status=RunStatus.OK, recorded=True,
         loads=tuple(MeasuredLoad(concurrency=n + 1, metrics=load) for n, load in enumerate(loads)),

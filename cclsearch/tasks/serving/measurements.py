@@ -25,6 +25,7 @@ LATENCIES = {
 STATISTICS = {"mean": "mean", "p50": "median", "p90": "90th percentile", "p99": "99th percentile"}
 THROUGHPUT = "output_tokens_per_s_per_accelerator"
 """The primary metric of both tasks."""
+GOODPUT = "goodput_requests_per_s"
 
 LATENCY_METRICS = tuple(
     result_metric(f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}")
@@ -141,11 +142,13 @@ def find_excess(metrics: Mapping[str, float], limits: Mapping[str, Bounds]) -> f
     return total
 
 
-def choose_load(loads: Sequence[Mapping[str, float]], limits: Mapping[str, Bounds]) -> int | None:
-    """The load whose metrics are the trial's: the one of most throughput that keeps the limits, else the one that
+def choose_load(
+    loads: Sequence[Mapping[str, float]], limits: Mapping[str, Bounds], most: str = THROUGHPUT
+) -> int | None:
+    """The load whose metrics are the trial's: the one with most of a metric that keeps the limits, else the one that
     breaks them least; None without a load that was measured."""
     measured = [n for n, metrics in enumerate(loads) if THROUGHPUT in metrics]
-    return min(measured, key=lambda n: (find_excess(loads[n], limits), -loads[n][THROUGHPUT]), default=None)
+    return min(measured, key=lambda n: (find_excess(loads[n], limits), -loads[n].get(most, 0.0)), default=None)
 
 
 def _of_request(record: RequestRecord) -> dict[str, float]:

@@ -30,6 +30,7 @@ from cclsearch.tasks.serving.workload import (
     hash_trace,
     limit_work,
     read_limits,
+    read_load_choice,
     read_targets,
 )
 
@@ -102,7 +103,7 @@ class RequestTask(Task):
 
     def measure(self, evidence: ServingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
         metrics, loads = derive_general(evidence), self.measure_loads(evidence)
-        best = choose_load(loads, read_limits(evidence.card.work))
+        best = choose_load(loads, read_limits(evidence.card.work), read_load_choice(evidence.card.work))
         return metrics | ({} if best is None else loads[best]), None
 
     def measure_loads(self, evidence: ServingEvidence) -> list[dict[str, float]]:

@@ -18,12 +18,13 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.score.objective import Constraint, Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest
-from cclsearch.tasks.serving.measurements import LATENCIES, LATENCY_METRICS, LIMITED, Bounds
+from cclsearch.tasks.serving.measurements import GOODPUT, LATENCIES, LATENCY_METRICS, LIMITED, THROUGHPUT, Bounds
 
 MAX_REQUESTS = 20_000
 LENGTHS = ("fixed", "uniform", "lognormal")
 _AT_MOST, _AT_LEAST = "at_most.", "at_least."
 _TARGET = "target."
+_CHOSEN_BY = "load_chosen_by"
 _LIMITS, _TARGETS = "workload.limits.", "workload.targets."
 TRACE_COLUMNS = (
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
@@ -89,6 +90,15 @@ def read_limits(work: Config) -> dict[str, Bounds]:
     return limits
 
 
+def read_load_choice(work: Config) -> str:
+    """The metric that a trial's load has most of, among the loads that it measured.
+
+    Every ranked metric but goodput either orders the loads as throughput does, or is a latency: that is compared at
+    the largest load kept, since the smallest, which is faster, is not what was asked.
+    """
+    return str(work.get(_CHOSEN_BY, THROUGHPUT))
+
+
 def read_targets(work: Config) -> dict[str, float]:
     """The targets of single requests: latency -> its greatest value in seconds."""
     return {key.removeprefix(_TARGET): float(value) for key, value in work.items() if key.startswith(_TARGET)}
@@ -111,6 +121,8 @@ def constrain(card: StatedCard, objective: Objective, units: dict[str, str | Non
 def limit_work(work: Config, objective: Objective) -> Config:
     """The work with the objective's constraints on metrics of a load as limits, the tighter of two."""
     values = dict(work)
+    if GOODPUT in objective.metrics:
+        values[_CHOSEN_BY] = GOODPUT
     for constraint in objective.constraints:
         if constraint.metric not in LIMITED:
             continue
