@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.policy.runner import SandboxRunner
+from cclsearch.propose.agent.policy.runner import SandboxRunner, environment_fields, workload_fields
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config
@@ -67,7 +68,7 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     named = choice.config or choice.named
     row = space.row(choice.config) if choice.config else None
     if row is None:
-        reasons: tuple[str, ...] = (choice.problem,) if choice.problem else ()
+        reasons: tuple[str, ...] = (_explain(choice.problem, view),) if choice.problem else ()
         if named is not None:
             full = {knob.name: named.get(knob.name, knob.choices[0]) for knob in space.knobs}
             verdicts = explain_config(card, framework, full, use_fewer=use_fewer)
@@ -77,6 +78,14 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     slower = (value / best) ** view.primary.sign if best and np.isfinite(value) else None
     words = "the fastest predicted time" if view.primary.is_time else f"the best predicted {view.primary.words}"
     return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(table.fits_N[row]), slower, words)
+
+
+def _explain(problem: str, view: SearchView) -> str:
+    """The problem, in one line if the program is written for another task than the card's."""
+    found = re.search(r"KeyError: '?(\w+)'?\s*$", problem)
+    if found is None or found[1] in {*workload_fields(view), *environment_fields(view.card, view.space)}:
+        return problem
+    return f"the program reads {found[1]!r}, which a card of task {view.card.task!r} does not have"
 
 
 def _best_value(view: SearchView, table: SurrogateTable) -> float | None:
