@@ -52,6 +52,7 @@ MAX_FITTINGS = 3
 MAX_KNOBS_BYTES = 6500
 LEFT_OUT_BYTES = 60
 """Bytes for the line that counts what a section leaves out."""
+CANDIDATES = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
 NO_LIMIT = 10**6
@@ -209,7 +210,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
         Section("TRIALS, best first (~ = within noise of the best)", trial_lines(view, noise, facts), 3.0),
         Section("FAILURES by kind", failure_lines(view, facts), 1.5),
-        Section("SURROGATE: its best untried candidates", candidate_lines(view, table, table.order, 12, facts), 2.0),
+        Section(f"SURROGATE: {CANDIDATES}", candidate_lines(view, table, table.order, 12, facts), 2.0),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
         Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),

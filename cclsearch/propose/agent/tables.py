@@ -144,7 +144,7 @@ def candidate_lines(
         satisfies = "" if table.satisfies_N is None else f" {table.satisfies_N[row]:.2f}"
         versus = f"x{(table.value_N[row] / reference) ** metric.sign:.3f}" if reference else "-"
         memory = f"{table.memory_gib_N[row]:.3g}".replace("nan", "-")
-        wins = "" if table.wins_N is None else f" {table.wins_N[row]:.2f}"
+        wins = "" if table.wins_N is None else f" {table.wins_N[row]:.3f}"
         free = FREE_MARK if table.is_free(row) else "-"
         figures = "".join(f" {text}" for text in facts.figures(row, float(table.value_N[row])))
         parts = facts.parts(row) if with_parts and len(lines) <= NUM_WITH_PARTS else ""
@@ -160,16 +160,16 @@ def candidate_lines(
 
 
 def calibration_lines(view: SearchView) -> list[str]:
-    """The expectations of earlier turns and the measured values, latest first."""
+    """What earlier turns expected, if they said it, and the measured values, latest first."""
     metric = view.primary
     seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     lines: list[str] = []
     for turn in past_turns(view.events)[::-1]:
         for item in turn.submitted:
             o = seen.get(item.config.digest)
-            if o is None:
-                continue
             expects = item.expects.metrics
+            if o is None or not expects:
+                continue
             expected = _figures(metric, expects.get(metric.name), expects.get(PEAK_MEMORY))
             got = _figures(metric, o.value(metric.name) or o.loss, o.metrics.get(PEAK_MEMORY))
             error = _error(expects.get(metric.name), o, metric.name)
@@ -209,7 +209,8 @@ def _error(expected: float | None, o: Observation, metric: str) -> str:
     measured = o.value(metric) or o.loss
     if expected is None or measured is None or not measured:
         return ""
-    return f" ({expected / measured - 1:+.0%} off)"
+    ratio = measured / expected
+    return f" (measured {ratio:.2g} x the expected)"
 
 
 def _figure(value: float | None) -> str:
