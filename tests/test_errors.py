@@ -32,6 +32,7 @@ RUN_COMMANDS = (
     "report",
     "pareto",
     "watch",
+    "dashboard",
 )
 
 

@@ -151,6 +151,9 @@ TITAN = {**WL2, "zero_stage": 0, "virtual_pipeline": 1}
 NANOTRON = {"tp": 2, "dp": 4, "pp": 2, "micro_batch_size": 1, "zero_stage": 0}
 HF = {"dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "compile": False, "optimizer": "adamw_torch",
       "zero_stage": 0}  # fmt: skip
+VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 32, "prefix_caching": False,
+        "async_scheduling": False}  # fmt: skip
+SEQUENCES = KnobDeclaration(name="max_num_seqs", choices=(8, 128))
 VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
 CONTEXT = KnobDeclaration(name="cp", choices=(1, 2, 4))
 REPLICAS = KnobDeclaration(name="dp_replicate", choices=(1, 2, 3, 4))
@@ -182,6 +185,7 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
          {"pp": 8, "dp": 1, "micro_batch_size": 8}, ()),
         ("zero_stage_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
         ("zero_needs_accelerators", "tiny", "hf-trainer", {}, HF, {"zero_stage": 2}, ()),
+        ("step_holds_every_sequence", "tiny-serving", "vllm-cpu", {}, VLLM, {"max_num_seqs": 128}, (SEQUENCES,)),
         ("tp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1022}, TITAN, {"tp": 4, "dp": 2}, ()),
         ("tied_embeddings_need_one_stage", "wl1", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1},
          {"dp": 4, "pp": 2}, ()),
