@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 import warnings
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
         with _listen(app, args.port) as server:
             name = name_run(folder, args.runs)
             print(f"{name}: http://{HOST}:{server.server_port}  (Ctrl-C ends it, not the search)", flush=True)
+            for number in (signal.SIGINT, signal.SIGTERM):  # a background job of a script would ignore Ctrl-C
+                signal.signal(number, signal.default_int_handler)
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     print()

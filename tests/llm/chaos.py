@@ -154,7 +154,9 @@ def _run_search(
         clock=clock,
     )
     # The LLM returns at once, so that most of a search consists of its turns.
-    rules = ArbiterSettings(patience=15, patience_again=15, same_failures=15, explore=1, max_explore=1, overrules=100)
+    rules = ArbiterSettings(
+        patience=15, patience_after_gain=15, same_failures=15, explore=1, max_explore=1, overrules=100
+    )
     search = Search(budget=15, seed=seed + report.searches, message=INJECTION.format(key="none"))
     ending = search.run(Arbiter(agent, fallback, rules=rules))
     if ending is None:
