@@ -17,6 +17,9 @@ from cclsearch.stats.closed_form import predictor_of
 from cclsearch.stats.noise import Noise, estimate_noise
 from cclsearch.tasks.base import task_of
 
+MIN_RANKED = 2
+"""Configurations that must have run to their end: a trial that ends early is not compared with others, so without this
+a first trial that did less than the work would end each honest one."""
 DOUBT = 0.005
 """Probability that a configuration at the limit is as fast as the best one."""
 
@@ -39,8 +42,11 @@ def find_stop_above(spec: RunSpec, space: Space, state: RunState, trial: Trial) 
     known = [limit for limit in limits if limit is not None]
     if not known:
         return None
+    losses = list(state.losses_by_trial().values())
+    if len(losses) < MIN_RANKED:
+        return None
     spreads = [run.outcome.spread for run in runs if run.outcome and run.outcome.spread]
-    noise = estimate_noise(list(state.losses_by_trial().values()), spreads).widened(state.window_errors)
+    noise = estimate_noise(losses, spreads).widened(state.window_errors)
     return max(known) * find_margin(noise)
 
 
