@@ -213,7 +213,7 @@ def test_probability_of_the_constraints_is_shown_and_judged() -> None:
     table = replace(table, order=(6, 5, 4, 1, 0, 7), satisfies_N=satisfies_N, wins_N=wins_N)
     user = write(view, table=table)[1]
     assert "vs_best mem_GiB P(fits) P(constraints) P(wins) free | lanes\n" in user
-    assert "\n90 99 x0.556 2 0.95 0.02 0.00 - | 8\n" in user
+    assert "\n90 99 x0.556 2 0.95 0.02 0.000 - | 8\n" in user
     handlers = replace(make_handlers(view), table=table, overrules_left=0)
 
     def submit(lanes: int) -> ToolReply:
