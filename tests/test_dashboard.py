@@ -47,9 +47,10 @@ def test_the_dashboard_shows_every_trial_and_ends_on_ctrl_c(study: str, project:
         assert [one["study_name"] for one in studies] == ["r (recorded)"]
         shown = json.load(urllib.request.urlopen(f"{found[0]}/api/studies/0?after=0", timeout=30))
         assert len(shown["trials"]) == 6
-    finally:
         server.send_signal(signal.SIGINT)
-    assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=30) == 0
+    finally:
+        server.kill()
     assert (project / "runs/r/ledger.jsonl").read_bytes() == ledger
 
 
