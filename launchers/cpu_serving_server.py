@@ -93,7 +93,7 @@ async def _handle(engine: Engine, reader: asyncio.StreamReader, writer: asyncio.
         elif (method, path) == ("POST", "/v1/completions"):
             await _complete(engine, json.loads(body), writer)
         else:
-            _reply(writer, "404 Not Found", {"error": "there is no such path"})
+            _reply(writer, "404 Not Found", {"error": "unknown path"})
         await writer.drain()
     except (ValueError, ConnectionError, asyncio.IncompleteReadError):
         pass

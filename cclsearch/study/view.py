@@ -58,7 +58,7 @@ class StudyView:
             self._guard(lambda: self._rebuild(state))
 
     def _guard(self, write: Callable[[], None], state: RunState | None = None) -> None:
-        """Write; after an error the search goes on without the file, or with a new one if only this one is bad."""
+        """Write. After an error the search continues without the file; if only this file is damaged, with a new one."""
         try:
             try:
                 write()

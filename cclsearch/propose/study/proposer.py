@@ -227,7 +227,7 @@ class StudyProposer:
         study.add_trial(create_trial(state=state, values=values, **told, **attributes))
 
     def _values_of(self, view: SearchView, observation: Observation) -> list[float] | None:
-        """Return what to minimize; None for a failure, or what stands for one with `penalize`."""
+        """Return the value to minimize. For a failure it is None, or a bad value with `penalize`."""
         loss = view.find_loss(observation)
         if loss is not None and view.objective.is_multi:
             return list(view.objective.values(observation.metrics))

@@ -51,7 +51,7 @@ class Arbiter:
     ) -> None:
         """With `parallel` over 1, a free slot does not wait for a turn, except for `grace_s`.
 
-        Turns run in the background, so that one ends as soon as `is_stopped`, whatever its provider does.
+        Turns run in the background, so that one ends as soon as `is_stopped`, also if its provider does not answer.
         """
         self.name = strategy
         self._agent = agent
