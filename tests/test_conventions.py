@@ -18,7 +18,7 @@ ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 LEVELS = [
     {"core", "draw"},
-    {"plugins"},
+    {"plugins", "links"},
     {"card"},
     {"space"},
     {"recording", "stats"},

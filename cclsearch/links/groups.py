@@ -1,0 +1,126 @@
+"""What collectives of groups get from measured links: the slowest group decides, and in it the slowest link.
+
+All groups of an axis work at the same time, and share the network ports of their nodes. A ring passes every link
+between neighbours (Thakur et al. 2005); a tree those between parent and child. NCCL builds a ring for each network port
+of a node, so that a group with several members in a node uses the ports of all of them; gloo has one ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.links.matrix import LinkMatrix
+
+if TYPE_CHECKING:
+    from cclsearch.links.matrix import Places
+
+
+@dataclass(frozen=True)
+class GroupLink:
+    """What every member of a group has, in the slowest of all groups of an axis."""
+
+    bytes_s: float
+    """Infinite for groups of one member."""
+    latency_s: float
+    """Of one message over the slowest link."""
+    crosses: bool
+    """Whether any group leaves its node."""
+
+
+ALONE = GroupLink(float("inf"), 0.0, False)
+"""Groups of one member."""
+
+
+def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -> GroupLink:
+    """Return what rings over these groups get; each row has the places of a group in ring order."""
+    if groups_GM.shape[1] < 2:
+        return ALONE
+    return _slowest(links, groups_GM, np.roll(groups_GM, -1, axis=1), ring_per_port=ring_per_port)
+
+
+def slowest_tree(links: LinkMatrix, groups_GM: Places) -> GroupLink:
+    """Return what binary trees over these groups get: member k is a child of member (k - 1) // 2.
+
+    As in NCCL's pair of trees, a member's port carries its data once each way, whatever the number of its children.
+    """
+    members = groups_GM.shape[1]
+    if members < 2:
+        return ALONE
+    parents = (np.arange(1, members) - 1) // 2
+    return _slowest(links, groups_GM[:, 1:], groups_GM[:, parents], ring_per_port=True)
+
+
+def slowest_chain(links: LinkMatrix, groups_GM: Places) -> GroupLink:
+    """Return what the members get that pass messages on to the next one, such as pipeline stages."""
+    if groups_GM.shape[1] < 2:
+        return ALONE
+    return _slowest(links, groups_GM[:, :-1], groups_GM[:, 1:], ring_per_port=False)
+
+
+def slowest_exchange(links: LinkMatrix, groups_GM: Places) -> GroupLink:
+    """Return what an all-to-all gets: each member sends an equal share to every other, one after the other.
+
+    `bytes_s` counts the bytes that leave the member.
+    """
+    members = groups_GM.shape[1]
+    if members < 2:
+        return ALONE
+    source = np.repeat(groups_GM, members - 1, axis=1)
+    others = [np.delete(groups_GM, k, axis=1) for k in range(members)]
+    target = np.concatenate(others, axis=1)
+    rate, latency, apart = _pairs(links, source, target)
+    # the ranks of a port send to other nodes in turn
+    port, node = links.port_P, links.node_P
+    sharers = np.bincount(port[np.unique(groups_GM)], minlength=int(port.max()) + 1)
+    seconds = np.where(apart, sharers[port[source]], 1) / rate
+    per_member = seconds.reshape(len(groups_GM), members, members - 1).sum(axis=2) / (members - 1)
+    crosses = bool(np.any(node[source] != node[target]))
+    return GroupLink(float(1 / per_member.max()), float(latency.max()), crosses)
+
+
+def _pairs(
+    links: LinkMatrix, source: Places, target: Places
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Return bytes per second in the slower direction, seconds of latency, and whether the nodes differ."""
+    a, b = links.endpoint_P[source], links.endpoint_P[target]
+    rate = np.minimum(links.bytes_s_EE[a, b], links.bytes_s_EE[b, a])
+    latency = np.maximum(links.latency_s_EE[a, b], links.latency_s_EE[b, a])
+    return rate, latency, links.node_P[source] != links.node_P[target]
+
+
+def _slowest(links: LinkMatrix, source: Places, target: Places, *, ring_per_port: bool) -> GroupLink:
+    """Return the slowest edge; edges between nodes share the ports at both ends."""
+    rate, latency, apart = _pairs(links, source, target)
+    if apart.any():
+        groups = np.broadcast_to(np.arange(len(source))[:, None], source.shape)
+        ends = np.stack([source, target])
+        share = _port_share(links, groups, ends, apart, ring_per_port=ring_per_port)
+        rate = np.where(apart, rate * share, rate)
+    return GroupLink(float(rate.min()), float(latency.max()), bool(apart.any()))
+
+
+def _port_share(
+    links: LinkMatrix, groups: Places, ends: Places, apart: NDArray[np.bool_], *, ring_per_port: bool
+) -> NDArray[np.float64]:
+    """Return the ports that each edge has: those of the group's members in the node, each shared with other groups."""
+    port, node = links.port_P, links.node_P
+    crossing = np.unique(groups[apart])
+    if ring_per_port:
+        rows = np.isin(groups, crossing)
+        users = np.unique(np.stack([np.tile(groups[rows], 2), ends[:, rows].ravel()]), axis=1)
+        pairs = np.unique(np.stack([users[0], port[users[1]]]), axis=1)  # (group, port) that is used
+        flows = np.bincount(pairs[1], minlength=int(port.max()) + 1)
+        port_node = np.zeros(int(port.max()) + 1, dtype=np.int64)
+        port_node[port] = node
+        share = np.zeros((int(groups.max()) + 1, int(node.max()) + 1))
+        np.add.at(share, (pairs[0], port_node[pairs[1]]), 1.0 / flows[pairs[1]])
+        each = share[np.stack([groups, groups]), node[ends]]
+    else:
+        out = np.bincount(port[ends[0][apart]], minlength=int(port.max()) + 1)
+        into = np.bincount(port[ends[1][apart]], minlength=int(port.max()) + 1)
+        each = 1.0 / np.maximum(np.stack([out[port[ends[0]]], into[port[ends[1]]]]), 1)
+    return np.asarray(np.where(apart, each.min(axis=0), 1.0))
