@@ -127,7 +127,7 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     system, user, tools = write(make_view(), mode)
     assert system.startswith("You tune how pictures are resized on accelerators.")
     assert "A surrogate model (fitted to the trials so far) predicts" in system
-    assert "beliefs" not in system + tools
+    assert "`part` is KNOB=VALUE" in tools
     assert 'framework "resizer"\nfixed work: pixels 640\n2 x cpu' in system
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
     assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system

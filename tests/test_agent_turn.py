@@ -30,13 +30,13 @@ def test_new_configuration_of_the_space_becomes_a_proposal() -> None:
 
 def test_valid_beliefs_reach_the_ledger_and_unknown_parts_do_not() -> None:
     beliefs = [
-        {"part": "pipeline", "is": "much_slower"},
-        {"part": "__class__", "is": "slower"},
+        {"part": "pipeline", "is": "much_more"},
+        {"part": "__class__", "is": "more"},
         {"part": "optimizer"},
         7,
     ]
     outcome = run_turn(Scripted(submit(GOOD, beliefs=beliefs)))
-    assert (outcome.event.num_seen, outcome.event.beliefs) == (1, {"pipeline": "much_slower"})
+    assert (outcome.event.num_seen, outcome.event.beliefs) == (1, {"pipeline": "much_more"})
     assert run_turn(Scripted(submit(GOOD, beliefs="all is slow"))).event.beliefs == {}
 
 
@@ -170,3 +170,23 @@ def test_policy_program_decides_and_a_bad_one_gets_the_reason() -> None:
     assert "yield" in replies[0]
     assert "duplicate" in replies[1]
     assert "def generate_config" in provider.requests[0].messages[0].text
+
+
+def test_a_trial_that_is_doubted_may_be_submitted_once_more() -> None:
+    outcome = run_turn(Scripted(submit(TRIED, doubts=[1])), can_repeat=True)
+    (proposal,) = outcome.proposals
+    assert (dict(proposal.config), proposal.is_repeat, outcome.event.doubts) == (TRIED, True, (1,))
+    assert not outcome.event.submitted[0].is_overrule
+
+
+@pytest.mark.parametrize(("doubts", "can_repeat"), [([], True), ([2], True), ([1], False), (["1"], True)])
+def test_other_trials_are_not_repeated(doubts: list[object], can_repeat: bool) -> None:
+    outcome = run_turn(Scripted(submit(TRIED, doubts=doubts), submit(GOOD)), can_repeat=can_repeat)
+    assert [dict(proposal.config) for proposal in outcome.proposals] == [GOOD]
+
+
+def test_what_was_refused_beside_an_accepted_configuration_is_recorded_and_shown() -> None:
+    outcome = run_turn(Scripted(submit(GOOD, TRIED)), slots=2)
+    (why,) = outcome.event.refused
+    assert why.startswith("a duplicate: trial 1")
+    assert "refused: a duplicate: trial 1" in outcome.event.text

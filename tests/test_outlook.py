@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from llm.players import prompt_candidates
+from llm.turns import Scripted, submit
 from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import Provenance
+from cclsearch.propose.agent.agent import Agent
+from cclsearch.propose.agent.arbiter.proposer import Arbiter
+from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest
 from cclsearch.propose.agent.surrogate_table import describe_noise
-from cclsearch.propose.base import Note, Observation, Proposal, SearchView
+from cclsearch.propose.base import Note, Observation, Proposal, Proposer, SearchView
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.events import NOTHING_LEFT
 from cclsearch.propose.study.proposer import SurrogateProposer
@@ -115,7 +122,7 @@ class _Repeating:
         return [Proposal(view.space.config(0), self.name, is_repeat=bool(view.observations))]
 
 
-def search(project: Path) -> RunState:
+def search(project: Path, proposer: Proposer) -> RunState:
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0, simulated=False))
     launcher.provenance = Provenance.MEASURED
     folder, session = open_search(project, launcher, budget=3)
@@ -123,18 +130,41 @@ def search(project: Path) -> RunState:
     jobs = replace(session.jobs, evaluate=lambda *arguments: admit(evaluator(*arguments)))  # type: ignore[arg-type]
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
-        run_search(writer, replace(session, jobs=jobs, proposer=_Repeating()))
+        run_search(writer, replace(session, jobs=jobs, proposer=proposer))
         return writer.state
 
 
 def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configuration(tmp_path: Path) -> None:
-    state = search(tmp_path)
+    state = search(tmp_path, _Repeating())
     assert [trial.purpose for trial in state.trials.values()] == [Purpose.SEARCH, Purpose.REPEAT, Purpose.REPEAT]
     assert state.num_spent == 3
     assert state.best is not None
     assert len(state.runs_of(state.best.config)) == 3
     assert state.ended is not None
     assert state.ended.kind is EndKind.BUDGET_USED
+
+
+def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: Path) -> None:
+    """Answers: a configuration; the same again, with doubt; the same a third time, which is refused; then another."""
+    asked: list[CompletionRequest] = []
+
+    def choose(request: CompletionRequest) -> Answer:
+        asked.append(request)
+        first, second = prompt_candidates(request)[:2] if len(asked) == 1 else (None, None)
+        if first is not None:
+            chosen.extend([dict(first["config"]), dict(second["config"])])
+        return submit(chosen[1] if len(asked) > 3 else chosen[0], doubts=[1])
+
+    chosen: list[dict[str, Any]] = []
+    agent = Agent(Scripted(choose), options=AgentOptions())
+    state = search(tmp_path, Arbiter(agent, _Repeating(), strategy="llm"))
+    assert [(trial.proposer, trial.purpose) for trial in state.trials.values()] == [
+        ("llm", Purpose.SEARCH),
+        ("llm", Purpose.REPEAT),
+        ("llm", Purpose.SEARCH),
+    ]
+    assert state.trials[1].config == state.trials[2].config != state.trials[3].config
+    assert "trial 1 is doubted" not in asked[2].messages[0].text, "it has run again"
 
 
 def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided) -> None:

@@ -114,6 +114,8 @@ class SubmittedConfig:
     rationale: str = ""
     is_own_idea: bool = True
     """Not among the surrogate's first choices, so the fallback would not have run it."""
+    is_repeat: bool = False
+    """The configuration has a result that the model doubts, and runs once more."""
 
 
 class LlmTurn(ReportedEvent):
@@ -123,13 +125,17 @@ class LlmTurn(ReportedEvent):
     turn: int
     decision: DecisionKind = DecisionKind.NONE
     submitted: tuple[SubmittedConfig, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Why further configurations that the turn submitted are left out."""
     adds: dict[str, tuple[Value, ...]] = {}
     """Knob, variable or flag -> values that the turn asks to add to the search space."""
     why: str = ""
     """Why it asks for them."""
     insight: str = ""
     beliefs: dict[str, str] = {}
-    """Hints for the surrogate's prior: part of a step -> how it compares with the prediction."""
+    """Hints for the surrogate's prior: part of a step, or KNOB=VALUE -> how it compares with the prediction."""
+    doubts: tuple[int, ...] = ()
+    """Numbers of finished trials whose measurement the model doubts."""
     num_seen: int = 0
     """Finished trials that the turn could see."""
     policy: int | None = None

@@ -102,6 +102,8 @@ class Predictor:
     hint_parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Part of the primary metric that an LLM can give hints about -> its multipliers, each with the sign of its change
     if the part costs more."""
+    memory_hint_parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same of the memory."""
     derived: Mapping[str, Derived] = field(default_factory=dict)
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
     """Failed rows -> all rows in the order in which a careful engineer tries them; None: the order of the space."""

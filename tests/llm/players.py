@@ -10,12 +10,12 @@ import random
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, StopReason, ToolCall, Usage
 from cclsearch.propose.bayes.prior_hints import LEVELS
-from cclsearch.tasks.training.prediction import HINT_PARTS
+from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS
 
 Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its numbers."""
@@ -68,8 +68,11 @@ class RandomPicker(Player):
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         found = listed(request)
         if found:
-            guess = {self.rng.choice(list(HINT_PARTS)): self.rng.choice(list(LEVELS)) for _ in range(2)}
-            return submit(self.rng.choice(found), "a guess", guess)
+            row = self.rng.choice(found)
+            values = [f"{knob}={str(value).lower()}" for knob, value in row["config"].items()]
+            parts = [*HINT_PARTS, *MEMORY_HINT_PARTS, *values]
+            guess = {self.rng.choice(parts): self.rng.choice(list(LEVELS)) for _ in range(2)}
+            return submit(row, "a guess", guess, doubts=[self.rng.randrange(1, 16)])
         choices = knob_choices(request)
         knob = self.rng.choice(sorted(choices))
         where = {knob: [self.rng.choice(choices[knob])]}
@@ -78,12 +81,13 @@ class RandomPicker(Player):
 
 
 class Hostile(Player):
-    """Submits the surrogate's worst candidates, and sends beliefs that are the opposite of the truth."""
+    """Submits the surrogate's worst candidates, praises their values, says that all costs more than it does, that
+    nothing needs memory, and doubts every trial."""
 
     name = "compatible:hostile"
-    false_beliefs = dict.fromkeys(HINT_PARTS, "much_slower") | {
-        "pipeline": "much_faster",
-        "tensor_parallel_across_nodes": "much_faster",
+    false_beliefs = {
+        **dict.fromkeys(HINT_PARTS, "much_more"),
+        **dict.fromkeys([*MEMORY_HINT_PARTS, "pipeline", "tensor_parallel_across_nodes"], "much_less"),
     }
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
@@ -98,10 +102,15 @@ class Hostile(Player):
             str(call.arguments) for message in request.messages for call in message.calls if call.name == "submit"
         }
         for row in sorted(seen, key=lambda row: (row["fits"] > 0.05, -row["time"])):
-            name, arguments = submit(row, "trust me", self.false_beliefs)
+            name, arguments = self.praise(row)
             if str(arguments) not in refused:
                 return name, arguments
-        return submit(self.rng.choice(seen or prompt_candidates(request)), "trust me", self.false_beliefs)
+        return self.praise(self.rng.choice(seen or prompt_candidates(request)))
+
+    def praise(self, row: Row) -> tuple[str, dict[str, Any]]:
+        """The call that submits a row with false beliefs, also about its knobs' values."""
+        values = {f"{knob}={str(value).lower()}": "much_less" for knob, value in row["config"].items()}
+        return submit(row, "trust me", self.false_beliefs | values, doubts=list(range(1, 16)))
 
 
 class Expert(Player):
@@ -205,12 +214,16 @@ def split(row: Row) -> int:
 PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "hostile": Hostile, "oracle": Oracle}
 
 
-def submit(row: Row, why: str, beliefs: dict[str, str] | None = None) -> tuple[str, dict[str, Any]]:
-    """The call that submits one row, with beliefs."""
+def submit(
+    row: Row, why: str, beliefs: dict[str, str] | None = None, doubts: Sequence[int] = ()
+) -> tuple[str, dict[str, Any]]:
+    """The call that submits one row, with beliefs and trials that are doubted."""
     expected = {"expected_step_time_s": row.get("time") or 1.0, "expected_memory_gib": row.get("memory") or 1.0}
     arguments: dict[str, Any] = {"configurations": [{"config": row["config"], "rationale": why, **expected}]}
     if beliefs:
         arguments["beliefs"] = [{"part": part, "is": level} for part, level in beliefs.items()]
+    if doubts:
+        arguments["doubts"] = list(doubts)
     return "submit", arguments
 
 

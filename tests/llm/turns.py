@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,12 @@ def call(name: str, arguments: Any = None, **more: Any) -> Answer:
     return Answer(calls=(made,), stop=StopReason.TOOL, usage=Usage(input_tokens=1000, output_tokens=100), **more)
 
 
-def submit(*configs: dict[str, Any], insight: str = "", beliefs: object = ()) -> Answer:
+def submit(*configs: dict[str, Any], insight: str = "", beliefs: object = (), doubts: object = ()) -> Answer:
     items = [
         {"config": config, "rationale": "why not", "expected_step_time_s": 9.5, "expected_memory_gib": 30.0}
         for config in configs
     ]
-    return call("submit", {"configurations": items, "insight": insight, "beliefs": beliefs})
+    return call("submit", {"configurations": items, "insight": insight, "beliefs": beliefs, "doubts": doubts})
 
 
 def run_turn(
@@ -91,6 +92,7 @@ def run_turn(
     folder: Path | None = None,
     slots: int = 1,
     table: SurrogateTable | None = None,
+    can_repeat: bool = False,
     **options: Any,
 ) -> TurnOutcome:
     search = Search(observations=[run_trial(1, Config(TRIED))])
@@ -107,4 +109,6 @@ def run_turn(
         clock=FakeClock(),
         prices=prices,
     )
-    return agent.run_turn(search.view, slots, max_submitted=max(slots, 1), overrules_left=1)
+    return agent.run_turn(
+        replace(search.view, can_repeat=can_repeat), slots, max_submitted=max(slots, 1), overrules_left=1
+    )

@@ -182,10 +182,12 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
         turn=number,
         decision=result.kind,
         submitted=decision.submitted,
+        refused=decision.refused,
         adds=dict(decision.adds),
         why=decision.why,
         insight=decision.insight,
         beliefs=dict(decision.beliefs),
+        doubts=decision.doubts,
         num_seen=len(view.observations),
         cost=result.cost,
         policy=version,
@@ -197,13 +199,15 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
 
 def to_proposal(item: SubmittedConfig, turn: int, mode: LlmMode) -> Proposal:
     """A submitted configuration as the search's proposal."""
-    return Proposal(item.config, "policy" if mode == LlmMode.POLICY else "llm", item.rationale, item.expects, turn)
+    who = "policy" if mode == LlmMode.POLICY else "llm"
+    return Proposal(item.config, who, item.rationale, item.expects, turn, is_repeat=item.is_repeat)
 
 
 def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
     """A turn in one line, for the ledger."""
     if turn.decision is DecisionKind.SUBMIT:
         what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
+        what += "".join(f"; refused: {why}" for why in turn.refused)
     elif turn.decision is DecisionKind.FINISH:
         what = f"asks to finish: {result.decision.finish if result.decision else ''}"
     elif turn.decision is DecisionKind.EXTEND:

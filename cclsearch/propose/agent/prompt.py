@@ -11,7 +11,7 @@ from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.configs import free_knobs
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
-from cclsearch.propose.agent.history import last_insights
+from cclsearch.propose.agent.history import last_insights, past_turns
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
 from cclsearch.propose.agent.row_facts import read_row_facts
@@ -35,7 +35,7 @@ from cclsearch.propose.agent.tables import (
 )
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import collect_hints
+from cclsearch.propose.bayes.prior_hints import collect_hints, find_doubted
 from cclsearch.propose.events import ArbiterMove, LlmMode
 
 ENVELOPE_BYTES = 1300
@@ -131,7 +131,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     """The part that stays the same during a search, so that the provider can cache it."""
     has_form = view.primary.name in view.predictor.forms
     model = "closed-form cost model, recalibrated on the trials so far" if has_form else "fitted to the trials so far"
-    beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work)}" if view.predictor.hint_parts else ""
+    beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work)}"
     submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
     words = {
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
@@ -217,6 +217,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("YOUR INSIGHTS so far", [quote_line(text, 300) for text in last_insights(view)][::-1], 0.7),
         Section("EARLIER SEARCHES here, mostly of other models", earlier_lines(view, anonymous=options.anonymous), 0.5),
         Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
+        Section("REFUSED in your last submission", _refused_lines(view), 0.5),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
         Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),
     ]
@@ -235,7 +236,7 @@ def _belief_lines(view: SearchView) -> list[str]:
     return [
         f"{part.replace('_', ' ')}: {hint.level.replace('_', ' ')} (counts {hint.weight:.0%} now, fully if renewed)"
         for part, hint in hints.items()
-    ]
+    ] + [f"trial {trial} is doubted: it counts little until it has run again" for trial in sorted(find_doubted(view))]
 
 
 def _state_lines(prompt_input: PromptInput) -> list[str]:
@@ -265,6 +266,11 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
         if text:
             lines.append(f"trial {trial} ({role}{memory}):\n{quote_untrusted(text, limit_bytes)}")
     return lines
+
+
+def _refused_lines(view: SearchView) -> list[str]:
+    turns = past_turns(view.events)
+    return [quote_line(why, 300) for why in turns[-1].refused] if turns else []
 
 
 def _move_lines(view: SearchView) -> list[str]:

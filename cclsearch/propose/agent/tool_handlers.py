@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from cclsearch.propose.agent.surrogate_table import (
 from cclsearch.propose.agent.tables import FREE_MARK, candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, expected_fields, sort_orders
 from cclsearch.propose.base import ExpectedOutcome, SearchView
-from cclsearch.propose.bayes.prior_hints import parse_hints
+from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, parse_hints
 from cclsearch.propose.events import LlmMode, SubmittedConfig
 
 Explain = Callable[[Config], Sequence[str]]
@@ -49,10 +49,14 @@ class Decision:
     """The decision that ends a turn: a submission or a finish."""
 
     submitted: tuple[SubmittedConfig, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Why further configurations of the same submission are left out."""
     finish: str | None = None
     insight: str = ""
     beliefs: Mapping[str, str] = field(default_factory=dict)
-    """Part of the work -> how its time compares with the closed form: evidence for the surrogate."""
+    """Part of the work, or KNOB=VALUE -> how it compares with the closed form: evidence for the surrogate."""
+    doubts: tuple[int, ...] = ()
+    """Finished trials whose measurement is doubted."""
     program: str | None = None
     """Source of the policy program that chose the submission."""
     adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -269,19 +273,22 @@ class ToolHandlers:
             raise CallError("configurations must be a list with at least one {config, rationale, ...}")
         accepted: list[SubmittedConfig] = []
         refused: list[CallError] = []
+        doubts = find_doubted(self.view) | set(parse_doubts(arguments.get("doubts"), self.view))
         for item in raw[: self.max_submitted]:
             item = item if isinstance(item, Mapping) else {}
             try:
                 config = read_config(self.view.space, item.get("config", item))
-                accepted.append(self._check_submission(config, item, accepted))
+                accepted.append(self._check_submission(config, item, accepted, doubts))
             except CallError as error:
                 refused.append(error)
         if not accepted:
             raise CallError("\n".join(map(str, refused)), refused[0].fault)
-        dropped = "".join(f" (dropped: {error})" for error in refused)
-        return ToolReply(
-            "accepted" + dropped, decision=Decision(tuple(accepted), **_read_lessons(arguments, self.view))
+        decision = Decision(
+            tuple(accepted),
+            refused=tuple(one_line(str(error), 300) for error in refused),
+            **_read_lessons(arguments, self.view),
         )
+        return ToolReply("accepted", decision=decision)
 
     def _submit_policy(self, arguments: dict[str, Any]) -> ToolReply:
         program = arguments.get("program")
@@ -302,18 +309,23 @@ class ToolHandlers:
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
     def _check_submission(
-        self, config: Config, item: Mapping[str, Any], accepted: Sequence[SubmittedConfig]
+        self,
+        config: Config,
+        item: Mapping[str, Any],
+        accepted: Sequence[SubmittedConfig],
+        doubts: Set[int] = frozenset(),
     ) -> SubmittedConfig:
         row = self.view.space.row(config)
         if row is None:
             raise CallError(self._explain_illegal(config), "illegal")
         tried = next((o for o in self.view.observations if o.row == row), None)
-        if tried:
+        is_repeat = tried is not None and tried.trial in doubts and self.view.can_repeat
+        if tried and not is_repeat:
             raise CallError(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
         if self.view.is_closed(row) or any(other.config == config for other in accepted):
             text = "it is already running, submitted twice, or held back because it does not fit. Choose another one"
             raise CallError(text, "duplicate")
-        is_free = self.table.is_free(row)
+        is_free = is_repeat or self.table.is_free(row)
         spent = sum(other.is_overrule for other in accepted)
         if not is_free and self.overrules_left - spent <= 0:
             raise CallError(
@@ -328,6 +340,7 @@ class ToolHandlers:
             is_overrule=not is_free,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
             is_own_idea=row not in self.table.order[:NUM_FIRST_CHOICES],
+            is_repeat=is_repeat,
         )
 
     def _describe_objection(self, row: int) -> str:
@@ -367,7 +380,8 @@ def _read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, A
     """What the model has learned: the insight, for its later turns, and the beliefs, for the surrogate."""
     insight = arguments.get("insight")
     text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
-    return {"insight": text, "beliefs": parse_hints(arguments.get("beliefs"), view.predictor.hint_parts)}
+    beliefs, doubts = parse_hints(arguments.get("beliefs"), view), parse_doubts(arguments.get("doubts"), view)
+    return {"insight": text, "beliefs": beliefs, "doubts": doubts}
 
 
 def _positive(value: object) -> float | None:

@@ -12,7 +12,7 @@ from cclsearch.propose.agent.extension import extension_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS
+from cclsearch.propose.bayes.prior_hints import LEVELS, name_parts
 from cclsearch.propose.events import LlmMode
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
@@ -40,7 +40,8 @@ def make_toolset(
     text = {"type": "string"}
     trial = {"type": "integer", "minimum": 1}
     limit = {**trial, "maximum": MAX_LISTED}
-    lessons, expected = _lessons(view), {name: {"type": "number"} for name in expected_fields(view)}
+    lessons, described = _lessons(view), _lessons(view, with_words=True)
+    expected = {name: {"type": "number"} for name in expected_fields(view)}
     item = _object({"config": config, "rationale": {**text, "description": "why, in a sentence"}, **expected})
     many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
     if len(json.dumps(config, ensure_ascii=False).encode()) > MAX_LOOKUP_SCHEMA_BYTES:
@@ -54,9 +55,9 @@ def make_toolset(
         "candidates": _object({}, {"where": where, "sort": {"enum": list(sort_orders(view))}, "limit": limit}),
     }
     if mode == LlmMode.POLICY:
-        parameters["submit_policy"] = _object({"program": text, "rationale": text, **expected}, lessons)
+        parameters["submit_policy"] = _object({"program": text, "rationale": text, **expected}, described)
     else:
-        parameters["submit"] = _object({"configurations": many}, lessons)
+        parameters["submit"] = _object({"configurations": many}, described)
     if can_extend:
         parameters[EXTEND_SPACE] = _object({"add": extension_schema(), "why": text}, lessons)
     parameters["finish"] = _object({"reason": text}, lessons)
@@ -80,17 +81,17 @@ def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) ->
     return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
 
 
-def _lessons(view: SearchView) -> dict[str, Any]:
-    """The arguments for what the model has learnt."""
-    parts = list(view.predictor.hint_parts)
-    insight = {"insight": {"type": "string", "description": WORDS["insight"]}}
-    if not parts:
-        return insight
-    return {
-        **insight,
-        "beliefs": {
-            "type": "array",
-            "description": WORDS["believed"].format(unit=view.task.unit_of_work),
-            "items": _object({"part": {"enum": parts}, "is": {"enum": list(LEVELS)}}),
-        },
+def _lessons(view: SearchView, *, with_words: bool = False) -> dict[str, Any]:
+    """The arguments for what the model has learnt; only one of the tools needs them described."""
+    item = _object({"part": {"type": "string"}, "is": {"enum": list(LEVELS)}})
+    lessons: dict[str, dict[str, Any]] = {
+        "insight": {"type": "string"},
+        "beliefs": {"type": "array", "items": item},
+        "doubts": {"type": "array", "items": {"type": "integer"}},
     }
+    if with_words:
+        parts = "".join(f"{part}, " for part in name_parts(view.predictor))
+        words = {"insight": WORDS["insight"], "beliefs": WORDS["believed"], "doubts": WORDS["doubts"]}
+        for name, text in words.items():
+            lessons[name]["description"] = text.format(parts=parts and f"{parts}or ")
+    return lessons

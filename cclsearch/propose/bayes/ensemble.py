@@ -6,7 +6,7 @@ Hypotheses differ in how far the closed form may be off and in how noisy the clu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -31,6 +31,8 @@ TRUSTED_SPAN = float(np.log(2.0))
 """Log costs up to this far above the lowest keep their full weight: a factor of 2."""
 OTHER_RUN_NOISE = 0.1
 """Relative noise of a value from an earlier run: measured on another day and other nodes."""
+DOUBTED_NOISE = 1.0
+"""Noise of the log of a value that the LLM doubts: a factor of 2.7 either way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,8 @@ class Ensemble:
     form: ClosedForm
     hypotheses: tuple[Posterior, ...]
     weight_h: Array
+    doubted: Set[int] = frozenset()
+    """Trials whose values count as almost unknown."""
 
     @property
     def most_likely(self) -> Posterior:
@@ -68,21 +72,25 @@ class Ensemble:
 
 
 def fit_ensemble(
-    form: ClosedForm, features: Features, observations: Sequence[Observation], earlier: Sequence[Observation]
+    form: ClosedForm,
+    features: Features,
+    observations: Sequence[Observation],
+    earlier: Sequence[Observation],
+    doubted: Set[int] = frozenset(),
 ) -> Ensemble:
     """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs."""
     hypotheses, scores = [], []
     for base, penalty in [(form.prior, 0.0), *([(form.unlearned, SURPRISE)] if form.unlearned else [])]:
         for noise, residual in product(NOISE_FACTORS, RESIDUAL_FACTORS):
             prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
-            data = _collect_data(form, observations, earlier, prior)
+            data = _collect_data(form, observations, earlier, prior, doubted)
             hypothesis = calibrate(form.log_cost, features, prior, data)
             hypotheses.append(hypothesis)
             scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise) - penalty)
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
-    return Ensemble(form, tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum())
+    return Ensemble(form, tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum(), doubted)
 
 
 def predict_without(
@@ -94,13 +102,17 @@ def predict_without(
     """
     others = [[o for o in seen if o.row != row] for seen in (observations, earlier)]
     features = ensemble.most_likely.features
-    fit = fit_ensemble(ensemble.form, features, others[0], others[1]).most_likely
+    fit = fit_ensemble(ensemble.form, features, others[0], others[1], ensemble.doubted).most_likely
     mean, variance = fit.marginals(np.array([row]))
     return float(mean[0]), float(np.sqrt(variance[0] + fit.prior.noise**2))
 
 
 def _collect_data(
-    form: ClosedForm, observations: Sequence[Observation], earlier: Sequence[Observation], prior: Prior
+    form: ClosedForm,
+    observations: Sequence[Observation],
+    earlier: Sequence[Observation],
+    prior: Prior,
+    doubted: Set[int],
 ) -> CalibrationData:
     """Return every measured value of this search and of earlier runs, as log cost by row of the space."""
     metric = form.metric.name
@@ -108,7 +120,10 @@ def _collect_data(
     own = [o for o in observations if o.row is not None and (o.value(metric) or 0.0) > 0]
     other = [o for o in earlier if o.row is not None and (o.value(metric) or 0.0) > 0]
     values = form.metric.sign * np.log(np.array([o.value(metric) for o in (*own, *other)], dtype=np.float64))
-    base = np.array([prior.noise] * len(own) + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other))
+    base = np.array(
+        [np.hypot(prior.noise, DOUBTED_NOISE * (o.trial in doubted)) for o in own]
+        + [np.hypot(prior.noise, OTHER_RUN_NOISE)] * len(other)
+    )
     rows = np.array([o.row for o in (*own, *other)], dtype=np.int64)
     return CalibrationData.measured(rows, values, noise_n=downweight_far(values, base))
 

@@ -13,6 +13,7 @@ from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import Ensemble, fit_ensemble
 from cclsearch.propose.bayes.feasibility import fit_feasibility
+from cclsearch.propose.bayes.prior_hints import find_doubted
 from cclsearch.stats.calibration import CalibrationData, ParametricModel, Prior, RowModel, calibrate
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
@@ -81,6 +82,8 @@ class MetricModels:
         self.predictor = predictor
         self.earlier = earlier
         """Observations of earlier runs."""
+        self.doubted = find_doubted(view)
+        """Trials whose measurement the LLM doubts."""
         self._ensembles: dict[str, Ensemble] = {}
         self.primary = self.ensemble(view.primary.name)
         weighed = (*earlier, *(view.observations if first is None else first))
@@ -90,7 +93,9 @@ class MetricModels:
         """Return the ensemble of the primary metric, or of one with a closed form; fitted once."""
         if metric not in self._ensembles:
             form = self.predictor.forms.get(metric) or self.predictor.form(self.view.primary)
-            self._ensembles[metric] = fit_ensemble(form, self.predictor.features, self.view.observations, self.earlier)
+            self._ensembles[metric] = fit_ensemble(
+                form, self.predictor.features, self.view.observations, self.earlier, self.doubted
+            )
         return self._ensembles[metric]
 
     def base_of(self, metric: str) -> str | None:

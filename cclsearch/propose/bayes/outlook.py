@@ -82,12 +82,14 @@ def _find_suspicious(posterior: CandidatePosterior, once: list[int], best_row: i
     target = float(fit.value_n[fit.rows_n == best_row].min()) - NEGLIGIBLE
     order = np.argsort(-np.abs(ensemble.leave_one_out_error()), kind="stable")
     rows = [int(row) for row in fit.rows_n[order] if row in once and row != best_row][:MAX_CHECKED]
+    doubted = {o.row for o in models.view.observations if o.trial in models.doubted and o.row in once}
     found: list[tuple[float, Repeat]] = []
-    for row in [*([best_row] if best_row in once else []), *rows]:
+    for row in dict.fromkeys([*([best_row] if best_row in once else []), *rows, *sorted(doubted)]):
         mean, sd = predict_without(row, ensemble, models.view.observations, models.earlier)
         error = float(fit.value_n[fit.rows_n == row][0]) - mean
         would_win = float(ndtr((target - mean) / sd)) >= LIKELY
-        if abs(error) > SUSPICIOUS * sd and (would_win if error > 0 else row == best_row):
+        least = 0.0 if row in doubted else SUSPICIOUS * sd
+        if abs(error) > least and (would_win if error > 0 else row == best_row):
             how = f"{math.exp(abs(error)):.1f} times {'worse' if error > 0 else 'better'} than the other trials predict"
             found.append((abs(error) / sd, Repeat(row, f"its result is {how}: measured once more")))
     return max(found)[1] if found else None

@@ -1,77 +1,194 @@
-"""Hints of the LLM about a framework ("the pipeline is slow"), applied as shifts of the surrogate's prior.
+"""Beliefs of the LLM about a framework ("the pipeline is slow", "zero_stage=0 is slow here"), and trials it doubts.
 
-A hint moves the prior mean of a part's log multipliers by at most one standard deviation of that prior, and by half as
-much after every `HALF_LIFE` trials. So measurements override it, right or wrong, unless it is repeated. The hints are
-kept in the ledger's LLM turns.
+A belief about a part moves the prior mean of the part's log multipliers by at most one standard deviation of that
+prior; one about a knob's value gives all configurations with that value a common factor, which the trials then
+estimate. Both weigh half as much after every `HALF_LIFE` trials. So measurements override a belief, right or wrong,
+unless it is repeated. A doubted measurement teaches the surrogate almost nothing and is made once more if possible.
+Beliefs and doubts are kept in the ledger's LLM turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
+from cclsearch.core.values import format_knob_value
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.events import LlmTurn
-from cclsearch.stats.closed_form import Predictor
+from cclsearch.propose.observations import observed_rows
+from cclsearch.space.table import Space
+from cclsearch.stats.calibration import Prior, RowModel
+from cclsearch.stats.closed_form import ClosedForm, Predictor
+from cclsearch.stats.kernel import Array
 
 LEVELS: Mapping[str, float] = MappingProxyType(
-    {"much_faster": -1.0, "faster": -0.5, "as_predicted": 0.0, "slower": 0.5, "much_slower": 1.0}
+    {"much_less": -1.0, "less": -0.5, "as_predicted": 0.0, "more": 0.5, "much_more": 1.0}
 )
-"""How a part compares with the closed form -> shift of its prior, in standard deviations."""
-
+"""What a part costs, compared with the closed form -> shift of its prior, in standard deviations."""
+EARLIER_LEVELS: Mapping[str, float] = MappingProxyType(
+    {"much_faster": -1.0, "faster": -0.5, "slower": 0.5, "much_slower": 1.0}
+)
+"""The same in ledgers of version 0.2."""
 HALF_LIFE = 3.0
-"""Trials after which a hint has half its weight."""
+"""Trials after which a belief has half its weight."""
+MIN_WEIGHT = 0.05
+"""A belief with less weight is forgotten."""
+VALUE_FACTOR = math.log(2.0)
+"""Log of the factor that `much_more` of a knob's value stands for."""
+VALUE_SD = math.log(1.5)
+"""Standard deviation of the log of such a factor: how freely the trials may move it."""
+MAX_DOUBTED_SHARE = 0.2
+"""At most this share of the finished trials may be doubted in a search, and one in any case."""
 
 PriorHints = Mapping[str, str]
-"""Part -> level; only names from `Predictor.hint_parts` and `LEVELS`."""
+"""Part, or KNOB=VALUE -> level."""
 
 
-def parse_hints(raw: object, parts: Collection[str]) -> dict[str, str]:
-    """Return the items `{"part": ..., "is": ...}` with one of these parts and a known level; ignores others."""
-    items = raw if isinstance(raw, list) else []
+def name_parts(predictor: Predictor) -> tuple[str, ...]:
+    """Return the parts of the primary metric and of the memory that beliefs may name."""
+    return (*predictor.hint_parts, *predictor.memory_hint_parts)
+
+
+def name_value(knob: str, choice: object) -> str:
+    """Return how a belief names a knob's value: `zero_stage=0`."""
+    return f"{knob}={format_knob_value(choice)}"
+
+
+def find_value(space: Space, name: str) -> tuple[int, int] | None:
+    """Return the column of the knob and the code of the value that `KNOB=VALUE` names; None if the space lacks it."""
+    key, _, _ = name.partition("=")
+    for column, knob in enumerate(space.knobs):
+        if knob.name == key and len(knob.choices) > 1:
+            codes = [code for code, choice in enumerate(knob.choices) if name_value(key, choice) == name]
+            return (column, codes[0]) if codes else None
+    return None
+
+
+def parse_hints(raw: object, view: SearchView) -> dict[str, str]:
+    """Return the items `{"part": ..., "is": ...}` with a part, or value, and a level that are known; ignores others."""
+    items, parts = raw if isinstance(raw, list) else [], name_parts(view.predictor)
     found = {}
-    for item in items[: len(parts) * len(LEVELS)]:
+    for item in items[: len(parts) * len(LEVELS) + 20]:
         part, level = (item.get("part"), item.get("is")) if isinstance(item, Mapping) else (None, None)
-        if isinstance(part, str) and isinstance(level, str) and part in parts and level in LEVELS:
+        if not (isinstance(part, str) and isinstance(level, str) and level in LEVELS):
+            continue
+        if part in parts or find_value(view.space, part) is not None:
             found[part] = level
     return found
 
 
+def parse_doubts(raw: object, view: SearchView) -> tuple[int, ...]:
+    """Return the trials of this list that may be doubted: ranked ones that no turn named, as many as are allowed."""
+    numbers = [n for n in raw if isinstance(n, int) and not isinstance(n, bool)] if isinstance(raw, list) else []
+    named = _named_doubts(view)
+    new = {o.trial for o in view.observations if o.loss is not None and o.trial in numbers} - set(named)
+    left = max(1, int(MAX_DOUBTED_SHARE * len(view.observations))) - len(named)
+    return tuple(n for n in dict.fromkeys(numbers) if n in new)[: max(left, 0)]
+
+
 @dataclass(frozen=True)
 class ActiveHint:
-    """The latest hint about a part, with its present weight."""
+    """The latest belief about a part or a value, with its present weight."""
 
     level: str
     weight: float
     """1 when it was given, 0.5 after `HALF_LIFE` trials."""
 
+    @property
+    def shift(self) -> float:
+        """Shift in units of `much_more`, with its weight."""
+        return self.weight * {**LEVELS, **EARLIER_LEVELS}[self.level]
+
 
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
-    """Return the latest hint about each part, with its weight after the trials since."""
+    """Return the latest belief about each part and value, with its weight after the trials since."""
     hints: dict[str, ActiveHint] = {}
+    known = {*LEVELS, *EARLIER_LEVELS}
     for event in view.events:
         if isinstance(event, LlmTurn):
             weight = 0.5 ** (max(0, len(view.observations) - event.num_seen) / HALF_LIFE)
-            given = event.beliefs
-            hints |= {
-                part: ActiveHint(given[part], weight) for part in view.predictor.hint_parts if given.get(part) in LEVELS
-            }
-    return hints
+            hints |= {part: ActiveHint(level, weight) for part, level in event.beliefs.items() if level in known}
+    parts = name_parts(view.predictor)
+    return {
+        part: hint
+        for part, hint in hints.items()
+        if hint.weight >= MIN_WEIGHT and (part in parts or find_value(view.space, part) is not None)
+    }
+
+
+def find_doubted(view: SearchView) -> frozenset[int]:
+    """Return the trials that the LLM doubts and whose configuration did not run again since."""
+    named = _named_doubts(view)
+    if not named:
+        return frozenset()
+    runs = Counter(observed_rows(view.observations).tolist())
+    doubted = (o for o in view.observations if o.trial in named)
+    return frozenset(o.trial for o in doubted if o.row is None or runs[o.row] == 1)
+
+
+def _named_doubts(view: SearchView) -> tuple[int, ...]:
+    """Return all trials that turns of this search doubted, in their order."""
+    named = (number for event in view.events if isinstance(event, LlmTurn) for number in event.doubts)
+    return tuple(dict.fromkeys(named))
 
 
 def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
-    """Return the predictor with the primary metric's prior shifted by the hints that proposers gave in this search."""
+    """Return the predictor with priors shifted by the beliefs that proposers gave in this search."""
     hints = collect_hints(view)
     if not hints:
         return predictor
-    form = predictor.form(view.primary)
+    form = _shift(predictor.form(view.primary), predictor.hint_parts, hints)
+    values = {part: found for part in hints if (found := find_value(view.space, part)) is not None}
+    if values:
+        member_KN = np.array([view.space.codes_NK[:, column] == code for column, code in values.values()])
+        shift_K = np.array([hints[part].shift * VALUE_FACTOR for part in values])
+        sd_K = np.array([hints[part].weight * VALUE_SD for part in values])
+        form = _add_factors(form, tuple(values), member_KN, shift_K, sd_K)
+    memory = predictor.memory
+    if memory is not None:
+        memory = replace(memory, form=_shift(memory.form, predictor.memory_hint_parts, hints))
+    return replace(predictor, forms={**predictor.forms, view.primary.name: form}, memory=memory)
+
+
+def _shift(form: ClosedForm, parts: Mapping[str, Mapping[str, float]], hints: Mapping[str, ActiveHint]) -> ClosedForm:
+    """Return the form with its prior means shifted; several beliefs about a multiplier move it by at most one sd."""
     shift_P = np.zeros(len(form.multipliers))
     for part, hint in hints.items():
-        for name, sign in predictor.hint_parts[part].items():
-            at = form.multipliers.index(name)
-            shift_P[at] = sign * LEVELS[hint.level] * hint.weight * form.prior.sd_P[at]
-    shifted = replace(form, prior=replace(form.prior, mean_P=form.prior.mean_P + shift_P))
-    return replace(predictor, forms={**predictor.forms, view.primary.name: shifted})
+        for name, sign in parts.get(part, {}).items():
+            shift_P[form.multipliers.index(name)] += sign * hint.shift
+    if not shift_P.any():
+        return form
+    mean_P = form.prior.mean_P + np.clip(shift_P, -1.0, 1.0) * form.prior.sd_P
+    return replace(form, prior=replace(form.prior, mean_P=mean_P))
+
+
+def _add_factors(form: ClosedForm, names: tuple[str, ...], member_KN: Array, shift_K: Array, sd_K: Array) -> ClosedForm:
+    """Return the form with one more multiplier per name: of the cost of the rows that are its members."""
+    size, base, split = len(form.multipliers), form.log_cost, form.split
+
+    def log_cost(rows: NDArray[np.int64]) -> RowModel:
+        plain, member_Km = base(rows), member_KN[:, rows].astype(np.float64)
+        return lambda theta: np.asarray(plain(theta[..., :size]) + theta[..., size:] @ member_Km)
+
+    def split_all(theta_P: Array) -> Mapping[str, Array]:
+        assert split is not None
+        factor_N = np.exp(theta_P[size:] @ member_KN)
+        return {part: cost_N * factor_N for part, cost_N in split(theta_P[:size]).items()}
+
+    def extend(prior: Prior) -> Prior:
+        return replace(prior, mean_P=np.concatenate([prior.mean_P, shift_K]), sd_P=np.concatenate([prior.sd_P, sd_K]))
+
+    return replace(
+        form,
+        multipliers=(*form.multipliers, *names),
+        prior=extend(form.prior),
+        log_cost=log_cost,
+        split=split_all if split else None,
+        unlearned=extend(form.unlearned) if form.unlearned else None,
+    )

@@ -41,14 +41,22 @@ UNDECLARED = {
 """The ways in which frameworks do it: optimizer states replicated or sharded, sequences replicated or sharded,
 gradients of 4 or 2 bytes (`MemoryForm.undeclared`)."""
 HINT_PARTS = {
-    "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0, "imbalance": 1.0},
+    "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0},
+    "stage_imbalance": {"imbalance": 1.0},
     "tensor_parallel_in_node": {"tp_scale_up": 1.0, "tp_wait": 1.0},
     "tensor_parallel_across_nodes": {"tp_scale_out": 1.0},
     "data_parallel": {"dp": 1.0, "dp_overlap": -1.0},
     "expert_parallel": {"expert_exchange": 1.0},
     "recomputation": {"recompute": 1.0},
     "launch_overhead": {"launch": 1.0},
+    "each_micro_batch": {"launch": 1.0, "tp_wait": 1.0, "tp_wait_staged": 1.0, "p2p_wait": 1.0},
     "optimizer": {"optimizer": 1.0},
+}
+MEMORY_HINT_PARTS = {
+    "memory": {"all": 1.0},
+    "activation_memory": {"activations": 1.0, "replicated": 1.0},
+    "optimizer_memory": {"states": 1.0, "unsharded": 1.0},
+    "logits_memory": {"logits": 1.0},
 }
 
 
@@ -106,6 +114,7 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
         forms={STEP_TIME: step_time},
         memory=MemoryForm(peak, log_limit, priors.softness, _find_undeclared(layout)),
         hint_parts=HINT_PARTS,
+        memory_hint_parts=MEMORY_HINT_PARTS,
         derived=_derive_all(card, layout, space.num_accelerators_N),
         rule_of_thumb=lambda failed: order_by_thumb(
             layout, machine, memory.combine_memory(peaks.parts, priors.memory.mean_P), failed

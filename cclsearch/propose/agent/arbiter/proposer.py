@@ -12,6 +12,7 @@ from cclsearch.propose.agent.arbiter.rules import (
     find_llm_trials,
     find_queued,
     find_stall,
+    is_repeat_open,
     overruled_rows,
     overrules_left,
 )
@@ -283,7 +284,9 @@ class Arbiter:
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:
     row = view.space.row(proposal.config)
-    return row is not None and not view.taken_N[row]
+    if row is None:
+        return False
+    return is_repeat_open(view, row) if proposal.is_repeat else not view.taken_N[row]
 
 
 class NoLlmProposer:

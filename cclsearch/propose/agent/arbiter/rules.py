@@ -55,7 +55,12 @@ class LlmTrial:
 def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
     noise = improvement_threshold(view)
-    items = {item.config.digest: (item, turn.turn) for turn in past_turns(view.events) for item in turn.submitted}
+    items = {
+        item.config.digest: (item, turn.turn)
+        for turn in past_turns(view.events)
+        for item in turn.submitted
+        if not item.is_repeat
+    }
     trials: list[LlmTrial] = []
     best: float | None = None
     for o in sorted((o for o in view.observations if not o.is_confirmation), key=lambda o: o.trial):
@@ -113,6 +118,12 @@ def overruled_rows(view: SearchView) -> frozenset[int]:
     return frozenset(row for row in rows if row is not None and taken[row])
 
 
+def is_repeat_open(view: SearchView, row: int) -> bool:
+    """Whether that row has one result so far, and does not run now."""
+    runs = sum(o.row == row for o in view.observations)
+    return view.can_repeat and runs == 1 and row not in view.pending
+
+
 def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | None:
     """The latest turn and those of its submissions that are neither measured nor running; None if there are none."""
     turns = past_turns(view.events)
@@ -122,6 +133,7 @@ def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | Non
     queued = []
     for item in turns[-1].submitted:
         row = view.space.row(item.config)
-        if row is not None and not view.is_closed(row) and item.config.digest not in seen:
+        is_new = row is not None and (is_repeat_open(view, row) if item.is_repeat else item.config.digest not in seen)
+        if is_new and not view.is_closed(row):
             queued.append(item)
     return (turns[-1], queued) if queued else None
