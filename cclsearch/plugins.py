@@ -1,4 +1,4 @@
-"""Registries of launchers, proposers, metrics and trace readers, which other packages can extend.
+"""Registries of launchers, proposers, LLM providers, metrics, trace readers and tasks, which other packages can extend.
 
 A package names a module under the entry-point group `cclsearch`; importing that module registers what it decorates:
 
@@ -7,17 +7,27 @@ A package names a module under the entry-point group `cclsearch`; importing that
     @LAUNCHERS.register("my-cluster")
     class MyLauncher: ...
 
-The built-in parts register in the same way; each registry names their modules.
+The built-in parts register in the same way; each registry names their modules. A plugin that cannot be imported is left
+out as a whole: a `BrokenPlugin` warning names it, and everything else works.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+import warnings
 from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import BrokenPlugin, UserError
+from cclsearch.core.text import guess_name, one_line
+
+if TYPE_CHECKING:
+    from cclsearch.launch.profile import LauncherFactory
+    from cclsearch.tasks.base import Task
+    from cclsearch.trace.metric import Metric
+    from cclsearch.trace.readers.base import Reader
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -33,22 +43,45 @@ MOVED = {
 """Modules of earlier versions that plugins may import -> where they are now."""
 
 
+class Plugin(NamedTuple):
+    """An installed plugin: the module that an entry point names."""
+
+    name: str
+    """Its package and module, such as `my-package (my_package.launcher)`."""
+    problem: str = ""
+    """Why it is left out, in one line; empty if it was loaded."""
+
+
 class Registry(Generic[T]):
     """Named entries of one kind; built-in modules and plugins are imported at the first look-up."""
 
-    def __init__(self, kind: str, *built_in: str) -> None:
+    def __init__(self, kind: str, *built_in: str, needs: tuple[str, ...] = ()) -> None:
+        """Make a registry whose entries must have the attributes `needs`."""
         self.kind = kind
         self._built_in = built_in
+        self._needs = needs
         self._entries: dict[str, T] = {}
+        self._sources: dict[str, str] = {}
         self._loaded = False
+        _REGISTRIES.append(self)
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Decorator: register a class or function as `name`; raises ValueError if the name is taken."""
+        """Decorator: register a class, function or instance as `name`.
+
+        Raises ValueError if the name is taken, and TypeError if the entry is not of the registry's kind.
+        """
 
         def add(entry: C) -> C:
+            missing = [need for need in self._needs if not hasattr(entry, need)]
+            if missing:
+                raise TypeError(f"the {self.kind} {name!r} has no {' and no '.join(missing)}")
+            source = _find_source()
             if name in self._entries and self._entries[name] is not entry:
-                raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = entry  # type: ignore[assignment]
+                taken_by = self._sources[name]
+                if source or not taken_by:
+                    raise ValueError(f"{self.kind} {name!r} is registered twice")
+                _report(Plugin(taken_by, f"the {self.kind} {name!r} is built in: another name is needed"))
+            self._entries[name], self._sources[name] = entry, source  # type: ignore[assignment]
             return entry
 
         return add
@@ -57,7 +90,11 @@ class Registry(Generic[T]):
         """The entry of that name; raises UserError that lists the known names."""
         self._load()
         if name not in self._entries:
-            raise UserError(f"there is no {self.kind} {name!r}; known: {', '.join(self.names())}")
+            known = self.names()
+            raise UserError(
+                f"there is no {self.kind} {name!r}{guess_name(name, known)}; known: {', '.join(known)}"
+                f"{describe_broken_plugins()}"
+            )
         return self._entries[name]
 
     def find(self, name: str) -> T | None:
@@ -76,28 +113,99 @@ class Registry(Generic[T]):
         self._loaded = True
         for module in self._built_in:
             importlib.import_module(module)
+        load_plugins()
+
+    def _drop(self, source: str) -> None:
+        """Remove what a plugin registered before it failed."""
+        for name in [name for name, by in self._sources.items() if by == source]:
+            del self._entries[name], self._sources[name]
+
+
+_REGISTRIES: list[Registry[Any]] = []
+_PLUGINS: dict[str, Plugin] = {}
+"""Name -> plugin that was loaded or left out; None of them before the first look-up."""
+_loading = ""
+"""The plugin whose module is being imported; empty if none is."""
+_has_begun = False
+
+
+def load_plugins() -> list[Plugin]:
+    """Import every installed plugin once, and return all of them; a warning names each one that is left out."""
+    global _has_begun, _loading
+    if not _has_begun:
+        _has_begun = True
         for point in entry_points(group=ENTRY_POINT_GROUP):
+            package = point.dist.name if point.dist else "an unknown package"
+            _loading = f"{package} ({point.value})"
             try:
-                point.load()
-            except ImportError as error:
-                if (error.name or "").split(".")[0] != "cclsearch":
-                    raise
-                moved = MOVED.get(error.name or "")
-                hint = f": it is `{moved}` now" if moved else "; docs/renames.md of the repository lists new names"
-                raise UserError(f"the plugin {point.value!r} needs an update: {error}{hint}") from None
+                plugin = Plugin(_loading, _load_point(point))
+            finally:
+                _loading = ""
+            _report(plugin)
+    return list(_PLUGINS.values())
 
 
-LAUNCHERS: Registry[Any] = Registry("launcher", "cclsearch.launch.builtin")
+def describe_broken_plugins() -> str:
+    """Return what to add to "there is no X": the plugins that were left out; empty if none was."""
+    broken = [plugin for plugin in _PLUGINS.values() if plugin.problem]
+    return "".join(f"; the plugin {plugin.name} was left out: {plugin.problem}" for plugin in broken)
+
+
+def _load_point(point: EntryPoint) -> str:
+    """Import a plugin; returns why it must be left out, or an empty text."""
+    try:
+        point.load()
+    except ImportError as error:
+        if (error.name or "").split(".")[0] != "cclsearch":
+            return one_line(f"{type(error).__name__}: {error}", 300)
+        moved = MOVED.get(error.name or "")
+        hint = f"it is `{moved}` now" if moved else "docs/renames.md of the repository lists new names"
+        return f"it needs an update: {one_line(str(error), 300)}: {hint}"
+    except (Exception, SystemExit) as error:  # a plugin may raise anything, also the exit of a program
+        return one_line(f"{type(error).__name__}: {error}", 300)
+    return ""
+
+
+def _report(plugin: Plugin) -> None:
+    """Note a plugin; if it has a problem, drop what it registered and warn once, in the main process only."""
+    _PLUGINS[plugin.name] = plugin
+    if not plugin.problem:
+        return
+    for registry in _REGISTRIES:
+        registry._drop(plugin.name)
+    from multiprocessing import parent_process
+
+    if parent_process() is None:
+        text = f"the plugin {plugin.name} is left out: {plugin.problem}; update it, or uninstall it"
+        warnings.warn(text, BrokenPlugin, stacklevel=2)
+
+
+def _find_source() -> str:
+    """Return the plugin that registers something now; empty for the modules of this package.
+
+    A plugin may be the first to import a built-in module: the nearest module in the call stack decides.
+    """
+    frame = sys._getframe(2) if _loading else None
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            return "" if frame.f_globals.get("__name__", "").split(".")[0] == "cclsearch" else _loading
+        frame = frame.f_back
+    return _loading
+
+
+LAUNCHERS: Registry[LauncherFactory] = Registry("launcher", "cclsearch.launch.builtin", needs=("from_profile",))
 """name -> class with `from_profile`; see `cclsearch.launch.base.Launcher`."""
 
 PROPOSERS: Registry[Any] = Registry("sampler", "cclsearch.propose.builtin")
 """name -> factory; see `cclsearch.propose.base.Proposer`."""
 
-METRICS: Registry[Any] = Registry("metric", "cclsearch.trace.metrics")
-"""name -> metric over an event table; see `cclsearch.trace.metric`."""
+METRICS: Registry[Metric] = Registry("metric", "cclsearch.trace.metrics", needs=("unit", "summary", "function"))
+"""name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""
 
-READERS: Registry[Any] = Registry("trace reader", "cclsearch.trace.readers.builtin")
+READERS: Registry[type[Reader]] = Registry(
+    "trace reader", "cclsearch.trace.readers.builtin", needs=("format", "claims", "read")
+)
 """name -> reader of one trace format; see `cclsearch.trace.readers.base.Reader`."""
 
-TASKS: Registry[Any] = Registry("task", "cclsearch.tasks.builtin")
+TASKS: Registry[Task] = Registry("task", "cclsearch.tasks.builtin", needs=("metrics", "primary", "make_input"))
 """name -> kind of workload; see `cclsearch.tasks.base.Task`."""

@@ -66,9 +66,17 @@ MODULES = {module_of(path): path for path in ENGINE}
 
 
 def imports_of(path: Path) -> set[str]:
-    """Return the modules of the engine that a file imports, at the top, in a function or for type checking."""
+    """Return the modules of the engine that a file imports, at the top, in a function or for type checking.
+
+    `plugins` names the types that its registries hold for type checkers only: these do not count.
+    """
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if path.name == "plugins.py":
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cclsearch":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"

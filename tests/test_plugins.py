@@ -1,14 +1,18 @@
-"""Plugins: an entry point that imports a module which has moved is answered in one line."""
+"""Plugins: one that cannot be imported is named in one line and left out; everything else works."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from cclsearch.core.errors import UserError
+from cclsearch import plugins
+from cclsearch.core.errors import BrokenPlugin, UserError
 from cclsearch.plugins import MOVED, Registry
 
 
@@ -23,27 +27,119 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.delitem(sys.modules, "their_plugin", raising=False)
 
 
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Registry[object]:
+    """An empty registry, in a process that has loaded no plugin yet; plugins register in it as `plugins.FRESH`."""
+    monkeypatch.setattr(plugins, "_REGISTRIES", [])
+    monkeypatch.setattr(plugins, "_PLUGINS", {})
+    monkeypatch.setattr(plugins, "_has_begun", False)
+    registry: Registry[object] = Registry("metric", needs=("unit",))
+    monkeypatch.setattr(plugins, "FRESH", registry, raising=False)
+    return registry
+
+
+THING = "from cclsearch import plugins\nclass Thing:\n    unit = 's'\nplugins.FRESH.register('thing')(Thing)\n"
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("from cclsearch.errors import TrialError", "it is `cclsearch.core.errors` now"),
-        ("from cclsearch.propose.base import Remark", "docs/renames.md of the repository lists new names"),
+        ("from cclsearch.errors import TrialError", "needs an update: .*it is `cclsearch.core.errors` now"),
+        ("from cclsearch.propose.base import Remark", "needs an update: .*docs/renames.md of the repository lists new"),
+        ("import no_such_module_at_all", "ModuleNotFoundError: No module named 'no_such_module_at_all'"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("raise SystemExit('bye')", "SystemExit: bye"),
+        ("def broken(:", "SyntaxError"),
+        ("raise RuntimeError('two\\nlines \\x1b[31mred')", "RuntimeError: two lines"),
+        (
+            "from cclsearch import plugins; plugins.FRESH.register('empty')(3)",
+            "TypeError: the metric 'empty' has no unit",
+        ),
+        ("from cclsearch import plugins; plugins.FRESH.register('thing')(str)", "has no unit"),
     ],
 )
-def test_a_plugin_that_imports_a_moved_name_is_answered_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+def test_a_broken_plugin_warns_once_and_is_left_out_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: Registry[object], source: str, says: str
 ) -> None:
-    install(tmp_path, monkeypatch, source)
-    with pytest.raises(UserError, match="the plugin 'their_plugin' needs an update") as error:
-        Registry("metric").names()
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
+    install(tmp_path, monkeypatch, THING + source)
+    fresh.register("ours")(type("Ours", (), {"unit": "s"}))
+    with pytest.warns(BrokenPlugin, match=f"plugin their-plugin .their_plugin. is left out: .*{says}") as caught:
+        assert fresh.names() == ["ours"]
+    assert len(caught) == 1
+    assert "\n" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other: Registry[object] = Registry("launcher")
+        assert other.names() == []
+        assert other.find("thing") is None
+    with pytest.raises(UserError, match=r"no metric 'thing'.*the plugin their-plugin .* was left out"):
+        fresh.get("thing")
 
 
-def test_an_error_inside_a_plugin_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "import no_such_module_at_all")
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
-        Registry("metric").names()
+def test_a_good_plugin_is_found_and_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: Registry[object]
+) -> None:
+    install(tmp_path, monkeypatch, THING)
+    assert fresh.names() == ["thing"]
+    assert plugins.load_plugins() == [plugins.Plugin("their-plugin (their_plugin)")]
+    with pytest.raises(UserError, match=r"no metric 'thong' \(did you mean 'thing'"):
+        fresh.get("thong")
+
+
+def test_a_plugin_that_takes_a_built_in_name_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: Registry[object]
+) -> None:
+    (tmp_path / "built_in.py").write_text(THING.replace("Thing", "BuiltIn"))
+    install(tmp_path, monkeypatch, THING)
+    late: Registry[object] = Registry("metric", "built_in", needs=("unit",))
+    monkeypatch.setattr(plugins, "FRESH", late)
+    fresh.names()  # loads the plugin before `late` has imported what is built in
+    with pytest.warns(BrokenPlugin, match="the metric 'thing' is built in: another name is needed"):
+        found = late.get("thing")
+    assert getattr(found, "__name__", "") == "BuiltIn"
+
+
+def test_a_plugin_may_be_the_first_to_import_what_is_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed plugin must not take the built-in entries away that its own imports registered."""
+    install(tmp_path, monkeypatch, "import cclsearch.propose.baselines.simple\n1 / 0")
+    code = "from cclsearch.plugins import LAUNCHERS, PROPOSERS; LAUNCHERS.names(); print('random' in PROPOSERS.names())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(plugins.__file__).parent.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.strip() == "True"
+    assert done.stderr.count("is left out: ZeroDivisionError") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        (["accelerators"], 0),
+        (["score", "--help"], 0),
+        (["score", "--list"], 0),
+        (["doctor"], 0),
+        (["score", "--metric", "nope", "."], 2),
+    ],
+)
+def test_commands_work_beside_a_broken_plugin(tmp_path: Path, arguments: list[str], exit_code: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        install(tmp_path, patch, "raise RuntimeError('it is broken')")
+    done = subprocess.run(
+        [sys.executable, "-m", "cclsearch", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(plugins.__file__).parent.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == exit_code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("ccl-search: the plugin their-plugin (their_plugin) is left out: ") <= 1
+    assert ("is left out" in done.stderr) == (arguments[-1] not in ("accelerators", "--help"))
 
 
 def test_modules_that_have_moved_are_where_the_message_says() -> None:

@@ -17,6 +17,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check
+from cclsearch.plugins import load_plugins
 
 COMMAND_TIMEOUT_S = 20.0
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
@@ -46,6 +47,7 @@ def examine_machine() -> list[Finding]:
         _check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"),
         _check_command("chromium", browser, *BROWSERS),
         *(_check_key(name, use) for name, use in API_KEYS.items()),
+        *_check_plugins(),
     ]
     return [*(Finding(check, is_required=True) for check in required), *(Finding(check) for check in optional)]
 
@@ -130,6 +132,14 @@ def _check_slurm() -> Check:
         return Check(name="slurm", ok=False, detail="no command sbatch", remedy=remedy)
     detail = f"found sbatch, but not {', '.join(missing)}"
     return Check(name="slurm", ok=False, detail=detail, remedy="install Slurm's client commands, or load its module")
+
+
+def _check_plugins() -> list[Check]:
+    """One line per installed plugin; none if there is none."""
+    return [
+        Check.of(f"plugin {plugin.name}", not plugin.problem, plugin.problem or "loaded", "update it, or uninstall it")
+        for plugin in load_plugins()
+    ]
 
 
 def _check_command(name: str, remedy: str, *others: str) -> Check:

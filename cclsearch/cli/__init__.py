@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cclsearch import __version__
-from cclsearch.core.errors import DamagedLedger, UserError
+from cclsearch.core.errors import Notice, UserError
 
 if TYPE_CHECKING:
     import argparse
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 success, 1 it ran and failed, 2 bad input (nothing was started)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _showing_damage():
+        with _showing_notices():
             return _dispatch(arguments)
     except UserError as error:
         from cclsearch.core.redact import redact
@@ -117,12 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _showing_damage() -> Iterator[None]:
-    """Print each warning about a damaged ledger once, on stderr, as a line like those of errors."""
+def _showing_notices() -> Iterator[None]:
+    """Print each notice once, such as one about a damaged ledger, on stderr, as a line like those of errors."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **place: Any) -> None:
-        if not issubclass(category, DamagedLedger):
+        if not issubclass(category, Notice):
             before(message, category, *where, **place)
         elif (text := str(message)) not in shown:
             from cclsearch.core.redact import redact
@@ -132,7 +132,7 @@ def _showing_damage() -> Iterator[None]:
 
     with warnings.catch_warnings():
         before = warnings.showwarning
-        warnings.simplefilter("always", DamagedLedger)
+        warnings.simplefilter("always", Notice)
         warnings.showwarning = show  # type: ignore[assignment]  # the arguments after the category are passed on
         yield
 

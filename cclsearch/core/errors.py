@@ -24,8 +24,16 @@ class UnavailableError(UserError):
     """The system that runs the jobs does not answer now: the input is fine, and a later attempt may succeed."""
 
 
-class DamagedLedger(UserWarning):
-    """Lines of a ledger cannot be read; everything else of it is used. The command line prints each message once."""
+class Notice(UserWarning):
+    """Something to know although the work continues. The command line prints each message once."""
+
+
+class DamagedLedger(Notice):
+    """Lines of a ledger cannot be read; everything else of it is used."""
+
+
+class BrokenPlugin(Notice):
+    """A plugin cannot be imported or clashes with another: it is left out; everything else works."""
 
 
 class TrialError(Exception):

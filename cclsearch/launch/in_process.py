@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -206,7 +206,7 @@ def _read_number(name: str, value: Any) -> float:
 
 def _make_failed(card: Card, failure: Failure) -> TrialResult:
     task = TASKS.get(card.task)
-    return cast(TrialResult, task.make_result(card, {}, status=RunStatus.FAILED, failure=failure, caller=True))
+    return task.make_result(card, {}, status=RunStatus.FAILED, failure=failure, caller=True)
 
 
 def _explain(error: BaseException, outer: BaseException | None) -> Failure:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line
+from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import Launcher
 from cclsearch.launch.environment import check_environment
-from cclsearch.plugins import LAUNCHERS
+from cclsearch.plugins import LAUNCHERS, describe_broken_plugins
 
 PROFILE_SUFFIXES = (".yaml", ".yml")
 
@@ -79,6 +79,13 @@ class Profile(Model):
         return self.framework
 
 
+class LauncherFactory(Protocol):
+    """What `LAUNCHERS` holds: a launcher's class, or one that chooses between launchers."""
+
+    def from_profile(self, profile: Profile) -> Launcher:
+        """Return the launcher of a profile; UserError if one of its fields is wrong. It must not start anything."""
+
+
 _OWN_FIELDS = frozenset(Profile.model_fields) - {"name", "settings", "source", "run_dir"}
 
 
@@ -108,7 +115,11 @@ def profile_from_mapping(data: object, *, name: str, source: Path | None = None)
         raise UserError(_explain(error, where)) from None
     check_environment(profile.environment, where)
     if profile.launcher not in LAUNCHERS.names():
-        raise UserError(f"{where}: launcher must be one of {', '.join(LAUNCHERS.names())}, not {profile.launcher!r}")
+        known = LAUNCHERS.names()
+        raise UserError(
+            f"{where}: launcher must be one of {', '.join(known)}, not {profile.launcher!r}"
+            f"{guess_name(profile.launcher, known)}{describe_broken_plugins()}"
+        )
     return profile
 
 
@@ -123,8 +134,7 @@ def make_launcher(profile: Profile, *, framework: str | None = None, run_dir: Pa
     Raises UserError if the launcher's own fields are wrong, or if no job could ever run.
     """
     resolved = profile.model_copy(update={"framework": profile.framework or framework, "run_dir": run_dir})
-    launcher: Launcher = LAUNCHERS.get(profile.launcher).from_profile(resolved)
-    return launcher
+    return LAUNCHERS.get(profile.launcher).from_profile(resolved)
 
 
 def _variable(value: Value | None) -> str:

@@ -124,7 +124,7 @@ class ReplayLauncher:
             kind, message = RECORDED_FAILURES[row.status]
             failure = Failure(stage=Stage.RUN, kind=kind, message=message)
         card = self.recording.card
-        result: TrialResult = TASKS.get(card.task).make_result(
+        result = TASKS.get(card.task).make_result(
             card,
             row.metrics,
             status=RunStatus.OK if failure is None else RunStatus.FAILED,

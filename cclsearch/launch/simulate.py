@@ -90,7 +90,7 @@ class SimulateLauncher:
 def _make_result(cluster: SimulatedCluster, job: Job, trial: SimulatedTrial) -> TrialResult:
     failure = _find_failure(trial, cluster)
     card = cluster.card.for_trial(job.payload.config)
-    result: TrialResult = TASKS.get(card.task).make_result(
+    result = TASKS.get(card.task).make_result(
         card,
         trial.metrics,
         status=RunStatus.OK if failure is None else RunStatus.FAILED,

@@ -45,7 +45,7 @@ def evaluate_evidence(
     evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None
 ) -> Outcome:
     """As `evaluate_trial`, from evidence with hashes; the task derives metrics and spread, and has the rules."""
-    task: Any = TASKS.get(evidence.card.task)
+    task = TASKS.get(evidence.card.task)
     failure = _find_reported_failure(evidence.result) or task.find_failure(evidence.result)
     metrics, spread = ({}, None) if failure else task.measure(evidence)
     failure = failure or _check_primary(task.primary, metrics, evidence.result) or _check_spread(spread)

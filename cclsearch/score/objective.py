@@ -223,8 +223,7 @@ def single_metric(info: MetricInfo) -> Objective:
 
 def find_task_metric(task: str) -> MetricInfo:
     """The primary metric of that task; raises UserError if there is no such task."""
-    metric: MetricInfo = TASKS.get(task).primary_metric
-    return metric
+    return TASKS.get(task).primary_metric
 
 
 def default_spec(task: str) -> str:

@@ -197,5 +197,4 @@ class Task:
 
 def task_of(card: Card) -> Task:
     """The task of a card; raises UserError if there is none of its name."""
-    task: Task = TASKS.get(card.task)
-    return task
+    return TASKS.get(card.task)

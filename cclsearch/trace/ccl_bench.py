@@ -132,7 +132,7 @@ def _answer(trace: TraceView, name: str, alias: Alias) -> MetricResult:
             detail=alias.missing,
             inputs=alias.notes,
         )
-    result: MetricResult = METRICS.get(alias.metric)(trace)
+    result = METRICS.get(alias.metric)(trace)
     if not alias.pick:
         return result.model_copy(update={"name": name, "inputs": {**result.inputs, **alias.notes}})
     return _with_value(result, name, alias.unit, alias.find(result.inputs), alias.notes)
@@ -179,7 +179,7 @@ def _sum_of_kinds(figures: JsonValue, suffix: str, combine: Callable[[list[float
 
 
 def _volume(trace: TraceView, name: str, suffix: str) -> MetricResult:
-    result: MetricResult = METRICS.get("comm_volume")(trace)
+    result = METRICS.get("comm_volume")(trace)
     total = _sum_of_kinds(result.inputs.get("message_bytes_by_collective"), suffix, sum)
     wire = _sum_of_kinds(result.inputs.get("wire_bytes_by_collective"), suffix, sum)
     notes = {**_NAMES[VOLUME_PREFIX].notes, "wire_gb": None if wire is None else wire / 1e9}
@@ -187,14 +187,14 @@ def _volume(trace: TraceView, name: str, suffix: str) -> MetricResult:
 
 
 def _bandwidth(trace: TraceView, name: str, suffix: str) -> MetricResult:
-    result: MetricResult = METRICS.get("bus_bw")(trace)
+    result = METRICS.get("bus_bw")(trace)
     value = _sum_of_kinds(result.inputs.get("by_collective_gbps"), suffix, max)
     return _with_value(result, name, "GB/s", value, _NAMES[_BANDWIDTH_FAMILY].notes)
 
 
 def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult:
     """Return w N0/N + (1-w) T0/T for N accelerators and step time T at fixed work; higher is better."""
-    step: MetricResult = METRICS.get("trace_step_time")(trace)
+    step = METRICS.get("trace_step_time")(trace)
     value = None
     if step.value:
         value = reference.weight * reference.num_accelerators / trace.num_devices

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.plugins import READERS
-from cclsearch.trace.readers.base import Reader
 from cclsearch.trace.readers.stream import read_head
 
 MAX_FILES = 100_000
@@ -77,7 +76,7 @@ def _claim(path: Path, relative: str) -> TraceFile | None:
         return None
     head: bytes | None = None
     for name in sorted(READERS.names(), key=lambda name: name == UNSUPPORTED):
-        reader: Reader = READERS.get(name)()
+        reader = READERS.get(name)()
         if head is None:
             head = read_head(path) if _may_be_trace(path.name) else b""
         if reader.claims(path, head):
