@@ -40,8 +40,8 @@ from cclsearch.record.event import (
     TrialProposed,
     TrialRetried,
 )
-from cclsearch.record.ledger import Ledger, fold_ledger, read_events
-from cclsearch.record.line import BadLine, decode_line, explain_bad_lines
+from cclsearch.record.ledger import LEDGER_FILE, Ledger, LedgerFollower, fold_ledger, read_events
+from cclsearch.record.line import BadLine, decode_line, encode_line, explain_bad_lines
 from cclsearch.record.writer import RunWriter
 
 
@@ -241,3 +241,28 @@ def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path)
 def test_a_folder_without_a_ledger_is_not_a_run_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         list(read_events(tmp_path / "ledger.jsonl"))
+
+
+def test_a_follower_reads_each_line_once_and_begins_anew_if_the_ledger_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    write(path, "one", "two", "three")
+    follower = LedgerFollower(path)
+    first = next(iter(follower.read()))
+    assert isinstance(first, Note)
+    assert first.text == "one"
+    assert [event.text for event in follower.read() if isinstance(event, Note)] == ["two", "three"]
+    assert list(follower.read()) == []
+    with path.open("ab") as file:
+        file.write(encode_line(note("four"))[:-5])
+    assert list(follower.read()) == [], "the line is not complete"
+    with path.open("ab") as file:
+        file.write(encode_line(note("four"))[-5:])
+    assert [event.text for event in follower.read() if isinstance(event, Note)] == ["four"]
+    assert [event.text for event in follower.state.reported] == ["one", "two", "three", "four"]
+    path.unlink()
+    write(path, "other")
+    assert [event.text for event in follower.read() if isinstance(event, Note)] == ["other"]
+    assert [event.text for event in follower.state.reported] == ["other"]
+    path.unlink()
+    with pytest.raises(UserError, match="has no ledger"):
+        list(follower.read())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
@@ -13,14 +13,13 @@ from cclsearch.cli.drive import print_end
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import can_redraw
 from cclsearch.core.text import plain
-from cclsearch.record.event import EVENT
-from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.event import EVENT, Event
 from cclsearch.record.lock import is_locked
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.summary import summarize_as_json
 from cclsearch.report.terminal import describe_result
 from cclsearch.run.catalog import find_run
-from cclsearch.run.folder import Run, Standing, load_run
+from cclsearch.run.folder import Run, RunFollower, Standing, load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.session import rebuild_space
 
@@ -43,20 +42,18 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _follow(folder: Path) -> Iterator[Run]:
-    """Yield the run whenever its ledger has changed, and last once it no longer runs."""
-    ledger, size = folder / LEDGER_FILE, -1
+def _follow(folder: Path, take: Callable[[Event], None] = lambda event: None) -> Iterator[Run]:
+    """Yield the run whenever its ledger has changed, and last once it no longer runs; `take` gets each event."""
+    follower, seen = RunFollower(folder), -1
     while True:
-        began_s = time.monotonic()
-        found = ledger.stat().st_size if ledger.exists() else 0
-        if found != size:
-            size, loaded = found, load_run(folder)
-            if loaded.is_running:
-                yield loaded
+        loaded = follower.read(take)
+        if loaded.is_running and follower.offset != seen:
+            seen = follower.offset
+            yield loaded
         if not is_locked(folder):
-            yield load_run(folder)  # once more: its last events may be newer than what was read
+            yield follower.read(take)  # once more: its last events may be newer than what was read
             return
-        time.sleep(max(LOOK_S, 4 * (time.monotonic() - began_s)))
+        time.sleep(LOOK_S)
 
 
 def _watch_table(folder: Path) -> Run:
@@ -65,9 +62,8 @@ def _watch_table(folder: Path) -> Run:
     from cclsearch.report.live import live_screen
     from cclsearch.report.progress import NodeHourCount, observe_progress
 
-    first = load_run(folder)
-    knobs, node_hours = _find_knobs(first.spec), NodeHourCount(first.spec)
-    last = first
+    last = load_run(folder)
+    knobs, node_hours = _find_knobs(last.spec), NodeHourCount(last.spec)
     with live_screen(Console()) as show:
         for last in _follow(folder):
             columns = knobs or tuple(dict.fromkeys(k for t in last.state.trials.values() for k in t.config))
@@ -92,7 +88,7 @@ def _find_knobs(spec: RunSpec) -> tuple[str, ...]:
 
 def _watch_lines(folder: Path) -> Run:
     """Print one line for each trial that has finished."""
-    num_shown, last = 0, load_run(folder)
+    num_shown = 0
     for last in _follow(folder):
         figure, finished = find_figure(last.spec), last.state.trials.finish_order
         for number in finished[num_shown:]:
@@ -103,12 +99,6 @@ def _watch_lines(folder: Path) -> Run:
 
 def _watch_events(folder: Path) -> int:
     """Print what `run --json` prints: the events so far and each further one, then the summary."""
-    num_shown, last = 0, load_run(folder)
-    for found in _follow(folder):
-        last = found
-        events = list(read_events(folder / LEDGER_FILE)) if (folder / LEDGER_FILE).exists() else []
-        for event in events[num_shown:]:
-            print(EVENT.dump_json(event).decode(), flush=True)
-        num_shown = len(events)
+    *_, last = _follow(folder, lambda event: print(EVENT.dump_json(event).decode(), flush=True))
     print(summarize_as_json(last.spec, last.state, folder))
     return EXIT_OK

@@ -29,7 +29,7 @@ def read_events(path: Path) -> Iterator[Event]:
     An incomplete last line (after a kill or on a full disk) is ignored, and so is a line that is not an event or was
     changed: `fold_ledger` lists them. Raises UserError if the ledger was written by a newer version.
     """
-    for found in _read_lines(path):
+    for found in _Lines(path).read():
         if not isinstance(found, BadLine):
             yield found.event
 
@@ -39,20 +39,51 @@ def fold_ledger(path: Path) -> RunState:
 
     Raises UserError if the run has no ledger, or if a newer version wrote it.
     """
-    state = RunState(path)
-    for found in _read_lines(path):
-        if isinstance(found, BadLine):
-            state.skip(found)
-            continue
-        if not state.has_begun and not found.has_checksum:
-            state.ledger_version = 1
-        try:
-            state.apply(found.event, found.offset, found.end)
-        except ValueError as error:
-            state.skip(BadLine(found.number, str(error), found.event.event, getattr(found.event, "trial", None)))
-    if state.bad_lines:
-        warnings.warn(explain_bad_lines(path, state.bad_lines), DamagedLedger, stacklevel=2)
-    return state
+    follower = LedgerFollower(path)
+    for _ in follower.read():
+        pass
+    if follower.state.bad_lines:
+        warnings.warn(explain_bad_lines(path, follower.state.bad_lines), DamagedLedger, stacklevel=2)
+    return follower.state
+
+
+class LedgerFollower:
+    """Folds a ledger that may still grow: each call of `read` takes only the lines that were added since the last."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = _Lines(path)
+        self.state = RunState(path)
+
+    @property
+    def path(self) -> Path:
+        return self._lines.path
+
+    @property
+    def offset(self) -> int:
+        """The number of bytes of the ledger that the state contains."""
+        return self._lines.offset
+
+    def read(self) -> Iterator[Event]:
+        """Apply the complete lines that follow and return the event of each that is used.
+
+        A caller may stop between two events and read on later. If the file was replaced or became shorter, `state` is
+        begun anew. Raises UserError as `fold_ledger` does.
+        """
+        if self._lines.is_replaced():
+            self._lines, self.state = _Lines(self._lines.path), RunState(self._lines.path)
+        for found in self._lines.read():
+            if isinstance(found, BadLine):
+                self.state.skip(found)
+                continue
+            if not self.state.has_begun and not found.has_checksum:
+                self.state.ledger_version = 1
+            try:
+                self.state.apply(found.event, found.offset, found.end)
+            except ValueError as error:
+                trial = getattr(found.event, "trial", None)
+                self.state.skip(BadLine(found.number, str(error), found.event.event, trial))
+                continue
+            yield found.event
 
 
 @dataclass(frozen=True)
@@ -66,50 +97,72 @@ class _Line:
     has_checksum: bool
 
 
-def _read_lines(path: Path) -> Iterator[_Line | BadLine]:
-    """Every complete line: as an event, or with what is wrong with it."""
-    is_checked, offset = False, 0
-    for number, line in enumerate(_split_lines(path), 1):
+class _Lines:
+    """The lines of a ledger, read up to some position."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.offset, self.number = path, 0, 0
+        self._is_checked = False
+        self._file: tuple[int, int] | None = None
+        """Device and inode of the file that was read."""
+
+    def is_replaced(self) -> bool:
+        """Whether another file is at the path than the one that was read, or less than what was read of it."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False  # `read` reports it
+        return self._file is not None and (self._file != (found.st_dev, found.st_ino) or found.st_size < self.offset)
+
+    def read(self) -> Iterator[_Line | BadLine]:
+        """Every complete line that follows: as an event, or with what is wrong with it."""
+        for line in self._split():
+            length = line if isinstance(line, int) else len(line)
+            found = self._examine(line, self.number + 1, self.offset + length)
+            self.number, self.offset = self.number + 1, self.offset + length
+            yield found
+
+    def _examine(self, line: bytes | int, number: int, end: int) -> _Line | BadLine:
         try:
             if isinstance(line, int):
                 raise ValueError(f"it has {line:,} bytes, more than the {MAX_LINE_BYTES:,} allowed")
-            was_checked, has_one = is_checked, has_checksum(line)
-            is_checked |= has_one
+            was_checked, has_one = self._is_checked, has_checksum(line)
+            self._is_checked |= has_one
             if was_checked and not has_one:
                 raise ValueError("it has no checksum, although lines before it have one")
             event = decode_line(line)
             if isinstance(event, SearchStarted | LedgerUpgraded):
-                refuse_newer(path, event.ledger_version, LEDGER_VERSION)
-            yield _Line(number, offset, offset + len(line), event, has_one)
+                refuse_newer(self.path, event.ledger_version, LEDGER_VERSION)
+            return _Line(number, self.offset, end, event, has_one)
         except (ValueError, RecursionError) as error:
             head = b"" if isinstance(line, int) else line
-            refuse_newer(path, _find_version(head), LEDGER_VERSION)
-            yield describe_bad_line(number, head, error)
-        offset += line if isinstance(line, int) else len(line)
+            refuse_newer(self.path, _find_version(head), LEDGER_VERSION)
+            return describe_bad_line(number, head, error)
 
-
-def _split_lines(path: Path) -> Iterator[bytes | int]:
-    """Each complete line with its end; of one that is too long only its length in bytes."""
-    try:
-        with open(path, "rb", buffering=BUFFER_BYTES, opener=_open_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(f"{str(path)!r} is not a regular file: restore the {LEDGER_FILE} of this run")
-            is_utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            file.seek(0)
-            if is_utf16:
-                raise UserError(f"{str(path)!r} is UTF-16 text: an editor changed it; save it as UTF-8")
-            while line := file.readline(MAX_LINE_BYTES):
-                length = len(line)
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(MAX_LINE_BYTES)
-                    length += len(line)
-                if not line:
-                    return
-                yield line if length == len(line) else length
-    except FileNotFoundError:
-        raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    def _split(self) -> Iterator[bytes | int]:
+        """Each complete line with its end; of one that is too long only its length in bytes."""
+        path = self.path
+        try:
+            with open(path, "rb", buffering=BUFFER_BYTES, opener=_open_without_waiting) as file:
+                found = os.fstat(file.fileno())
+                self._file = found.st_dev, found.st_ino
+                if not stat.S_ISREG(found.st_mode):
+                    raise UserError(f"{str(path)!r} is not a regular file: restore the {LEDGER_FILE} of this run")
+                if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    raise UserError(f"{str(path)!r} is UTF-16 text: an editor changed it; save it as UTF-8")
+                file.seek(self.offset)
+                while line := file.readline(MAX_LINE_BYTES):
+                    length = len(line)
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(MAX_LINE_BYTES)
+                        length += len(line)
+                    if not line:
+                        return
+                    yield line if length == len(line) else length
+        except FileNotFoundError:
+            raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
+        except OSError as error:
+            raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

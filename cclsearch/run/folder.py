@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import UserError
+from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import trial_folder
-from cclsearch.record.event import EndKind, SpaceGrown
-from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
+from cclsearch.record.event import EndKind, Event, SpaceGrown
+from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower, fold_ledger
+from cclsearch.record.line import explain_bad_lines
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
 from cclsearch.run.spec import SPEC_FILE, RunSpec, read_spec, write_spec
@@ -66,6 +71,45 @@ def load_run(folder: Path) -> Run:
     ledger = folder / LEDGER_FILE
     state = fold_ledger(ledger) if has_job_file(ledger) else RunState()
     return Run(folder, grow_spec(spec, state.growth), state, is_locked(folder))
+
+
+class RunFollower:
+    """Reads a run that may still be searched: each time only what its ledger has gained since the last."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the frozen inputs; raises UserError as `load_run` does."""
+        self.folder = folder
+        self.is_complete = False
+        """Whether the last call of `read` came to the end of the ledger."""
+        self._spec = read_spec(folder)
+        self._ledger = LedgerFollower(folder / LEDGER_FILE)
+        self._num_bad = 0
+
+    @property
+    def offset(self) -> int:
+        """The number of bytes of the ledger that were read."""
+        return self._ledger.offset
+
+    def read(self, take: Callable[[Event], None] = lambda event: None, *, limit_s: float = math.inf) -> Run:
+        """Read on to the end of the ledger, or for about that many seconds; `take` gets each event.
+
+        The state of the returned run is the same object each time, unless the ledger was replaced: then it is begun
+        anew. Raises UserError as `load_run` does, also if the run was deleted.
+        """
+        if not os.path.lexists(self.folder / SPEC_FILE):
+            raise UserError(f"{str(self.folder)!r} is not a run folder: it has no {SPEC_FILE}")
+        until_s, self.is_complete = time.monotonic() + limit_s, True
+        if has_job_file(self._ledger.path):
+            for event in self._ledger.read():
+                take(event)
+                if time.monotonic() >= until_s:
+                    self.is_complete = False
+                    break
+        state = self._ledger.state
+        if len(state.bad_lines) > self._num_bad:
+            warnings.warn(explain_bad_lines(self._ledger.path, state.bad_lines), DamagedLedger, stacklevel=2)
+        self._num_bad = len(state.bad_lines)
+        return Run(self.folder, grow_spec(self._spec, state.growth), state, is_locked(self.folder))
 
 
 def grow_spec(spec: RunSpec, growth: SpaceGrown | None) -> RunSpec:
