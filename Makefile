@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-untimed test-serial test-vllm test-gpu gpu-bundle check lint types format docs fuzz-native clean
+.PHONY: demo test test-light test-untimed test-serial test-submitit test-vllm test-gpu gpu-bundle check lint types format docs fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -25,6 +25,15 @@ test-untimed: $(VENV)/.installed-dev  ## Slurm clusters, sshd, LLM servers, kill
 
 test-serial: $(VENV)/.installed-dev  ## what is timed runs alone
 	$(PYTEST) -n 0 -m "serial and not untimed" --durations=15
+
+SUBMITIT := $(shell sed -n 's/.*"\(submitit>=\([0-9.]*\),[^"]*\)".*/\1 submitit==\2/p' pyproject.toml)
+
+test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit that pyproject.toml allows, on a real Slurm
+	set -e; for version in $(foreach version,$(SUBMITIT),'$(version)'); do \
+	  rm -rf build/submitit; $(PIP) install --quiet --no-deps --target build/submitit "$$version"; \
+	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(BIN)/python -c 'import submitit; print("submitit", submitit.__version__)'; \
+	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(PYTEST) -n 0 tests/test_slurm_script.py tests/test_slurm_node.py tests/test_slurm_submitit.py; \
+	done
 
 test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.5 GB, its own environment) and serve with it
 	$(BIN)/python tests/vllm/install.py .venv-vllm
