@@ -30,7 +30,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 from llm.players import PLAYERS, Oracle  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
-from cclsearch.plugins import PROPOSERS  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program  # noqa: E402
@@ -38,6 +37,7 @@ from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
 from cclsearch.propose.agent.surrogate_table import make_surrogate_table  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
 from cclsearch.propose.events import LlmTurn  # noqa: E402
+from cclsearch.propose.study.choose import make_sampler  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
 BUDGET = 15
@@ -63,7 +63,7 @@ def play(task: tuple[str, str, int]) -> Played:
     """One search over one landscape: the fallback alone, or hybrid with that simulated model."""
     path, who, seed = task
     recording = load_recording(Path(path))
-    fallback: Proposer = PROPOSERS.get("default")()
+    fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)
     player = Oracle(seed, find_truth(recording)) if who == "oracle" else PLAYERS[who](seed)
@@ -196,7 +196,7 @@ def run_policies(folder: Path) -> None:
     recordings = [load_recording(path) for path in find_recordings(folder)]
     views = [SearchView(r.card, r.space, (), frozenset(), BUDGET, 0) for r in recordings]
     first = [
-        r.space.row(PROPOSERS.get("default")().propose(v, 1)[0].config) for r, v in zip(recordings, views, strict=True)
+        r.space.row(make_sampler("default").propose(v, 1)[0].config) for r, v in zip(recordings, views, strict=True)
     ]
     predicted = [ratio(r, row) for r, row in zip(recordings, first, strict=True)]
     for name in ("dense", "moe", "composite"):
@@ -228,7 +228,11 @@ def run_chaos_bench(num_turns: int) -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = run_chaos(
-            num_turns, Path(folder), seed=5, make_fallback=PROPOSERS.get("default"), make_table=make_surrogate_table
+            num_turns,
+            Path(folder),
+            seed=5,
+            make_fallback=lambda: make_sampler("default"),
+            make_table=make_surrogate_table,
         )
     print(f"{report}\n{time.monotonic() - started:.0f} s; every assertion held")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.core.metrics import PEAK_MEMORY
-from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, RowStatus, find_recordings, load_recording
 from cclsearch.score.objective import Constraint, Objective, single_metric
 from cclsearch.search.bench import ReplayedSearch, replay_search
@@ -44,8 +44,10 @@ def search_one(task: tuple[Path, str, int, int, float]) -> list[ReplayedSearch]:
     objective = make_objective(recording, share)
     if objective is None:
         return []
-    make = PROPOSERS.get(strategy)
-    return [replay_search(recording, make(), seed=n, budget=budget, objective=objective) for n in range(seeds)]
+    return [
+        replay_search(recording, make_sampler(strategy), seed=n, budget=budget, objective=objective)
+        for n in range(seeds)
+    ]
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ import numpy as np
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.record.event import Purpose, SearchStarted, TrialFinished, TrialProposed
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import Recording, RowStatus, load_recording
@@ -55,7 +55,7 @@ def search(recording: Recording, spec: RunSpec, scenario: str, *, has_controls: 
     first, second, is_moved = SCENARIOS[scenario]
     noise, budget = np.random.default_rng(seed), spec.limits.budget
     truth = {row.config: row.metrics[recording.primary.name] for row in recording.rows if row.status is RowStatus.OK}
-    proposer = PROPOSERS.get("default")()
+    proposer = make_sampler("default")
     with tempfile.TemporaryDirectory() as folder, RunWriter(Path(folder)) as writer:
         writer.record(SearchStarted(time_s=1.0, run_id="drift", engine_version="", spec_sha256=""))
         state = writer.state

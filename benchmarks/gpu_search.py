@@ -18,9 +18,10 @@ import torch
 from gpu_machine import Bench
 
 from cclsearch.core.values import Config
-from cclsearch.plugins import PROPOSERS, TASKS
+from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import fit_ensemble
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.stats.closed_form import ClosedForm, predict_space, predictor_of
@@ -180,7 +181,7 @@ def _calibrated(bench: Bench, recording: Recording, metric: str) -> dict[int, fl
     """Return row -> prediction of the untried rows, after some trials of the default strategy."""
     predictor = predictor_of(recording.card, recording.space)
     form: ClosedForm = predictor.forms[metric] if metric == STEP_TIME else predictor.memory.form  # type: ignore[union-attr]
-    table, proposer, seen = RecordedTable(recording), PROPOSERS.get("default")(), list[Observation]()
+    table, proposer, seen = RecordedTable(recording), make_sampler("default"), list[Observation]()
     for trial in range(_trials(bench)):
         view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), 15 - trial, 0)
         for proposal in proposer.propose(view, 1):
@@ -199,7 +200,7 @@ def replay_searches(bench: Bench) -> None:
     for strategy in ("default", "random"):
         ends = []
         for seed in range(seeds):
-            found = replay_search(recording, PROPOSERS.get(strategy)(), seed=seed, budget=budget).best_over_optimum
+            found = replay_search(recording, make_sampler(strategy), seed=seed, budget=budget).best_over_optimum
             ends.append(next((trial for trial, ratio in enumerate(found, 1) if ratio <= NEAR), budget + 1))
         needed[strategy] = ends
         bench.report.figures[f"trials to within 2 % ({strategy}, {seeds} seeds)"] = ends

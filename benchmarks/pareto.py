@@ -27,9 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposer, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.score.objective import Objective, load_objective
@@ -177,7 +177,7 @@ def run_by_size(problem: Problem, members: Sequence[Recording], *, seed: int, bu
     orders = []
     for member in members:
         alone = Problem(member, problem.reference_2, 1.0)
-        proposer = PROPOSERS.get("default")()
+        proposer = make_sampler("default")
         rows = replay(alone, proposer, budget, seed=seed, objective="step_time", loss=lambda m: m["step_time_s"])
         joined = [problem.recording.space.row(member.rows[row].config) for row in rows]
         orders.append([row for row in joined if row is not None])
@@ -189,7 +189,7 @@ def run_naive(problem: Problem, *, seed: int, budget: int) -> list[list[int]]:
     runs = []
     for weight in WEIGHTS:
         objective = load_objective("composite", {"weight": weight})
-        proposer = PROPOSERS.get("default")()
+        proposer = make_sampler("default")
         loss = make_loss(objective)
         runs.append(replay(problem, proposer, budget, seed=seed, objective="composite", loss=loss))
     return runs

@@ -21,7 +21,7 @@ import numpy as np
 from cclsearch.cli import bench
 from cclsearch.cli.arguments import add_arguments, read_command
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.base import Proposal, Proposer, ProposerContext, ProposerRole, SearchView
 from cclsearch.propose.baselines.simple import open_rows
 from cclsearch.propose.study.proposer import PENALTY
 
@@ -29,7 +29,7 @@ NUM_RANDOM = 5
 
 
 @dataclass(frozen=True)
-class ModelProposer:
+class ModelProposer(Proposer):
     """Proposes random configurations first, then the one with the best acquisition value of the library."""
 
     name: str
@@ -106,8 +106,20 @@ def ask_smac(view: SearchView, rows: Any, losses: Any, free: Any, seed: int) -> 
     return sd * (z * norm.cdf(z) + norm.pdf(z))
 
 
-PROPOSERS.register("botorch")(lambda: ModelProposer("botorch"))
-PROPOSERS.register("smac")(lambda: ModelProposer("smac"))
+@dataclass(frozen=True)
+class PeerFactory:
+    """Makes the proposer of a library."""
+
+    library: str
+    role = ProposerRole.SAMPLER
+
+    def from_context(self, context: ProposerContext) -> ModelProposer:
+        """Return a proposer without any state."""
+        return ModelProposer(self.library)
+
+
+for _library in ("botorch", "smac"):
+    PROPOSERS.register(_library)(PeerFactory(_library))
 
 
 def main() -> int:

@@ -22,10 +22,10 @@ import yaml
 from simulate import simulate
 
 from cclsearch.card.model import Card
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.bayes import candidates, surrogate
 from cclsearch.propose.bayes.proposer import DefaultProposer
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.search.bench import replay_search
 from cclsearch.space.table import Space
@@ -69,8 +69,8 @@ STRATEGIES: tuple[tuple[str, Callable[[], Proposer], Callable[[], AbstractContex
     ("unbounded", DefaultProposer, without_bounds),
     ("blind, bounded", lambda: DefaultProposer(predict_nothing), nullcontext),
     ("blind, unbounded", lambda: DefaultProposer(predict_nothing), without_bounds),
-    ("tpe", PROPOSERS.get("tpe"), nullcontext),
-    ("random", PROPOSERS.get("random"), nullcontext),
+    ("tpe", lambda: make_sampler("tpe"), nullcontext),
+    ("random", lambda: make_sampler("random"), nullcontext),
 )
 
 

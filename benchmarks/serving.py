@@ -23,8 +23,8 @@ import numpy as np
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
@@ -110,7 +110,7 @@ def search(table: Table, limit_s: float, values: Mapping[int, tuple[float, float
         view = SearchView(
             card, table.space, tuple(seen), frozenset(), max(1, 15 - trial), seed, objective, next_trial=trial
         )
-        proposals = PROPOSERS.get("default")().propose(view, 1)
+        proposals = make_sampler("default").propose(view, 1)
         if not proposals:
             break
         row = table.space.row(proposals[0].config)

@@ -48,7 +48,7 @@ class Mark:
     cpu_s: float
 
 
-class TimedProposer:
+class TimedProposer(Proposer):
     """A proposer that notes the CPU time of each proposal."""
 
     def __init__(self, proposer: Proposer) -> None:

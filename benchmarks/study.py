@@ -44,7 +44,7 @@ WINDOW = 100
 """The median is over this many trials, or as many as there are."""
 
 
-class TimedAsker:
+class TimedAsker(Proposer):
     """A proposer that notes how long each proposal takes, in milliseconds."""
 
     def __init__(self, proposer: Proposer) -> None:

@@ -25,6 +25,7 @@ from cclsearch.core.text import guess_name, one_line
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import LauncherFactory
+    from cclsearch.propose.base import ProposerFactory
     from cclsearch.tasks.base import Task
     from cclsearch.trace.metric import Metric
     from cclsearch.trace.readers.base import Reader
@@ -196,8 +197,8 @@ def _find_source() -> str:
 LAUNCHERS: Registry[LauncherFactory] = Registry("launcher", "cclsearch.launch.builtin", needs=("from_profile",))
 """name -> class with `from_profile`; see `cclsearch.launch.base.Launcher`."""
 
-PROPOSERS: Registry[Any] = Registry("sampler", "cclsearch.propose.builtin")
-"""name -> factory; see `cclsearch.propose.base.Proposer`."""
+PROPOSERS: Registry[ProposerFactory] = Registry("proposer", "cclsearch.propose.builtin", needs=("from_context", "role"))
+"""name -> subclass of `cclsearch.propose.base.Proposer`, or another factory: samplers and strategies with an LLM."""
 
 METRICS: Registry[Metric] = Registry("metric", "cclsearch.trace.metrics", needs=("unit", "summary", "function"))
 """name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""

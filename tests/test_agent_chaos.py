@@ -9,7 +9,7 @@ from llm.cases import plain_table
 from llm.chaos import run_chaos
 from llm.server import KEY
 
-from cclsearch.plugins import PROPOSERS
+from cclsearch.propose.study.choose import make_sampler
 
 
 @pytest.mark.serial
@@ -17,7 +17,7 @@ from cclsearch.plugins import PROPOSERS
 def test_every_search_completes_under_all_provider_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     report = run_chaos(
-        300, tmp_path, seed=11, make_fallback=PROPOSERS.get("random"), make_table=lambda view: plain_table()
+        300, tmp_path, seed=11, make_fallback=lambda: make_sampler("random"), make_table=lambda view: plain_table()
     )
     assert report.turns >= 300
     assert report.requests > report.turns

@@ -46,7 +46,7 @@ class FakeClock:
         self.time_s += seconds
 
 
-class FirstOpen:
+class FirstOpen(Proposer):
     """A fallback that takes the first open row: deterministic, without a model."""
 
     name = "default"

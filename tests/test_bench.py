@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cclsearch.cli import main
-from cclsearch.propose.base import Proposal
+from cclsearch.propose.base import Proposal, Proposer
 from cclsearch.recording.load import load_recording
 from cclsearch.search.bench import replay_search, run_bench
 
@@ -61,7 +61,7 @@ def test_landscapes_of_one_name_are_labeled_by_their_paths(two, tmp_path, capsys
     ]
 
 
-class RepeatingProposer:
+class RepeatingProposer(Proposer):
     """Proposes the first row repeatedly, and once a configuration outside the table."""
 
     name = "stubborn"

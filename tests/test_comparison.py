@@ -12,7 +12,7 @@ from scripted_search import admit, open_search
 
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Job
-from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
@@ -33,7 +33,7 @@ HONEST = (6.98009, 6.89341, 6.86549, 6.70390, 6.64752, 6.52565, 6.36004, 6.51139
 CHEATING = (6.98009, 6.89341, 6.79549, 6.66390, 6.61752, 6.49565, 6.31004, 6.50139, 6.29425)
 
 
-class Listed:
+class Listed(Proposer):
     """Proposes the configurations of a list, the first ones first."""
 
     name = "listed"

@@ -13,7 +13,7 @@ import pytest
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
-from cclsearch.plugins import PROPOSERS, TASKS
+from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import has_nothing_feasible
 from cclsearch.propose.bayes.constraints import log_excess
@@ -22,6 +22,7 @@ from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.bayes.snapshot import summarize_posterior
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.propose.study.parameters import search_space_distributions
 from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import RowStatus, load_recording
@@ -46,7 +47,7 @@ def limit(metric: str, at_most: float | None = None, at_least: float | None = No
 
 def search(objective: Objective, trials: int, name: str = "default", seed: int = 0) -> list[Observation]:
     """Return the trials of a search on the recording."""
-    table, proposer = RecordedTable(RECORDING, objective), PROPOSERS.get(name)()
+    table, proposer = RecordedTable(RECORDING, objective), make_sampler(name)
     seen: list[Observation] = []
     for trial in range(trials):
         proposals = proposer.propose(view_of(objective, seen, trials - trial, seed), 1)
@@ -70,7 +71,7 @@ def posterior_of(objective: Objective, seen: Sequence[Observation] = ()) -> Cand
 def test_a_memory_constraint_is_respected_from_the_closed_form_on() -> None:
     third = float(np.nanquantile(PEAKS, 1 / 3))
     found = replay_search(
-        RECORDING, PROPOSERS.get("default")(), seed=0, budget=10, objective=limit("peak_memory_gib", third)
+        RECORDING, make_sampler("default"), seed=0, budget=10, objective=limit("peak_memory_gib", third)
     )
     assert found.best_over_optimum[-1] <= 1.05
     free = search(STEP_TIME, 10)
@@ -162,7 +163,7 @@ def test_a_throughput_at_fixed_work_is_searched_exactly_as_the_step_time(scale: 
             loss = None if o.loss is None else 1 / (scale * rate["tokens_per_s"])
             seen.append(replace(o, loss=loss, metrics={**o.metrics, **rate}))
         expected, found = (
-            PROPOSERS.get("default")().propose(view, 3)
+            make_sampler("default").propose(view, 3)
             for view in (view_of(STEP_TIME, by_time[:count]), view_of(objective, seen))
         )
         assert [p.config for p in found] == [p.config for p in expected]
@@ -196,7 +197,7 @@ def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach() -> 
     blind = DefaultProposer(lambda card, space: Predictor(read_features(space)))
     ends = [
         [replay_search(RECORDING, proposer, seed=seed, budget=20).best_over_optimum[-1] for seed in range(4)]
-        for proposer in (blind, PROPOSERS.get("random")())
+        for proposer in (blind, make_sampler("random"))
     ]
     assert np.mean(ends[0]) < np.mean(ends[1])
     assert max(ends[0]) <= 1.2

@@ -15,7 +15,7 @@ from scripted_search import admit, open_search
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, trial_environment
-from cclsearch.propose.base import ExpectedOutcome, Proposal, SearchView
+from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
@@ -336,7 +336,7 @@ def test_a_stop_does_not_count_as_an_attempt(project: Path) -> None:
 def test_an_expectation_that_is_not_a_finite_number_is_left_out(project: Path) -> None:
     folder, session = open_search(project, ScriptedLauncher(ran), budget=1)
 
-    class Expecting:
+    class Expecting(Proposer):
         name = "expecting"
 
         def propose(self, view: SearchView, count: int) -> list[Proposal]:

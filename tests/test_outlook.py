@@ -16,6 +16,7 @@ from scripted_search import admit, open_search
 from cclsearch.core.values import Provenance
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest
 from cclsearch.propose.agent.surrogate_table import describe_noise
@@ -113,7 +114,7 @@ def test_a_slow_trial_of_a_configuration_that_would_not_win_anyway_is_not_repeat
     assert not proposal.is_repeat or recording.space.row(proposal.config) != slow
 
 
-class _Repeating:
+class _Repeating(Proposer):
     """Proposes the first configuration of the space, and then always to repeat it."""
 
     name = "repeating"
@@ -157,7 +158,7 @@ def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: P
 
     chosen: list[dict[str, Any]] = []
     agent = Agent(Scripted(choose), options=AgentOptions())
-    state = search(tmp_path, Arbiter(agent, _Repeating(), strategy="llm"))
+    state = search(tmp_path, Arbiter(agent, _Repeating(), rules=ArbiterSettings(num_seeds=0)))
     assert [(trial.proposer, trial.purpose) for trial in state.trials.values()] == [
         ("llm", Purpose.SEARCH),
         ("llm", Purpose.REPEAT),

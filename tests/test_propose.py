@@ -15,12 +15,12 @@ from optuna.trial import TrialState
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import failure_penalty
 from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.propose.study.parameters import search_space_distributions
 from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import Recording, load_recording
@@ -60,7 +60,7 @@ def observe(recording: Recording, row: int, trial: int) -> Observation:
 
 
 def search(recording: Recording, name: str, trials: int, seed: int = 0) -> list[Observation]:
-    proposer = PROPOSERS.get(name)()
+    proposer = make_sampler(name)
     seen: list[Observation] = []
     for trial in range(trials):
         proposals = proposer.propose(make_view(recording, seen, seed=seed, budget_left=trials - trial), 1)
@@ -78,8 +78,8 @@ def test_proposals_are_untried_configurations_and_deterministic(recording, name)
     rows = [o.row for o in seen]
     assert len(set(rows)) == 5
     view = make_view(recording, seen, pending=frozenset({1, 2, 3}))
-    first = PROPOSERS.get(name)().propose(view, 4)
-    again = PROPOSERS.get(name)().propose(view, 4)
+    first = make_sampler(name).propose(view, 4)
+    again = make_sampler(name).propose(view, 4)
     batch = [recording.space.row(proposal.config) for proposal in first]
     assert [proposal.config for proposal in first] == [proposal.config for proposal in again]
     assert len(set(batch)) == 4
@@ -130,7 +130,7 @@ def test_the_effect_of_an_unknown_knob_is_learned(recording):
 def test_the_default_finds_the_best_by_a_loss_other_than_time(recording, of_time):
     seen: list[Observation] = []
     for trial in range(10):
-        proposal = PROPOSERS.get("default")().propose(make_view(recording, seen, target=OTHER), 1)[0]
+        proposal = make_sampler("default").propose(make_view(recording, seen, target=OTHER), 1)[0]
         found = observe(recording, recording.space.row(proposal.config), trial)
         seen.append(found if found.loss is None else replace(found, loss=of_time(found.loss)))
     assert min(o.metrics["step_time_s"] for o in seen if o.loss is not None) <= 1.05 * recording.best_value
@@ -139,7 +139,7 @@ def test_the_default_finds_the_best_by_a_loss_other_than_time(recording, of_time
 def test_after_failures_only_it_still_proposes(recording):
     failures = [n for n, row in enumerate(recording.rows) if row.status == "failed"][:6]
     seen = [observe(recording, row, trial) for trial, row in enumerate(failures)]
-    assert len(PROPOSERS.get("default")().propose(make_view(recording, seen), 3)) == 3
+    assert len(make_sampler("default").propose(make_view(recording, seen), 3)) == 3
 
 
 def test_an_out_of_memory_failure_lowers_p_fits_of_the_others(recording):
@@ -159,7 +159,7 @@ def test_an_out_of_memory_failure_lowers_p_fits_of_the_others(recording):
 
 def test_warm_start_observations_are_used(recording):
     earlier = tuple(replace(o, row=None) for o in search(recording, "default", 8))
-    proposals = PROPOSERS.get("default")().propose(make_view(recording, prior=earlier), 1)
+    proposals = make_sampler("default").propose(make_view(recording, prior=earlier), 1)
     found = recording.look_up(proposals[0].config)
     assert found is not None
     assert found.metrics.get("step_time_s") is not None

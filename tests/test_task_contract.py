@@ -22,6 +22,7 @@ from cclsearch.launch.replay import ReplayLauncher
 from cclsearch.launch.simulate import SimulateLauncher
 from cclsearch.plan.workload import _require_recorded
 from cclsearch.plugins import TASKS
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.join import join_recordings
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.score.admission import GENERAL_RULES
@@ -383,10 +384,9 @@ def test_recordings_of_a_task_join_with_all_their_metrics(tmp_path: Path) -> Non
 
 
 def test_a_benchmark_compares_losses_whichever_direction_is_better(tmp_path: Path) -> None:
-    from cclsearch.plugins import PROPOSERS
 
     recording = record(tmp_path / "chat")
-    search = replay_search(recording, PROPOSERS.get("random")(), seed=0, budget=4)
+    search = replay_search(recording, make_sampler("random"), seed=0, budget=4)
     assert search.best_over_optimum[-1] == 1.0
     assert max(search.best_over_optimum) <= 9.0 / 2.0
     assert RecordedTable(recording).best_over_optimum((), 2) == (4.5, 4.5), "the worst row's until one succeeds"

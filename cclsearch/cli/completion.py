@@ -29,6 +29,7 @@ NAMES = {
     "recording": "recordings",
     "sampler": "samplers",
     "samplers": "samplers",
+    "strategy": "strategies",
     "metric": "metrics",
     "run": "runs",
     "learn_from": "runs",
@@ -84,7 +85,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
     from cclsearch.launch.profile import list_profiles
     from cclsearch.plan.target import list_recordings
     from cclsearch.plugins import METRICS
-    from cclsearch.propose.study.choose import list_samplers
+    from cclsearch.propose.study.choose import list_samplers, list_strategies
     from cclsearch.run.catalog import list_runs
     from cclsearch.space.framework import list_frameworks
 
@@ -105,6 +106,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
         "frameworks": list_frameworks,
         "recordings": list_recordings,
         "samplers": list_samplers,
+        "strategies": list_strategies,
         "metrics": METRICS.names,
     }
     return listed[kind]() if kind else []

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
 from cclsearch.core.values import Value
 from cclsearch.plan.request import SearchRequest
+from cclsearch.plugins import describe_broken_plugins
 from cclsearch.propose.agent.policy.store import freeze_seed
 from cclsearch.propose.agent.providers.cost import explain_unknown_price, load_prices, prices_path
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
-from cclsearch.propose.study.choose import resolve_sampler
-from cclsearch.run.spec import DEFAULT_SAMPLER, LLM_STRATEGIES, SAMPLER
+from cclsearch.propose.study.choose import list_strategies, resolve_sampler
+from cclsearch.run.spec import DEFAULT_SAMPLER, DEFAULT_STRATEGY, SAMPLER
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Strategy:
 
 
 def choose_strategy(request: SearchRequest) -> Strategy:
-    """Return `hybrid` or `llm` with an LLM, else `sampler`, with the sampler; raises UserError if one cannot work."""
+    """Return the strategy of an LLM, else `sampler`, with the sampler; raises UserError if one cannot work."""
     name = _choose_name(request)
     sampler = resolve_sampler(request.sampler or DEFAULT_SAMPLER)
     return Strategy(name, sampler, freeze_seed(request.llm_options), _describe_llm(request))
@@ -37,9 +39,10 @@ def choose_strategy(request: SearchRequest) -> Strategy:
 
 def _choose_name(request: SearchRequest) -> str:
     strategy = request.strategy
-    if strategy not in (None, *LLM_STRATEGIES):
+    if strategy is not None and strategy not in (known := list_strategies()):
         raise UserError(
-            f"the strategy {strategy!r} is not {' or '.join(map(repr, LLM_STRATEGIES))}: name a sampler with --sampler"
+            f"there is no strategy {strategy!r}{guess_name(strategy, known)}; known: {', '.join(known)}; name a sampler"
+            f" with --sampler{describe_broken_plugins()}"
         )
     if not request.llm:
         if strategy:
@@ -49,7 +52,7 @@ def _choose_name(request: SearchRequest) -> str:
     # Wrong values in the environment are reported before anything starts.
     load_prices(prices_path())
     read_timeout_s()
-    return strategy or LLM_STRATEGIES[0]
+    return strategy or DEFAULT_STRATEGY
 
 
 def _describe_llm(request: SearchRequest) -> tuple[str, ...]:

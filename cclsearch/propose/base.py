@@ -1,11 +1,13 @@
-"""The interface between the search and a proposer: the view it gets, the proposals it returns, and the protocol."""
+"""The interface between the search and a proposer: what it is made from, the view it gets, and what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from cclsearch.core.errors import TrialError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
+from cclsearch.propose.agent.providers.types import Provider
 from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
 from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
 from cclsearch.propose.events import Note as Note
@@ -125,35 +128,103 @@ class Proposal:
     """Whether it is measured again on purpose, although it has a result; only if `SearchView.can_repeat`."""
 
 
-class Proposer(Protocol):
-    """Proposes up to `count` new configurations of the space; fewer, or none, if it has no more to propose.
+class ProposerRole(StrEnum):
+    """How a user chooses a registered proposer."""
 
-    It must not propose a row that was observed, is running or is held back. The same view (which includes the seed)
-    must give the same proposals.
+    SAMPLER = "sampler"
+    """By `--sampler`: it proposes alone, and replaces an LLM that does not decide."""
+    STRATEGY = "strategy"
+    """By `--strategy`, in a search with `--llm`: it decides when the LLM proposes and when the sampler does."""
+    PART = "part"
+    """Not at all: the engine chooses it."""
+
+
+@dataclass(frozen=True)
+class LlmContext:
+    """The LLM of a search with `--llm`."""
+
+    missing_key: str | None
+    """The environment variable of the key if that is not set: the LLM cannot be asked, and the sampler proposes."""
+    make_provider: Callable[[], Provider]
+    """Makes the provider alone, for prompts of your own; UserError if the key is missing."""
+    make_agent: Callable[[], Any]
+    """Makes the engine's agent, a `cclsearch.propose.agent.agent.Agent`, which has tools, prompts and limits."""
+
+
+def _make_no_sampler() -> Proposer:
+    raise ValueError("this context has no sampler: it was made outside a search")
+
+
+@dataclass(frozen=True)
+class ProposerContext:
+    """What a search gives the factory of its proposer; samplers seldom need any of it."""
+
+    make_sampler: Callable[[], Proposer] = _make_no_sampler
+    """Makes the proposer that `--sampler` names."""
+    parallel: int = 1
+    """Trials that run at a time."""
+    is_stopped: Callable[[], bool] = lambda: False
+    """Whether the user asked to stop: long work ends soon after."""
+    llm: LlmContext | None = None
+    """None in a search without `--llm`."""
+
+
+class Proposer(ABC):
+    """Proposes configurations to measure. A package adds one by subclassing this and registering the class:
+
+        @PROPOSERS.register("mine")
+        class MyProposer(Proposer):
+            name = "mine"
+
+            def propose(self, view, count):
+                rows = (~view.taken_N).nonzero()[0][:count]
+                return [Proposal(view.space.config(int(row)), self.name) for row in rows]
+
+    Its life, in one session of a search; a search that is resumed begins again with step 1 and the same ledger:
+
+    1. `from_context` makes it, once, before anything runs.
+    2. `propose` is called whenever trials may start, with a view of everything so far, until the budget is spent.
+       Proposals of the view's taken rows, or outside the space, are refused and recorded.
+    3. `take_events` is called after each `propose`; the ledger gets the events, and later views contain them.
+    4. `ending` is called only if `propose` returned nothing: its text ends the search.
+    5. `close` is called at the end of the session, also after Ctrl-C but not after a kill; then `take_events` again.
+
+    A proposer keeps no state that a kill could lose: all that matters is in the view (`observations`, `events`). The
+    same view (which includes the seed) must give the same proposals.
     """
 
     name: str
+    """In the ledger and in tables, as the proposer of its trials."""
+    role: ClassVar[ProposerRole] = ProposerRole.SAMPLER
 
-    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]: ...
+    @classmethod
+    def from_context(cls, context: ProposerContext) -> Self:
+        """Return the proposer of a search; UserError if something that it needs is missing."""
+        return cls()
 
-
-@runtime_checkable
-class EventSource(Protocol):
-    """A proposer that also emits events for the ledger and may end the search early (the arbiter does both)."""
+    @abstractmethod
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Return up to `count` configurations that are not taken; fewer, or none, if there are no more to propose."""
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """Return the events since the last call, oldest first; the search writes them to the ledger."""
-        ...
+        return ()
 
     def ending(self) -> str | None:
-        """Return why to end the search with budget left, or None. Called after `propose` returned nothing."""
-        ...
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A proposer that may have work running in the background (the arbiter does)."""
+        """Return why to end the search with budget left, or None."""
+        return None
 
     def close(self) -> None:
-        """End the session: keep the last events for `take_events`, and return within a few seconds."""
-        ...
+        """End work in the background within a few seconds, and keep its last events for `take_events`."""
+        return
+
+
+class ProposerFactory(Protocol):
+    """What `PROPOSERS` holds: a subclass of `Proposer`, or an object that makes one."""
+
+    @property
+    def role(self) -> ProposerRole:
+        """How a user chooses it."""
+
+    def from_context(self, context: ProposerContext) -> Proposer:
+        """Return the proposer of a search; UserError if something that it needs is missing."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cclsearch.core.values import Config
-from cclsearch.propose.base import Closable, EventSource, Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 
 EARLIER = "earlier"
 """Proposer name of these trials in the ledger."""
 
 
-class EnqueuedProposer:
+class EnqueuedProposer(Proposer):
     """Proposes the untried configurations of `first`, then calls the proposer `then`.
 
     It reads what was already proposed from the view alone, so it continues correctly after a kill.
@@ -33,13 +33,12 @@ class EnqueuedProposer:
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """Return the other strategy's events."""
-        return self._then.take_events() if isinstance(self._then, EventSource) else ()
+        return self._then.take_events()
 
     def close(self) -> None:
         """Close the other strategy."""
-        if isinstance(self._then, Closable):
-            self._then.close()
+        self._then.close()
 
     def ending(self) -> str | None:
         """Return the other strategy's reason to end the search, or None."""
-        return self._then.ending() if isinstance(self._then, EventSource) else None
+        return self._then.ending()

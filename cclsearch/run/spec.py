@@ -25,10 +25,12 @@ SPEC_VERSION = 1
 DEFAULT_BUDGET = 15
 """Trials of a search that names no budget."""
 DEFAULT_SAMPLER = "surrogate"
-LLM_STRATEGIES = ("hybrid", "llm")
+DEFAULT_STRATEGY = "hybrid"
+"""Decides between LLM and sampler in a search with an LLM that names none."""
 SAMPLER = "sampler"
 """The strategy of a search without an LLM."""
-STRATEGIES = (*LLM_STRATEGIES, SAMPLER)
+EARLIER_STRATEGIES = (DEFAULT_STRATEGY, "llm", SAMPLER)
+"""Strategies of searches of 0.3.0 and earlier that were no samplers."""
 EARLIER_SAMPLERS = {"default": DEFAULT_SAMPLER, "pareto": DEFAULT_SAMPLER}
 """Names of 0.3.0 and earlier -> names of today."""
 
@@ -84,7 +86,7 @@ class RunSpec(Model):
     recording: RecordingRef | None = None
     provenance: Provenance
     strategy: str
-    """`hybrid` or `llm` with an LLM; `sampler` without one."""
+    """`hybrid`, `llm` or that of a plugin with an LLM; `sampler` without one."""
     sampler: str = DEFAULT_SAMPLER
     """What proposes where no LLM does, as `--sampler` names it."""
     llm: str | None = None
@@ -113,7 +115,7 @@ class RunSpec(Model):
     @classmethod
     def _read_earlier(cls, data: Any) -> Any:
         """Inputs of 0.3.0 and earlier, whose strategy was also the sampler."""
-        if not isinstance(data, dict) or "sampler" in data or data.get("strategy") in (None, *STRATEGIES):
+        if not isinstance(data, dict) or "sampler" in data or data.get("strategy") in (None, *EARLIER_STRATEGIES):
             return data
         earlier = data["strategy"]
         return {**data, "strategy": SAMPLER, "sampler": EARLIER_SAMPLERS.get(earlier, earlier)}

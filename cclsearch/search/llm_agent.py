@@ -1,8 +1,7 @@
-"""Builds the proposer of a search with an LLM: the arbiter, its agent and the evidence in the run folder."""
+"""What the strategy of a search with an LLM is made from: the agent, and the evidence in the run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from cclsearch.core.job_file import read_tail
@@ -10,15 +9,13 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.redact import redact
 from cclsearch.core.trial_folder import trial_folder
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
-from cclsearch.propose.agent.agent import make_agent
-from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
+from cclsearch.propose.agent.agent import Agent, make_agent
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
-from cclsearch.propose.agent.providers.spec import missing_key, parse_spec
-from cclsearch.propose.base import Proposer
+from cclsearch.propose.agent.providers.spec import make_provider, missing_key, parse_spec, read_timeout_s
+from cclsearch.propose.base import LlmContext
 from cclsearch.propose.events import LlmMode
-from cclsearch.propose.study.choose import make_sampler
 from cclsearch.run.spec import RunSpec, read_spec
 from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.score.objective import Objective, Term, find_task_metric
@@ -53,23 +50,29 @@ class FolderEvidence:
         )
 
 
-def make_llm_proposer(spec: RunSpec, folder: Path, is_stopped: Callable[[], bool]) -> Proposer:
-    """The proposer of a search with `--llm`: the arbiter, or the fallback alone if the key is missing."""
-    fallback = make_sampler(spec.sampler)
-    assert spec.llm is not None, "the strategy needs an LLM"
-    key = missing_key(parse_spec(spec.llm))
-    if key:
-        return NoLlmProposer(fallback, f"{key} is not set")
+def make_llm_context(spec: RunSpec, folder: Path) -> LlmContext | None:
+    """What the strategy of a search with `--llm` is made from; None without an LLM."""
+    if spec.llm is None:
+        return None
+    text, llm = spec.llm, parse_spec(spec.llm)
+    return LlmContext(
+        missing_key=missing_key(llm),
+        make_provider=lambda: make_provider(llm, timeout_s=read_timeout_s()),
+        make_agent=lambda: _make_search_agent(spec, text, folder),
+    )
+
+
+def _make_search_agent(spec: RunSpec, llm: str, folder: Path) -> Agent:
+    """The agent with the evidence of the run folder."""
     space = GrowingSpace(read_spec(folder))
-    agent = make_agent(
-        spec.llm,
+    return make_agent(
+        llm,
         options=read_options(spec),
         folder=folder,
         evidence=FolderEvidence(folder),
         explain=space.explain if spec.recording is None else None,
         extender=space,
     )
-    return Arbiter(agent, fallback, strategy=spec.strategy, parallel=spec.limits.parallel, is_stopped=is_stopped)
 
 
 def read_options(spec: RunSpec) -> AgentOptions:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
 from cclsearch.launch.base import StartWarner
-from cclsearch.propose.base import Closable, EventSource, Proposal, SearchView
+from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import BUSY_MACHINE, Note
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.trial import TrialState, find_state
@@ -72,9 +72,8 @@ def _run(writer: RunWriter, session: Session) -> None:
     except BaseException:
         jobs.detach()
         raise
-    if isinstance(session.proposer, Closable):
-        session.proposer.close()
-        record_proposer_events(writer, session)
+    session.proposer.close()
+    record_proposer_events(writer, session)
     if ending is None or session.stop.is_set():
         has_jobs = session.stop.kind is not EndKind.SHARED_CAUSE  # it waits for all jobs
         jobs.shut_down(writer, session.stop)
@@ -141,9 +140,8 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
 
 def record_proposer_events(writer: RunWriter, session: Session) -> None:
     """Record what the proposer reports about itself, such as an LLM's turns."""
-    if isinstance(session.proposer, EventSource):
-        for event in session.proposer.take_events():
-            writer.record(event.at(session.now_s()))
+    for event in session.proposer.take_events():
+        writer.record(event.at(session.now_s()))
 
 
 def _must_stop(writer: RunWriter, session: Session, deadline_s: float) -> bool:
@@ -272,7 +270,7 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
 
 
 def _explain_end(session: Session) -> SearchEnded:
-    reason = session.proposer.ending() if isinstance(session.proposer, EventSource) else None
+    reason = session.proposer.ending()
     if reason:
         return SearchEnded(kind=EndKind.PROPOSER_ENDED, reason=reason)
     return SearchEnded(kind=EndKind.NO_PROPOSAL, reason="the strategy has no further proposal")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.base import Proposal, Proposer, SearchView
 
 
 def open_rows(view: SearchView) -> NDArray[np.int64]:
@@ -17,7 +17,7 @@ def open_rows(view: SearchView) -> NDArray[np.int64]:
 
 
 @PROPOSERS.register("random")
-class RandomProposer:
+class RandomProposer(Proposer):
     """Uniform over the search space, without repetition."""
 
     name = "random"
@@ -31,7 +31,7 @@ class RandomProposer:
 
 
 @PROPOSERS.register("grid")
-class GridProposer:
+class GridProposer(Proposer):
     """An even grid through the rows of the search space, with as many points as the budget."""
 
     name = "grid"
@@ -47,7 +47,7 @@ class GridProposer:
 
 
 @PROPOSERS.register("heuristic")
-class HeuristicProposer:
+class HeuristicProposer(Proposer):
     """What a careful engineer tries by hand: the order of the task's rule of thumb, similar to NVIDIA NeMo's
     auto-configurator for training. Of the trials, it learns from failures only.
     """

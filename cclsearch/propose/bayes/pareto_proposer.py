@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, SearchView
+from cclsearch.propose.base import Proposal, Proposer, ProposerRole, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
@@ -50,10 +50,12 @@ class _Candidate(NamedTuple):
     position: int
 
 
-class ParetoProposer:
+@PROPOSERS.register("pareto")
+class ParetoProposer(Proposer):
     """Proposes by expected hypervolume improvement over `metrics`: the primary one and the number of accelerators."""
 
     name = "pareto"
+    role = ProposerRole.PART
 
     def __init__(self, metrics: Sequence[tuple[str, str]] = ()) -> None:
         self.metrics = tuple(metrics)
@@ -164,9 +166,3 @@ def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> Searc
         held_back=held_back,
         target=target,
     )
-
-
-@PROPOSERS.register("pareto")
-def make_pareto_proposer() -> ParetoProposer:
-    """Return the strategy over primary metric and accelerators; a search with other metrics passes its own."""
-    return ParetoProposer()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from cclsearch.card.model import Card
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Note, Proposal, ProposerEvent, SearchView
+from cclsearch.propose.base import Note, Proposal, Proposer, ProposerEvent, ProposerRole, SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
 from cclsearch.propose.bayes.candidates import direct_term
 from cclsearch.propose.bayes.outlook import Repeat, find_outlook, find_repeat, make_note
@@ -17,10 +17,11 @@ from cclsearch.stats.closed_form import Predictor
 
 
 @PROPOSERS.register("default")
-class DefaultProposer:
+class DefaultProposer(Proposer):
     """Calibrates the closed forms on the trials and proposes the configuration of the highest utility."""
 
     name = "default"
+    role = ProposerRole.PART
 
     def __init__(self, predict: Callable[[Card, Space], Predictor] | None = None) -> None:
         self._predict = predict
@@ -52,12 +53,12 @@ class DefaultProposer:
         ]
 
     def take_events(self) -> Sequence[ProposerEvent]:
-        """See `EventSource`."""
+        """See `Proposer`."""
         notes, self._notes = self._notes, []
         return notes
 
     def ending(self) -> str | None:
-        """See `EventSource`."""
+        """See `Proposer`."""
         return self._ending
 
     def _propose_repeat(self, view: SearchView, repeat: Repeat) -> Proposal:

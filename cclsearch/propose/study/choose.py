@@ -7,7 +7,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposer
+from cclsearch.plugins import PROPOSERS, describe_broken_plugins
+from cclsearch.propose.base import Proposer, ProposerContext, ProposerRole
 from cclsearch.propose.study.proposer import StudyProposer, SurrogateProposer
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 DEFAULT_SAMPLER = "surrogate"
-_INTERNAL = ("default", "pareto")
-"""What the surrogate consists of: not samplers to choose."""
 
 
 class _Optuna(NamedTuple):
@@ -55,14 +53,20 @@ OPTUNA = {
 
 def list_samplers() -> list[str]:
     """Return the names that `--sampler` takes, the default first."""
-    return [DEFAULT_SAMPLER, *(name for name in PROPOSERS.names() if name not in (DEFAULT_SAMPLER, *_INTERNAL))]
+    samplers = [name for name in PROPOSERS.names() if PROPOSERS.get(name).role is ProposerRole.SAMPLER]
+    return [DEFAULT_SAMPLER, *(name for name in samplers if name != DEFAULT_SAMPLER)]
 
 
-def make_sampler(spec: str) -> Proposer:
+def list_strategies() -> list[str]:
+    """Return the names that `--strategy` takes."""
+    return [name for name in PROPOSERS.names() if PROPOSERS.get(name).role is ProposerRole.STRATEGY]
+
+
+def make_sampler(spec: str, context: ProposerContext | None = None) -> Proposer:
     """Return the proposer that asks the sampler; raises UserError if there is none, or what it needs is missing."""
-    if (registered := PROPOSERS.find(spec)) is not None:
-        proposer: Proposer = registered()
-        return proposer
+    registered = PROPOSERS.find(spec)
+    if registered is not None and registered.role is not ProposerRole.STRATEGY:
+        return registered.from_context(context or ProposerContext())
     folder = Path(spec.rsplit(":", 1)[0]).expanduser()
     if folder.is_dir():
         name = spec.rsplit(":", 1)[1] if ":" in spec else ""
@@ -75,7 +79,7 @@ def make_sampler(spec: str) -> Proposer:
     known = list_samplers()
     raise UserError(
         f"there is no sampler {spec!r}{guess_name(spec, known)}; known: {', '.join(known)}, MODULE:CLASS of a sampler"
-        " that can be imported, or the folder of an OptunaHub package"
+        f" that can be imported, or the folder of an OptunaHub package{describe_broken_plugins()}"
     )
 
 
@@ -155,6 +159,18 @@ def _explaining(spec: str, what: str = "imported") -> Iterator[None]:
         raise UserError(f"the sampler {spec!r} cannot be {what}: {reason}") from None
 
 
+@dataclass(frozen=True)
+class OptunaFactory:
+    """Makes the proposer of one of Optuna's samplers."""
+
+    name: str
+    role = ProposerRole.SAMPLER
+
+    def from_context(self, context: ProposerContext) -> StudyProposer:
+        """Return the proposer; UserError if the package that Optuna needs for the sampler is missing."""
+        return _make_optuna(self.name)
+
+
 def _make_optuna(name: str) -> StudyProposer:
     found = OPTUNA[name]
     if found.needs and find_spec(found.needs) is None:
@@ -173,4 +189,4 @@ def _make_optuna(name: str) -> StudyProposer:
 
 PROPOSERS.register(DEFAULT_SAMPLER)(SurrogateProposer)
 for _name in OPTUNA:
-    PROPOSERS.register(_name)(partial(_make_optuna, _name))
+    PROPOSERS.register(_name)(OptunaFactory(_name))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, format_config
-from cclsearch.propose.base import EventSource, Observation, Proposal, ProposerEvent, SearchView
+from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.observations import observed_failures, observed_losses, observed_trials
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ PENALTY = 2.0
 VIOLATION = "violation"
 
 
-class SurrogateProposer:
+class SurrogateProposer(Proposer):
     """Asks a study whose sampler is the surrogate, which learns from everything in the view."""
 
     name = "surrogate"
@@ -52,10 +52,8 @@ class SurrogateProposer:
 
         surrogate = make_surrogate(view.objective)
         planned = list(surrogate.propose(view, count))
-        self._ending = None
-        if isinstance(surrogate, EventSource):
-            self._events += surrogate.take_events()
-            self._ending = surrogate.ending()
+        self._events += surrogate.take_events()
+        self._ending = surrogate.ending()
         sampler = SurrogateSampler(view.card, view.space, objective=view.objective, planned=planned)
         study = create_study(sampler, len(view.objective.terms) if view.objective.is_multi else 1)
         distributions = search_space_distributions(view.space)
@@ -66,12 +64,12 @@ class SurrogateProposer:
         ]
 
     def take_events(self) -> Sequence[ProposerEvent]:
-        """See `EventSource`."""
+        """See `Proposer`."""
         events, self._events = self._events, []
         return events
 
     def ending(self) -> str | None:
-        """See `EventSource`."""
+        """See `Proposer`."""
         return self._ending
 
 
@@ -88,7 +86,7 @@ class _Told:
     """Whether the study has no other running trial."""
 
 
-class StudyProposer:
+class StudyProposer(Proposer):
     """Asks a study with a sampler of Optuna, of OptunaHub or of yours; what it draws is moved into the space."""
 
     def __init__(self, name: str, make_sampler: MakeSampler, *, has_state: bool = True, penalize: bool = False) -> None:

@@ -28,7 +28,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Observation, Proposal, Proposer, SearchView
+from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerContext, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.study.parameters import StudyParameters
 from cclsearch.score.objective import Objective, find_task_metric, single_metric
@@ -46,8 +46,7 @@ def make_surrogate(objective: Objective) -> Proposer:
     """Return the surrogate's proposer for an objective: expected improvement, or of the hypervolume for several."""
     if objective.is_multi:
         return ParetoProposer([(term.metric, term.direction.value) for term in objective.terms])
-    proposer: Proposer = PROPOSERS.get("default")()
-    return proposer
+    return PROPOSERS.get("default").from_context(ProposerContext())
 
 
 class _KnobSampler(BaseSampler):  # type: ignore[misc]

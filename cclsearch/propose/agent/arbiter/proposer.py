@@ -22,7 +22,7 @@ from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
-from cclsearch.propose.base import EventSource, Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn
 
 MAX_MOVES = 6
@@ -33,8 +33,8 @@ STOPPED_S = 0.1
 """The same once the user asked to stop, and how long a turn runs on before that is noticed."""
 
 
-class Arbiter:
-    """`hybrid` or `llm`: the LLM decides, the fallback replaces it after a stall; a `Proposer` and an `EventSource`.
+class Arbiter(Proposer):
+    """`hybrid` or `llm`: the LLM decides, the fallback replaces it after a stall.
 
     All state is in the ledger's events, except for a turn that may be running in the background.
     """
@@ -58,7 +58,7 @@ class Arbiter:
         self._agent = agent
         self._fallback = fallback
         self._parallel = parallel
-        self._rules = rules or (ArbiterSettings() if strategy == "hybrid" else ArbiterSettings(num_seeds=0))
+        self._rules = rules or ArbiterSettings()
         self._grace_s = grace_s
         self._is_stopped = is_stopped
         self._events: list[ProposerEvent] = []
@@ -86,12 +86,12 @@ class Arbiter:
         return proposals
 
     def take_events(self) -> Sequence[ProposerEvent]:
-        """See `EventSource`."""
+        """See `Proposer`."""
         events, self._events = self._events, []
         return events
 
     def close(self) -> None:
-        """See `Closable`: records the cost of a turn in the background, and does not wait for its decision."""
+        """See `Proposer`: records the cost of a turn in the background, and does not wait for its decision."""
         for _ in range(2):
             if self._background is None:
                 return
@@ -102,7 +102,7 @@ class Arbiter:
                 self._background = None
 
     def ending(self) -> str | None:
-        """See `EventSource`."""
+        """See `Proposer`."""
         return self._ending
 
     # phases
@@ -276,9 +276,8 @@ class Arbiter:
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
         proposals = list(self._fallback.propose(view, count))[:count]
-        if isinstance(self._fallback, EventSource):
-            self._events += self._fallback.take_events()
-            self._ending = None if proposals else self._fallback.ending()
+        self._events += self._fallback.take_events()
+        self._ending = None if proposals else self._fallback.ending()
         return proposals
 
 
@@ -289,7 +288,7 @@ def _is_open(view: SearchView, proposal: Proposal) -> bool:
     return is_repeat_open(view, row) if proposal.is_repeat else not view.taken_N[row]
 
 
-class NoLlmProposer:
+class NoLlmProposer(Proposer):
     """The fallback alone, for a search whose LLM key is missing; the first proposal records the reason once.
 
     A later `resume` with the key lets the LLM take part.
@@ -310,15 +309,14 @@ class NoLlmProposer:
             self._events.append(write_move(before, after))
         self._is_recorded = True
         proposals = self._fallback.propose(view, count)
-        if isinstance(self._fallback, EventSource):
-            self._events += self._fallback.take_events()
+        self._events += self._fallback.take_events()
         return proposals
 
     def take_events(self) -> Sequence[ProposerEvent]:
-        """See `EventSource`."""
+        """See `Proposer`."""
         events, self._events = self._events, []
         return events
 
     def ending(self) -> str | None:
-        """See `EventSource`."""
-        return self._fallback.ending() if isinstance(self._fallback, EventSource) else None
+        """See `Proposer`."""
+        return self._fallback.ending()
