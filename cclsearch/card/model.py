@@ -12,6 +12,7 @@ from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Model, Value, format_knob_value
+from cclsearch.links.matrix import LinkMatrix
 
 PRECISION = "precision"
 """The knob of a card with alternative precisions."""
@@ -108,6 +109,8 @@ class StatedHardware(Model):
     """Whether the rates are stand-ins of a recording's unknown accelerator: good enough to order predictions."""
     host_cores: int | None = Field(default=None, ge=1)
     """CPU cores shared by the processes of a node, if the accelerators are CPU processes; None else, or if unknown."""
+    links: LinkMatrix | None = None
+    """Measured links of the cluster, which count instead of the two bandwidths; only a profile brings them."""
 
 
 class Hardware(StatedHardware):

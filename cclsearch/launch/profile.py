@@ -9,16 +9,19 @@ from typing import Any, Protocol, TypeVar
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content
+from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content, project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import Launcher
 from cclsearch.launch.environment import check_environment
+from cclsearch.links.matrix import LinkMatrix
+from cclsearch.links.read import read_links
 from cclsearch.plugins import LAUNCHERS, describe_broken_plugins
 
 PROFILE_SUFFIXES = (".yaml", ".yml")
+LINKS_SUFFIX = ".links.csv"
 
 M = TypeVar("M", bound=Model)
 
@@ -38,10 +41,12 @@ class HardwareOverride(Model):
     scale_out_gbps: float | None = Field(default=None, gt=0)
     torus: tuple[int, ...] | None = None
     host_cores: int | None = Field(default=None, ge=1)
+    links: LinkMatrix | None = Field(default=None, exclude=True)
+    """The matrix of `NAME.links.csv`, which is beside the profile or in the project; searches freeze it in the card."""
 
     def overrides(self) -> dict[str, Any]:
         """Return the fields that the profile sets, for `Hardware.model_copy(update=...)`."""
-        return self.model_dump(exclude_none=True)
+        return self.model_dump(exclude_none=True) | ({} if self.links is None else {"links": self.links})
 
 
 class Profile(Model):
@@ -96,7 +101,17 @@ def load_profile(name: str) -> Profile:
         raise UserError(
             f"{path.name} is a framework file, not a launcher profile; profiles: {', '.join(list_profiles())}"
         )
-    return profile_from_mapping(read_yaml(path, as_written=True), name=path.stem, source=path)
+    profile = profile_from_mapping(read_yaml(path, as_written=True), name=path.stem, source=path)
+    links = next((place for place in links_places(profile) if place.is_file()), None)
+    if links is None:
+        return profile
+    return profile.model_copy(update={"hardware": profile.hardware.model_copy(update={"links": read_links(links)})})
+
+
+def links_places(profile: Profile) -> tuple[Path, Path]:
+    """Return where measured links of the profile may be: in the project's launchers/ (written there), and beside it."""
+    beside = (profile.source or Path(profile.name)).with_name(f"{profile.name}{LINKS_SUFFIX}")
+    return project_root() / "launchers" / beside.name, beside
 
 
 def profile_from_mapping(data: object, *, name: str, source: Path | None = None) -> Profile:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Places = NDArray[np.int64]
 
-MAX_ENDPOINTS = 2048
-Row = tuple[float, ...]
+MAX_ENDPOINTS = 512
+
+
+def _split_row(row: Any) -> Any:
+    return row.split() if isinstance(row, str) else row
+
+
+Row = Annotated[
+    tuple[float, ...],
+    BeforeValidator(_split_row),
+    PlainSerializer(lambda row: " ".join(map(repr, row)), return_type=str),
+]
+"""One row of figures; written as one line of text."""
 
 
 class LinkMatrix(Model):

@@ -12,6 +12,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.launch.profile import Profile
+from cclsearch.links.matrix import LinkMatrix
 
 _OF_CHIP = (
     "peak_flops",
@@ -38,7 +39,20 @@ def resolve_hardware(card: Card, profile: Profile) -> tuple[Hardware, tuple[str,
     on_cpu = hardware.chip.kind == "cpu"
     if profile.launcher == "local" and hardware.host_cores is None and on_cpu:
         hardware = hardware.model_copy(update={"host_cores": os.cpu_count()})
+    if hardware.links is not None:
+        notes = (*notes, _describe_links(hardware, hardware.links, profile))
     return Hardware.model_validate(hardware.model_dump()), notes
+
+
+def _describe_links(hardware: Hardware, links: LinkMatrix, profile: Profile) -> str:
+    """Say that measured links count; UserError if they are of fewer places than there are accelerators."""
+    if links.num_places < hardware.num_accelerators:
+        raise UserError(
+            f"the links of profile {profile.name} have {links.num_places} places, but there are"
+            f" {hardware.num_accelerators} accelerators: measure them with `ccl-search links measure --launcher"
+            f" {profile.name} --ranks {hardware.num_accelerators}`, or remove {profile.name}.links.csv"
+        )
+    return f"profile {profile.name}: measured links instead of two bandwidths: {links.describe()}"
 
 
 def _key(stated: dict[str, Any]) -> dict[str, Any]:

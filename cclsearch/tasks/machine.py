@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from cclsearch.card.model import Card
+from cclsearch.links.matrix import LinkMatrix
 
 GEMM_SHARE = {"tpu": 0.85}
 """Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText
@@ -20,6 +21,9 @@ TPU_RESERVED_GIB = 0.3
 """HBM that the TPU runtime reserves."""
 DEVICE_CONTEXT_GIB = 1.2
 """CUDA context, NCCL buffers and cuBLAS workspaces outside the allocator on A100 and H100 (0.5 to 2 GiB reported)."""
+
+FOUR_BYTES = {"fp32", "tf32"}
+"""Precisions whose activations have four bytes."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,12 @@ class Machine:
     """Host seconds to launch one kernel."""
     host_cores: float
     """Cores that the ranks of a node share if they run on its CPU; infinite if each has an accelerator."""
+    links: LinkMatrix | None = None
+    """Measured links, which count instead of the bandwidths and latencies above."""
+    ring_per_port: bool = True
+    """Whether collectives use the ports of all members of a group in a node (NCCL), or one ring (gloo on CPUs)."""
+    element_bytes: float = 2.0
+    """Bytes of a sent activation. 2 without measured links, as calibrated with the catalogue's bandwidths."""
 
 
 def read_machine(card: Card) -> Machine:
@@ -69,4 +79,7 @@ def read_machine(card: Card) -> Machine:
         fixed_gib={"cpu": CPU_PROCESS_GIB, "tpu": TPU_RESERVED_GIB}.get(found.kind, DEVICE_CONTEXT_GIB),
         launch_s=LAUNCH_S[found.kind],
         host_cores=float(hardware.host_cores or math.inf) if found.kind == "cpu" else math.inf,
+        links=hardware.links,
+        ring_per_port=found.kind != "cpu",
+        element_bytes=4.0 if hardware.links is not None and card.precision in FOUR_BYTES else 2.0,
     )

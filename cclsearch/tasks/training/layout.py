@@ -27,6 +27,9 @@ _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
 _FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
 """Version -> time relative to version 2: Dao 2023 (2x faster than version 1), Shah et al. 2024 (1.5x to 2x faster)."""
+MESH = ("tp", "cp", "dp", "pp")
+"""The degrees in the order of ranks, innermost first, without a knob `rank_order`: Megatron-LM's default and torch's
+device meshes, of which ours have the part that matters."""
 _PLAIN_ATTENTION = ("torch", "eager", "math", "naive", "unfused", "plain", "dot_product", "fused")
 
 
@@ -65,6 +68,12 @@ class Layout:
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
     precision: Array
     """Position in the card's `precisions`; 0 is its own."""
+    order: Array
+    """Position in `orders`."""
+    orders: tuple[tuple[str, ...], ...]
+    """Orders of the degrees over ranks, innermost first."""
+    hosts: Array
+    """Whether the nodes are put in an order that suits their measured links, 1 or 0."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -97,6 +106,7 @@ def read_layout(card: Card, space: Space) -> Layout:
 
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
+    orders = _list_orders(space)
     return Layout(
         tp=number("tp"),
         dp=dp,
@@ -117,6 +127,9 @@ def read_layout(card: Card, space: Space) -> Layout:
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
         precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
+        order=_by_order(space, orders),
+        orders=orders,
+        hosts=_by_choice(space, "host_order", lambda value, _: float(value == "links")),
     )
 
 
@@ -138,6 +151,27 @@ def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float
     """(N,) `read` of the values, in lower case, of the first knob about kernels or attention."""
     about = (k for k in space.knobs if "kernel" in k.name or "attention" in k.name.replace("activation", ""))
     return _read_knob(space, next(about, None), lambda choice: read(str(choice).lower()), default)
+
+
+def read_order(choice: Value) -> tuple[str, ...]:
+    """Return the degrees of a choice such as `tp-pp-dp`, innermost first; `MESH` completes it."""
+    named = tuple(part for part in str(choice).split("-") if part in MESH)
+    # a degree that is not named comes after the one that it follows in `MESH`
+    for degree in MESH:
+        if degree not in named:
+            at = max((named.index(inner) + 1 for inner in MESH[: MESH.index(degree)] if inner in named), default=0)
+            named = (*named[:at], degree, *named[at:])
+    return named
+
+
+def _list_orders(space: Space) -> tuple[tuple[str, ...], ...]:
+    knob = space.find("rank_order")
+    return (MESH,) if knob is None else tuple(read_order(choice) for choice in knob.choices)
+
+
+def _by_order(space: Space, orders: tuple[tuple[str, ...], ...]) -> Array:
+    """(N,) position in `orders`."""
+    return _read_knob(space, space.find("rank_order"), lambda choice: float(orders.index(read_order(choice))), 0.0)
 
 
 def _as_number(choice: Value, default: float) -> float:

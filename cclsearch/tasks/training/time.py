@@ -25,6 +25,7 @@ from cclsearch.tasks.training.memory import (
     name_multipliers,
     parameters_per_rank,
 )
+from cclsearch.tasks.training.network import AXES, AxisLink, Network
 
 MULTIPLIERS = (
     *("scale", "gemm", "attention", "elementwise", "recompute", "vocabulary", "imbalance", "launch", "tp_scale_up"),
@@ -95,6 +96,33 @@ class TimeParts:
 
 def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     """Return the parts of every configuration before multipliers; the module docstring lists the sources."""
+    weights = count_bytes(card, layout, machine) if machine.links is not None and layout.hosts.any() else None
+    return _time_on(card, layout, machine, Network(layout, machine, weights))
+
+
+class _OneAxis(Network):
+    """Links on which one axis sends a byte per second, and all else takes no time."""
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        self._size, self._name = len(layout), name
+
+    def axis(self, name: str) -> AxisLink:
+        rate = np.full(self._size, 1.0 if name == self._name else np.inf)
+        return AxisLink(rate, np.zeros(self._size), np.zeros(self._size, dtype=bool))
+
+
+def count_bytes(card: Card, layout: Layout, machine: Machine) -> dict[str, Array]:
+    """Return axis -> (N,) bytes that a member of its groups sends per step, before multipliers."""
+    found = {}
+    for name in AXES:
+        parts = _time_on(card, layout, machine, _OneAxis(layout, name))
+        per_micro_batch = parts.tp_scale_up + parts.tp_scale_out + parts.expert_exchange + parts.p2p
+        found[name] = parts.micro_batches * per_micro_batch + parts.dp
+    return found
+
+
+def _time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> TimeParts:
+    """Return the parts on these links."""
     arch, counts = card.arch, count_parts(card.arch)
     tokens = layout.micro_batch * card.number("seq_len") / layout.cp
     layers = np.ceil(arch.num_layers / layout.pp)
@@ -105,14 +133,12 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
     head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * machine.gemm_share)
     logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
-    tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, tokens, layers)
-    dp, floor = _data_parallel(card, layout, machine)
-    ring = _context_parallel(card, layout, machine, tokens, layers)
+    tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, network, tokens, layers)
+    dp, floor = _data_parallel(card, layout, network)
+    ring = _context_parallel(card, layout, network, tokens, layers)
     # ranks that share the cores of a host take turns
     turns = np.maximum(np.minimum(layout.ranks, machine.node) / machine.host_cores, 1.0)
-    # pipeline stages are outermost in [M] and its descendants
-    crosses = (layout.ranks > machine.node) & (layout.pp > 1)
-    link = np.where(crosses, machine.out_bytes_s, machine.up_bytes_s)
+    hop = 2.0 * machine.element_bytes * tokens * h / network.axis("pp").bytes_s
     split = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)  # [M] section 4.1: each rank sends its part
     nodes = np.maximum(layout.ranks / machine.node, 1.0)
     staged = (layout.pp > 1).astype(np.float64)
@@ -129,10 +155,10 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
         tp_scale_out=tp_out,
         tp_wait=tp_wait,
         tp_wait_staged=tp_wait_staged,
-        expert_exchange=_expert_exchange(card, layout, machine, tokens, layers),
+        expert_exchange=_expert_exchange(card, layout, machine, network, tokens, layers),
         bubble=_bubble(layout),
-        # activations forward, gradients backward, 2 bytes each; the ring hides behind the attention on its last block
-        p2p=staged * layout.virtual * 4.0 * tokens * h / split / link + ring * ring / (ring + attention + 1e-12),
+        # activations forward, gradients backward; the ring hides behind the attention on its last block
+        p2p=staged * layout.virtual * hop / split + ring * ring / (ring + attention + 1e-12),
         p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
         dp=dp,
         dp_exposed_floor=floor,
@@ -263,27 +289,29 @@ def _bubble(layout: Layout) -> Array:
 
 
 def _tensor_parallel(
-    card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array
+    card: Card, layout: Layout, machine: Machine, network: Network, tokens: Array, layers: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Return scale-up, scale-out, wait and staged-wait seconds of tensor parallelism.
 
     [M] section 2.3: two all-reduces per layer forward and two backward (sequence parallelism moves the same bytes, [K]
     section 4.2).
     """
-    message = 2.0 * tokens * card.arch.hidden_size
+    message = machine.element_bytes * tokens * card.arch.hidden_size
     share = 2.0 * (layout.tp - 1) / layout.tp  # [T] ring
     calls = 4.0 * layers * (1 + 0.5 * (layout.recompute >= 1)) * (layout.tp > 1)
-    crosses = layout.tp > machine.node
-    # every accelerator of a node has its own network port, and rings use all of them
-    out_rate = np.minimum(machine.out_bytes_s * machine.node, machine.up_bytes_s)
+    link = network.axis("tp")
     inside = np.minimum(layout.tp, machine.node)
-    wait = calls * (8 * machine.up_latency_s * np.log2(inside + 1) + crosses * 8 * machine.out_latency_s * layout.tp)
+    if machine.links is None:
+        out_wait = link.crosses * 8 * machine.out_latency_s * layout.tp
+        wait = calls * (8 * machine.up_latency_s * np.log2(inside + 1) + out_wait)
+    else:
+        wait = calls * 8 * link.latency_s * np.where(link.crosses, layout.tp, np.log2(layout.tp + 1))
     staged = calls * (layout.pp > 1) * layout.tp * STAGED_WAIT_S
-    bytes_s = calls * message * share
-    return bytes_s * ~crosses / machine.up_bytes_s, bytes_s * crosses / out_rate, wait, staged
+    seconds = calls * message * share / link.bytes_s
+    return seconds * ~link.crosses, seconds * link.crosses, wait, staged
 
 
-def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array, Array]:
+def _data_parallel(card: Card, layout: Layout, network: Network) -> tuple[Array, Array]:
     """Return the communication seconds per step, and the seconds after the optimizer that cannot overlap.
 
     [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again. Experts are
@@ -291,48 +319,40 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine) -> tuple[Array,
     """
     counts = count_parts(card.arch)
     local = parameters_per_rank(counts, card.arch.num_layers, layout)
-    once = _ring_seconds(machine, local, layout.tp, layout.sharding)
+    once = _ring_seconds(network.axis("sharding"), local, layout.sharding)
     if card.arch.moe is not None:
         experts = experts_per_rank(counts, card.arch.num_layers, layout)
-        apart, holders = expert_group(layout)
-        once = _ring_seconds(machine, local - experts, layout.tp, layout.sharding)
-        once = once + _ring_seconds(machine, experts, apart, holders)
+        once = _ring_seconds(network.axis("sharding"), local - experts, layout.sharding)
+        once = once + _ring_seconds(network.axis("experts"), experts, expert_group(layout)[1])
     gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
     reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
     # HSDP: each rank reduces its shard of the gradients over the replicas, which are a whole sharding group apart
     share = local / layout.sharding
-    between = 2.0 * _ring_seconds(machine, share, layout.tp * layout.sharding, layout.replicated)
+    between = 2.0 * _ring_seconds(network.axis("replicated"), share, layout.replicated)
     between = between * np.maximum(reduces, 1.0)
     return np.asarray(once * (reduces + gathers) + between), np.asarray(once * after_step)
 
 
-def _ring_seconds(machine: Machine, params: Array, apart: Array, group: Array) -> Array:
+def _ring_seconds(link: AxisLink, params: Array, group: Array) -> Array:
     """(N,) seconds of one pass of these parameters, 2 bytes each, around a ring of `group` ranks ([T])."""
-    rate, latency = _ring_link(machine, apart, group)
-    return np.asarray(2.0 * params * (group - 1) / group / rate + latency * np.log2(group + 1) * 20 * (group > 1))
+    moved = 2.0 * params * (group - 1) / group / link.bytes_s
+    return np.asarray(moved + link.latency_s * np.log2(group + 1) * 20 * (group > 1))
 
 
-def _ring_link(machine: Machine, apart: Array, group: Array) -> tuple[Array, Array]:
-    """Return bytes per second and seconds of latency of a ring over `group` ranks that are `apart` ranks apart."""
-    crosses = apart * group > machine.node
-    members = np.clip(machine.node / apart, 1.0, None)  # of one group inside one node, each with its own link
-    out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
-    latency = np.where(crosses, machine.out_latency_s, machine.up_latency_s)
-    return np.where(crosses, out, machine.up_bytes_s), latency
-
-
-def _context_parallel(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
+def _context_parallel(card: Card, layout: Layout, network: Network, tokens: Array, layers: Array) -> Array:
     """(N,) seconds in which the blocks of keys and values go around the ring of context-parallel ranks, in both passes.
 
     [R] section 3.1: every rank passes on its block cp - 1 times; in the backward pass its gradients go with it.
     """
-    rate, latency = _ring_link(machine, layout.tp, layout.cp)
+    link = network.axis("cp")
     block = 2.0 * tokens * 2 * card.arch.num_kv_heads * card.arch.head_dim / layout.tp  # 2 bytes per value
-    return np.asarray((layout.cp - 1) * layers * (3.0 + layout.repeated) * (block / rate + latency))
+    return np.asarray((layout.cp - 1) * layers * (3.0 + layout.repeated) * (block / link.bytes_s + link.latency_s))
 
 
-def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array, layers: Array) -> Array:
+def _expert_exchange(
+    card: Card, layout: Layout, machine: Machine, network: Network, tokens: Array, layers: Array
+) -> Array:
     """(N,) seconds of the all-to-all of tokens to experts and back, in both passes ([G] section 3.2).
 
     Between nodes a token goes once to each node with experts of it, and is copied inside (DeepSeek-V3, section 3.2.2).
@@ -341,12 +361,13 @@ def _expert_exchange(card: Card, layout: Layout, machine: Machine, tokens: Array
     if moe is None:
         return np.zeros(len(layout))
     mixtures = layers * count_parts(card.arch).moe_layers / card.arch.num_layers
-    copy = 2.0 * tokens / layout.tp * card.arch.hidden_size
-    nodes = np.maximum(layout.ep / machine.node, 1.0)
-    inside = copy * moe.top_k * (layout.ep - 1) / layout.ep / machine.up_bytes_s
+    copy = machine.element_bytes * tokens / layout.tp * card.arch.hidden_size
+    link = network.axis("exchange")
+    nodes = np.maximum(layout.ep / machine.node, 1.0) if machine.links is None else np.ones(len(layout))
+    inside = copy * moe.top_k * (layout.ep - 1) / layout.ep / link.bytes_s
     reached = nodes * (1 - (1 - 1 / nodes) ** moe.top_k)  # of nodes, by top_k experts at random
     between = copy * reached * (nodes - 1) / nodes / machine.out_bytes_s
-    latency = np.where(nodes > 1, machine.out_latency_s, machine.up_latency_s) * layout.ep
+    latency = link.latency_s * layout.ep
     return np.asarray(
         (layout.ep > 1) * 4.0 * mixtures * (1 + 0.5 * (layout.recompute >= 1)) * (inside + between + latency)
     )

@@ -1,0 +1,62 @@
+"""The order of nodes: which node has the first ranks, which the next, found by local improvement of a cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cclsearch.links.matrix import LinkMatrix
+
+if TYPE_CHECKING:
+    from cclsearch.links.matrix import Places
+
+MAX_TRIED = 3000
+"""Orders that one improvement tries at most."""
+NEARLY = 1 - 1e-9
+
+Order = tuple[int, ...]
+"""Numbers of nodes; the first one has the first ranks."""
+
+
+def identity_order(links: LinkMatrix) -> Order:
+    """Return the nodes as the matrix has them."""
+    return tuple(range(int(links.node_P.max()) + 1))
+
+
+def spread_nodes(links: LinkMatrix, order: Sequence[int]) -> Places:
+    """(P,) place of each rank if the nodes have ranks in this order, each all of its places."""
+    return np.concatenate([np.flatnonzero(links.node_P == node) for node in order])
+
+
+def improve_order(start: Order, cost: Callable[[Sequence[int]], float]) -> Order:
+    """Return an order of at most the start's cost, by swaps, moves and turned pieces, the first that helps each time.
+
+    It stops when no change helps, or after `MAX_TRIED` orders; the same input gives the same order.
+    """
+    best, least, tried, is_better = start, cost(start), 1, True
+    while is_better and tried < MAX_TRIED:
+        is_better = False
+        for order in _changes(best):
+            tried += 1
+            if (value := cost(order)) < least * NEARLY:
+                best, least, is_better = order, value, True
+                break
+            if tried >= MAX_TRIED:
+                break
+    return best
+
+
+def _changes(order: Order) -> list[Order]:
+    """Return the orders that differ by one swap, one turned piece, or one moved node."""
+    found = []
+    for i, j in combinations(range(len(order)), 2):
+        swapped = list(order)
+        swapped[i], swapped[j] = swapped[j], swapped[i]
+        found.append(tuple(swapped))
+        if j - i > 1:
+            found.append((*order[:i], *order[i : j + 1][::-1], *order[j + 1 :]))
+            found.append((*order[:i], *order[i + 1 : j + 1], order[i], *order[j + 1 :]))
+    return found
