@@ -14,7 +14,7 @@ from llm.players import Stubborn
 
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
-from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, is_limited
 from cclsearch.propose.agent.arbiter.states import ALLOWED, read_state, write_move
 from cclsearch.propose.agent.history import limits_event, past_turns
 from cclsearch.propose.agent.options import AgentOptions
@@ -29,9 +29,10 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     Usage,
 )
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.base import Proposal, Proposer, SearchView
-from cclsearch.propose.events import ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
+from cclsearch.propose.bayes.prior_hints import collect_hints
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
 
 
 class FakeClock:
@@ -159,6 +160,29 @@ def test_a_turn_is_judged_as_a_unit_once_all_that_it_submitted_has_run() -> None
     search.run(make(ScriptedModel([FAST[-1], FAST[0], FAST[-2]], [FAST[-3], FAST[-4]]), rules=rules))
     assert list_proposers(search) == ["seed", "llm", "llm", "llm", "llm", "llm"]
     assert not any("did not improve" in move for move in search.moves())
+
+
+def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_improves() -> None:
+    search = Search(budget=12)
+    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1)))
+    before = [event.after for event in search.events if isinstance(event, ArbiterMove)]
+    stalled, back = before[1], before[2]
+    assert (stalled.phase, back.phase) == (ArbiterPhase.FALLBACK, ArbiterPhase.LLM)
+    assert not is_limited(search.view, before[0])
+    assert is_limited(search.view, back)
+    limited = replace(make_surrogate_table(search.view), first_only=True)
+    free = [row for row in range(len(SPACE)) if limited.is_free(row)]
+    assert sorted(free) == sorted(limited.order[:5])
+
+
+def test_a_stall_clears_the_beliefs() -> None:
+    search = Search(budget=6)
+    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1)))
+    believing = LlmTurn(turn=9, beliefs={"pipeline": "more"}, num_seen=len(search.observations), text="t")
+    [stall] = [event for event in search.events if isinstance(event, ArbiterMove)][1:2]
+    assert set(collect_hints(replace(search.view, events=(believing,)))) == {"pipeline"}
+    assert collect_hints(replace(search.view, events=(believing, stall))) == {}
+    assert set(collect_hints(replace(search.view, events=(stall, believing)))) == {"pipeline"}
 
 
 def test_what_a_move_drops_from_the_queue_is_in_the_ledger() -> None:

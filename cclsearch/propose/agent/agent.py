@@ -83,13 +83,18 @@ class Agent:
         text = f"turn {number} ({cost.describe()} so far): the search ended before this turn did"
         return LlmTurn(turn=number, text=text, cost=cost)
 
-    def run_turn(self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int) -> TurnOutcome:
-        """The outcome of one whole turn; raises nothing, whatever a provider or a model does."""
+    def run_turn(
+        self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int, first_only: bool = False
+    ) -> TurnOutcome:
+        """The outcome of one whole turn; raises nothing, whatever a provider or a model does.
+
+        With `first_only`, the model chooses among the surrogate's first candidates only.
+        """
         number = self._next_number(view)
         store = PolicyStore(self.folder)
         handlers = ToolHandlers(
             view=view,
-            table=self.make_table(view),
+            table=replace(self.make_table(view), first_only=first_only),
             evidence=self.evidence,
             max_submitted=max_submitted,
             overrules_left=overrules_left,

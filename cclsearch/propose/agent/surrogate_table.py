@@ -53,10 +53,13 @@ class SurrogateTable:
     """Probability that it satisfies the objective's constraints if it succeeds, 0 to 1; None without constraints."""
     wins_N: Floats | None = None
     """Chance that it runs and beats the best by over 1 %, 0 to 1; None before a trial is ranked."""
+    first_only: bool = False
+    """Whether only the surrogate's first candidates are free."""
 
     def is_free(self, row: int) -> bool:
         """Whether the LLM may submit this row without overruling the surrogate."""
-        return row in self.order[:NUM_PROMISING] or (self.wins_N is not None and bool(self.wins_N[row] >= PLAUSIBLE))
+        likely = not self.first_only and self.wins_N is not None and bool(self.wins_N[row] >= PLAUSIBLE)
+        return likely or row in self.order[:NUM_PROMISING]
 
 
 MakeSurrogateTable = Callable[[SearchView], SurrogateTable]

@@ -350,7 +350,7 @@ class ToolHandlers:
             return f"the surrogate's probability that it fits is {table.fits_N[row]:.2f}"
         if table.satisfies_N is not None and table.satisfies_N[row] < MIN_FITS:
             return f"the surrogate's probability that it satisfies the constraints is {table.satisfies_N[row]:.2f}"
-        if table.wins_N is not None:
+        if table.wins_N is not None and not table.first_only:
             return f"the surrogate's chance that it beats the best is {table.wins_N[row]:.1%}, below {PLAUSIBLE:.0%}"
         return f"it is not among the {NUM_PROMISING} that the surrogate finds most promising"
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.events import LlmTurn
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, LlmTurn
 from cclsearch.propose.observations import observed_rows
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
@@ -107,10 +107,12 @@ class ActiveHint:
 
 
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
-    """Return the latest belief about each part and value, with its weight after the trials since."""
+    """Return the latest belief about each part and value since the last stall, with its present weight."""
     hints: dict[str, ActiveHint] = {}
     known = {*LEVELS, *EARLIER_LEVELS}
     for event in view.events:
+        if isinstance(event, ArbiterMove) and event.after.phase is ArbiterPhase.FALLBACK:
+            hints.clear()
         if isinstance(event, LlmTurn):
             weight = 0.5 ** (max(0, len(view.observations) - event.num_seen) / HALF_LIFE)
             hints |= {part: ActiveHint(level, weight) for part, level in event.beliefs.items() if level in known}

@@ -12,6 +12,7 @@ from cclsearch.propose.agent.arbiter.rules import (
     find_llm_trials,
     find_queued,
     find_stall,
+    is_limited,
     is_repeat_open,
     overruled_rows,
     overrules_left,
@@ -217,12 +218,14 @@ class Arbiter(Proposer):
         return replace(view, events=(*view.events, event))
 
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
-        max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 else count)
+        limited = is_limited(view, read_state(view))
+        max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 and not limited else count)
         return self._agent.run_turn(
             view,
             count,
             max_submitted=min(max_submitted, view.budget_left) or 1,
-            overrules_left=overrules_left(view, self._rules),
+            overrules_left=0 if limited else overrules_left(view, self._rules),
+            first_only=limited,
         )
 
     def _turn_is_recent(self, view: SearchView) -> bool:

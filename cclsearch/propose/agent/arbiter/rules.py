@@ -103,6 +103,12 @@ def _is_running(view: SearchView, turn: int) -> bool:
     return running or (queued is not None and queued[0].turn == turn)
 
 
+def is_limited(view: SearchView, state: ArbiterState) -> bool:
+    """Whether the LLM stalled and has not improved the best since: it chooses among the surrogate's most promising."""
+    improved = (trial.improved for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial)
+    return state.stalls > 0 and not any(improved)
+
+
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
     """How often the LLM may still overrule the surrogate; each overrule that improved the best adds two."""
     num_improved = sum(t.item.is_overrule and t.improved for t in find_llm_trials(view))
