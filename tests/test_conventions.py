@@ -20,7 +20,7 @@ LEVELS = [
     {"core", "draw"},
     {"plugins", "links"},
     {"card"},
-    {"space"},
+    {"space", "simulator"},
     {"recording", "stats"},
     {"launch"},
     {"score", "trace"},

@@ -1,0 +1,225 @@
+"""The network simulator beside closed forms of collectives, ASTRA-sim's published results and real Gloo; and its speed.
+
+python benchmarks/simulator.py > benchmarks/simulator.md     # as root, with `ip` and `tc`: 3 minutes
+python benchmarks/simulator.py --no-gloo                     # without real runs: 20 seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from simulator_gloo import measure_gloo
+
+from cclsearch.simulator.collectives import Collectives
+from cclsearch.simulator.engine import Wait, Work, simulate
+from cclsearch.simulator.network import TieredNetwork
+from cclsearch.simulator.sharing import share_flows
+from cclsearch.simulator.spec import parse_cluster
+
+HERE = Path(__file__).parent
+GIB = 1 << 30
+Row = tuple[str, ...]
+
+
+def table(heads: Row, rows: list[Row]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def form(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.4g} us"
+
+
+def off(simulated: float, expected: float) -> str:
+    return f"{100 * (simulated / expected - 1):+.1f} %"
+
+
+def closed_forms() -> Iterator[tuple[str, str, str, float, float]]:
+    """Yield cluster, collective, form, its seconds and the simulated ones."""
+    link, us = 400e9 / 8, 3e-6
+
+    def on(text: str, kind: str, algorithm: str, size: float) -> float:
+        net = TieredNetwork(parse_cluster(text))
+        return Collectives(net).schedule(kind, np.arange(net.num_ranks)[None], size, algorithm).seconds
+
+    for n in (4, 24, 256):
+        for size in (1e3, 1e6, 1e9):
+            share, depth = (n - 1) / n * size / link, math.ceil(math.log2(n))
+            switch = f"switch:{n}:400:3"
+            yield (
+                switch,
+                f"all-reduce, ring, {size:.0e} B",
+                "2(n-1)(a + M/n/b)",
+                2 * (n - 1) * us + 2 * share,
+                on(switch, "all_reduce", "ring", size),
+            )
+            yield (
+                switch,
+                f"all-gather, ring, {size:.0e} B",
+                "(n-1)(a + M/n/b)",
+                (n - 1) * us + share,
+                on(switch, "all_gather", "ring", size),
+            )
+            yield (
+                switch,
+                f"all-reduce, tree, {size:.0e} B",
+                "2 log2(n) a + 2 M/b",
+                2 * depth * us + 2 * size / link,
+                on(switch, "all_reduce", "tree", size),
+            )
+            if n & (n - 1) == 0:
+                halving = 2 * depth * us + 2 * share
+                yield (
+                    switch,
+                    f"all-reduce, halving-doubling, {size:.0e} B",
+                    "2 log2(n) a + 2(n-1)/n M/b",
+                    halving,
+                    on(switch, "all_reduce", "halving-doubling", size),
+                )
+            yield (
+                switch,
+                f"all-to-all, {size:.0e} B",
+                "a + (n-1)/n M/b",
+                us + share,
+                on(switch, "all_to_all", "direct", size),
+            )
+    for k in (4, 8, 16):
+        torus = f"torus:{k}x{k}:400:0"
+        yield (
+            torus,
+            "all-to-all, 1e+09 B",
+            "bisection: k M / 8 / (b/4)",
+            k * 1e9 / 8 / (link / 4),
+            on(torus, "all_to_all", "direct", 1e9),
+        )
+    for nodes in (4, 64, 512):
+        text = f"switch:8:3200:0/switch:{nodes}:400:0"
+        inside, between = 2 * 7 / 8 * 1e9 / (8 * link), 2 * (nodes - 1) / nodes * 1e9 / 8 / link
+        yield (
+            text,
+            "all-reduce, hierarchical, 1e+09 B",
+            "inside, then between on all ports",
+            inside + between,
+            on(text, "all_reduce", "hierarchical", 1e9),
+        )
+        both = max(between + inside / 4, inside)
+        yield (
+            text,
+            "all-reduce, hierarchical-pipelined, 1e+09 B",
+            "the slower + a piece of the other",
+            both,
+            on(text, "all_reduce", "hierarchical-pipelined", 1e9),
+        )
+    text = "switch:8:3200:0/fat-tree:32:400:0:leaf=64:over=4"
+    uplink = 64 * 192 * 1e9 / 256 / (64 * link / 4)
+    yield (
+        text,
+        "all-to-all, 1e+09 B",
+        "uplinks of a leaf: 64 x 192 M/256",
+        uplink,
+        on(text, "all_to_all", "direct", 1e9),
+    )
+
+
+def astra_sim() -> Iterator[tuple[dict[str, str], float, float]]:
+    """Yield a row of the published results, its seconds and the simulated ones."""
+    with (HERE / "astra_sim.csv").open() as file:
+        for row in csv.DictReader(file):
+            gbps, hop_us, n = 50 * GIB * 8 / 1e9, 0.51, int(row["nodes"])  # its GB is 2^30; 10 ns of endpoint delay
+            if row["topology"] == "switch":
+                text, algorithm, pieces = f"switch:{n}:{gbps}:{2 * hop_us - 0.01}", "ring", 4
+            else:  # an axis of two has one link here, and a ring has two
+                sizes = [int(size) for size in row["shape"].split("x")]
+                tiers = [f"ring:{size}:{gbps * min(size - 1, 2)}:{hop_us}" for size in sizes]
+                text, algorithm = "/".join(tiers), "ring" if len(sizes) == 1 else "hierarchical-pipelined"
+                pieces = 4 if len(sizes) == 1 else 1
+            net = TieredNetwork(parse_cluster(text))
+            # its all-gather counts what one rank contributes
+            size = float(row["size_bytes"]) * (n if row["collective"] == "all_gather" else 1)
+            on = Collectives(net, one_way=True)
+            found = on.schedule(row["collective"], np.arange(n)[None], size, algorithm, pieces)
+            yield row, int(row["latency_ns"]) / 1e9, found.seconds
+
+
+def speed() -> Iterator[Row]:
+    """Yield what was simulated, and how long that took."""
+    for text in (
+        "switch:8:2400:2.5/fat-tree:512:200:8:leaf=32:over=2",
+        "switch:8:2400:2.5/rail:512:200:8:leaf=64:over=2",
+        "torus:16x16x16:1600:1",
+    ):
+        begin = time.perf_counter()
+        net = TieredNetwork(parse_cluster(text))
+        on = Collectives(net)
+        inside = np.arange(net.num_ranks).reshape(-1, 8)
+        across = inside.T.copy()
+        tasks: list[Work] = []
+        for _ in range(8 * 64):  # micro-batches x layers
+            first = len(tasks)
+            reduce = on.schedule("all_reduce", inside, 64e6)
+            gather = on.schedule("reduce_scatter", across, 100e6)
+            tasks.append(Work(lanes=((0, 0),), seconds=1e-3))
+            tasks.append(Work(lanes=((0, 1),), schedule=reduce, waits=(Wait(first),)))
+            tasks.append(Work(lanes=((0, 0),), seconds=1e-3, waits=(Wait(first + 1),)))
+            tasks.append(Work(lanes=((0, 2),), schedule=gather, waits=(Wait(first + 2),)))
+        tasks.append(Work(lanes=((0, 1),), schedule=on.schedule("all_to_all", np.arange(net.num_ranks)[None], 1e9)))
+        step_s = simulate(tasks, net.capacity_L).seconds
+        took = time.perf_counter() - begin
+        yield text, f"{net.num_ranks} ranks, {len(tasks)} tasks", form(step_s), f"{took:.2f} s"
+    rng = np.random.default_rng(0)
+    net = TieredNetwork(parse_cluster("switch:8:2400:2.5/fat-tree:512:200:8:leaf=32:over=2"))
+    source, target = rng.integers(0, 4096, (2, 1 << 20))
+    routes = net.route(source, target)
+    begin = time.perf_counter()
+    rate = share_flows(routes.flow, routes.link, len(source), net.capacity_L)
+    slowest = f"slowest {rate.min() / 1e6:.3g} MB/s"
+    yield (
+        "the same fat tree",
+        "max-min rates of 1,048,576 flows of random pairs",
+        slowest,
+        (f"{time.perf_counter() - begin:.2f} s"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-gloo", action="store_true")
+    args = parser.parse_args()
+    print("# The network simulator\n\nEvery time called *simulated* is computed, not measured. Printed by:\n")
+    print(f"    python benchmarks/simulator.py{' --no-gloo' if args.no_gloo else ''}\n")
+    print("## Closed forms of collectives\n\na: latency of a message, b: bandwidth of a rank, M: message, n: ranks.\n")
+    forms = list(closed_forms())
+    shown = [(c, k, f, form(e), form(s), off(s, e)) for c, k, f, e, s in forms]
+    print(table(("cluster", "collective", "closed form", "its time", "simulated", "difference"), shown))
+    worst = max(abs(s / e - 1) for *_, e, s in forms)
+    print(f"\nLargest difference of {len(forms)}: {100 * worst:.2f} %.\n")
+    print("## ASTRA-sim's published results\n")
+    print((HERE / "astra_sim.txt").read_text())
+    rows = [(row, e, s) for row, e, s in astra_sim()]
+    for backend in ("analytical", "ns3"):
+        part = [(row, e, s) for row, e, s in rows if row["backend"] == backend]
+        each = [
+            (r["collective"], f"{r['topology']} {r['shape']}", r["size_bytes"], form(e), form(s), off(s, e))
+            for r, e, s in part
+        ]
+        print(table(("collective", "network", "bytes", f"ASTRA-sim, {backend}", "simulated here", "difference"), each))
+        differences = np.abs([s / e - 1 for _, e, s in part])
+        print(
+            f"\n{backend}: median difference of {len(part)} rows {100 * np.median(differences):.1f} %, largest"
+            f" {100 * differences.max():.1f} %.\n"
+        )
+    if not args.no_gloo:
+        print("## Real Gloo over shaped links\n")
+        measure_gloo()
+    print("## Speed\n\nOne process, including the network and all schedules.\n")
+    print(table(("cluster", "what", "simulated step", "takes"), list(speed())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Times a step on a simulated network: tasks in lanes, which wait for each other and share links while they overlap.
+
+A lane is a stream of a set of ranks that do the same at the same time. One rank that stands for all needs one set; the
+stages of a pipeline, or the ranks of a trace, are several. A collective is a task in the lanes of all that take part.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cclsearch.core.errors import UserError
+from cclsearch.simulator.collectives import Schedule, Segment
+from cclsearch.simulator.sharing import Array, share_classes
+
+Lane = tuple[int, int]
+"""(set of ranks, stream)."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A task may begin `delay_s` after the end of another, or after its beginning."""
+
+    task: int
+    delay_s: float = 0.0
+    after_start: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task: computation of fixed length, or a collective."""
+
+    lanes: tuple[Lane, ...]
+    """Where it runs: tasks of a lane run in the order of their list."""
+    seconds: float = 0.0
+    """Of computation; of a collective, what it takes besides its schedule."""
+    schedule: Schedule | None = None
+    stretch: float = 1.0
+    """Factor on the schedule's seconds, such as measured over simulated time of the system that was measured."""
+    waits: tuple[Wait, ...] = ()
+    earliest_s: float = 0.0
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each task ran, in the order of the tasks."""
+
+    start_s: Array
+    end_s: Array
+
+    @property
+    def seconds(self) -> float:
+        """Until the last task ended."""
+        return float(self.end_s.max(initial=0.0))
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """A running collective: its segment, and the repetitions that are left of it."""
+
+    task: int
+    segments: tuple[Segment, ...]
+    stretch: float
+    at: int = 0
+    left: float = 0.0
+    """Repetitions left of the segment; 0 while `extra_s` runs."""
+    each_s: float = math.inf
+    """Seconds of a repetition at the present rates."""
+
+    @property
+    def segment(self) -> Segment:
+        return self.segments[self.at]
+
+
+@dataclass(eq=False)
+class _Sharing:
+    """How much slower segments are while others use their links; each combination of patterns is computed once.
+
+    Segments of one pattern (the same flows, whatever their size) have the same `links` object.
+    """
+
+    capacity_L: Array
+    slowdowns: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
+    meet: dict[tuple[int, int], bool] = field(default_factory=dict)
+    kept: dict[int, Segment] = field(default_factory=dict)
+    """A segment of each pattern, kept so that no other object takes its number."""
+
+    def seconds(self, segments: Sequence[Segment]) -> list[float]:
+        """Return seconds of one repetition of each."""
+        order = sorted(range(len(segments)), key=lambda i: id(segments[i].links))
+        key = tuple(id(segments[i].links) for i in order)
+        if key not in self.slowdowns:
+            self._keep(segments)
+            self.slowdowns[key] = self._compute([segments[i] for i in order])
+        found = dict(zip(order, self.slowdowns[key], strict=True))
+        return [one.latency_s + max(one.alone_s * found[number], one.floor_s) for number, one in enumerate(segments)]
+
+    def shares_links(self, a: Segment, b: Segment) -> bool:
+        """Whether any link carries flows of both."""
+        key = (id(a.links), id(b.links))
+        if key not in self.meet:
+            self._keep((a, b))
+            self.meet[key] = bool(np.intersect1d(a.links, b.links, assume_unique=True).size)
+        return self.meet[key]
+
+    def _keep(self, segments: Sequence[Segment]) -> None:
+        self.kept |= {id(segment.links): segment for segment in segments}
+
+    def _compute(self, segments: list[Segment]) -> list[float]:
+        links = np.unique(np.concatenate([segment.links for segment in segments]))
+        capacity = self.capacity_L[links]
+        flows = np.zeros((len(segments), len(links)))
+        for row, segment in zip(flows, segments, strict=True):
+            row[np.searchsorted(links, segment.links)] = segment.flows
+        shared = share_classes(flows, capacity)
+        alone = np.array([share_classes(flows[c : c + 1], capacity)[0] for c in range(len(segments))])
+        slower = np.divide(alone, shared, out=np.ones(len(segments)), where=np.isfinite(shared))
+        return [float(each) for each in slower]
+
+
+def simulate(tasks: Sequence[Work], capacity_L: Array) -> Timeline:
+    """Return when each task runs; UserError if tasks wait for each other in a circle."""
+    return _Run(tasks, capacity_L).finish()
+
+
+class _Run:
+    """One simulation: an event loop over the ends of computation and of segments."""
+
+    def __init__(self, tasks: Sequence[Work], capacity_L: Array) -> None:
+        self.tasks = tasks
+        self.sharing = _Sharing(capacity_L)
+        count = len(tasks)
+        self.start, self.end = np.full(count, np.nan), np.full(count, np.nan)
+        self.ready = np.array([task.earliest_s for task in tasks], dtype=np.float64)
+        self.missing = np.zeros(count, dtype=np.int64)
+        self.after_end: list[list[tuple[int, float]]] = [[] for _ in tasks]
+        self.after_start: list[list[tuple[int, float]]] = [[] for _ in tasks]
+        last: dict[Lane, int] = {}
+        for number, task in enumerate(tasks):
+            for lane in task.lanes:
+                if lane in last:
+                    self._link(number, Wait(last[lane]))
+                last[lane] = number
+            for wait in task.waits:
+                self._link(number, wait)
+        self.queue: list[tuple[float, int, int]] = []  # (time, 0: a task ends, 1: a task begins, task)
+        self.transfers: list[_Transfer] = []
+        self.now = 0.0
+        self.open = count
+
+    def _link(self, number: int, wait: Wait) -> None:
+        to = self.after_start if wait.after_start else self.after_end
+        to[wait.task].append((number, wait.delay_s))
+        self.missing[number] += 1
+
+    def finish(self) -> Timeline:
+        for number in np.flatnonzero(self.missing == 0).tolist():
+            heapq.heappush(self.queue, (float(self.ready[number]), 1, number))
+        while self.queue or self.transfers:
+            ahead = min((one.left * one.each_s for one in self.transfers), default=math.inf)
+            at_queue = self.queue[0][0] if self.queue else math.inf
+            if at_queue <= self.now + ahead:
+                self._advance(at_queue)
+                _, what, number = heapq.heappop(self.queue)
+                self._begin(number) if what else self._complete(number)
+            else:
+                self._advance(self.now + ahead)
+                self._end_segments()
+        if self.open:
+            stuck = [task.label or str(number) for number, task in enumerate(self.tasks) if np.isnan(self.end[number])]
+            raise UserError(f"{self.open} tasks wait for each other in a circle, among them {', '.join(stuck[:3])}")
+        return Timeline(self.start, self.end)
+
+    def _advance(self, to: float) -> None:
+        passed = to - self.now
+        if passed > 0:
+            for one in self.transfers:
+                one.left -= passed / one.each_s
+        self.now = max(to, self.now)
+
+    def _release(self, followers: list[tuple[int, float]]) -> None:
+        for number, delay_s in followers:
+            self.ready[number] = max(self.ready[number], self.now + delay_s)
+            self.missing[number] -= 1
+            if self.missing[number] == 0:
+                heapq.heappush(self.queue, (max(float(self.ready[number]), self.now), 1, number))
+
+    def _begin(self, number: int) -> None:
+        task = self.tasks[number]
+        self.start[number] = self.now
+        self._release(self.after_start[number])
+        schedule = task.schedule
+        segments = () if schedule is None else tuple(one for one in schedule.segments if one.seconds > 0)
+        extra_s = task.seconds + (schedule.extra_s * task.stretch if schedule is not None else 0.0)
+        if not segments:
+            heapq.heappush(self.queue, (self.now + extra_s, 0, number))
+            return
+        one = _Transfer(number, segments, task.stretch, at=-1, left=1.0, each_s=extra_s)
+        self.transfers.append(one)
+        if extra_s <= 0:
+            self._next_segment(one)
+            self._share()
+
+    def _next_segment(self, one: _Transfer) -> None:
+        one.at += 1
+        one.left = one.segment.repeats if one.at < len(one.segments) else 0.0
+
+    def _end_segments(self) -> None:
+        """Move on the transfers whose segment has ended now."""
+        for one in [one for one in self.transfers if one.left * one.each_s <= 1e-12 * max(self.now, 1e-6)]:
+            self._next_segment(one)
+            if one.at == len(one.segments):
+                self.transfers.remove(one)
+                self._complete(one.task)
+        self._share()
+
+    def _share(self) -> None:
+        """Compute the rates of all transfers; those that share no links do not slow each other down."""
+        moving = [one for one in self.transfers if one.at >= 0]
+        for group in self._connected(moving):
+            seconds = self.sharing.seconds([one.segment for one in group])
+            for one, each_s in zip(group, seconds, strict=True):
+                one.each_s = each_s * one.stretch
+
+    def _complete(self, number: int) -> None:
+        self.end[number] = self.now
+        self.open -= 1
+        self._release(self.after_end[number])
+
+    def _connected(self, transfers: list[_Transfer]) -> list[list[_Transfer]]:
+        """Return the transfers in groups that share links, directly or through others."""
+        groups: list[list[_Transfer]] = []
+        for one in transfers:
+            meets = [any(self.sharing.shares_links(one.segment, other.segment) for other in group) for group in groups]
+            joined = [one] + [member for group, met in zip(groups, meets, strict=True) if met for member in group]
+            groups = [group for group, met in zip(groups, meets, strict=True) if not met] + [joined]
+        return groups

@@ -1,0 +1,202 @@
+"""Links of a cluster and the routes over them, as columns: every function takes all flows at once.
+
+Each rank has a port to every tier (a network card for each accelerator). In a ring, a torus or a rail, a message to a
+rank of another position first goes to the rank of its own domain at that position (NCCL calls this PXN on rails).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cclsearch.simulator.sharing import Array, Ids
+from cclsearch.simulator.spec import ClusterSpec, Tier
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Routes of flows: flow `flow[i]` uses link `link[i]`."""
+
+    flow: Ids
+    link: Ids
+    latency_s: Array
+    """(F,) of a small message."""
+
+
+class LinkNetwork:
+    """Links with a capacity, and routes over them; subclasses say how ranks are connected."""
+
+    num_ranks: int
+    capacity_L: Array
+    """Bytes per second of each link, one direction."""
+
+    def route(self, source: Ids, target: Ids) -> Routes:
+        """Return the routes from `source[i]` to `target[i]`; a rank needs no link to itself."""
+        raise TypeError(f"{type(self).__name__} has no routes")
+
+    def axes_of(self, ranks: Ids) -> list[Ids]:
+        """Return, for each axis from the inside out, the position of these ranks along it."""
+        return [np.asarray(ranks)]
+
+
+@dataclass(frozen=True)
+class TierLinks:
+    """The links of one tier: where they begin in the network's list."""
+
+    tier: Tier
+    inner: int
+    """Ranks of one unit."""
+    first: int
+    num_ranks: int
+
+    @property
+    def _axes(self) -> int:
+        return max(sum(size > 1 for size in self.tier.shape), 1)
+
+    @property
+    def num_leaves(self) -> int:
+        """Leaf switches; 1 if the tier has none."""
+        tier = self.tier
+        if tier.leaf is None:
+            return 1
+        if tier.kind == "rail":
+            return self.inner * -(-self.num_ranks // (self.inner * tier.leaf))
+        return -(-self.num_ranks // tier.leaf)
+
+    def capacities(self) -> Array:
+        """Return bytes per second of each link of the tier."""
+        tier, ranks, rate = self.tier, self.num_ranks, self.tier.gbps / 8 * 1e9
+        if tier.kind == "mesh":
+            return np.full(ranks * tier.size, rate / max(tier.size - 1, 1))
+        if tier.kind in ("ring", "torus"):
+            # an axis of two has one neighbour, which both links reach
+            each = [np.full(2 * ranks, rate / self._axes / (1 if size == 2 else 2)) for size in tier.shape]
+            return np.concatenate(each)
+        ports = np.full(2 * ranks, rate)
+        if tier.leaf is None:
+            return ports
+        return np.concatenate([ports, np.full(2 * self.num_leaves, tier.leaf * rate / tier.over)])
+
+    def leaf_of(self, rank: Ids) -> Ids:
+        """Return the leaf switch of each rank."""
+        leaf = self.tier.leaf or self.num_ranks
+        if self.tier.kind == "rail":
+            return np.asarray(rank // self.inner // leaf * self.inner + rank % self.inner)
+        return np.asarray(rank // leaf)
+
+    def route(self, flow: Ids, source: Ids, target: Ids) -> tuple[list[Ids], list[Ids], Array]:
+        """Return flows, links and seconds of latency between units of this tier."""
+        kind, latency = self.tier.kind, self.tier.latency_us * 1e-6
+        if kind == "mesh":
+            position = target // self.inner % self.tier.size
+            return [flow], [self.first + source * self.tier.size + position], np.full(len(flow), latency)
+        if kind in ("ring", "torus"):
+            return self._route_rings(flow, source, target)
+        flows, links = [flow, flow], [self.first + source, self.first + self.num_ranks + target]
+        seconds = np.full(len(flow), latency)
+        if self.tier.leaf is not None:
+            up, down = self.leaf_of(source), self.leaf_of(target)
+            over_spine = up != down
+            spine = self.first + 2 * self.num_ranks
+            flows += [flow[over_spine], flow[over_spine]]
+            links += [spine + up[over_spine], spine + self.num_leaves + down[over_spine]]
+            seconds = seconds * np.where(over_spine, 2.0, 1.0)
+        return flows, links, seconds
+
+    def _route_rings(self, flow: Ids, source: Ids, target: Ids) -> tuple[list[Ids], list[Ids], Array]:
+        """Route along one axis after the other, each in the shorter direction; ties take turns by position."""
+        flows: list[Ids] = []
+        links: list[Ids] = []
+        hops = np.zeros(len(flow))
+        at, stride, first = source.copy(), self.inner, self.first
+        for size in self.tier.shape:
+            here, there = at // stride % size, target // stride % size
+            ahead = (there - here) % size
+            forward = (2 * ahead < size) | ((2 * ahead == size) & ((here % 2 == 0) | (size == 2)))
+            steps = np.where(forward, ahead, size - ahead) % size
+            hops += steps
+            direction = np.where(forward, 1, -1)
+            for hop in range(int(steps.max(initial=0))):
+                moving = steps > hop
+                position = (here + direction * hop) % size
+                rank = at + (position - here) * stride
+                flows.append(flow[moving])
+                links.append((first + np.where(forward, 0, self.num_ranks) + rank)[moving])
+            at = at + (there - here) * stride
+            stride *= size
+            first += 2 * self.num_ranks
+        return flows, links, hops * self.tier.latency_us * 1e-6
+
+
+class TieredNetwork(LinkNetwork):
+    """The network of a `ClusterSpec`."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.num_ranks = spec.num_ranks
+        self.tiers: list[TierLinks] = []
+        first, inner = 0, 1
+        capacities: list[Array] = []
+        for tier in spec.tiers:
+            links = TierLinks(tier, inner, first, self.num_ranks)
+            capacities.append(links.capacities())
+            self.tiers.append(links)
+            first += len(capacities[-1])
+            inner *= tier.size
+        self.capacity_L = np.concatenate(capacities)
+
+    def route(self, source: Ids, target: Ids) -> Routes:
+        """Return the routes: over the outermost tier in which the units differ, and inside a unit where needed."""
+        flows: list[Ids] = []
+        links: list[Ids] = []
+        latency = np.zeros(len(source))
+        at = np.asarray(source, dtype=np.int64).copy()
+        target = np.asarray(target, dtype=np.int64)
+        level = np.zeros(len(at), dtype=np.int64)  # number of tiers that a flow passes
+        for number, tier in enumerate(self.tiers):
+            level = np.where(at // tier.inner != target // tier.inner, number + 1, level)
+        for number in range(len(self.tiers) - 1, -1, -1):
+            self._enter(number, flows, links, latency, at, target, level)
+        if not flows:
+            none = np.zeros(0, dtype=np.int64)
+            return Routes(none, none, latency)
+        return Routes(np.concatenate(flows), np.concatenate(links), latency)
+
+    def _enter(
+        self, number: int, flows: list[Ids], links: list[Ids], latency: Array, at: Ids, target: Ids, level: Ids
+    ) -> None:
+        """Move the flows whose outermost tier is this one to the target's unit."""
+        tier = self.tiers[number]
+        chosen = np.flatnonzero(level == number + 1)
+        if not len(chosen):
+            return
+        through = tier.tier.kind in ("ring", "torus", "rail") and tier.inner > 1
+        start, end = at[chosen], target[chosen]
+        if through:
+            middle = start // tier.inner * tier.inner + end % tier.inner
+            inside = self.route(start, middle)
+            flows.append(chosen[inside.flow])
+            links.append(inside.link)
+            latency[chosen] += inside.latency_s
+            start = middle
+        new_flows, new_links, seconds = tier.route(chosen, start, end)
+        flows += new_flows
+        links += new_links
+        latency[chosen] += seconds
+
+    def axes_of(self, ranks: Ids) -> list[Ids]:
+        """Return the position along each axis from the inside out: a torus has several, other tiers one."""
+        axes = []
+        stride = 1
+        for tier in self.spec.tiers:
+            for size in tier.shape:
+                axes.append(ranks // stride % size)
+                stride *= size
+        return axes
+
+    @cached_property
+    def domain(self) -> int:
+        """Ranks of one scale-up domain."""
+        return self.spec.domain
