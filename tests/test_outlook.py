@@ -13,6 +13,7 @@ from llm.turns import Scripted, submit
 from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
+from cclsearch import cli
 from cclsearch.core.values import Provenance
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
@@ -28,6 +29,7 @@ from cclsearch.record.event import EndKind, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import Recording, load_recording
+from cclsearch.run.folder import load_run
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.loop import run_search
 from cclsearch.search.session import begin_or_resume
@@ -173,3 +175,15 @@ def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, 
     first = decided[0]
     again = replace(first, trial=13, loss=1.1 * (first.loss or 0.0), is_confirmation=True)
     assert "differ by up to 10.0%" in describe_noise(view_of(recording, [*decided, again]))
+
+
+def test_a_resumed_search_ends_early_if_asked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the option, the search goes on until the budget is used or nothing is left."""
+    assert cli.main(["run", "--workload", "wl2", "--budget", "14", "--name", "r", "--quiet"]) == 0
+    assert cli.main(["resume", "r", "--budget", "60", "--stop-early", "--quiet"]) == 0
+    capsys.readouterr()
+    state = load_run(project / "runs" / "r").state
+    assert state.ended is not None
+    assert state.ended.kind is EndKind.PROPOSER_ENDED
+    assert "likely to beat the best" in state.ended.reason
+    assert 14 <= state.num_spent < 60

@@ -62,6 +62,7 @@ def drive_search(
                 budget=budget,
                 confirm=confirm,
                 keep_going=args.keep_going,
+                stop_early=args.stop_early,
                 unknown=unknown,
                 max_node_hours=max_node_hours,
             )

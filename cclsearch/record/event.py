@@ -115,6 +115,8 @@ class SearchResumed(LedgerEvent):
     """Number of finalists to run again, as raised by `resume --confirm`."""
     keep_going: bool = False
     """Whether trials that end for the same reason no longer end the search (`resume --keep-going`)."""
+    stop_early: bool = False
+    """Whether it ends once nothing is likely to win (`resume --stop-early`)."""
     max_node_hours: float | None = None
     """Limit of the search in node-hours (`resume --max-node-hours`); None leaves it as it was."""
     left_trials: tuple[TrialNumber, ...] = ()

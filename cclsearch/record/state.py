@@ -77,6 +77,8 @@ class RunState:
     """Whether the allocation that trials run in has ended since the search began or was last resumed."""
     keeps_going: bool = False
     """Whether trials that end for the same reason no longer end the search."""
+    stops_early: bool = False
+    """Whether it ends once nothing is likely to win, since a resume asked for that."""
     bad_lines: list[BadLine] = field(default_factory=list)
     """Lines of the ledger that are not used."""
     left_trials: set[int] = field(default_factory=set)
@@ -353,6 +355,7 @@ class RunState:
                 self.num_consecutive_infrastructure_failures = self.num_consecutive_judging_errors = 0
                 self.has_allocation_ended = False
                 self.keeps_going |= event.keep_going
+                self.stops_early |= event.stop_early
                 self.max_node_hours = event.max_node_hours or self.max_node_hours
                 self._resumed_at, self._infrastructure_failures = self.highest_trial, []
                 self._num_finished_before = len(self.trials.finish_order)

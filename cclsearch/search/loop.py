@@ -133,7 +133,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         earlier=session.spec.earlier,
         events=tuple(writer.state.reported),
         can_repeat=session.spec.provenance.is_repeatable,
-        ends_without_chance=session.spec.limits.stop_early,
+        ends_without_chance=session.spec.limits.stop_early or writer.state.stops_early,
         next_trial=writer.next_trial,
     )
 

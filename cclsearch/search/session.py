@@ -137,12 +137,14 @@ def begin_or_resume(
     budget: int = 0,
     confirm: int = 0,
     keep_going: bool = False,
+    stop_early: bool = False,
     unknown: UnknownPolicy | None = None,
     max_node_hours: float | None = None,
 ) -> None:
     """Record the start of the search, or its resumption with a higher budget or more confirmations.
 
-    With `keep_going`, trials that end for the same reason no longer end a resumed search.
+    With `keep_going`, trials that end for the same reason no longer end a resumed search; with `stop_early`, it ends
+    once nothing is likely to win.
     Raises UserError, before anything runs, if trial folders are unknown to the ledger and `unknown` does not say what
     becomes of them.
     """
@@ -155,7 +157,16 @@ def begin_or_resume(
     if is_new:
         _begin(writer, session)
     if found or not is_new:
-        _resume(writer, session, budget, confirm, keep_going=keep_going, left=left, max_node_hours=max_node_hours)
+        changed = SearchResumed(
+            engine_version=__version__,
+            budget=max(budget, writer.state.budget_raised_to, session.spec.limits.budget),
+            confirm=max(confirm, writer.state.confirm_raised_to),
+            keep_going=keep_going,
+            stop_early=stop_early,
+            max_node_hours=max_node_hours,
+            left_trials=left,
+        )
+        _resume(writer, session, changed, confirms=bool(confirm))
     record_adopted(writer, adopted, time.time())
 
 
@@ -168,29 +179,10 @@ def _begin(writer: RunWriter, session: Session) -> None:
         writer.record(ConfigsHeldBack(num_configs=len(held_back.rows), text=held_back.reason, time_s=now_s))
 
 
-def _resume(
-    writer: RunWriter,
-    session: Session,
-    budget: int,
-    confirm: int,
-    *,
-    keep_going: bool,
-    left: tuple[int, ...],
-    max_node_hours: float | None,
-) -> None:
+def _resume(writer: RunWriter, session: Session, changed: SearchResumed, *, confirms: bool) -> None:
     state, spec = writer.state, session.spec
     if state.spec_sha256 not in ("", hash_file(writer.folder / SPEC_FILE)):  # empty if the first line cannot be read
         raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited after the search began; its inputs are frozen")
-    if confirm and not spec.provenance.is_repeatable:
+    if confirms and not spec.provenance.is_repeatable:
         raise UserError(f"--confirm: a {spec.provenance.value} figure cannot be confirmed by another run")
-    writer.record(
-        SearchResumed(
-            time_s=time.time(),
-            engine_version=__version__,
-            budget=max(budget, state.budget_raised_to, spec.limits.budget),
-            confirm=max(confirm, state.confirm_raised_to),
-            keep_going=keep_going,
-            max_node_hours=max_node_hours,
-            left_trials=left,
-        )
-    )
+    writer.record(changed.at(time.time()))
