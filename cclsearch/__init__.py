@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cclsearch.api.searching import resume, search
     from cclsearch.api.traces import read_traces, score
     from cclsearch.core.errors import UserError
-    from cclsearch.plugins import LAUNCHERS, METRICS, PROPOSERS, READERS, TASKS
+    from cclsearch.plugins import LAUNCHERS, METRICS, PROPOSERS, PROVIDERS, READERS, TASKS
     from cclsearch.score.objective import load_objective
 
 __version__ = "0.3.0"
@@ -24,6 +24,7 @@ __all__ = [
     "LAUNCHERS",
     "METRICS",
     "PROPOSERS",
+    "PROVIDERS",
     "READERS",
     "TASKS",
     "BestTrial",
@@ -46,7 +47,7 @@ _MODULES = {
     "api.searching": ("resume", "search"),
     "api.traces": ("read_traces", "score"),
     "core.errors": ("UserError",),
-    "plugins": ("LAUNCHERS", "METRICS", "PROPOSERS", "READERS", "TASKS"),
+    "plugins": ("LAUNCHERS", "METRICS", "PROPOSERS", "PROVIDERS", "READERS", "TASKS"),
     "score.objective": ("load_objective",),
 }
 """Module -> the names of the API in it."""

@@ -25,6 +25,7 @@ from cclsearch.core.text import guess_name, one_line
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import LauncherFactory
+    from cclsearch.propose.agent.providers.kind import ProviderKind
     from cclsearch.propose.base import ProposerFactory
     from cclsearch.tasks.base import Task
     from cclsearch.trace.metric import Metric
@@ -199,6 +200,11 @@ LAUNCHERS: Registry[LauncherFactory] = Registry("launcher", "cclsearch.launch.bu
 
 PROPOSERS: Registry[ProposerFactory] = Registry("proposer", "cclsearch.propose.builtin", needs=("from_context", "role"))
 """name -> subclass of `cclsearch.propose.base.Proposer`, or another factory: samplers and strategies with an LLM."""
+
+PROVIDERS: Registry[type[ProviderKind]] = Registry(
+    "LLM provider", "cclsearch.propose.agent.providers.builtin", needs=("word", "key_name", "make_provider")
+)
+"""word of `--llm WORD:MODEL` -> subclass of `cclsearch.propose.agent.providers.kind.ProviderKind`."""
 
 METRICS: Registry[Metric] = Registry("metric", "cclsearch.trace.metrics", needs=("unit", "summary", "function"))
 """name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""

@@ -18,11 +18,11 @@ from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.text import one_line
 from cclsearch.launch.base import Check
 from cclsearch.plugins import load_plugins
+from cclsearch.propose.agent.providers.kind import list_kinds
 
 COMMAND_TIMEOUT_S = 20.0
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
 BROWSERS = ("chromium-browser", "google-chrome", "google-chrome-stable")
-API_KEYS = {"ANTHROPIC_API_KEY": "anthropic:MODEL", "OPENAI_API_KEY": "openai:MODEL"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def examine_machine() -> list[Finding]:
         _check_command("gcloud", "needed to create TPU slices: install the Google Cloud CLI, or name hosts"),
         _check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"),
         _check_command("chromium", browser, *BROWSERS),
-        *(_check_key(name, use) for name, use in API_KEYS.items()),
+        *(_check_key(kind.key_name, f"{word}:MODEL") for word, kind in list_kinds().items() if kind.key_name),
         *_check_plugins(),
     ]
     return [*(Finding(check, is_required=True) for check in required), *(Finding(check) for check in optional)]

@@ -11,11 +11,23 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows in `--help` what installed packages add."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        if "{providers}" not in text:
+            return text
+        from cclsearch.propose.agent.providers.kind import describe_forms
+
+        return text.replace("{providers}", describe_forms())
+
+
 class CommandParser(argparse.ArgumentParser):
     """Reports a wrong argument in one line; the exit code is 2."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+        super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]

@@ -30,6 +30,7 @@ NAMES = {
     "sampler": "samplers",
     "samplers": "samplers",
     "strategy": "strategies",
+    "llm": "providers",
     "metric": "metrics",
     "run": "runs",
     "learn_from": "runs",
@@ -85,6 +86,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
     from cclsearch.launch.profile import list_profiles
     from cclsearch.plan.target import list_recordings
     from cclsearch.plugins import METRICS
+    from cclsearch.propose.agent.providers.kind import list_kinds
     from cclsearch.propose.study.choose import list_samplers, list_strategies
     from cclsearch.run.catalog import list_runs
     from cclsearch.space.framework import list_frameworks
@@ -107,6 +109,7 @@ def list_names(argument: argparse.Action | None) -> list[str]:
         "recordings": list_recordings,
         "samplers": list_samplers,
         "strategies": list_strategies,
+        "providers": lambda: [*(f"{word}:" for word in list_kinds()), "none"],
         "metrics": METRICS.names,
     }
     return listed[kind]() if kind else []

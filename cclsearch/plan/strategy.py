@@ -11,7 +11,8 @@ from cclsearch.core.values import Value
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plugins import describe_broken_plugins
 from cclsearch.propose.agent.policy.store import freeze_seed
-from cclsearch.propose.agent.providers.cost import explain_unknown_price, load_prices, prices_path
+from cclsearch.propose.agent.providers.cost import explain_unknown_price, list_prices
+from cclsearch.propose.agent.providers.kind import describe_forms, list_kinds
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
 from cclsearch.propose.study.choose import list_strategies, resolve_sampler
 from cclsearch.run.spec import DEFAULT_SAMPLER, DEFAULT_STRATEGY, SAMPLER
@@ -46,11 +47,11 @@ def _choose_name(request: SearchRequest) -> str:
         )
     if not request.llm:
         if strategy:
-            raise UserError(f"strategy {strategy!r} needs an LLM: `--llm anthropic:MODEL`, `openai:MODEL` or a URL")
+            raise UserError(f"strategy {strategy!r} needs an LLM: --llm {describe_forms()}")
         return SAMPLER
     parse_spec(request.llm)
     # Wrong values in the environment are reported before anything starts.
-    load_prices(prices_path())
+    list_prices()
     read_timeout_s()
     return strategy or DEFAULT_STRATEGY
 
@@ -63,4 +64,4 @@ def _describe_llm(request: SearchRequest) -> tuple[str, ...]:
         return tuple(line for line in (missing, unknown_price) if line)
     if request.sampler not in (None, DEFAULT_SAMPLER):
         return ()
-    return ("no LLM is used (add one with `--llm anthropic:MODEL` or `--llm openai:MODEL`)",)
+    return (f"no LLM is used (add one with {' or '.join(f'`--llm {word}:MODEL`' for word in list_kinds())})",)

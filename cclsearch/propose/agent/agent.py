@@ -16,7 +16,7 @@ from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
 from cclsearch.propose.agent.prompt import PromptInput
-from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, load_prices, prices_path
+from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, list_prices
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider
@@ -63,7 +63,7 @@ class Agent:
     make_table: MakeSurrogateTable = make_surrogate_table
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
-    prices: Prices = field(default_factory=lambda: load_prices(prices_path()))
+    prices: Prices = field(default_factory=lambda: list_prices())
     _running_turn: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
 
     def limit_reached(self, view: SearchView) -> str | None:

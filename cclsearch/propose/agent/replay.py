@@ -10,7 +10,7 @@ from cclsearch.propose.agent.evidence import NoEvidence
 from cclsearch.propose.agent.extension import replay_extension
 from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions
-from cclsearch.propose.agent.providers.cost import load_prices, prices_path
+from cclsearch.propose.agent.providers.cost import list_prices
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
@@ -101,7 +101,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     settings = TurnSettings(
         clock=recorded,
         jitter=random.Random(0),
-        price=record.price if "price" in record.model_fields_set else load_prices(prices_path()).find(context.model),
+        price=record.price if "price" in record.model_fields_set else list_prices().find(context.model),
         limits=record.limits,
         spent=record.spent,
         retry=RetrySettings(max_tries=1),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
+from cclsearch.plugins import PROVIDERS
 from cclsearch.propose.agent.prompt import (
     MAX_CORRECTIONS,
     MAX_LOOKUPS,
@@ -47,10 +48,8 @@ MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
 LEFT_OUT = "(left out: size limit)"
-REASONING_PREFIXES = ("anthropic:", "openai:")
-"""Providers whose models may need more output tokens to reason before they answer."""
 MAX_OUTPUT_TOKENS = 16_384
-"""Tokens of one answer of these providers, after answers that were cut off."""
+"""Tokens of one answer of a provider whose models may reason before they answer, after answers that were cut off."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,8 @@ class Turn:
     def _problem(self, answer: Answer) -> tuple[str, str] | None:
         if answer.stop is StopReason.TRUNCATED:
             limit = self._max_output_tokens
-            if self._provider.name.startswith(REASONING_PREFIXES):
+            kind = PROVIDERS.find(self._provider.name.split(":")[0])
+            if kind is not None and kind.may_reason:
                 # A reasoning model may need more tokens to reach its answer; a self-hosted server may not have more.
                 self._max_output_tokens = min(2 * limit, MAX_OUTPUT_TOKENS)
             return (

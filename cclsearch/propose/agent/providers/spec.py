@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.secret_names import declare_secret
+from cclsearch.core.text import guess_name
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
-from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
-from cclsearch.propose.agent.providers.types import Provider, name_model
+from cclsearch.plugins import PROVIDERS, describe_broken_plugins
+from cclsearch.propose.agent.providers.kind import ProviderKind, describe_forms, list_kinds
+from cclsearch.propose.agent.providers.types import Provider
 
-FORMS = "anthropic:MODEL, openai:MODEL, or the URL of an OpenAI-compatible server, http://HOST:PORT/v1#MODEL"
-KEYS = {"anthropic": "ANTHROPIC_API_KEY", "openai": "OPENAI_API_KEY", "compatible": "CCL_SEARCH_LLM_API_KEY"}
-"""Protocol -> environment variable with its key. A server by URL never receives OpenAI's own key."""
+COMPATIBLE = "compatible"
+"""The kind of provider that a URL chooses."""
 TIMEOUT_NAME = "CCL_SEARCH_LLM_TIMEOUT_S"
 TIMEOUT_S = 120.0
 """For one answer, unless `CCL_SEARCH_LLM_TIMEOUT_S` is set."""
@@ -30,37 +31,53 @@ class LlmSpec(Model):
     base_url: str | None = None
 
     @property
-    def key_name(self) -> str:
-        return KEYS[self.protocol]
+    def kind(self) -> ProviderKind:
+        """Its kind of provider; raises UserError if no installed package has it."""
+        return PROVIDERS.get(self.protocol)()
 
     @property
     def name(self) -> str:
         """The model's name in prices and records."""
-        return name_model(self.protocol, self.model, self.base_url)
+        return self.kind.name_model(self.model, self.base_url)
 
 
 def parse_spec(text: str) -> LlmSpec:
-    """The spec; raises UserError with the valid forms."""
+    """The spec; raises UserError with the valid forms. From now on the key is masked, whatever its variable's name."""
+    spec = _parse_url(text) if text.startswith(("http://", "https://")) else _parse_word(text)
+    if spec.kind.key_name:
+        declare_secret(spec.kind.key_name)
+    return spec
+
+
+def _parse_url(text: str) -> LlmSpec:
     url, _, fragment = text.partition("#")
-    if url.startswith(("http://", "https://")):
-        parts = urlsplit(url)
-        if parts.username or parts.password:
-            raise UserError(f"--llm must not contain a password; put the key into {KEYS['compatible']}")
-        if parts.query:
-            raise UserError(f"--llm must not contain a query (`?...`); put the key into {KEYS['compatible']}")
-        if not parts.hostname or not _MODEL.fullmatch(fragment):
-            raise UserError(f"--llm {text!r} does not name a model; write {FORMS}")
-        return LlmSpec(protocol="compatible", model=fragment, base_url=url.rstrip("/"))
-    protocol, _, model = text.partition(":")
-    if protocol not in {"anthropic", "openai"} or not _MODEL.fullmatch(model):
-        raise UserError(f"--llm must be {FORMS}, not {text!r}")
-    return LlmSpec(protocol=protocol, model=model)
+    parts, key_name = urlsplit(url), PROVIDERS.get(COMPATIBLE).key_name
+    if parts.username or parts.password:
+        raise UserError(f"--llm must not contain a password; put the key into {key_name}")
+    if parts.query:
+        raise UserError(f"--llm must not contain a query (`?...`); put the key into {key_name}")
+    if not parts.hostname or not _MODEL.fullmatch(fragment):
+        raise UserError(f"--llm {text!r} does not name a model; write {describe_forms()}")
+    return LlmSpec(protocol=COMPATIBLE, model=fragment, base_url=url.rstrip("/"))
+
+
+def _parse_word(text: str) -> LlmSpec:
+    word, _, model = text.partition(":")
+    kinds = list_kinds()
+    if word not in kinds or not _MODEL.fullmatch(model):
+        guess = guess_name(word, kinds) if word not in kinds else ""
+        raise UserError(f"--llm must be {describe_forms()}, not {text!r}{guess}{describe_broken_plugins()}")
+    return LlmSpec(protocol=word, model=model)
 
 
 def missing_key(spec: LlmSpec) -> str | None:
     """The environment variable of the key if it is required and empty, else None."""
-    is_set = spec.protocol == "compatible" or os.environ.get(spec.key_name, "").strip()
-    return None if is_set else spec.key_name
+    kind = spec.kind
+    return kind.key_name if kind.key_name and kind.needs_key and not _read_key(kind) else None
+
+
+def _read_key(kind: ProviderKind) -> str:
+    return os.environ.get(kind.key_name, "").strip() if kind.key_name else ""
 
 
 def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
@@ -80,7 +97,6 @@ def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S) -> Provider:
     name = missing_key(spec)
     if name:
         raise UserError(f"{name} is not set; set it, or run with --llm none")
-    key = os.environ.get(spec.key_name, "").strip() or "not-needed"
-    if spec.protocol == "anthropic":
-        return AnthropicProvider(spec.model, api_key=key, base_url=spec.base_url, timeout_s=timeout_s)
-    return OpenAIProvider(spec.model, api_key=key, base_url=spec.base_url, timeout_s=timeout_s)
+    kind = spec.kind
+    key = _read_key(kind) or "not-needed"
+    return kind.make_provider(spec.model, api_key=key, base_url=spec.base_url, timeout_s=timeout_s)
