@@ -10,9 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
+import optuna
 import pytest
 from llm.players import Expert
 from llm.server import KEY, MODEL, Hang, Raw, Reaction, Say, serve
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
@@ -21,6 +24,8 @@ from cclsearch.propose.events import LlmTurn
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
 from cclsearch.search.llm_agent import FolderEvidence, read_options
+from cclsearch.study.mapping import NUMBER
+from cclsearch.study.view import STUDY_FILE
 
 pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
@@ -46,6 +51,7 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(
         assert server.requests
         assert "nanotron" not in "".join(request.model_dump_json() for request in server.requests)
     monkeypatch.delenv("ANTHROPIC_API_KEY")
+    check_study(project / "runs" / "asked")
     capsys.readouterr()
     assert main(["status", "asked"]) == 0
     assert "llm since trial 2: the seeds are proposed" in capsys.readouterr().out
@@ -55,6 +61,21 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
     assert not [path for path in (project / "runs").rglob("*") if path.is_file() and KEY in path.read_text()]
     assert len(list((project / "runs" / "asked" / "turns").glob("0*.json"))) == len(turns)
+
+
+def check_study(folder: Path) -> None:
+    """The Optuna study has every trial of the ledger, those of the LLM with their turn and rationale."""
+    state = load_run(folder).state
+    storage = JournalStorage(JournalFileBackend(str(folder / STUDY_FILE)))
+    (summary,) = storage.get_all_studies()
+    study = optuna.load_study(study_name=summary.study_name, storage=storage)
+    found = {trial.user_attrs[NUMBER]: trial for trial in study.trials}
+    assert sorted(found) == sorted(state.trials)
+    by_llm = [trial for trial in state.trials.values() if trial.proposer == "llm"]
+    assert by_llm
+    for trial in by_llm:
+        facts = found[trial.number].user_attrs
+        assert (facts["proposer"], facts["llm_turn"], facts["rationale"]) == ("llm", trial.turn, trial.rationale)
 
 
 def test_policy_programs_from_a_server_without_tools_decide_and_replay(

@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
@@ -26,6 +29,8 @@ from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.loop import run_search
 from cclsearch.search.session import begin_or_resume
 from cclsearch.stats.noise import Noise
+from cclsearch.study.mapping import NUMBER
+from cclsearch.study.view import STUDY_FILE
 from cclsearch.tasks.training.contract import TrainingResult
 
 Ending = Callable[[Job, float], TrainingResult]
@@ -98,6 +103,20 @@ def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path:
     run = load_run(folder)
     assert any("2 trials ended early" in line for line in summarize_run(run.spec, run.state, folder).lines)
     assert {find_state(t) for t in run.state.trials.values()} == {TrialState.ADMITTED, TrialState.PRUNED}
+
+
+def test_the_optuna_study_has_it_as_pruned_with_what_it_measured(tmp_path: Path) -> None:
+    folder, state = search(tmp_path, [1.0, 1.02, 9.0, 1.05])
+    storage = JournalStorage(JournalFileBackend(str(folder / STUDY_FILE)))
+    (summary,) = storage.get_all_studies()
+    trials = optuna.load_study(study_name=summary.study_name, storage=storage).trials
+    states = {trial.user_attrs[NUMBER]: trial.state.name for trial in trials}
+    assert states == {1: "COMPLETE", 2: "COMPLETE", 3: "PRUNED", 4: "COMPLETE"}
+    pruned = next(trial for trial in trials if trial.state.name == "PRUNED")
+    outcome = state.trials[3].outcome
+    assert outcome is not None
+    assert pruned.intermediate_values == {0: pytest.approx(outcome.metrics["step_time_s"])}
+    assert outcome.metrics["step_time_s"] > 2.0
 
 
 def test_what_a_trial_that_ended_early_measured_is_learned_from(tmp_path: Path) -> None:

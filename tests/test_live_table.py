@@ -17,6 +17,9 @@ from cclsearch.cli import main
 from cclsearch.core.terminal import can_redraw, print_wrapped
 from cclsearch.launch.base import Handle
 from cclsearch.launch.contract import PHASE_FILE, TrialPhase
+from cclsearch.propose.agent.providers.cost import Cost
+from cclsearch.propose.agent.providers.types import Usage
+from cclsearch.propose.events import LlmTurn
 from cclsearch.report.progress import Progress, format_duration, list_varied_knobs, observe_progress, render_progress
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.phase import read_phase
@@ -180,3 +183,13 @@ def test_a_process_without_an_output_prints_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.stdout", None)
     print_wrapped("ended: " + "word " * 100)
     assert not can_redraw()
+
+
+def test_the_footer_says_what_the_llm_has_used(searched: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = Usage(input_tokens=12_000, output_tokens=300)
+    turns = [LlmTurn(turn=n, cost=Cost(usage=usage, usd=0.041), text="t") for n in (1, 2)]
+    run = searched
+    monkeypatch.setattr(run.state, "reported", [*run.state.reported, *turns])
+    progress = observe_progress(run.spec, run.state, run.folder, knobs=KNOBS, node_hours=None, is_running=True)
+    shown = "\n".join(line.plain for line in render_progress(progress, 120, 23, 1060.0))
+    assert "LLM 24,600 tokens, $0.0820" in shown

@@ -64,6 +64,8 @@ class Progress:
     typical_s: float | None
     """Median duration of the latest trials; None if unknown."""
     note: str
+    llm_spent: str
+    """Tokens and dollars of the LLM's turns so far, in words; empty before the first."""
     spec: RunSpec
 
 
@@ -99,6 +101,7 @@ def observe_progress(
     numbers = sorted(state.trials)[-MAX_ROWS:]
     shown = {*numbers, *(trial.number for trial in state.unfinished), *([best.number] if best else [])}
     notes = [event for event in state.reported if not isinstance(event, LlmTurn)]
+    costs = [event.cost for event in state.reported if isinstance(event, LlmTurn)]
     figure = find_figure(spec)
     return Progress(
         title=plain(f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"),
@@ -118,6 +121,7 @@ def observe_progress(
         node_hour_limit=find_node_hour_limit(spec, state),
         typical_s=_find_typical(state) if node_hours is not None else None,
         note=one_line(notes[-1].text, 400) if notes else "",
+        llm_spent=sum(costs[1:], start=costs[0]).describe_spent() if costs else "",
         spec=spec,
     )
 
@@ -288,6 +292,8 @@ def _draw_footer(progress: Progress, width: int, now_s: float) -> list[Text]:
         used = progress.node_hours + sum(count_node_hours(progress.spec, t, 0.0, now_s) for t in running)
         limit = f" of {progress.node_hour_limit:g}" if progress.node_hour_limit is not None else ""
         parts.append(f"{used:.2g}{limit} node-hours")
+    if progress.llm_spent:
+        parts.append(f"LLM {progress.llm_spent}")
     hidden = progress.num_trials - len(progress.trials)
     if hidden > 0:
         parts.append(f"{count_of(hidden, 'earlier trial')} in `status`")

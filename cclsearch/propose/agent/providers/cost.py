@@ -98,9 +98,13 @@ class Cost(Model):
 
     def describe(self) -> str:
         """`12,300 tokens, $0.0410, 12.3 s`."""
+        return f"{self.describe_spent()}, {self.seconds:.1f} s"
+
+    def describe_spent(self) -> str:
+        """`12,300 tokens, $0.0410`."""
         usd = "price unknown" if self.usd is None else f"${self.usd:.4f}"
         estimated = " (estimated)" if self.usage.is_estimated else ""
-        return f"{self.usage.total:,} tokens{estimated}, {usd}, {self.seconds:.1f} s"
+        return f"{self.usage.total:,} tokens{estimated}, {usd}"
 
 
 def price_usage(usage: Usage, price: Price | None) -> float | None:
