@@ -18,7 +18,7 @@ ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 LEVELS = [
     {"core", "draw"},
-    {"plugins", "links"},
+    {"plugins", "links", "charts"},
     {"card"},
     {"space", "simulator"},
     {"recording", "stats"},
@@ -213,6 +213,7 @@ def test_dependencies_are_declared_and_imported() -> None:
         "pillow": "PIL",
         "pydantic-monty": "pydantic_monty",
         "optuna-dashboard": "optuna_dashboard",
+        "vl-convert-python": "vl_convert",
     }
     imported = set()
     for path in ENGINE:

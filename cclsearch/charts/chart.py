@@ -1,0 +1,163 @@
+"""A chart as a Vega-Lite specification whose colors are roles, so that one chart serves light, dark and print.
+
+In a specification, text such as `$green` stands for the color of a role, `$width` for the width of the drawing and
+`$columns` for those of its legend: `paint` replaces them, and so does `charts.js` in a page, when the theme or the
+width changes. Data are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cclsearch.core.values import Value
+
+PALETTE: dict[str, tuple[str, str]] = {
+    "paper": ("#ffffff", "#12161c"),
+    "ink": ("#1b1f24", "#e6e9ee"),
+    "muted": ("#57606a", "#9aa5b1"),
+    "grid": ("#dde2e8", "#2d343d"),
+    "blue": ("#0072b2", "#5ab4e8"),
+    "orange": ("#b85000", "#f0883e"),
+    "green": ("#00795a", "#2fbf96"),
+    "purple": ("#9c4f87", "#d991c2"),
+    "yellow": ("#8f7000", "#e9d44d"),
+    "gray": ("#7b8490", "#8a939d"),
+    "brown": ("#7a4a32", "#c9a58f"),
+    "low": ("#d3e4f3", "#1d3347"),
+    "high": ("#14568e", "#8bbde6"),
+}
+"""Role -> color on a light and on a dark background. The series hues are Okabe and Ito's, which color-blind people can
+distinguish, darkened or lightened to a contrast of 4.5:1 as text. Marks also differ in shape."""
+
+SERIES = ("$blue", "$orange", "$green", "$purple", "$yellow", "$gray", "$brown")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+WIDTH = 880
+WIDTH_MARK, COLUMNS_MARK = "$width", "$columns"
+LEGEND_COLUMN = 170
+"""Pixels per column of a legend."""
+DATA_KEYS = ("values", "datasets", "domain", "sort", "options", "labels", "title")
+"""Keys of a specification that hold text from outside."""
+
+Spec = Mapping[str, Any]
+Row = dict[str, Any]
+
+CONFIG: Spec = {
+    "aria": False,
+    "background": "$paper",
+    "font": "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "$muted",
+        "titleColor": "$ink",
+        "gridColor": "$grid",
+        "domainColor": "$muted",
+        "tickColor": "$muted",
+        "labelFontSize": 12,
+        "titleFontSize": 12.5,
+        "titleFontWeight": "normal",
+        "labelLimit": 260,
+    },
+    "legend": {
+        "labelColor": "$muted",
+        "titleColor": "$muted",
+        "labelFontSize": 12,
+        "titleFontWeight": "normal",
+        "orient": "top",
+        "columns": COLUMNS_MARK,
+        "labelLimit": 230,
+        "symbolStrokeWidth": 2,
+    },
+    "range": {"category": list(SERIES), "ramp": ["$high", "$low"], "heatmap": ["$high", "$low"]},
+    "mark": {"color": "$blue"},
+    "text": {"color": "$ink", "fontSize": 12},
+    "rule": {"color": "$muted"},
+}
+"""What all charts share."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart; `spec` is Vega-Lite without `config`."""
+
+    name: str
+    """Stem of its file name: letters, digits and dashes."""
+    title: str
+    summary: str
+    """Text alternative for people who cannot see the chart."""
+    spec: Spec
+
+
+def paint(chart: Chart, *, dark: bool = False, width: int = WIDTH) -> dict[str, Any]:
+    """The whole specification with colors and a width in pixels."""
+    known: dict[str, Any] = {f"${role}": colors[dark] for role, colors in PALETTE.items()}
+    known |= {WIDTH_MARK: width, COLUMNS_MARK: max(1, width // LEGEND_COLUMN)}
+
+    def fill(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {key: value if key in DATA_KEYS else fill(value) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [fill(value) for value in node]
+        return known.get(node, node) if isinstance(node, str) else node
+
+    painted: dict[str, Any] = fill({**chart.spec, "config": CONFIG})
+    return painted
+
+
+def page_data(charts: Mapping[str, Chart]) -> dict[str, Any]:
+    """What `charts.js` needs to draw: each specification by the id of its element, the configuration and the colors."""
+    return {
+        "charts": {place: chart.spec for place, chart in charts.items()},
+        "config": CONFIG,
+        "palette": {f"${role}": colors for role, colors in PALETTE.items()},
+    }
+
+
+def palette_css() -> str:
+    """CSS variables of every role: by the reader's preference, and by `data-theme` on the root where one was chosen."""
+    light, dark = (";".join(f"--{role}:{colors[n]}" for role, colors in PALETTE.items()) for n in (0, 1))
+    chosen = f":root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+    return (
+        f":root{{color-scheme:light;{light}}}\n{chosen}\n"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"
+    )
+
+
+def make_spec(rows: Sequence[Row], height: int | Mapping[str, int], **parts: Any) -> dict[str, Any]:
+    """A specification as wide as its place, over rows."""
+    autosize = {"type": "fit-x", "contains": "padding"}
+    return {"width": WIDTH_MARK, "height": height, "autosize": autosize, "data": {"values": list(rows)}, **parts}
+
+
+def quantity(field: str, title: str | None, values: Sequence[float] = (), **more: Any) -> dict[str, Any]:
+    """A channel of numbers; logarithmic if the values are positive and span more than a factor of 5."""
+    known = [value for value in values if value is not None]
+    scale: dict[str, Any] = {"zero": False, "nice": True, "padding": 8}
+    axis: dict[str, Any] = {"tickCount": 6, **more.pop("axis", {})}
+    if known and min(known) > 0 and max(known) / min(known) > 5:
+        scale = {"type": "log", "nice": False, "padding": 12}
+        axis = {"format": "~g", **axis}
+    return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": axis, **more}
+
+
+def category(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
+    """A channel of names in the order of the data, unless `sort` is given."""
+    return {"field": field, "type": "nominal", "title": title, "sort": None, **more}
+
+
+def tips(**titles: str) -> list[Row]:
+    """The lines of a tooltip: field -> its title."""
+    return [{"field": field, "type": "nominal", "title": title} for field, title in titles.items()]
+
+
+def show_choice(value: Value) -> str | float:
+    """A knob's value as charts order and print it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, at most `limit` characters long."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,84 @@
+"use strict";
+// Draws every [data-chart] element from the specifications of `page_data` (charts/chart.py), when it comes into sight.
+const cclCharts = (() => {
+  const OUTSIDE = new Set(["values", "datasets", "domain", "sort", "options", "labels", "title"]);
+  const views = new Map();
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  let data = { charts: {}, config: {}, palette: {} };
+  const isDark = () => {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : prefersDark.matches;
+  };
+  const paint = (node, known) => {
+    if (Array.isArray(node)) return node.map((value) => paint(value, known));
+    if (node && typeof node === "object")
+      return Object.fromEntries(Object.entries(node).map(([k, v]) => [k, OUTSIDE.has(k) ? v : paint(v, known)]));
+    return typeof node === "string" && known.has(node) ? known.get(node) : node;
+  };
+  const draw = async (place) => {
+    const spec = data.charts[place.dataset.chart];
+    const width = Math.floor(place.clientWidth);
+    if (!spec || width < 40) return;
+    const known = new Map(Object.entries(data.palette).map(([role, pair]) => [role, pair[isDark() ? 1 : 0]]));
+    known.set("$width", width);
+    known.set("$columns", Math.max(1, Math.floor(width / 170)));
+    const painted = paint({ ...spec, config: data.config }, known);
+    const kept = views.get(place)?.signals;
+    views.get(place)?.result?.finalize();
+    const loader = { load: () => Promise.reject(new Error("charts load nothing")) };
+    const result = await vegaEmbed(place, painted, {
+      mode: "vega-lite", ast: true, actions: false, renderer: "svg", loader, logLevel: 1, defaultStyle: false,
+      tooltip: { theme: isDark() ? "dark" : "light" },
+    });
+    const inputs = Object.keys(kept ?? {}).filter((name) => kept[name] !== undefined);
+    for (const name of inputs) result.view.signal(name, kept[name]);
+    if (inputs.length) await result.view.runAsync();
+    const bound = (painted.params ?? []).filter((param) => param.bind && param.bind.input).map((param) => param.name);
+    const entry = { result, width, signals: {} };
+    for (const name of bound) result.view.addSignalListener(name, (_, value) => { entry.signals[name] = value; });
+    result.view.addEventListener("click", (_, item) => {
+      const trial = item?.datum?.trial;
+      if (trial !== undefined) place.dispatchEvent(new CustomEvent("trial", { bubbles: true, detail: String(trial) }));
+    });
+    views.set(place, entry);
+    place.dataset.drawn = "yes";
+  };
+  const redraw = (place) => draw(place).catch((error) => {
+    place.dataset.drawn = "failed";
+    place.textContent = `This chart cannot be drawn: ${error.message}`;
+  });
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting && !views.has(entry.target)) redraw(entry.target);
+  }, { rootMargin: "300px" });
+  const sized = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const drawn = views.get(target);
+      if (drawn && Math.abs(drawn.width - Math.floor(target.clientWidth)) > 1) redraw(target);
+    }
+  });
+  const all = () => [...document.querySelectorAll("[data-chart]")];
+  const repaint = () => all().filter((place) => views.has(place)).forEach(redraw);
+  prefersDark.addEventListener("change", repaint);
+  return {
+    isDark,
+    repaint,
+    // `charts`, `config` and `palette` as page_data returns them; call it again when specifications change.
+    show(newData) {
+      data = newData;
+      for (const place of all()) {
+        if (views.has(place)) redraw(place);
+        seen.observe(place);
+        sized.observe(place);
+      }
+    },
+    // Draws at once what is not in sight, before printing or a screenshot.
+    drawAll: () => Promise.all(all().filter((place) => !views.has(place)).map(redraw)),
+    // Light, dark, or what the reader's system prefers.
+    setTheme(theme) {
+      if (theme) document.documentElement.dataset.theme = theme;
+      else delete document.documentElement.dataset.theme;
+      repaint();
+    },
+  };
+})();
+window.cclCharts = cclCharts;

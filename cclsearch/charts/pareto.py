@@ -1,0 +1,159 @@
+"""Charts of a Pareto front: its points with a slider for the weight, scores by weight, the hypervolume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
+from cclsearch.core.numbers import show_number
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """One configuration by two metrics."""
+
+    name: str
+    """`run:7`."""
+    trial: int
+    run: str
+    config: str
+    x: float
+    y: float
+    on_front: bool
+    is_knee: bool = False
+    interval: tuple[float, float] | None = None
+    """Of `y`."""
+    scores: tuple[float, float] | None = None
+    """At weight 0 and at weight 1; more is better."""
+    chosen: tuple[float, float] | None = None
+    """The weights that choose it."""
+
+
+def _row(point: FrontPoint, **more: object) -> Row:
+    row: Row = {"trial": point.trial, "run": point.run, "name": point.name, "config": point.config, "x": point.x}
+    row |= {"y": point.y, "xs": show_number(point.x), "ys": show_number(point.y)}
+    row |= {"kind": "knee" if point.is_knee else "on the front" if point.on_front else "dominated"}
+    return row | more
+
+
+def draw_front(
+    points: Sequence[FrontPoint], x_title: str, y_title: str, *, name: str, x_greater: bool, y_greater: bool,
+    is_whole: bool = True,
+) -> Chart:  # fmt: skip
+    """The front, the points that it dominates, and, if scores are known, the choice of a weight that a slider sets.
+
+    `is_whole`: the front has no other metric, so its border can be drawn.
+    """
+    front = sorted((point for point in points if point.on_front), key=lambda p: p.x, reverse=x_greater)
+    x, y = quantity("x", x_title, [p.x for p in points]), quantity("y", y_title, [p.y for p in points])
+    layers: list[dict[str, Any]] = []
+    if is_whole and front:
+        line = {"type": "line", "color": "$green", "interpolate": "step-after", "strokeWidth": 1.8}
+        layers.append({"data": {"values": [_row(p, order=n) for n, p in enumerate(front)]}, "mark": line,
+                       "encoding": {"x": x, "y": y, "order": {"field": "order"}}})  # fmt: skip
+    spans = [{"x": p.x, "low": p.interval[0], "high": p.interval[1]} for p in front if p.interval]
+    if spans:
+        layers.append({"data": {"values": spans}, "mark": {"type": "rule", "color": "$green", "strokeWidth": 1.6},
+                       "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}})  # fmt: skip
+    kinds = {"domain": ["on the front", "knee", "dominated"], "range": ["$green", "$purple", "$gray"]}
+    shapes = {"domain": kinds["domain"], "range": ["circle", "diamond", "triangle-up"]}
+    legend = {"title": None}
+    tooltip = tips(name="trial", ys=y_title, xs=x_title, kind="state", config="configuration")
+    layers.append({
+        "mark": {"type": "point", "filled": True, "size": 80, "cursor": "pointer"},
+        "encoding": {"x": x, "y": y, "tooltip": tooltip, "color": category("kind", scale=kinds, legend=legend),
+                     "shape": category("kind", scale=shapes, legend=legend)},
+    })  # fmt: skip
+    layers.append({
+        "transform": [{"filter": "datum.kind !== 'dominated'"}],
+        "mark": {"type": "text", "dx": 10, "dy": -9, "align": "left", "fontSize": 11, "color": "$muted"},
+        "encoding": {"x": x, "y": y, "text": {"field": "trial"}},
+    })  # fmt: skip
+    rows = [_row(point) for point in points]
+    params = []
+    weighted = [_row(p, s0=p.scores[0], s1=p.scores[1]) for p in points if p.scores]
+    if weighted:
+        bind = {"input": "range", "min": 0, "max": 1, "step": 0.01, "name": "weight "}
+        params = [{"name": "weight", "value": 0.5, "bind": bind}]
+        layers += _chosen_layers(weighted, x, y, tooltip)
+    summary = "On the Pareto front: " + "; ".join(
+        f"trial {p.name}: {show_number(p.y)}, {show_number(p.x)}" for p in front
+    )
+    spec = make_spec(rows, 340, layer=layers, **({"params": params} if params else {}))
+    direction = f"better is {'up' if y_greater else 'down'} and {'right' if x_greater else 'left'}"
+    return Chart(name, f"Pareto front ({direction})", summary, spec)
+
+
+def _chosen_layers(rows: Sequence[Row], x: Row, y: Row, tooltip: Sequence[Row]) -> list[dict[str, Any]]:
+    """A ring and a label at the point with the highest score at the slider's weight."""
+    transform = [
+        {"calculate": "(1 - weight) * datum.s0 + weight * datum.s1", "as": "score"},
+        {"window": [{"op": "rank", "as": "place"}], "sort": [{"field": "score", "order": "descending"}]},
+        {"filter": "datum.place === 1"},
+        {"calculate": "'chosen at weight ' + format(weight, '.2f') + ': trial ' + datum.trial", "as": "words"},
+    ]
+    shared = {"data": {"values": list(rows)}, "transform": transform}
+    ring = {"type": "point", "shape": "circle", "filled": False, "size": 420, "color": "$orange", "strokeWidth": 3}
+    text = {"type": "text", "align": "right", "x": {"expr": "width"}, "y": 10, "color": "$orange", "fontWeight": "bold"}
+    return [
+        {**shared, "mark": ring, "encoding": {"x": x, "y": y, "tooltip": list(tooltip)}},
+        {**shared, "mark": text, "encoding": {"text": {"field": "words"}}},
+    ]
+
+
+def draw_weight_choices(points: Sequence[FrontPoint], score_title: str) -> Chart | None:
+    """Score by weight: a line for each configuration that some weight chooses, thick where it is chosen."""
+    kept = [(p, p.scores, p.chosen) for p in points if p.scores and p.chosen]
+    if not kept:
+        return None
+    kept.sort(key=lambda entry: entry[2])
+    whole: list[Row] = []
+    thick: list[Row] = []
+    for point, (at_0, at_1), (low, high) in kept:
+        name = f"trial {point.name}"
+        tip = f"{name} from weight {low:.3g} to {high:.3g}"
+        whole += [
+            {"point": name, "w": w, "score": s, "tip": tip, "config": point.config} for w, s in ((0, at_0), (1, at_1))
+        ]
+        thick += [{"point": name, "w": w, "score": at_0 + w * (at_1 - at_0), "tip": tip, "config": point.config}
+                  for w in (low, high)]  # fmt: skip
+    x = {"field": "w", "type": "quantitative", "title": "weight", "scale": {"domain": [0, 1], "nice": False}}
+    y = {"field": "score", "type": "quantitative", "title": score_title, "scale": {"zero": False}}
+    color = category("point", legend={"title": None})
+    tooltip = tips(tip="chosen", config="configuration")
+    layers = [
+        {"mark": {"type": "line", "strokeDash": [4, 4], "strokeWidth": 1.2},
+         "encoding": {"x": x, "y": y, "color": color}},
+        {"data": {"values": thick}, "mark": {"type": "line", "strokeWidth": 4},
+         "encoding": {"x": x, "y": y, "color": color, "tooltip": tooltip}},
+        {"data": {"values": thick}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+         "encoding": {"x": x, "y": y, "color": color, "shape": category("point", legend={"title": None}),
+                      "tooltip": tooltip}},
+    ]  # fmt: skip
+    summary = "; ".join(f"trial {p.name} from weight {low:.3g} to {high:.3g}" for p, _, (low, high) in kept)
+    return Chart("weights", "Configuration chosen by each weight", summary, make_spec(whole, 300, layer=layers))
+
+
+def draw_hypervolume(growth: Sequence[float]) -> Chart | None:
+    """Hypervolume after each trial, as a share of the last one."""
+    if len(growth) < 2:
+        return None
+    reached = next(n for n, share in enumerate(growth, 1) if share >= 0.95)
+    rows = [{"trial": n, "share": share} for n, share in enumerate((0.0, *growth))]
+    x = {"field": "trial", "type": "quantitative", "title": "trials", "axis": {"tickMinStep": 1, "grid": False}}
+    y = {"field": "share", "type": "quantitative", "title": "share of the final hypervolume", "axis": {"format": "%"}}
+    words = f"95% after {reached} trials"
+    text = {"type": "text", "align": "left", "dx": 10, "dy": 16}
+    if reached > len(growth) / 2:
+        text = {"type": "text", "align": "right", "dx": -10, "dy": -4}
+    mark = {"data": {"values": [{"trial": reached, "share": growth[reached - 1], "words": words}]}}
+    layers = [
+        {"mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2}, "encoding": {"x": x, "y": y}},
+        {**mark, "mark": {"type": "point", "filled": True, "size": 90, "color": "$orange", "shape": "diamond"},
+         "encoding": {"x": x, "y": y}},
+        {**mark, "mark": text, "encoding": {"x": x, "y": y, "text": {"field": "words"}}},
+    ]  # fmt: skip
+    summary = f"95% of the hypervolume after {reached} of {len(growth)} trials"
+    return Chart("hypervolume", "Hypervolume over trials", cut(summary, 200), make_spec(rows, 240, layer=layers))

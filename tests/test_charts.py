@@ -1,0 +1,224 @@
+"""Charts: valid specifications, their content, text from outside, and pictures without a browser."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cclsearch.charts.bundle import page_script, render_png, render_svg
+from cclsearch.charts.chart import PALETTE, Chart, page_data, paint, palette_css
+from cclsearch.charts.compare import BestOfRun, draw_bests, draw_curves
+from cclsearch.charts.knobs import draw_contour, draw_importance, draw_parallel, draw_slice
+from cclsearch.charts.nights import NightPoint, draw_nights
+from cclsearch.charts.pareto import FrontPoint, draw_front, draw_hypervolume, draw_weight_choices
+from cclsearch.charts.parts import StackedBar, draw_parts
+from cclsearch.charts.timeline import LANES, Lane, as_trace_events, draw_timeline, join_spans
+from cclsearch.charts.trials import (
+    BEST,
+    CONFIRMED,
+    FAILED,
+    NOT_ADMITTED,
+    RANKED,
+    Axis,
+    NeighborPoint,
+    TrialPoint,
+    draw_against,
+    draw_history,
+    draw_neighbors,
+    draw_prediction,
+    draw_strip,
+    varied_knobs,
+)
+
+STEP_TIME = Axis("step time", "step time (s) (recorded)")
+HOSTILE = "$green'</script><img src=x onerror=alert(1)>"
+
+
+def make_points(count: int = 25) -> list[TrialPoint]:
+    random.seed(count)
+    points = []
+    for number in range(1, count + 1):
+        config = {
+            "tp": 2 ** random.randint(0, 3),
+            "zero.stage[0]": random.randint(0, 2),
+            "ckpt": random.random() < 0.5,
+            "kernel": random.choice(["flash", HOSTILE]),
+            "fixed": 1,
+        }
+        kind = (RANKED, RANKED, FAILED, NOT_ADMITTED, RANKED, CONFIRMED)[number % 6]
+        value = None if kind == FAILED else 8 / int(config["tp"]) ** 0.5 + random.random()
+        expected = value and value * (2.0 if number == 13 else 1.05)
+        points.append(TrialPoint(number, config, kind, value, 0.05, expected, "default", HOSTILE, {"mfu": number / 99}))
+    best = min((p for p in points if p.kind == RANKED), key=lambda p: p.value or 0.0)
+    points[best.number - 1] = replace(best, kind=BEST)
+    return points
+
+
+def make_front() -> list[FrontPoint]:
+    given = [
+        (1, 1.0, 10.0, True, (1.0, 0.0), (0.0, 0.4)),
+        (2, 2.0, 5.0, True, (0.8, 0.8), (0.4, 0.9)),
+        (3, 4.0, 3.0, True, (0.0, 0.9), (0.9, 1.0)),
+        (4, 4.0, 8.0, False, None, None),
+    ]
+    return [
+        FrontPoint(f"run:{n}", n, "run", HOSTILE, x, y, on, n == 2, (y * 0.9, y * 1.1), scores, chosen)
+        for n, x, y, on, scores, chosen in given
+    ]
+
+
+def all_charts() -> Iterator[Chart | None]:
+    points, front = make_points(), make_front()
+    yield draw_history(points, STEP_TIME, summary="what it shows", interval=(3.0, 3.2))
+    yield draw_strip(points)
+    yield draw_prediction(points, STEP_TIME)
+    yield draw_neighbors([NeighborPoint("tp 2 → 4", 1.4, 3), NeighborPoint(HOSTILE, 2.0, None)], STEP_TIME)
+    yield draw_against([("a", p) for p in points], "mfu", "MFU", STEP_TIME)
+    yield draw_parallel(points, STEP_TIME)
+    yield draw_importance({"tp": 0.6, HOSTILE: 0.4}, STEP_TIME, how="fANOVA")
+    yield draw_slice(points, STEP_TIME, first="ckpt")
+    yield draw_contour(points, STEP_TIME, first=("ckpt", "tp"))
+    yield draw_bests([BestOfRun("a", "g", 1.0, "tp=1"), BestOfRun(HOSTILE, "g", 2.0, "tp=2")], STEP_TIME)
+    yield draw_curves([("a", points), (HOSTILE, points[3:])], STEP_TIME)
+    bars = [StackedBar(HOSTILE, {"compute": 0.6, "wait": 0.3, "tiny": 0.001}), StackedBar("b", {"compute": 0.9})]
+    yield draw_parts(bars, "seconds", name="causes", title="By cause", limit=1.0)
+    yield draw_timeline(
+        [Lane(rank, kind, [(n * 2, n * 2 + 1) for n in range(50)]) for rank in (0, 1) for kind in LANES]
+    )
+    yield draw_front(front, "accelerators", "step time (s)", name="front", x_greater=False, y_greater=False)
+    yield draw_weight_choices(front, "score")
+    yield draw_hypervolume([0.2, 0.5, 0.96, 1.0])
+    nights = [NightPoint(f"202611{d}-062421", d / 9, HOSTILE, (1.0, 4.0), {HOSTILE: 2.0}) for d in (22, 23)]
+    yield draw_nights(nights, "step time (s)", name="job-1", title="job")
+
+
+def test_every_chart_is_valid_vega_lite_in_both_themes_and_widths() -> None:
+    import altair
+
+    charts = [chart for chart in all_charts() if chart is not None]
+    assert len(charts) == 17
+    for chart in charts:
+        assert chart.title
+        assert chart.summary
+        for dark, width in ((False, 880), (True, 340)):
+            painted = paint(chart, dark=dark, width=width)
+            altair.Chart.from_dict(painted)  # raises SchemaValidationError
+            assert not find_marks(painted), chart.name
+
+
+def find_marks(node: Any, key: str = "") -> list[str]:
+    """Colors and sizes that were not replaced, outside of data."""
+    if isinstance(node, dict):
+        skipped = ("values", "title", "labels", "options", "domain")
+        return [mark for k, v in node.items() if k not in skipped for mark in find_marks(v, k)]
+    if isinstance(node, list):
+        return [mark for value in node for mark in find_marks(value, key)]
+    return [f"{key}: {node}"] if isinstance(node, str) and node.startswith("$") else []
+
+
+def test_text_from_outside_is_data_and_never_an_expression_or_a_color() -> None:
+    for chart in all_charts():
+        assert chart is not None
+        expressions = json.dumps(
+            [*find_keys(chart.spec, ("expr", "calculate", "filter", "test", "labelExpr", "field"))]
+        )
+        assert "onerror" not in expressions
+        assert "zero.stage" not in expressions
+        assert HOSTILE[:8] in json.dumps(paint(chart)) or HOSTILE[:8] not in json.dumps(chart.spec)
+
+
+def find_keys(node: Any, keys: tuple[str, ...]) -> Iterator[Any]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in keys and isinstance(value, str):
+                yield value
+            if key != "values":
+                yield from find_keys(value, keys)
+    elif isinstance(node, list):
+        for value in node:
+            yield from find_keys(value, keys)
+
+
+def test_charts_become_pictures_without_a_browser() -> None:
+    chart = draw_slice(make_points(), STEP_TIME)
+    assert chart is not None
+    light, dark = render_svg(chart), render_svg(chart, dark=True)
+    assert light.startswith("<svg")
+    assert "step time (s) (recorded)" in light
+    assert PALETTE["blue"][0] in light
+    assert PALETTE["blue"][1] in dark
+    assert "<script" not in light
+    assert render_png(chart, scale=1.0).startswith(b"\x89PNG")
+
+
+def test_the_script_of_pages_cannot_end_its_element() -> None:
+    script = page_script()
+    assert "vegaEmbed" in script
+    assert "cclCharts" in script
+    assert "</script" not in script.lower()
+
+
+def test_page_data_holds_specifications_by_place() -> None:
+    chart = draw_hypervolume([0.5, 1.0])
+    assert chart is not None
+    data = page_data({"r1-hypervolume": chart})
+    assert data["charts"]["r1-hypervolume"] == chart.spec
+    assert data["palette"]["$green"] == PALETTE["green"]
+    assert "--green:#00795a" in palette_css()
+
+
+def test_history_has_noise_bars_failures_and_the_best_so_far() -> None:
+    points = make_points()
+    chart = draw_history(points, STEP_TIME, summary="s", interval=(3.0, 3.2))
+    assert chart is not None
+    bars, line, marks, failed = [layer.get("data", {}).get("values") for layer in chart.spec["layer"][1:]]
+    assert len(bars) == sum(p.value is not None for p in points)
+    assert [row["v"] for row in line] == sorted((row["v"] for row in line), reverse=True)
+    assert marks is None
+    assert [row["trial"] for row in failed] == [p.number for p in points if p.kind == FAILED]
+    refused = [row for row in chart.spec["data"]["values"] if row["kind"] == NOT_ADMITTED]
+    assert refused
+    assert all(row["shown"].endswith(", which does not count") for row in refused)
+    assert draw_history([replace(p, value=None) for p in points], STEP_TIME, summary="s") is None
+
+
+def test_the_chart_of_predictions_names_the_trial_that_is_far_off() -> None:
+    chart = draw_prediction(make_points(), STEP_TIME)
+    assert chart is not None
+    assert "furthest off: trial 13 by 2.00x" in chart.summary
+    assert [row["trial"] for row in chart.spec["data"]["values"] if row["name"]] == [13]
+
+
+def test_knobs_that_never_vary_are_left_out() -> None:
+    assert "fixed" not in varied_knobs(make_points())
+    same = [TrialPoint(n, {"tp": 2}, RANKED, 1.0 * n) for n in (1, 2, 3, 4)]
+    assert varied_knobs(same) == ["tp"]
+    assert draw_contour(same, STEP_TIME) is None
+    assert draw_parallel(same[:1], STEP_TIME) is None
+
+
+def test_spans_are_joined_at_the_smallest_gaps() -> None:
+    spans = [(0.0, 1.0), (1.1, 2.0), (5.0, 6.0), (6.05, 7.0)]
+    assert join_spans(spans, 2) == [(0.0, 2.0), (5.0, 7.0)]
+    assert join_spans(spans, 3) == [(0.0, 1.0), (1.1, 2.0), (5.0, 7.0)]
+    assert join_spans(spans) == spans
+    events = as_trace_events([Lane(3, "compute", [(1.0, 1.5)])])
+    assert events[-1] == {"ph": "X", "name": "compute", "pid": 3, "tid": 0, "ts": 1000.0, "dur": 500.0}
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("role", ["ink", "muted", "blue", "orange", "green", "purple", "yellow"])
+def test_text_and_series_contrast_with_light_and_dark_backgrounds(role: str, mode: int) -> None:
+    lights = sorted((luminance(PALETTE[role][mode]), luminance(PALETTE["paper"][mode])))
+    assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5
