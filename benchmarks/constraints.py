@@ -18,7 +18,8 @@ import numpy as np
 
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.study.choose import make_sampler
-from cclsearch.recording.load import Recording, RowStatus, find_recordings, load_recording
+from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.recording.table import RowStatus
 from cclsearch.score.objective import Constraint, Objective, single_metric
 from cclsearch.search.bench import ReplayedSearch, replay_search
 

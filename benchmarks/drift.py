@@ -25,7 +25,8 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.record.event import Purpose, SearchStarted, TrialFinished, TrialProposed
 from cclsearch.record.writer import RunWriter
-from cclsearch.recording.load import Recording, RowStatus, load_recording
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.table import RowStatus
 from cclsearch.run.spec import RunSpec, SearchLimits
 from cclsearch.score.outcome import Admission, ClusterWindow, Outcome
 from cclsearch.search.control import correct_observations, propose_control

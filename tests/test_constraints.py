@@ -25,7 +25,8 @@ from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.propose.study.parameters import search_space_distributions
 from cclsearch.propose.study.samplers import SurrogateSampler
-from cclsearch.recording.load import RowStatus, load_recording
+from cclsearch.recording.load import load_recording
+from cclsearch.recording.table import RowStatus
 from cclsearch.score.objective import Constraint, Objective, load_objective, single_metric
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.stats.calibration import Prior

@@ -81,8 +81,8 @@ def test_an_entry_is_consistent(meaning: KnobMeaning) -> None:
 
 
 def test_degrees_are_declared_once() -> None:
-    assert list_degrees() == ("tp", "dp", "pp", "cp", "ep")
-    assert rank_degrees() == ("tp", "dp", "pp", "cp")
+    assert list_degrees() == ("tp", "dp", "pp", "cp", "devices", "ep")
+    assert rank_degrees() == ("tp", "dp", "pp", "cp", "devices")
     assert stated_knobs(rank_degrees(), ()) == ["tp", "dp", "pp"]
     assert stated_knobs(rank_degrees(), {"cp"}) == ["tp", "dp", "pp", "cp"]
     assert count_ranks({"tp": 2, "dp": 3, "cp": 5, "ep": 3}) == 30

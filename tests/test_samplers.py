@@ -19,7 +19,8 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_samplers, make_sampler
 from cclsearch.propose.study.parameters import StudyParameters, describe_knob, search_space_distributions
 from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampler
-from cclsearch.recording.load import RowStatus, load_recording
+from cclsearch.recording.load import load_recording
+from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import load_objective, single_metric

@@ -54,6 +54,22 @@ def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
                 print(plain(f"{landscape}: {note}"))
     print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
     _print_table(samplers)
+    if any(summary["num_cells"] for summary in samplers.values()):
+        _print_regret(samplers)
+
+
+def _print_regret(samplers: dict[str, Any]) -> None:
+    """Print the mean regret over the landscapes with a limit, as tuners of servers are compared."""
+    for key, title in (("regret", "with a limit"), ("regret_of_many", "with a limit and at least 8 configurations")):
+        rows = {name: summary[key] for name, summary in samplers.items() if summary[key] is not None}
+        if not rows:
+            continue
+        print(f"\nregret (1 - best/optimum of what is maximized; 1 until a trial keeps the limit), landscapes {title}")
+        milestones = list(next(iter(rows.values())))
+        width = max(map(len, rows)) + 2
+        print(f"  {'sampler':<{width}}" + "".join(f"{f'after {k}':>10}" for k in milestones))
+        for name, regret in rows.items():
+            print(f"  {name:<{width}}" + "".join(f"{regret[k]:>10.3f}" for k in milestones))
 
 
 def _print_table(rows: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from cclsearch.core.terminal import is_terminal
 from cclsearch.plan.earlier import NONE
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.target import find_recording, list_recordings
+from cclsearch.plan.target import find_recording, list_recordings, read_names
 from cclsearch.plan.warm_start import AUTO, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run
@@ -103,6 +103,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
     _refuse_unused_llm_options(args, llm)
     if args.workload is None and args.recording is None:
         raise UserError("nothing is named: give --workload NAME, or --recording NAME for the card of a recording")
+    workload, recording = read_names(args.workload, args.recording, args.launcher)
     options = {
         "mode": args.llm_mode,
         "max_tokens": args.max_tokens,
@@ -111,7 +112,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         "extend": _choose_extend(args) if llm else None,
     }
     return SearchRequest(
-        workload=args.workload or str(find_recording(args.recording) / "card.yaml"),
+        workload=workload or str(find_recording(recording or "") / "card.yaml"),
         limits=SearchLimits(
             budget=args.budget or settings.budget or DEFAULT_BUDGET,
             parallel=args.parallel,
@@ -126,9 +127,9 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),
-        launcher=args.launcher or (None if args.recording else settings.launcher),
+        launcher=args.launcher or (None if recording else settings.launcher),
         in_allocation=args.in_allocation,
-        recording=args.recording,
+        recording=recording,
         framework=args.framework,
         objective=args.objective or settings.objective,
         constraints=tuple(args.constraint),

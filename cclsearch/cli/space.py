@@ -12,6 +12,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.plan.subject import RECORDED, Asked, Subject, find_subject
+from cclsearch.plan.target import read_names
 from cclsearch.report.launch_form import make_launch
 from cclsearch.score.objective import find_task_metric
 from cclsearch.space.build import RuleVerdict, resolve_knobs
@@ -39,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read_asked(args: argparse.Namespace) -> Asked:
     """Return the options that name a workload, a recording or a run, and change a workload."""
+    workload, recording = read_names(args.workload, args.recording, args.launcher)
     return Asked(
-        workload=args.workload,
-        recording=args.recording,
+        workload=workload,
+        recording=recording,
         run=args.run,
         runs=args.runs,
         overlays=args.overlay,

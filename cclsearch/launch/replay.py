@@ -16,7 +16,8 @@ from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS, TASKS
-from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.table import RecordedRow, RowStatus
 
 RECORDED_FAILURES = {
     RowStatus.OOM: (FailureKind.OUT_OF_MEMORY, "recorded as out of memory"),
@@ -131,6 +132,7 @@ class ReplayLauncher:
             failure=failure,
             world_size=job.payload.num_ranks,
             recorded=True,
+            **({"loads": row.loads} if row.loads and failure is None else {}),
             extra={"recording": self.recording.name, "source": redact(card.source), "licence": redact(card.licence)},
         )
         return result

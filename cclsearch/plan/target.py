@@ -8,8 +8,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.card.load import SUFFIXES
 from cclsearch.card.model import Card, Hardware
-from cclsearch.core.content import content_roots
+from cclsearch.core.content import content_roots, list_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
@@ -81,6 +82,14 @@ def find_recording(name: str) -> Path:
     raise UserError(
         f"there is no recording {name!r}{guess_name(name, names)}; known recordings: {known}; or give a folder"
     )
+
+
+def read_names(workload: str | None, recording: str | None, launcher: str | None) -> tuple[str | None, str | None]:
+    """The workload and the recording that were named: a workload may be the name of a recording, which has a card."""
+    is_bare = workload is not None and recording is None and launcher in (None, "replay") and os.sep not in workload
+    if is_bare and workload not in list_content("workloads", *SUFFIXES) and workload in list_recordings():
+        return None, workload
+    return workload, recording
 
 
 def list_recordings() -> list[str]:

@@ -13,7 +13,8 @@ from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.replay import RECORDED_FAILURES
 from cclsearch.propose.base import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
-from cclsearch.recording.load import RecordedRow, RowStatus, load_recording
+from cclsearch.recording.load import load_recording
+from cclsearch.recording.table import RecordedRow, RowStatus, find_table
 from cclsearch.run.spec import RunSpec, hash_file, read_spec
 from cclsearch.score.evaluate import evaluate_trial
 from cclsearch.tasks.base import task_of
@@ -60,7 +61,7 @@ def _differs_only_in_work(spec: RunSpec, earlier: _Earlier) -> bool:
 
 def is_recording(folder: Path) -> bool:
     """Whether the folder is a recording rather than a run."""
-    return (folder / "trials.csv").is_file()
+    return find_table(folder).is_file()
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class _Earlier:
 def _read_recording(spec: RunSpec, folder: Path) -> list[Observation]:
     """The rows of a recording as observations, judged by this search's objective as if they were its trials."""
     recording = load_recording(folder)
-    if spec.recording is not None and spec.recording.sha256 == hash_file(folder / "trials.csv"):
+    if spec.recording is not None and spec.recording.sha256 == hash_file(find_table(folder)):
         raise UserError(f"--learn-from {str(folder)!r} is the recording that this search replays: leave it out")
     provenance = Provenance.RECORDED if spec.provenance is Provenance.SIMULATED else spec.provenance
     _check_comparable(spec, _Earlier(recording.card, recording.card.framework, provenance), folder)

@@ -14,7 +14,8 @@ from cclsearch.plan.hardware import resolve_hardware
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import refuse_unlike
 from cclsearch.plan.target import IN_PROCESS, SIMULATE, Target
-from cclsearch.recording.load import RecordedRow, Recording, RowStatus, load_recording
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.table import RecordedRow, RowStatus, find_table
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import Objective, require_measurable
@@ -98,7 +99,7 @@ def _resolve_recorded(request: SearchRequest, card: Card, folder: Path, objectiv
         recording.card.framework,
         recording.space,
         hash_space(recording.space),
-        recording=RecordingRef(name=recording.name, folder=folder, sha256=hash_file(folder / "trials.csv")),
+        recording=RecordingRef(name=recording.name, folder=folder, sha256=hash_file(find_table(folder))),
         notes=(
             *_describe_recording(card, recording.card, len(recording.rows)),
             *recording.notes,
@@ -155,7 +156,8 @@ def _measure_rows(recording: Recording) -> list[str]:
 def _measure_row(card: Card, row: RecordedRow) -> dict[str, float]:
     task = task_of(card)
     payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
-    result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
+    loads = {"loads": row.loads} if row.loads else {}
+    result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True, **loads)
     return task.measure(Evidence(payload, result, card, Provenance.RECORDED, None))[0]
 
 

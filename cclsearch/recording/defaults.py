@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from typing import Any
 from cclsearch.card.fields import read_field
 from cclsearch.card.hardware import NOMINAL, find_candidates
 from cclsearch.card.load import read_task
-from cclsearch.card.model import Phase
+from cclsearch.card.model import PRECISION, Phase
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
-from cclsearch.plugins import TASKS
+from cclsearch.recording.table import RecordedRow
 from cclsearch.space.table import count_ranks
 
 _PARAMS_PER_LAYER = 12
@@ -27,7 +28,7 @@ _PARAMS_PER_LAYER = 12
 
 
 def complete_card(
-    data: Mapping[str, Any], configs: Sequence[Mapping[str, Value]], path: Path
+    data: Mapping[str, Any], rows: Sequence[RecordedRow], path: Path, task: Any
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The card with every field that a replay needs, and one line for each field set to a default.
 
@@ -36,7 +37,11 @@ def complete_card(
     card = copy.deepcopy(dict(data))
     workload = _mapping(card, "workload")
     notes: list[str] = []
-    task = TASKS.get(read_task(card, str(path)))
+    card.setdefault("recording", path.parent.name)
+    if task.name != read_task(card, str(path)):
+        workload["task"] = task.name
+    configs: list[Mapping[str, Value]] = [row.config for row in rows] or [{}]
+    notes += task.complete_recorded_work(_mapping(workload, "data"), [load for row in rows for load in row.loads])
     for field in task.card_fields:
         _, problem = read_field(card, field)
         if problem is not None:
@@ -44,7 +49,11 @@ def complete_card(
     if task.needs_model:
         model = _mapping(workload, "model")
         phase = {"phase": lambda _: task.name} if task.name in list(Phase) else {}
-        _fill_in(model, {**phase, "precision": lambda _: "bf16"}, "model", notes, _text)
+        counts = Counter(str(config[PRECISION]) for config in configs if PRECISION in config)
+        usual, *others = [name for name, _ in counts.most_common()] or ["bf16"]
+        if others and _text(model.get("precision")) is None:
+            model.setdefault("alternative_precisions", others)
+        _fill_in(model, {**phase, "precision": lambda _: usual}, "model", notes, _text)
         _fill_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
     hardware = _mapping(workload, "hardware")
     _complete_hardware(_mapping(hardware, "xpu_spec"), configs, notes)

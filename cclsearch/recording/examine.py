@@ -8,16 +8,26 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.card.load import inspect_mapping, read_task
+from cclsearch.card.load import inspect_mapping
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import METRICS, TASKS
 from cclsearch.recording.defaults import complete_card
-from cclsearch.recording.load import DERIVED, RecordedRow, Recording, find_metrics, load_recording, read_table
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.table import (
+    DERIVED,
+    TABLES,
+    RecordedRow,
+    find_metrics,
+    find_table,
+    find_task,
+    name_columns,
+    read_table,
+)
 
-FILES = ("card.yaml", "trials.csv")
+CARD = "card.yaml"
 
 
 @dataclass(frozen=True)
@@ -41,10 +51,10 @@ class Examined:
 def examine_recording(path: Path) -> Examined:
     """The recording at a folder, or at one of its two files; never raises for what is wrong with it."""
     folder = path if os.path.isdir(path) else path.parent
-    if not os.path.isdir(path) and path.name not in FILES:
-        named = f"{str(path)!r} must be a folder with {' and '.join(FILES)}, or one of them"
+    if not os.path.isdir(path) and path.name not in (CARD, *TABLES):
+        named = f"{str(path)!r} must be a folder with {CARD} and {TABLES[0]}, or one of them"
         return Examined(folder, (f"{named}: rename the table to trials.csv and write card.yaml beside it",))
-    missing = tuple(f"{folder / name} is missing" for name in FILES if not os.path.isfile(folder / name))
+    missing = tuple(f"{file} is missing" for file in (folder / CARD, find_table(folder)) if not os.path.isfile(file))
     problems: list[str] = list(missing)
     rows = _check_table(folder, problems) if not missing else ()
     if not missing:
@@ -59,8 +69,8 @@ def examine_recording(path: Path) -> Examined:
 
 def _check_table(folder: Path, problems: list[str]) -> tuple[RecordedRow, ...]:
     try:
-        task = TASKS.get(read_task(read_yaml(folder / "card.yaml"), str(folder / "card.yaml")))
-        rows = read_table(folder / "trials.csv", task, problems.append)[1]
+        data = read_yaml(folder / "card.yaml")
+        rows = read_table(find_table(folder), find_task(data, folder), data, problems.append)[1]
         return () if problems else rows
     except UserError as error:
         problems.append(str(error))
@@ -71,7 +81,8 @@ def _check_card(folder: Path, rows: tuple[RecordedRow, ...], problems: list[str]
     """Add every problem of the card; what a replay can do without is filled in as for a replay."""
     path = folder / "card.yaml"
     try:
-        completed, _ = complete_card(read_yaml(path), [row.config for row in rows] or [{}], path)
+        data = read_yaml(path)
+        completed, _ = complete_card(data, rows, path, find_task(data, folder))
         report = inspect_mapping(completed, folder.name, str(path))
         problems += [f"{path}: {problem}" for problem in report.blocking]
     except UserError as error:
@@ -97,9 +108,10 @@ def _describe(recording: Recording) -> Examined:
 def _note_columns(recording: Recording) -> list[str]:
     """One line for each column right of `status` that no search uses."""
     assert recording.folder is not None
-    with (recording.folder / "trials.csv").open(newline="", encoding="utf-8-sig") as lines:
+    with find_table(recording.folder).open(newline="", encoding="utf-8-sig") as lines:
         header = [cell.strip() for cell in next(csv.reader(lines))]
     task = TASKS.get(recording.card.task)
+    header = name_columns(header, task)
     right = header[header.index("status") + 1 :]
     known = [metric.name for metric in task.metrics] + METRICS.names()
     unused = [name for name in right if name not in find_metrics(right, task) and name not in {DERIVED, "seed"}]

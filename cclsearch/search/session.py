@@ -22,6 +22,7 @@ from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
+from cclsearch.recording.table import find_table
 from cclsearch.run.folder import load_run
 from cclsearch.run.log_masking import LogMasker
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
@@ -117,7 +118,7 @@ def rebuild_space(spec: RunSpec) -> Space:
     task_of(spec.card)  # first: without its package the framework file names unknown rules and numbers
     spec = locate_recording(spec)
     if spec.recording is not None:
-        if hash_file(spec.recording.folder / "trials.csv") != spec.recording.sha256:
+        if hash_file(find_table(spec.recording.folder)) != spec.recording.sha256:
             raise UserError(f"the recording {str(spec.recording.folder)!r} has changed since the search began")
         space = load_recording(spec.recording.folder).space
     else:

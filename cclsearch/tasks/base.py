@@ -61,6 +61,15 @@ class Task:
     """Further metrics by which reports compare the best trial with the baseline."""
     card_fields: tuple[CardField, ...] = ()
     """Fields of a card that describe the work; their values are in `Card.work`."""
+    loads: Mapping[str, str] = {}
+    """Columns of recordings that are a load, given and never chosen -> its metric; rows that differ in their load only
+    are of one trial, which is measured at each."""
+    columns: Mapping[str, str] = {}
+    """Columns that published tables have -> the metric or knob that each is."""
+    primary_from: tuple[str, ...] = ()
+    """Columns that a recording may have in place of the primary metric (`complete_recorded`)."""
+    bench_limits: tuple[str, ...] = ()
+    """Constraints under each of which `bench` searches a recording whose trials have several loads."""
     per_accelerator: tuple[str, ...] = ("num_accelerators",)
     """Metrics that may be better with fewer accelerators: a search for one of them may leave some idle."""
     needs_model: bool = True
@@ -125,6 +134,20 @@ class Task:
         if PEAK_MEMORY in metrics:
             fields = {"peak_memory_bytes": (round(metrics[PEAK_MEMORY] * GIB),), **fields}
         return self.result(metrics={name: v for name, v in metrics.items() if name != PEAK_MEMORY}, **fields)
+
+    def complete_recorded(
+        self, data: Mapping[str, Any], metrics: Mapping[str, float], accelerators: float
+    ) -> dict[str, float]:
+        """The metrics of a recorded row with the primary one, if it follows from them and from the card's fields."""
+        return dict(metrics)
+
+    def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
+        """Add to `workload.data` of a recording's card what its loads tell, and return one line for each addition."""
+        return []
+
+    def choose_load(self, card: Card, loads: Sequence[Mapping[str, float]]) -> int | None:
+        """The load whose metrics are those of a trial that was measured at several; None if none was measured."""
+        return 0 if loads else None
 
     def constrain(self, card: StatedCard, objective: Objective) -> Objective:
         """The objective of a search with what the card itself limits."""

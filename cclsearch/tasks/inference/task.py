@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from cclsearch.card.fields import look_up
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import TrialInput
@@ -29,6 +31,27 @@ class InferenceTask(RequestTask):
     highlights = ("batch_latency_s", *RequestTask.highlights)
     card_fields = INFERENCE_FIELDS
     unit_of_work = "batch"
+    loads: Mapping[str, str] = {"batch_size": "concurrency"}
+    primary_from = ("output_tokens_per_s", BATCH_LATENCY.name)
+
+    def complete_recorded(
+        self, data: Mapping[str, Any], metrics: Mapping[str, float], accelerators: float
+    ) -> dict[str, float]:
+        """The tokens of the answers follow from the size and the time of the batch."""
+        answer, seconds = look_up(data, "workload.data.output_len"), metrics.get(BATCH_LATENCY.name)
+        batch = metrics.get("concurrency") or look_up(data, "workload.data.batch_size")
+        if "output_tokens_per_s" not in metrics and answer and seconds and batch:
+            metrics = {**metrics, "output_tokens_per_s": batch * answer / seconds}
+        return super().complete_recorded(data, metrics, accelerators)
+
+    def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
+        found = sorted({int(load["concurrency"]) for load in loads if "concurrency" in load})
+        if not found or "batch_size" in work:
+            return []
+        work["batch_size"] = found[-1]
+        return [
+            f"each trial was measured with batches of {found[0]} to {found[-1]}: the best that keeps the limits counts"
+        ]
 
     def freeze(self, card: Card, objective: Objective) -> Card:
         require_numbers(card, "batch_size", "input_len", "output_len")
@@ -54,6 +77,8 @@ class InferenceTask(RequestTask):
     def measure(self, evidence: ServingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
         """The medians over the batches: each batch is a measurement of the same work."""
         loads = [metrics for metrics in self.measure_loads(evidence) if THROUGHPUT in metrics]
+        if len({metrics.get("concurrency") for metrics in loads}) > 1:  # recorded at several sizes
+            return super().measure(evidence)
         if not loads:
             return derive_general(evidence), None
         shared = [name for name in loads[0] if all(name in metrics for metrics in loads)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.core.metrics import NUM_ACCELERATORS, Direction, MetricInfo
 from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, SIZE, result_metric
 from cclsearch.tasks.serving.contract import RequestRecord
 
@@ -62,6 +62,19 @@ LOAD_METRICS: tuple[MetricInfo, ...] = (
         is_positive=False,
     ),
 )  # fmt: skip
+COLUMNS = {
+    **{f"{name}_s": f"{name}_mean_s" for name in LATENCIES},
+    "tok_s_per_user": "output_tokens_per_s_per_user",
+    "output_tok_s_per_gpu_est": THROUGHPUT,
+    "output_tok_s_est": "output_tokens_per_s",
+    "output_tok_s": "output_tokens_per_s",
+    "total_tok_s": "total_tokens_per_s",
+    "req_s": "requests_per_s",
+    "latency_s": "batch_latency_s",
+    "num_gpus": NUM_ACCELERATORS,
+    "num_devices": NUM_ACCELERATORS,
+}
+"""Columns of published tables (aiconfigurator's, GPUStack's, LLM-Inference-Bench's) -> metric."""
 BATCH_LATENCY = result_metric("batch_latency_s", "s", _LOW, _NO_REQUESTS, label="time of a batch", short="batch")
 GENERAL = (SIZE, MEMORY, HEADROOM, ENERGY)
 LIMITED = frozenset(metric.name for metric in (*LOAD_METRICS, BATCH_LATENCY))

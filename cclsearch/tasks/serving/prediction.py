@@ -17,7 +17,16 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, Predictor, Rows
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
-from cclsearch.tasks.serving.steps import MULTIPLIERS, Array, LoadParts, Served, compute_load, read_replica, serve
+from cclsearch.tasks.serving.steps import (
+    MULTIPLIERS,
+    SHARES,
+    Array,
+    LoadParts,
+    Served,
+    compute_load,
+    read_replica,
+    serve,
+)
 from cclsearch.tasks.serving.workload import read_limits
 
 PRIOR = Prior(
@@ -42,21 +51,25 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         return None
     at = read_replica(card, space)
     lengths = float(work["input_len"]), float(work["output_len"])
-    loads = [compute_load(card, at, clients, *lengths) for clients in _list_loads(most, "max_concurrency" in work)]
+    clients = _list_loads(most, "max_concurrency" in work)
+    loads = _stack([compute_load(card, at, number, *lengths) for number in clients])
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
     def form(metric: MetricInfo, read: Callable[[Served], Array]) -> ClosedForm:
         def log_cost(rows: Rows) -> RowModel:
-            chosen = [_take(parts, rows) for parts in loads]
-            return lambda theta: np.asarray(np.log(read(_best(chosen, theta, limits))))
+            chosen = _take(loads, rows)
+            return lambda theta: np.log(_best(chosen, theta, limits, read))
 
         return ClosedForm(metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "")
 
     throughput = form(metrics[THROUGHPUT], lambda served: served.cost)
     whole = ClosedForm(
         throughput.metric, MULTIPLIERS, PRIOR, throughput.log_cost,
-        split=lambda theta: _best(loads, theta, limits).parts,
+        split=lambda theta: {
+            name: _best(loads, theta, limits, lambda served, name=name: served.parts[name])  # type: ignore[misc]
+            for name in SHARES
+        },
         parts_key="accelerator_s_per_token", heading="tokens/s",
     )  # fmt: skip
     return Predictor(
@@ -80,29 +93,29 @@ def _list_loads(most: float, is_searched: bool) -> list[float]:
     return [*loads, most] if most > loads[-1] else loads
 
 
+def _stack(loads: list[LoadParts]) -> LoadParts:
+    """Return the loads as one, (L, N) each."""
+    return LoadParts(
+        **{name: np.stack([getattr(each, name) for each in loads]) for name in LoadParts.__dataclass_fields__}
+    )
+
+
 def _take(parts: LoadParts, rows: Rows) -> LoadParts:
-    return LoadParts(**{name: getattr(parts, name)[rows] for name in parts.__dataclass_fields__})
+    return LoadParts(**{name: getattr(parts, name)[:, rows] for name in parts.__dataclass_fields__})
 
 
-def _best(loads: list[LoadParts], theta: Array, limits: dict[str, float]) -> Served:
-    """Return what a trial measures: its only load, or the cheapest that keeps the limits, else the nearest to them."""
-    found = [serve(parts, theta) for parts in loads]
-    if len(found) == 1:
-        return found[0]
-    over = [np.zeros_like(each.cost) for each in found]
+def _best(loads: LoadParts, theta: Array, limits: dict[str, float], read: Callable[[Served], Array]) -> Array:
+    """Return what a trial measures: of its only load, or of the cheapest that keeps the limits, else the nearest."""
+    found = serve(loads, np.asarray(theta)[..., None, :])
+    values = read(found)
+    if values.shape[-2] == 1:
+        return np.asarray(values[..., 0, :])
+    over = np.zeros_like(found.cost)
     for name, most in limits.items():
-        for excess, each in zip(over, found, strict=True):
-            value = each.tpot_s if name == TPOT else each.ttft_s
-            excess += np.maximum(np.log(value / most), 0.0)
+        over += np.maximum(np.log((found.tpot_s if name == TPOT else found.ttft_s) / most), 0.0)
     # a load that breaks a limit counts as much dearer, so that the nearest to the limits comes first among those
-    rank = np.stack([np.log(each.cost) + 1e3 * excess for each, excess in zip(found, over, strict=True)])
-    chosen = np.argmin(rank, axis=0)[None]
-
-    def pick(read: Callable[[Served], Array]) -> Array:
-        return np.asarray(np.take_along_axis(np.stack([read(each) for each in found]), chosen, axis=0)[0])
-
-    parts = {name: pick(lambda each, name=name: each.parts[name]) for name in found[0].parts}  # type: ignore[misc]
-    return Served(pick(lambda e: e.cost), pick(lambda e: e.tpot_s), pick(lambda e: e.ttft_s), parts)
+    chosen = np.argmin(np.log(found.cost) + 1e3 * over, axis=-2)[..., None, :]
+    return np.asarray(np.take_along_axis(values, chosen, axis=-2)[..., 0, :])
 
 
 def _derive_all(accelerators_N: Array) -> dict[str, Derived]:

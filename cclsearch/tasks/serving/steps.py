@@ -24,6 +24,8 @@ Array = NDArray[np.float64]
 
 MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine")
 """What calibration may change, in the order of every vector of log multipliers."""
+SHARES = ("prefill", "weights", "kv_cache", "collectives", "engine")
+"""The parts that the cost of a token is the sum of."""
 ENGINE_STEP_S = 2e-3
 """Seconds in which an engine plans a step, before calibration (our choice; vLLM's of tiny models take more)."""
 SEQUENCE_S = 2e-5

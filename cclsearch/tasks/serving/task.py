@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,15 @@ from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registe
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.serving.answers import SameAnswers
 from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
-from cclsearch.tasks.serving.measurements import GENERAL, LIMITED, LOAD_METRICS, THROUGHPUT, choose_load, measure_load
+from cclsearch.tasks.serving.measurements import (
+    COLUMNS,
+    GENERAL,
+    LIMITED,
+    LOAD_METRICS,
+    THROUGHPUT,
+    choose_load,
+    measure_load,
+)
 from cclsearch.tasks.serving.request_log import read_request_log
 from cclsearch.tasks.serving.workload import (
     SERVING_FIELDS,
@@ -28,6 +36,7 @@ from cclsearch.tasks.serving.workload import (
     draw_requests,
     find_arrival,
     hash_trace,
+    is_recorded_load,
     limit_work,
     read_limits,
     read_load_choice,
@@ -59,6 +68,8 @@ class RequestTask(Task):
     admission_rules = ADMISSION_RULES
     work_rules = WORK_RULES
     agreement = SameAnswers()
+    columns = COLUMNS
+    primary_from: tuple[str, ...] = ("output_tokens_per_s",)
     load_effects = frozenset({"asked_load"})
 
     def constrain(self, card: StatedCard, objective: Objective) -> Objective:
@@ -69,10 +80,11 @@ class RequestTask(Task):
         return card.model_copy(update={"work": limit_work(card.work, objective)})
 
     def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
-        """As the base class; the metrics are those of one load, unless `loads` are given."""
+        """As the base class; the metrics are those of one load, unless `loads` are given, each by its metrics."""
         general = {name: value for name, value in metrics.items() if name in (PEAK_MEMORY, NUM_ACCELERATORS)}
         if fields["status"] is RunStatus.OK and "loads" not in fields and THROUGHPUT in metrics:
-            fields["loads"] = (MeasuredLoad(metrics={n: v for n, v in metrics.items() if n not in general}),)
+            fields["loads"] = (metrics,)
+        fields["loads"] = tuple(map(_read_load, fields.get("loads", ())))
         if NUM_ACCELERATORS in general:
             fields.setdefault("world_size", max(1, round(general.pop(NUM_ACCELERATORS))))
         return super().make_result(card, general, **fields)
@@ -103,8 +115,18 @@ class RequestTask(Task):
 
     def measure(self, evidence: ServingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
         metrics, loads = derive_general(evidence), self.measure_loads(evidence)
-        best = choose_load(loads, read_limits(evidence.card.work), read_load_choice(evidence.card.work))
+        best = self.choose_load(evidence.card, loads)
         return metrics | ({} if best is None else loads[best]), None
+
+    def choose_load(self, card: Card, loads: Sequence[Mapping[str, float]]) -> int | None:
+        return choose_load(loads, read_limits(card.work), read_load_choice(card.work))
+
+    def complete_recorded(
+        self, data: Mapping[str, Any], metrics: Mapping[str, float], accelerators: float
+    ) -> dict[str, float]:
+        """The throughput per accelerator follows from that of the whole server."""
+        rate = metrics.get("output_tokens_per_s")
+        return {**metrics, **({} if rate is None else {THROUGHPUT: rate / accelerators})}
 
     def measure_loads(self, evidence: ServingEvidence) -> list[dict[str, float]]:
         """The metrics of each load: from the request log, or as recorded; never as a script states them itself."""
@@ -127,11 +149,28 @@ class RequestTask(Task):
         return "output tokens per second and accelerator"
 
 
+def _read_load(load: MeasuredLoad | Mapping[str, float]) -> MeasuredLoad:
+    """The load of a recorded row: without the metrics that are of the whole trial."""
+    if isinstance(load, MeasuredLoad):
+        return load
+    return MeasuredLoad(metrics={n: v for n, v in load.items() if n not in (PEAK_MEMORY, NUM_ACCELERATORS)})
+
+
 class ServingTask(RequestTask):
     """Serves a decoder-only transformer to clients; latency and throughput of a load are measured."""
 
     name = "serving"
     card_fields = SERVING_FIELDS
+    loads: Mapping[str, str] = {"concurrency": "concurrency"}
+    bench_limits = tuple(f"tpot_mean_s <= {limit / 1e3:g}" for limit in (8, 10, 15, 20, 30, 50))
+
+    def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
+        found = sorted({int(load["concurrency"]) for load in loads if "concurrency" in load})
+        if not found or {"concurrency", "max_concurrency", "request_rate", "request_trace"} & set(work):
+            return []
+        work["max_concurrency"] = found[-1]
+        said = f"{found[0]} to {found[-1]}" if len(found) > 1 else str(found[0])
+        return [f"each trial was measured with {said} requests at once: the load that keeps the limits best counts"]
 
     def freeze(self, card: Card, objective: Objective) -> Card:
         check_load(card)
@@ -166,6 +205,8 @@ class ServingTask(RequestTask):
     def describe_work(self, card: Card) -> str:
         """The load: `1024 tokens in and 128 out, 64 requests at once, ttft_p99_s <= 0.5`."""
         work, arrival = card.work, find_arrival(card)
+        if is_recorded_load(card):
+            return ", ".join([str(work["dataset"]), *describe_limits(work)])
         if arrival is Arrival.TRACE:
             load = f"the request trace {work['request_trace']}"
         elif arrival is Arrival.CLOSED:

@@ -73,6 +73,7 @@ SERVING_FIELDS = (
     _data("num_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
     _data("warmup_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
     _data("request_trace", FieldKind.TEXT),
+    _data("dataset", FieldKind.TEXT),
     *_PRIVATE,
 )
 """A load: arrivals, lengths, number of requests, limits."""
@@ -157,6 +158,8 @@ def require_numbers(card: StatedCard, *names: str) -> None:
 def check_load(card: StatedCard) -> None:
     """Raise UserError, in one line, if the card's work does not describe a load."""
     work, arrival = card.work, find_arrival(card)
+    if is_recorded_load(card) and card.recording is not None:
+        return
     if arrival is not Arrival.TRACE:
         require_numbers(card, "input_len", "output_len")
 
@@ -177,6 +180,11 @@ def check_load(card: StatedCard) -> None:
         refuse("arrival is trace, but no request_trace is named: --set request_trace=FILE")
     if int(work.get("shared_prefix_tokens", 0)) >= int(work.get("input_len", 1)):
         refuse("shared_prefix_tokens must be fewer than input_len: each prompt ends with tokens of its own")
+
+
+def is_recorded_load(card: StatedCard) -> bool:
+    """Whether the card names a data set in place of lengths: only a recording can answer such a load."""
+    return "dataset" in card.work and not {"input_len", "output_len"} & set(card.work)
 
 
 def find_arrival(card: StatedCard) -> Arrival:
@@ -205,6 +213,7 @@ def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
     work, arrival = card.work, find_arrival(card)
     if arrival is Arrival.TRACE:
         return read_request_trace(card)
+    require_numbers(card, "input_len", "output_len")
     concurrency = int(work.get("max_concurrency", work.get("concurrency", 1)))
     number = int(work.get("num_requests", min(MAX_REQUESTS, max(4 * concurrency, 32))))
     rng = np.random.default_rng([seed, 20])
