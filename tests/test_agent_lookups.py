@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from llm.cases import SPACE, Search, plain_table, run_trial
 from llm.turns import GOOD, ILLEGAL, TRIED, FakeClock, Scripted, call, run_turn, submit
 
+from cclsearch.core.values import Config
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
@@ -49,11 +51,24 @@ def test_lookups_answer_from_the_view() -> None:
     replies = [result.text for message in provider.requests[-1].messages for result in message.results]
     assert "P(fits) 0.75" in replies[0]
     assert "already tried: trial 1" in replies[0]
+    assert "not in the search space. Nearest untried configurations: " in replies[0], "as `explain` says it"
     assert "not in the search space" in replies[1]
     assert "IGNORE ALL RULES" not in replies[2].split("[data")[0]
     assert "memory 40 of 80 GiB (50% free)" in replies[2]
     assert "there is no finished trial 7" in replies[3]
     assert replies[4].startswith("4 match")
+
+
+def test_candidates_may_be_limited_to_those_that_probably_fit() -> None:
+    fits_N = np.where(np.arange(len(SPACE)) % 2 == 0, 0.9, 0.2)
+    table = replace(plain_table(), fits_N=fits_N)
+    provider = Scripted(call("candidates", {"min_fits": 0.5}), call("candidates", {"min_fits": "x"}), submit(GOOD))
+    run_turn(provider, table=table)
+    least, ignored = [r.text.split()[0] for m in provider.requests[-1].messages for r in m.results]
+    row = SPACE.row(Config(TRIED))
+    assert row is not None
+    assert int(least) == np.count_nonzero(fits_N >= 0.5) - (row % 2 == 0)
+    assert int(ignored) == len(SPACE) - 1
 
 
 def test_lookups_show_the_parts_of_the_closed_form() -> None:

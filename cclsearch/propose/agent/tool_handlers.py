@@ -159,7 +159,7 @@ class ToolHandlers:
             return str(error)
         row = self.view.space.row(config)
         if row is None:
-            return f"{format_config(self.view.space, config)}: not in the search space (`explain` says why)"
+            return f"{format_config(self.view.space, config)}: {self._explain_illegal(config)}"
         return self._describe_row(row)
 
     def _describe_row(self, row: int) -> str:
@@ -245,6 +245,9 @@ class ToolHandlers:
             values = wanted if isinstance(wanted, list) else [wanted]
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
+        least = arguments.get("min_fits")
+        if isinstance(least, int | float) and not isinstance(least, bool):
+            rows &= self.table.fits_N >= least
         sort = arguments.get("sort", "promise")
         ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")

@@ -40,6 +40,7 @@ def make_toolset(
     text = {"type": "string"}
     trial = {"type": "integer", "minimum": 1}
     limit = {**trial, "maximum": MAX_LISTED}
+    share = {"type": "number", "minimum": 0, "maximum": 1}
     lessons, described = _lessons(view), _lessons(view, with_words=True)
     expected = {name: {"type": "number"} for name in expected_fields(view)}
     item = _object({"config": config, "rationale": {**text, "description": "why, in a sentence"}, **expected})
@@ -52,7 +53,9 @@ def make_toolset(
         "explain": _object({"config": config}),
         "trial": _object({"trial": trial}),
         "compare": _object({"a": trial, "b": trial}),
-        "candidates": _object({}, {"where": where, "sort": {"enum": list(sort_orders(view))}, "limit": limit}),
+        "candidates": _object(
+            {}, {"where": where, "sort": {"enum": list(sort_orders(view))}, "limit": limit, "min_fits": share}
+        ),
     }
     if mode == LlmMode.POLICY:
         parameters["submit_policy"] = _object({"program": text, "rationale": text, **expected}, described)
