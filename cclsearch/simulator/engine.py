@@ -40,7 +40,7 @@ class Work:
     """Of computation; of a collective, what it takes besides its schedule."""
     schedule: Schedule | None = None
     stretch: float = 1.0
-    """Factor on the schedule's seconds, such as measured over simulated time of the system that was measured."""
+    """Factor on the schedule's seconds on links, such as measured over simulated time of the measured system."""
     waits: tuple[Wait, ...] = ()
     earliest_s: float = 0.0
     label: str = ""
@@ -76,6 +76,11 @@ class _Transfer:
     def segment(self) -> Segment:
         return self.segments[self.at]
 
+    def repetition_s(self, slowdown: float) -> float:
+        """Return seconds of a repetition; what does not depend on links (coding) is not stretched."""
+        one = self.segment
+        return one.latency_s * self.stretch + max(one.alone_s * slowdown * self.stretch, one.floor_s)
+
 
 @dataclass(eq=False)
 class _Sharing:
@@ -90,15 +95,15 @@ class _Sharing:
     kept: dict[int, Segment] = field(default_factory=dict)
     """A segment of each pattern, kept so that no other object takes its number."""
 
-    def seconds(self, segments: Sequence[Segment]) -> list[float]:
-        """Return seconds of one repetition of each."""
+    def slowdowns_of(self, segments: Sequence[Segment]) -> list[float]:
+        """Return by what factor the transfer of each is slower than alone."""
         order = sorted(range(len(segments)), key=lambda i: id(segments[i].links))
         key = tuple(id(segments[i].links) for i in order)
         if key not in self.slowdowns:
             self._keep(segments)
             self.slowdowns[key] = self._compute([segments[i] for i in order])
         found = dict(zip(order, self.slowdowns[key], strict=True))
-        return [one.latency_s + max(one.alone_s * found[number], one.floor_s) for number, one in enumerate(segments)]
+        return [found[number] for number in range(len(segments))]
 
     def shares_links(self, a: Segment, b: Segment) -> bool:
         """Whether any link carries flows of both."""
@@ -196,7 +201,7 @@ class _Run:
         self._release(self.after_start[number])
         schedule = task.schedule
         segments = () if schedule is None else tuple(one for one in schedule.segments if one.seconds > 0)
-        extra_s = task.seconds + (schedule.extra_s * task.stretch if schedule is not None else 0.0)
+        extra_s = task.seconds + (schedule.extra_s if schedule is not None else 0.0)
         if not segments:
             heapq.heappush(self.queue, (self.now + extra_s, 0, number))
             return
@@ -223,9 +228,9 @@ class _Run:
         """Compute the rates of all transfers; those that share no links do not slow each other down."""
         moving = [one for one in self.transfers if one.at >= 0]
         for group in self._connected(moving):
-            seconds = self.sharing.seconds([one.segment for one in group])
-            for one, each_s in zip(group, seconds, strict=True):
-                one.each_s = each_s * one.stretch
+            slowdowns = self.sharing.slowdowns_of([one.segment for one in group])
+            for one, slowdown in zip(group, slowdowns, strict=True):
+                one.each_s = one.repetition_s(slowdown)
 
     def _complete(self, number: int) -> None:
         self.end[number] = self.now

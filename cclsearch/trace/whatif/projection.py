@@ -71,6 +71,8 @@ class Replay:
     notes: tuple[str, ...]
     is_step: bool = True
     """False: the trace has no steps, and the whole file is replayed."""
+    slowest: int = 0
+    """The rank whose step is replayed: the slowest."""
 
     @cached_property
     def _unchanged_s(self) -> tuple[float, float]:
@@ -148,6 +150,7 @@ def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Rep
         window_s=window_s,
         notes=tuple(_replay_notes(trace, number, window_s, lengths[slowest])),
         is_step=view.windows.are_steps,
+        slowest=slowest,
     )
 
 
@@ -224,7 +227,7 @@ def _time_step(replay: Replay, scenario: Scenario, *, best: bool) -> float:
     new_end = [graph.end_ns.astype(float) for graph in graphs]
     new_start = [graph.start_ns.astype(float) for graph in graphs]
     durations = [_new_durations(replay, graph, scenario, best) for graph in graphs]
-    collectives = _collectives_by_last(replay) if replay.trace.matching.offset_ns is not None else {}
+    collectives = find_collectives(replay) if replay.trace.matching.offset_ns is not None else {}
     order = _global_order(graphs)
     for g, i in order:
         graph = graphs[g]
@@ -316,7 +319,7 @@ def _collective_end(
     return float(max(arrived + durations[g][i] - waited + late, new_start[g][i]))
 
 
-def _collectives_by_last(replay: Replay) -> dict[Member, list[Member]]:
+def find_collectives(replay: Replay) -> dict[Member, list[Member]]:
     """Return (graph, event) of the last arriver of each matched collective -> all members of the collective."""
     index = {
         (graph.rank, int(row)): (g, i)

@@ -1,0 +1,137 @@
+"""`ccl-search sweep-hardware`: a trace on other clusters, simulated; and what doubling each resource would save."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import orjson
+
+from cclsearch.card.hardware import Accelerator, find_accelerator
+from cclsearch.card.load import inspect_card, require_card
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line, plain
+from cclsearch.simulator.collectives import ALGORITHMS, Compression
+from cclsearch.simulator.spec import ClusterSpec, parse_cluster
+from cclsearch.simulator.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.open import open_trace
+from cclsearch.trace.text_report import format_table, format_value
+from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, compare_chips, find_chip, grow
+from cclsearch.trace.whatif.projection import prepare_replay
+
+RESOURCES = ("compute", "scale_up_bw", "scale_out_bw", "scale_up_domain", "latency")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
+    clusters = [_read_option(text) for text in args.cluster]
+    chips = [find_accelerator(name) for name in args.accelerator]
+    algorithm, compression = _read_algorithm(args.algorithm), _read_compression(args.compress)
+    card = require_card(inspect_card(args.card)) if args.card else None
+    base = parse_cluster(args.base) if args.base else None
+    trace = open_trace(Path(args.trace), card=card, workers=args.workers)
+    if not trace.ranks:
+        return _fail(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
+    try:
+        replay = prepare_replay(trace, args.ranks_per_domain)
+        chip = find_chip(trace)
+        if base is None:
+            if chip is None:
+                raise UserError(
+                    "the trace does not say which accelerator it ran on, or it is unknown: describe the traced cluster"
+                    " with --base, such as --base switch:8:2400:2.5 (docs/simulator.md), or give --card"
+                )
+            base = cluster_of(chip, max(replay.model.num_ranks, 1), replay.model.domain_size)
+        timed = ClusterReplay(replay, base)
+    except NotAvailable as error:
+        return _fail(str(error.reason), error.detail, args)
+
+    def time_on(cluster: ClusterSpec, speeds: Speeds) -> float:
+        return timed.step_s(cluster, speeds, algorithm=algorithm, compression=compression)
+
+    start = HardwareOption("base (as traced)", base)
+    options = _options(base, clusters, chips, chip, args)
+    if compression is not None or algorithm != "auto":
+        options.insert(0, HardwareOption("base, as asked", base))
+    rows = sweep(start, options, time_on, timed.step_s)
+    notes = [*timed.notes, *([] if chip or not chips else [f"computation as traced on {', '.join(args.accelerator)}"])]
+    _print(rows, f"measured {replay.what}: {format_value(timed.measured_s, 's')}", replay.what, notes, args)
+    return 0
+
+
+def _options(
+    base: ClusterSpec,
+    clusters: list[tuple[str, ClusterSpec]],
+    chips: list[Accelerator],
+    chip: Accelerator | None,
+    args: argparse.Namespace,
+) -> list[HardwareOption]:
+    options = [HardwareOption(name, cluster) for name, cluster in clusters]
+    if not clusters and not chips and not args.ranks:
+        options = vary(base)
+    if args.ranks:
+        options.append(HardwareOption(f"base of {args.ranks} ranks", grow(base, args.ranks)))
+    for each in chips:
+        ranks = base.num_ranks
+        domain = each.scale_up_domain or (8 if each.kind != "tpu" else ranks)
+        spec = cluster_of(each, ranks, min(domain, ranks))
+        options.append(HardwareOption(each.name, spec, compare_chips(chip, each)))
+    return options
+
+
+def _read_option(text: str) -> tuple[str, ClusterSpec]:
+    name, is_named, spec = text.partition("=")
+    if not is_named or ":" in name:
+        name, spec = text, text
+    return one_line(name, 60), parse_cluster(spec)
+
+
+def _read_algorithm(name: str) -> str:
+    known = sorted({each for options in ALGORITHMS.values() for each in options})
+    if name != "auto" and name not in known:
+        raise UserError(f"no algorithm {name!r}: it is one of auto, {', '.join(known)}")
+    return name
+
+
+def _read_compression(text: str | None) -> Compression | None:
+    if text is None:
+        return None
+    number = r"(\d+(?:\.\d+)?)"
+    match = re.fullmatch(f"{number}x?(?::{number})?(?::{number})?", text.strip().lower())
+    if not match or float(match[1]) < 1 or any(part is not None and float(part) <= 0 for part in match.groups()[1:]):
+        raise UserError(
+            "--compress must be RATIO[:GBPS[:GBPS]], with a ratio of at least 1 and rates above 0, such as 4:300:150,"
+            f" not {text!r}"
+        )
+    rates = [float(part) * 1e9 if part is not None else float("inf") for part in match.groups()[1:]]
+    return Compression(float(match[1]), *rates)
+
+
+def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
+    if args.json:
+        print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
+    else:
+        print(f"not available: {one_line(message) or reason}")
+    return 1
+
+
+def _print(rows: list[SweepRow], head: str, what: str, notes: list[str], args: argparse.Namespace) -> None:
+    if args.json:
+        shown = {"provenance": "simulated", "rows": [row.model_dump(mode="json") for row in rows], "notes": notes}
+        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
+        return
+    lines = [head, "", f"{what} on each cluster (simulated), and the share of it that doubling a resource there saves:"]
+    cells = []
+    for row in rows:
+        shares = [f"{100 * row.utility[name]:.1f} %" if name in row.utility else "-" for name in RESOURCES]
+        seconds = format_value(row.seconds, "s") if row.seconds is not None else "-"
+        speedup = f"{row.speedup:.2f}x" if row.speedup is not None else "-"
+        cells.append((row.name, str(row.ranks), seconds, speedup, *shares))
+    heads = ("cluster", "ranks", what, "speed-up", "compute", "scale-up", "scale-out", "domain", "latency/2")
+    lines.append(format_table(heads, cells))
+    lines += [f"  {row.name}: {row.cluster}" for row in rows]
+    lines += [f"note: {row.name}: {row.problem}" for row in rows if row.problem]
+    lines += [f"note: {note}" for note in notes]
+    print(plain("\n".join(lines)))

@@ -1,0 +1,131 @@
+"""The same work on other hardware: seconds on each option, and what is saved there if one resource is doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
+from cclsearch.simulator.spec import ClusterSpec, Tier
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How much faster computation is than on the base."""
+
+    flops: float = 1.0
+    """Of products, attention and convolutions."""
+    memory: float = 1.0
+    """Of all other kernels."""
+    copies: float = 1.0
+
+
+@dataclass(frozen=True)
+class HardwareOption:
+    """A cluster to compute the work on."""
+
+    name: str
+    cluster: ClusterSpec
+    speeds: Speeds = Speeds()
+
+
+class SweepRow(Model):
+    """The work on one option."""
+
+    name: str
+    cluster: str
+    ranks: int
+    seconds: float | None = None
+    """None if the option does not suit the work."""
+    speedup: float | None = None
+    """Seconds on the base over seconds here."""
+    utility: dict[str, float] = {}
+    """Resource -> share of the seconds that doubling it saves here."""
+    problem: str = ""
+
+
+TimeOn = Callable[[ClusterSpec, Speeds], float]
+
+
+def double_resources(option: HardwareOption) -> dict[str, HardwareOption]:
+    """Return resource -> the option with that resource doubled (latency: halved); those that it has."""
+    cluster, speeds = option.cluster, option.speeds
+    faster = replace(speeds, flops=2 * speeds.flops, memory=2 * speeds.memory)
+    doubled = {"compute": replace(option, speeds=faster)}
+    doubled["scale_up_bw"] = replace(option, cluster=cluster.scaled(up=2))
+    if len(cluster.tiers) > 1:
+        doubled["scale_out_bw"] = replace(option, cluster=cluster.scaled(out=2))
+        with suppress(UserError):  # there is no such cluster if the domains do not divide
+            doubled["scale_up_domain"] = replace(option, cluster=cluster.with_domain(2 * cluster.domain))
+    doubled["latency"] = replace(option, cluster=cluster.scaled(latency=0.5))
+    return doubled
+
+
+def sweep(
+    base: HardwareOption, options: Sequence[HardwareOption], time_on: TimeOn, time_base: TimeOn | None = None
+) -> list[SweepRow]:
+    """Return a row for the base and for each option, in their order.
+
+    `time_base` times the base, if the options change more than the hardware (compressed collectives).
+    """
+    time_base = time_base or time_on
+    base_s = time_base(base.cluster, base.speeds)
+    return [_row(base, time_base, base_s), *(_row(option, time_on, base_s) for option in options)]
+
+
+def _row(option: HardwareOption, time_on: TimeOn, base_s: float) -> SweepRow:
+    row = SweepRow(name=option.name, cluster=option.cluster.describe(), ranks=option.cluster.num_ranks)
+    try:
+        seconds = time_on(option.cluster, option.speeds)
+    except UserError as error:
+        return row.model_copy(update={"problem": str(error)})
+    saved: dict[str, float] = {}
+    for name, doubled in double_resources(option).items():
+        try:
+            saved[name] = 1 - time_on(doubled.cluster, doubled.speeds) / seconds
+        except UserError:
+            continue  # such as a domain that does not suit the work's groups
+    return SweepRow(
+        name=row.name,
+        cluster=row.cluster,
+        ranks=row.ranks,
+        seconds=seconds,
+        speedup=base_s / seconds,
+        utility=saved,
+    )
+
+
+def vary(cluster: ClusterSpec) -> list[HardwareOption]:
+    """Return the usual variations of a cluster: links twice as fast, larger domains, other topologies of the same
+    bandwidth."""
+    options = [HardwareOption("scale-up x2", cluster.scaled(up=2))]
+    if len(cluster.tiers) == 1:
+        inner = cluster.tiers[0]
+        kinds = ("switch", "ring") if inner.kind != "torus" else ("switch",)
+        for kind in kinds:
+            if kind != inner.kind:
+                tier = inner.model_copy(update={"kind": kind, "shape": (inner.size,), "leaf": None, "over": 1.0})
+                options.append(HardwareOption(f"{kind} of the same bandwidth", ClusterSpec(tiers=(tier,))))
+        return options
+    options += [HardwareOption("scale-out x2", cluster.scaled(out=2))]
+    options += [HardwareOption("both x2", cluster.scaled(up=2, out=2))]
+    for factor in (2, 4):
+        try:
+            options.append(HardwareOption(f"domain x{factor}", cluster.with_domain(factor * cluster.domain)))
+        except UserError:
+            break  # the domains do not divide
+    inner, outer = cluster.tiers[:2]
+    if outer.kind == "torus" or len(cluster.tiers) > 2 or outer.size == 1:
+        return options
+    rail, tree = max(outer.size // 2, 1), max(cluster.num_ranks // 2, 1)
+    others = [
+        (
+            "fat tree, 4:1 oversubscribed",
+            Tier.model_copy(outer, update={"kind": "fat-tree", "leaf": tree, "over": 4.0}),
+        ),
+        ("rails, 4:1 oversubscribed", Tier.model_copy(outer, update={"kind": "rail", "leaf": rail, "over": 4.0})),
+        ("ring between domains", Tier.model_copy(outer, update={"kind": "ring", "leaf": None, "over": 1.0})),
+    ]
+    return options + [HardwareOption(name, ClusterSpec(tiers=(inner, tier))) for name, tier in others]
