@@ -50,6 +50,7 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(
         assert server.refused == []
         assert server.requests
         assert "nanotron" not in "".join(request.model_dump_json() for request in server.requests)
+        first = server.requests[0]
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     check_study(project / "runs" / "asked")
     capsys.readouterr()
@@ -61,6 +62,12 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
     assert not [path for path in (project / "runs").rglob("*") if path.is_file() and KEY in path.read_text()]
     assert len(list((project / "runs" / "asked" / "turns").glob("0*.json"))) == len(turns)
+    assert main(["replay-turns", "asked", "--prompt", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert first.system in shown
+    assert first.messages[0].text in shown
+    assert main(["replay-turns", "asked", "--prompt", "99"]) == 2
+    assert "there is no turn 99" in capsys.readouterr().err
 
 
 def check_study(folder: Path) -> None:

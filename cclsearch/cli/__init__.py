@@ -154,7 +154,12 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(f"there is no command {name!r}{guess_name(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     args = make_parser(name).parse_args(arguments[1:])
     module = importlib.import_module(f"cclsearch.cli.{name.replace('-', '_')}")
-    return int(module.run(args))
+    if not hasattr(args, "offline"):
+        return int(module.run(args))
+    from cclsearch.core.outside import offline
+
+    with offline(args.offline):
+        return int(module.run(args))
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:

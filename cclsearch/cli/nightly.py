@@ -11,6 +11,7 @@ from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.drive import listen_for_stop
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
+from cclsearch.core.outside import refuse_outside
 from cclsearch.core.redact import declare_secret, redact
 from cclsearch.core.text import plain
 from cclsearch.core.yaml_file import validate_mapping
@@ -22,6 +23,7 @@ from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
 from cclsearch.nightly.summary import EXIT_BUSY, EXIT_TROUBLE, render_message
 from cclsearch.nightly.webhook import send_webhook
 from cclsearch.nightly.window import find_interrupted, find_window, nights_folder
+from cclsearch.propose.agent.providers.spec import parse_spec, refuse_if_offline
 from cclsearch.run.catalog import runs_folder
 from cclsearch.search.jobs import StopSignal
 
@@ -37,11 +39,22 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--systemd, --cron, --scrontab and their options need `ccl-search nightly install FILE`")
     path = Path(files[0])
     config = load_nightly(path)
+    if not args.dry_run:
+        refuse_outside_of_night(config)
     if config.webhook_env is not None:
         declare_secret(config.webhook_env)
     if is_install:
         return install(args, config, path)
     return show_plan(args, config) if args.dry_run else run_nights(args, config)
+
+
+def refuse_outside_of_night(config: NightlyConfig) -> None:
+    """Raise UserError before the first job if the user wants no connections, and the webhook or an LLM needs one."""
+    if config.webhook_env is not None:
+        refuse_outside("the webhook", "remove `webhook_env` from the nightly file")
+    for job in config.all_jobs:
+        if job.llm:
+            refuse_if_offline(parse_spec(job.llm))
 
 
 def run_nights(args: argparse.Namespace, config: NightlyConfig) -> int:

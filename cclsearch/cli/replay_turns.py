@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
-from cclsearch.core.text import one_line
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line, plain
 from cclsearch.propose.agent.replay import replay_turns
+from cclsearch.propose.agent.turn_records import read_turns
 from cclsearch.run.catalog import find_run
 
 
 def run(args: argparse.Namespace) -> int:
-    turns = replay_turns(find_run(args.run, args.runs))
+    folder = find_run(args.run, args.runs)
+    if args.prompt is not None:
+        return print_prompt(folder, args.prompt)
+    turns = replay_turns(folder)
     for turn in turns:
         if args.json:
             facts = {"turn": turn.turn, "decision": turn.decision, "again": turn.again}
@@ -24,3 +30,14 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"{len(turns)} turns replayed without a provider, {different} with another decision")
     return 1 if different else 0
+
+
+def print_prompt(folder: Path, number: int) -> int:
+    """Print what the first request of a turn said to the model; later ones add its look-ups and their answers."""
+    turns = {record.turn: record for record in read_turns(folder)}
+    if number not in turns:
+        raise UserError(f"there is no turn {number}: {folder.name} has {', '.join(map(str, turns)) or 'none'}")
+    print(plain(turns[number].system))
+    print(f"\n{'=' * 20}\n")
+    print(plain(turns[number].user))
+    return 0

@@ -7,13 +7,15 @@ import fcntl
 import os
 from pathlib import Path
 
+from cclsearch.core.atomic_file import NEW_FILE_MODE
+
 
 def hold_file(path: Path) -> int | None:
     """Lock the file, made if missing, and return its descriptor; None if the file system has no such locks.
 
     Processes that inherit the descriptor hold the lock as well.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, NEW_FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

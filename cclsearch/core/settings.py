@@ -27,6 +27,8 @@ class Settings(Model):
     """File in `objectives/`, or a metric; None for that of the workload's task."""
     budget: int | None = Field(default=None, ge=1)
     """Trials of a search if `--budget` is not given."""
+    offline: bool = False
+    """Refuse every connection to another machine, as `--offline` does."""
     runs: Path = Path("runs")
     """Folder of run folders, relative to the project's root unless absolute."""
 

@@ -13,7 +13,7 @@ from cclsearch.plugins import describe_broken_plugins
 from cclsearch.propose.agent.policy.store import freeze_seed
 from cclsearch.propose.agent.providers.cost import explain_unknown_price, list_prices
 from cclsearch.propose.agent.providers.kind import describe_forms, list_kinds
-from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s
+from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s, refuse_if_offline
 from cclsearch.propose.study.choose import list_strategies, resolve_sampler
 from cclsearch.run.spec import DEFAULT_SAMPLER, DEFAULT_STRATEGY, SAMPLER
 
@@ -49,7 +49,7 @@ def _choose_name(request: SearchRequest) -> str:
         if strategy:
             raise UserError(f"strategy {strategy!r} needs an LLM: --llm {describe_forms()}")
         return SAMPLER
-    parse_spec(request.llm)
+    refuse_if_offline(parse_spec(request.llm))
     # Wrong values in the environment are reported before anything starts.
     list_prices()
     read_timeout_s()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.core.atomic_file import sync_folder
+from cclsearch.core.atomic_file import NEW_FILE_MODE, sync_folder
 from cclsearch.core.errors import DamagedLedger, UserError, refuse_newer
 from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded, SearchStarted
 from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, explain_bad_lines, has_checksum
@@ -185,7 +185,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, NEW_FILE_MODE)
         sync_folder(path.parent)
         self._end = self._cut_torn_line()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from cclsearch.core.atomic_file import NEW_FILE_MODE
 from cclsearch.core.errors import UserError
 from cclsearch.core.figures import Number
 from cclsearch.core.job_file import JobFileError, read_job_bytes
@@ -112,7 +113,7 @@ def _append(folder: Path, added: Sequence[Annotation]) -> None:
     path, data = folder / ANNOTATIONS_FILE, "".join(f"{line.model_dump_json()}\n" for line in added).encode()
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags, 0o644)
+        descriptor = os.open(path, flags, NEW_FILE_MODE)
         try:
             size = os.fstat(descriptor).st_size
             if size + len(data) > MAX_BYTES:

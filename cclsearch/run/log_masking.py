@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from cclsearch.core.atomic_file import NEW_FILE_MODE
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
 from cclsearch.core.redact import MASK, Masker, redact
 from cclsearch.core.text import count_of
@@ -152,7 +153,7 @@ class LogMasker:
 def _append_line(path: Path, line: str) -> None:
     """Append to a file without waiting for a reader and without following a link; OSError if that is impossible."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o644)
+    descriptor = os.open(path, flags, NEW_FILE_MODE)
     try:
         os.write(descriptor, f"{line}\n".encode())
     finally:
@@ -209,7 +210,7 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
                 (packed or target).write(masked)
             if packed:
                 packed.close()
-        clean.chmod(0o644)
+        clean.chmod(opened.st_mode & NEW_FILE_MODE)
         with moving:
             if os.path.samestat(opened, path.lstat()):
                 clean.replace(path)

@@ -13,7 +13,13 @@ from cclsearch.propose.agent.agent import Agent, make_agent
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
-from cclsearch.propose.agent.providers.spec import make_provider, missing_key, parse_spec, read_timeout_s
+from cclsearch.propose.agent.providers.spec import (
+    make_provider,
+    missing_key,
+    parse_spec,
+    read_timeout_s,
+    refuse_if_offline,
+)
 from cclsearch.propose.base import LlmContext
 from cclsearch.propose.events import LlmMode
 from cclsearch.run.spec import RunSpec, read_spec
@@ -55,6 +61,7 @@ def make_llm_context(spec: RunSpec, folder: Path) -> LlmContext | None:
     if spec.llm is None:
         return None
     text, llm = spec.llm, parse_spec(spec.llm)
+    refuse_if_offline(llm)
     return LlmContext(
         missing_key=missing_key(llm),
         make_provider=lambda: make_provider(llm, timeout_s=read_timeout_s()),

@@ -17,6 +17,8 @@ from typing import Any
 
 import orjson
 
+from cclsearch.core.atomic_file import NEW_FILE_MODE
+
 LOCK_WAIT_S = 3.0
 """Optuna's other writers hold the lock for milliseconds, so one that is older was left by a killed process."""
 WORKER = "ccl-search"
@@ -132,7 +134,7 @@ class Journal:
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         create = os.O_CREAT if self._identity is None else 0
         try:
-            file = os.open(self.path, flags | create, 0o644)
+            file = os.open(self.path, flags | create, NEW_FILE_MODE)
         except FileNotFoundError:
             raise DamagedJournal("it was removed") from None
         try:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.moment import BootMoment
+from cclsearch.core.outside import refuse_outside
 from cclsearch.core.text import one_line
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
@@ -94,6 +95,8 @@ class TpuVmLauncher:
             )
         if not settings.hosts and settings.zone is None:
             raise UserError(f"{where}: `zone` must name the zone of the TPU (us-central1-a)")
+        if not settings.hosts:
+            refuse_outside(f"Google Cloud (gcloud), which the profile {where!r} needs", "name workers by `hosts`")
         return cls(profile, settings)
 
     @cached_property

@@ -17,6 +17,7 @@ class AnthropicKind(ProviderKind):
 
     word = "anthropic"
     key_name = "ANTHROPIC_API_KEY"
+    address, address_name = "https://api.anthropic.com", "ANTHROPIC_BASE_URL"
     may_reason = True
 
     def make_provider(self, model: str, *, api_key: str, base_url: str | None, timeout_s: float) -> Provider:
@@ -32,6 +33,7 @@ class OpenAIKind(ProviderKind):
 
     word = "openai"
     key_name = "OPENAI_API_KEY"
+    address, address_name = "https://api.openai.com/v1", "OPENAI_BASE_URL"
     may_reason = True
 
     def make_provider(self, model: str, *, api_key: str, base_url: str | None, timeout_s: float) -> Provider:

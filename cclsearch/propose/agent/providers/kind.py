@@ -34,6 +34,10 @@ class ProviderKind(ABC):
     """Environment variable with the key; its value is masked everywhere. Empty: a key is never sent."""
     needs_key: ClassVar[bool] = True
     """Whether the LLM cannot be asked while `key_name` is not set: the search then runs without it, and says so."""
+    address: ClassVar[str] = ""
+    """URL of its server, unless `--llm` is a URL; `--offline` refuses it if it is empty or on another machine."""
+    address_name: ClassVar[str] = ""
+    """Environment variable with another URL, which its SDK reads."""
     is_url: ClassVar[bool] = False
     """Whether it is chosen by a URL, `http://HOST:PORT/v1#MODEL`, not by its word."""
     may_reason: ClassVar[bool] = False

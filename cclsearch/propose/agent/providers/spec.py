@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.outside import is_local_url, refuse_outside
 from cclsearch.core.secret_names import declare_secret
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import Model
@@ -80,6 +81,21 @@ def _read_key(kind: ProviderKind) -> str:
     return os.environ.get(kind.key_name, "").strip() if kind.key_name else ""
 
 
+def find_address(spec: LlmSpec) -> str:
+    """The URL that requests go to: of the spec, of the SDK's own variable, or of the provider; empty if unknown."""
+    kind = spec.kind
+    named = os.environ.get(kind.address_name, "").strip() if kind.address_name else ""
+    return spec.base_url or named or kind.address
+
+
+def refuse_if_offline(spec: LlmSpec) -> None:
+    """Raise UserError if the user wants no connections and the model is not on this machine."""
+    address = find_address(spec)
+    if not is_local_url(address):
+        remedy = "run with `--llm none`, or with a model on this machine (http://127.0.0.1:PORT/v1#MODEL)"
+        refuse_outside(f"the LLM {spec.name!r} at {address or 'an unknown address'}", remedy)
+
+
 def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
     """Timeout of one answer in seconds; raises UserError if the variable is not a valid number."""
     given = (os.environ if environment is None else environment).get(TIMEOUT_NAME, "").strip()
@@ -94,6 +110,7 @@ def read_timeout_s(environment: Mapping[str, str] | None = None) -> float:
 
 def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S) -> Provider:
     """The provider, with its key from the environment; raises UserError if the key is missing."""
+    refuse_if_offline(spec)
     name = missing_key(spec)
     if name:
         raise UserError(f"{name} is not set; set it, or run with --llm none")

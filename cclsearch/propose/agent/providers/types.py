@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from ipaddress import ip_address
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from cclsearch.core.outside import is_local_host
 from cclsearch.core.values import Model
 
 BYTES_PER_TOKEN = 3
@@ -166,11 +166,4 @@ class Provider(Protocol):
 def name_model(protocol: str, model: str, base_url: str | None) -> str:
     """`protocol:model`, for people and for prices; `local:model` for a compatible server on this machine."""
     host = urlsplit(base_url).hostname if base_url else None
-    return f"local:{model}" if protocol == "compatible" and host and _is_loopback(host) else f"{protocol}:{model}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return f"local:{model}" if protocol == "compatible" and host and is_local_host(host) else f"{protocol}:{model}"
