@@ -4,8 +4,9 @@ Under `torchrun` (RANK is set) each process is one rank. Started without RANK it
 agent starts the ranks from a fork server, which imports torch once for all of them and saves most of the start-up time.
 
 Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1); on request
-threads (OpenMP threads of a rank), optimizer (for_loop, foreach or fused AdamW), compile (torch.compile of each layer)
-and bucket_mib (size of the buckets in which gradients are reduced).
+threads (OpenMP threads of a rank), optimizer (for_loop, foreach or fused AdamW), compile (torch.compile of each layer),
+bucket_mib (size of the buckets in which gradients are reduced), rank_order (degrees over ranks, innermost first) and
+host_order (in which order the launcher uses the nodes).
 """
 
 from __future__ import annotations
@@ -248,7 +249,10 @@ def train(trial: Trial) -> None:
             raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} ranks, but {world} were started")
         torch.set_num_threads(int(trial.config.get("threads", os.environ["OMP_NUM_THREADS"])))
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
-        layout = Layout(rank, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
+        if trial.config.get("host_order") == "links" and world > trial.data["ranks_per_node"]:
+            say_places(trial, rank)
+        order = str(trial.config.get("rank_order", "tp-dp-pp"))
+        layout = Layout(rank, order=order, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})
         say_phase(trial, rank, "starting")
         warm_libraries()
         limit_memory()
@@ -270,6 +274,12 @@ def train(trial: Trial) -> None:
             _write_report(trial, reports)
         dist.barrier()
         dist.destroy_process_group()
+
+
+def say_places(trial: Trial, rank: int) -> None:
+    """Print where the ranks run, which the launcher decided from `places`."""
+    if rank == 0:
+        print(f"places of the ranks: {trial.data.get('places') or 'in order'}", flush=True)
 
 
 def find_slowest(step_times_s: list[float]) -> list[float]:

@@ -37,20 +37,34 @@ class Axis:
 
 
 class Layout:
-    """The axes of one rank. Ranks count tensor first, then data, then pipeline; `ep` groups are within a stage."""
+    """The axes of one rank; `order` names the degrees over ranks, innermost first. `ep` groups are within a stage."""
 
-    def __init__(self, rank: int, *, tp: int, dp: int, pp: int, ep: int) -> None:
+    def __init__(self, rank: int, *, tp: int, dp: int, pp: int, ep: int, order: str = "tp-dp-pp") -> None:
         stage = tp * dp
         if stage % ep:
             raise IllegalConfig(f"ep must divide the {stage} ranks of a pipeline stage (dp x tp), but it is {ep}")
+        size, stride, apart = {"tp": tp, "dp": dp, "pp": pp}, {}, 1
+        if sorted(order.split("-")) != sorted(size):
+            raise IllegalConfig(f"rank_order must name tp, dp and pp once each, not {order!r}")
+        for name in order.split("-"):
+            stride[name] = apart
+            apart *= size[name]
+
+        def along(name: str) -> list[range]:
+            """The ranks of every group along a degree, one group for each choice of the others."""
+            others = [range(0, size[other] * stride[other], stride[other]) for other in size if other != name]
+            firsts = sorted(sum(choice) for choice in itertools.product(*others))
+            return [range(first, first + size[name] * stride[name], stride[name]) for first in firsts]
+
         self.rank = rank
-        stages = [range(first, first + stage) for first in range(0, stage * pp, stage)]
-        self.tp = self._axis("tp", [ranks[i : i + tp] for ranks in stages for i in range(0, stage, tp)])
-        self.dp = self._axis("dp", [ranks[i::tp] for ranks in stages for i in range(tp)])
-        self.pp = self._axis("pp", [range(i, stage * pp, stage) for i in range(stage)])
+        inside = sorted(i * stride["tp"] + j * stride["dp"] for i in range(tp) for j in range(dp))
+        stages = [[first + other for other in inside] for first in range(0, pp * stride["pp"], stride["pp"])]
+        self.tp = self._axis("tp", along("tp"))
+        self.dp = self._axis("dp", along("dp"))
+        self.pp = self._axis("pp", along("pp"))
         self.ep = self._axis("ep", [ranks[i : i + ep] for ranks in stages for i in range(0, stage, ep)])
         self.edp = self._axis("edp", [ranks[i::ep] for ranks in stages for i in range(ep)])
-        self.ends = self._axis("embedding", [sorted({i, i + stage * (pp - 1)}) for i in range(stage)])
+        self.ends = self._axis("embedding", [sorted({ranks[0], ranks[-1]}) for ranks in along("pp")])
 
     @property
     def is_first(self) -> bool:

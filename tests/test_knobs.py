@@ -34,7 +34,7 @@ from cclsearch.tasks.training.layout import read_layout
 
 FREE = {
     *("nccl_algo", "nccl_proto", "nccl_min_ctas", "nccl_nvls", "attention", "optimizer", "inductor_autotune"),
-    *("xla_collective_fusion", "xla_data_parallel_overlap", "xla_vmem_limit"),
+    *("xla_collective_fusion", "xla_data_parallel_overlap", "xla_vmem_limit", "pair_seconds"),
 }
 """Knobs of shipped frameworks without a meaning of their own: only the run script or a library reads them."""
 

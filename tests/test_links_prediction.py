@@ -12,10 +12,12 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
+from cclsearch.core.values import Config
 from cclsearch.links.matrix import LinkMatrix
 from cclsearch.links.placement import identity_order, improve_order
 from cclsearch.links.read import write_links
 from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.tasks.base import task_of
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout, read_order
 from cclsearch.tasks.training.network import Mesh
@@ -98,6 +100,20 @@ def test_the_host_order_avoids_a_slow_link() -> None:
     assert sorted(parts.dp / fast.dp[0]) == [pytest.approx(1.0), pytest.approx(10.0, rel=0.02)]
 
 
+def test_a_trial_gets_the_places_that_its_host_order_asks_for() -> None:
+    card = with_links(load_card("wl2"), nodes(4, slow=(1, 2)), 32)
+    task, knobs = task_of(card), {"tp": 8, "dp": 4, "pp": 1, "micro_batch_size": 1}
+
+    def places(order: str) -> tuple[int, ...]:
+        config = Config({**knobs, "host_order": order})
+        return task.make_input(card, config, is_measured=True, run_id="r", trial=1).places
+
+    assert places("given") == ()
+    hosts = [place // 8 for place in places("links")[::8]]
+    assert sorted(places("links")) == list(range(32))
+    assert abs(hosts.index(1) - hosts.index(2)) == 2  # opposite in the ring of four
+
+
 def test_an_improved_order_is_never_worse_and_finds_the_best_of_small_cases() -> None:
     rng = np.random.default_rng(3)
     for _ in range(20):
@@ -157,3 +173,28 @@ def test_predict_uses_the_matrix_beside_the_profile(
     (folder / "site.links.csv").write_text("src,dst,gbps,latency_us\na,b,1,2\n")
     assert main(command) == 2
     assert "from 'b' to 'a' is missing" in capsys.readouterr().err
+
+
+def test_place_writes_the_host_of_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launchers").mkdir()
+    (tmp_path / "launchers" / "site.yaml").write_text(
+        "launcher: slurm\nhardware: {num_accelerators: 32, accelerators_per_node: 8}\n"
+    )
+    place = ["links", "place", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
+    assert main(place) == 2
+    assert "profile site has no measured links" in capsys.readouterr().err
+    (tmp_path / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
+    assert main([*place, "--write", "hosts"]) == 0
+    out = capsys.readouterr().out
+    hosts = (tmp_path / "hosts").read_text().splitlines()
+    assert sorted(hosts) == sorted(f"n{k}" for k in range(4) for _ in range(8))
+    order = list(dict.fromkeys(hosts))
+    assert abs(order.index("n1") - order.index("n2")) == 2
+    assert "SLURM_HOSTFILE=hosts srun --distribution=arbitrary --ntasks=32" in out
+    given, found = (float(line.split()[0]) for line in out.splitlines() if "(predicted)" in line)
+    assert found < given
+    assert main(["links", "show", "--launcher", "site", "--config", "tp=8"]) == 2
+    assert "`links place` does" in capsys.readouterr().err

@@ -17,11 +17,19 @@ pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 DENSE_LAYOUTS: list[dict[str, Value]] = [
     {"dp": 2, "micro_batch_size": 2, "zero_stage": 1, "activation_checkpointing": "full"},
     {"tp": 2, "micro_batch_size": 4, "activation_checkpointing": "selective"},
-    {"tp": 2, "pp": 2, "micro_batch_size": 1},
+    {"tp": 2, "pp": 2, "micro_batch_size": 1, "rank_order": "pp-tp-dp"},
 ]
 MOE_LAYOUTS: list[dict[str, Value]] = [
     {"pp": 2, "dp": 2, "ep": 2, "micro_batch_size": 1},
-    {"tp": 2, "dp": 2, "ep": 4, "micro_batch_size": 2, "activation_checkpointing": "full", "zero_stage": 1},
+    {
+        "tp": 2,
+        "dp": 2,
+        "rank_order": "dp-tp-pp",
+        "ep": 4,
+        "micro_batch_size": 2,
+        "activation_checkpointing": "full",
+        "zero_stage": 1,
+    },
 ]
 
 

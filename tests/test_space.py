@@ -225,6 +225,10 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("degrees_on_torus", "wl2", "maxtext", {"torus": (4, 4)},
          {"tp": 4, "dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 0},
          {"tp": 8, "dp": 2}, ()),
+        ("host_order_needs_links", "tiny", "cpu", {},
+         {"tp": 1, "dp": 4, "pp": 1, "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 0,
+          "host_order": "given"},
+         {"host_order": "links"}, (KnobDeclaration(name="host_order", choices=("given", "links")),)),
     ],
 )  # fmt: skip
 def test_each_rule_rejects_its_case_and_explains_it(

@@ -62,6 +62,7 @@ GROUPS = {
         "init": "create a project folder",
         "doctor": "what this machine offers, and how to add what is missing",
         "launcher": "list, show or copy launcher profiles; check one on its cluster",
+        "links": "measure the links of a cluster, import or show them; order its nodes",
         "completion": "shell completion for commands, options and names",
     },
 }

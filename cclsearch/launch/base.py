@@ -12,7 +12,7 @@ from pydantic import AfterValidator
 
 from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import TrialError
+from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.redact import redact
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.contract import TrialInput
@@ -107,6 +107,15 @@ def write_model(path: Path, value: Model) -> None:
     """Write the file atomically, and its folder if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, value.model_dump_json(indent=1))
+
+
+def refuse_places(jobs: Sequence[Job], launcher: str) -> None:
+    """Raise UserError if a job asks for an order of its nodes: this launcher uses them as the scheduler gives them."""
+    if any(job.payload.places for job in jobs):
+        raise UserError(
+            f"host_order=links: the {launcher} launcher uses the nodes in the scheduler's order; search with"
+            " host_order=given, and write the order for the final run with `ccl-search links place`"
+        )
 
 
 def submit_error(message: str) -> TrialError:

@@ -80,6 +80,8 @@ class TrialInput(Model):
     """The card's accelerator (`h100`, `cpu`); empty for a trial of version 0.2.0 or earlier."""
     seed: int = 0
     """Seed of weights and data; the same in every trial."""
+    places: tuple[int, ...] = ()
+    """Place of each rank on the nodes, `ranks_per_node` places a node; empty: rank r has place r."""
     nonce: str = ""
     """Random text of this attempt, which the run script writes into its traces; empty if nothing runs."""
     stop_above: float | None = None

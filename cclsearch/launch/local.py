@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -27,6 +28,7 @@ from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
+from cclsearch.launch import spread
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import (
     EXIT_FILE,
@@ -68,6 +70,8 @@ class LocalSettings(Model):
     max_parallel: int = Field(default=1, ge=1)
     """Trials at a time: several disturb each other's timing unless they share no resources."""
     poll_interval_s: float = Field(default=0.1, gt=0)
+    network_namespaces: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,60}$")], ...] = ()
+    """Namespaces (`ip netns`) that stand for nodes, each with `accelerators_per_node` ranks; needs root."""
     pass_environment: tuple[str, ...] = ()
     """Variables, or PREFIX_*, that jobs inherit besides those of `inherited.yaml`; a secret only by its exact name."""
 
@@ -180,6 +184,9 @@ class LocalLauncher:
     def check(self) -> list[Check]:
         """Check the interpreter and, with a framework, its script, package and required variables."""
         python = Check.of_program("python", self.python, "set `python` in the profile to an interpreter")
+        missing = [name for name in self.settings.network_namespaces if not Path("/run/netns", name).exists()]
+        if missing:
+            return [python, Check.of("network namespaces", False, f"no {', '.join(missing)}", "`ip netns add NAME`")]
         if self.profile.framework is None:
             return [python]
         script = Check.of("run script", True, str(self.framework.script_path))
@@ -230,6 +237,15 @@ class LocalLauncher:
     def _command(self, job: Job) -> list[str]:
         """Return the command that runs the script: by torchrun, unless the script starts its ranks itself."""
         script = str(self.framework.script_path)
+        if self.settings.network_namespaces:
+            where, payload = self.settings.network_namespaces, job.payload
+            words = [
+                f"namespaces={','.join(where)}",
+                f"ranks={payload.num_ranks}",
+                f"per_node={payload.ranks_per_node}",
+            ]
+            words += [f"places={','.join(map(str, payload.places))}"] if payload.places else []
+            return [self.python, str(Path(spread.__file__)), script, *words]
         if self.framework.runner == "process" or (self.settings.fork_ranks and self.framework.forks_ranks):
             return [self.python, script]
         runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.payload.num_ranks)]

@@ -160,3 +160,14 @@ def _degrees_on_torus(card: Card, options: Mapping[str, Any]) -> Clause | None:
         lambda at: (np.stack([at[d] for d in degrees], axis=1)[:, None, :] == allowed).all(axis=2).any(axis=1),
         lambda c: f"{c.describe(degrees, ', ')} on a torus of {shape}",
     )
+
+
+@register_rule("host_order_needs_links", "host_order")
+def _host_order_needs_links(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    if card.hardware.links is not None:
+        return None
+    return (
+        "host_order=links needs measured links, which the profile has not (`ccl-search links measure`)",
+        lambda at: ~at.equals("host_order", ("links",)),
+        lambda c: "the profile has no measured links",
+    )

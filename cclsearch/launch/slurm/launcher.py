@@ -15,7 +15,7 @@ from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, refuse_places
 from cclsearch.launch.collect import changed_record, explain_record
 from cclsearch.launch.ownership import is_own
 from cclsearch.launch.slurm.commands import QueueRow, SlurmError, SlurmUnavailable, read_queue, require_command
@@ -77,6 +77,7 @@ class SlurmLauncher:
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Submit in chunks below Slurm's limits; `poll` later submits the jobs that a limit kept out."""
+        refuse_places(jobs, self.name)
         for command in ("sbatch", "squeue", "scancel"):
             require_command(command)
         specs = [make_job_spec(job, self.run_script, self.settings) for job in jobs]

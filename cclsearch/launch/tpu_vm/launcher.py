@@ -19,7 +19,7 @@ from cclsearch.core.outside import refuse_outside
 from cclsearch.core.text import one_line
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, write_model
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, refuse_places, write_model
 from cclsearch.launch.collect import clear_results, explain_record
 from cclsearch.launch.ownership import is_own, read_inode
 from cclsearch.launch.profile import Profile
@@ -106,6 +106,7 @@ class TpuVmLauncher:
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Record each attempt and request workers; `poll` starts it when they are ready."""
+        refuse_places(jobs, self.name)
         handles = []
         for job in jobs:
             self._run_ids.add(job.run_id)

@@ -72,12 +72,16 @@ class TrainingTask(Task):
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         batch, seq_len = card.number("global_batch_size"), card.number("seq_len")
-        own = {
+        own: dict[str, Any] = {
             "global_batch_size": batch,
             "seq_len": seq_len,
             "gradient_accumulation": max(1, batch // (config.as_int("dp") * config.as_int("micro_batch_size"))),
             "profiled_steps": 2 if is_measured else 0,
         }
+        if is_measured and card.hardware.links is not None:
+            from cclsearch.tasks.training.placement import find_places
+
+            own["places"] = find_places(card, config)
         return super().make_input(card, config, is_measured=is_measured, **own, **fields)
 
     def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:

@@ -1,0 +1,77 @@
+"""Network namespaces with shaped links between them, for tests and benchmarks on one machine; needs root.
+
+Every namespace stands for a node. A bridge joins them; `tc` (htb) limits each ordered pair by the destination address.
+netem is not needed, so latency stays that of the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+
+
+def can_shape() -> bool:
+    """Return whether this process may create namespaces with shaped links."""
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        return False
+    tried = f"cclcan{os.getpid()}"
+    try:
+        _run("ip", "netns", "add", tried)
+        _run("ip", "-n", tried, "link", "add", "a0", "type", "veth", "peer", "name", "b0")
+        _run("tc", "-n", tried, "qdisc", "add", "dev", "a0", "root", "handle", "1:", "htb", "default", "1")
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    finally:
+        subprocess.run(["ip", "netns", "del", tried], capture_output=True, check=False)
+    return True
+
+
+@contextlib.contextmanager
+def shaped(mbit_s: Sequence[Sequence[float]]) -> Iterator[list[str]]:
+    """Yield the names of namespaces whose links have these rates, from row to column; they are removed afterwards."""
+    tag = f"ccl{os.getpid() % 100000}"
+    names = [f"{tag}n{k}" for k in range(len(mbit_s))]
+    bridge = f"{tag}br"
+    try:
+        _run("ip", "netns", "add", bridge)
+        _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", bridge, "link", "set", "br0", "up")
+        for k, name in enumerate(names):
+            _add_node(bridge, name, k)
+        for k, name in enumerate(names):
+            _shape(name, k, mbit_s[k])
+        yield names
+    finally:
+        for name in (*names, bridge):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _add_node(bridge: str, name: str, k: int) -> None:
+    _run("ip", "netns", "add", name)
+    _run("ip", "-n", name, "link", "set", "lo", "up")
+    _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{k}", "netns", bridge)
+    _run("ip", "-n", name, "addr", "add", f"10.201.0.{k + 1}/24", "dev", "eth0")
+    _run("ip", "-n", name, "link", "set", "eth0", "up")
+    _run("ip", "-n", bridge, "link", "set", f"p{k}", "master", "br0", "up")
+
+
+def _shape(name: str, k: int, rates: Sequence[float]) -> None:
+    """Limit what the namespace sends to each other one; everything else, such as ARP, is not limited."""
+    device = ["tc", "-n", name]
+    _run(*device, "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb", "default", "1", "r2q", "100")
+    _run(*device, "class", "add", "dev", "eth0", "parent", "1:", "classid", "1:1", "htb", "rate", "10gbit")
+    for other, rate in enumerate(rates):
+        if other == k:
+            continue
+        kbit, number = f"{round(rate * 1000)}kbit", f"1:{10 + other}"
+        burst = ["burst", "32k", "cburst", "32k"]
+        _run(*device, "class", "add", "dev", "eth0", "parent", "1:", "classid", number, "htb", "rate", kbit, *burst)
+        match = ["u32", "match", "ip", "dst", f"10.201.0.{other + 1}/32", "flowid", number]
+        _run(*device, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", *match)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)

@@ -1,0 +1,136 @@
+"""Measures the links of a profile's cluster: one job of the run script `links-probe`."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.figures import PositiveCount
+from cclsearch.core.job_file import JobFileError, read_job_bytes
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Failure, Model
+from cclsearch.launch.base import Job, JobState, Launcher
+from cclsearch.launch.collect import collect_end
+from cclsearch.launch.contract import TrialInput
+from cclsearch.launch.profile import Profile, make_launcher
+from cclsearch.links.groups import slowest_ring
+from cclsearch.links.matrix import LinkMatrix
+from cclsearch.run.trial_folder import prepare_folder
+
+PROBE = "links-probe"
+LINKS_FILE = "links.json"
+MAX_BYTES = 64 * 2**20
+
+
+class Reduced(Model):
+    """An all-reduce over all ranks."""
+
+    bytes: PositiveCount
+    seconds: float = Field(gt=0, allow_inf_nan=False)
+
+
+class ProbedLinks(Model):
+    """`links.json`: what the probe measured."""
+
+    endpoints: tuple[str, ...]
+    nodes: tuple[str, ...]
+    places: PositiveCount
+    bytes_s: tuple[tuple[float, ...], ...]
+    latency_s: tuple[tuple[float, ...], ...]
+    places_per_port: PositiveCount
+    all_reduce: tuple[Reduced, ...]
+    backend: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The matrix, and all-reduces over all ranks beside what the matrix says of them."""
+
+    links: LinkMatrix
+    reduced: tuple[tuple[int, float, float], ...]
+    """(bytes, measured seconds, seconds by the matrix)."""
+
+
+def measure_links(
+    profile: Profile, *, num_ranks: int, folder: Path, timeout_s: float, say: Callable[[str], None]
+) -> Measured:
+    """Run the probe as a job and return what it measured; UserError says in one line why it failed."""
+    per_node = min(profile.hardware.accelerators_per_node or num_ranks, num_ranks)
+    launcher = make_launcher(profile.model_copy(update={"framework": PROBE}), run_dir=folder)
+    payload = TrialInput(
+        run_id=folder.name,
+        trial=1,
+        config=Config(pair_seconds=0.1),
+        precision="fp32",
+        num_ranks=num_ranks,
+        ranks_per_node=per_node,
+    )
+    job = Job(
+        run_id=folder.name,
+        trial=1,
+        attempt=1,
+        trial_dir=folder / "trials" / "0001",
+        payload=payload,
+        timeout_s=timeout_s,
+    )
+    try:
+        say(f"measuring {num_ranks} ranks with profile {profile.name}: {job.trial_dir}")
+        _run(launcher, job)
+    finally:
+        launcher.close()
+    return read_probe(job.trial_dir / LINKS_FILE, ring_per_port=None)
+
+
+def _run(launcher: Launcher, job: Job) -> None:
+    """Run the job to its end; UserError if it has no result."""
+    prepare_folder(job, launcher.render(job))
+    handles = launcher.submit([job])
+    try:
+        while (status := launcher.poll(handles)[0]).state is not JobState.DONE:
+            time.sleep(max(launcher.poll_interval_s, 0.05))
+    except BaseException:
+        launcher.cancel(handles)
+        raise
+    failure = status.failure
+    if failure is None:
+        end = collect_end(job.trial_dir)
+        failure = end if isinstance(end, Failure) else end.failure
+    if failure is not None:
+        raise UserError(f"the links were not measured: {one_line(failure.message, 300)} (logs: {job.trial_dir})")
+
+
+def read_probe(path: Path, *, ring_per_port: bool | None = None) -> Measured:
+    """Return what a probe left in its folder; UserError if it cannot be used."""
+    try:
+        found = ProbedLinks.model_validate(json.loads(read_job_bytes(path, MAX_BYTES)))
+        links = LinkMatrix(
+            endpoints=found.endpoints,
+            nodes=found.nodes if found.nodes != found.endpoints else (),
+            places=found.places,
+            gbps=tuple(tuple(float(f"{rate * 8e-9:.4g}") for rate in row) for row in found.bytes_s),
+            latency_us=tuple(tuple(float(f"{latency * 1e6:.4g}") for latency in row) for row in found.latency_s),
+            places_per_port=found.places_per_port,
+            source=f"measured with {one_line(found.backend, 20)} over {len(found.endpoints)} endpoints",
+        )
+    except (OSError, JobFileError, ValidationError, ValueError) as error:
+        raise UserError(f"{path}: is not a measurement of links: {one_line(str(error), 300)}") from None
+    multiple = found.backend == "nccl" if ring_per_port is None else ring_per_port
+    ring = slowest_ring(links, np.arange(links.num_places)[None], ring_per_port=multiple)
+    count = links.num_places
+    reduced = tuple(
+        (
+            each.bytes,
+            each.seconds,
+            2 * (count - 1) / count * each.bytes / ring.bytes_s + 2 * (count - 1) * ring.latency_s,
+        )
+        for each in found.all_reduce
+    )
+    return Measured(links, reduced if math.isfinite(ring.bytes_s) else ())

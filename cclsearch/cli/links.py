@@ -1,0 +1,164 @@
+"""`ccl-search links`: measure the links of a profile's cluster, import a measurement, or show the matrix."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from cclsearch.cli import EXIT_OK
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.content import project_root
+from cclsearch.core.errors import UserError, require_writable
+from cclsearch.core.text import plain
+from cclsearch.launch.profile import Profile, links_places, load_profile
+from cclsearch.links.matrix import LinkMatrix
+from cclsearch.links.read import read_links, read_nccl_tests, write_links
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.files and args.action != "import":
+        raise UserError(f"`links {args.action}` takes no file; `links import` does")
+    if args.ranks is not None and args.action != "measure":
+        raise UserError(f"`links {args.action}` takes no --ranks; `links measure` does")
+    if args.action != "place" and (args.workload or args.config or args.knob):
+        raise UserError(f"`links {args.action}` takes no workload and no configuration; `links place` does")
+    if args.action == "place":
+        return _place(args)
+    if args.action == "measure":
+        return _measure(load_profile(args.launcher), args)
+    if args.action == "import":
+        return _import(load_profile(args.launcher), args)
+    return _show(load_profile(args.launcher), as_json=args.json)
+
+
+def _measure(profile: Profile, args: argparse.Namespace) -> int:
+    from cclsearch.checks.links import measure_links
+
+    ranks = args.ranks or profile.hardware.num_accelerators
+    if ranks is None:
+        raise UserError(
+            f"profile {profile.name} states no hardware.num_accelerators: say how many to measure with --ranks N"
+        )
+    if ranks < 2:
+        raise UserError(f"links are between ranks: --ranks must be at least 2, not {ranks}")
+    folder = project_root() / "runs" / f"links-{profile.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    say = _say_nothing if args.json else _say
+    measured = measure_links(profile, num_ranks=ranks, folder=folder, timeout_s=60 * args.timeout_min, say=say)
+    path = _keep(profile, measured.links)
+    if args.json:
+        print(json.dumps({**_as_data(measured.links, path), "all_reduce": measured.reduced}))
+        return EXIT_OK
+    print(plain("\n".join(_table(measured.links))))
+    for size, seconds, expected in measured.reduced:
+        print(
+            f"all-reduce of {size} bytes over all ranks: {seconds * 1e3:.4g} ms, by the matrix {expected * 1e3:.4g} ms"
+        )
+    print(f"wrote {path}: `predict` and `run` with --launcher {profile.name} use it")
+    return EXIT_OK
+
+
+def _say_nothing(text: str) -> None:
+    """With --json only the result is printed."""
+
+
+def _say(text: str) -> None:
+    print(plain(text), flush=True)
+
+
+def _import(profile: Profile, args: argparse.Namespace) -> int:
+    if not args.files:
+        raise UserError("`links import` needs a CSV file, or the outputs of nccl-tests")
+    paths = [Path(name) for name in args.files]
+    is_csv = [path.suffix.lower() == ".csv" for path in paths]
+    if any(is_csv) and len(paths) > 1:
+        raise UserError("`links import` takes one CSV file, or outputs of nccl-tests, not both")
+    links = read_links(paths[0]) if any(is_csv) else read_nccl_tests(paths)
+    if not links.source:
+        links = links.model_copy(update={"source": f"imported from {paths[0].name}"})
+    path = _keep(profile, links)
+    if args.json:
+        print(json.dumps(_as_data(links, path)))
+    else:
+        print(plain(f"{links.describe()}\nwrote {path}: `predict` and `run` with --launcher {profile.name} use it"))
+    return EXIT_OK
+
+
+def _place(args: argparse.Namespace) -> int:
+    """Print, and write as a rank file, the order of the nodes that suits one configuration."""
+    from cclsearch.checks.placement import PLACED, place_config
+
+    if args.workload is None:
+        raise UserError("`links place` needs --workload NAME, whose configuration is placed")
+    placed = place_config(args.workload, args.launcher, args.config, args.knob)
+    if args.write is not None:
+        require_writable(args.write, "--write")
+        write_atomically(args.write, "".join(f"{host}\n" for host in placed.hosts))
+    if args.json:
+        print(json.dumps({"config": dict(placed.config), "hosts": placed.hosts, "predicted": placed.predicted}))
+        return EXIT_OK
+    print(plain(f"{placed.config}"))
+    for order, value in placed.predicted.items():
+        print(f"  {value:.4g} {placed.unit}, {PLACED[order]} (predicted)")
+    print(plain(f"nodes in order: {' '.join(dict.fromkeys(placed.hosts))}"))
+    if args.write is not None:
+        print(plain(f"wrote {args.write}: the host of each rank, one a line"))
+        print(f"  Slurm:    SLURM_HOSTFILE={args.write} srun --distribution=arbitrary --ntasks={len(placed.hosts)} ...")
+        print("  torchrun: --node-rank N on the N-th node of the order above, from 0; --master-addr is the first")
+    return EXIT_OK
+
+
+def _show(profile: Profile, *, as_json: bool) -> int:
+    links = profile.hardware.links
+    if links is None:
+        raise UserError(
+            f"profile {profile.name} has no measured links: measure them with `ccl-search links measure --launcher"
+            f" {profile.name}`, or import them with `ccl-search links import FILE --launcher {profile.name}`"
+        )
+    path = next(place for place in links_places(profile) if place.is_file())
+    if as_json:
+        print(json.dumps(_as_data(links, path)))
+    else:
+        print(plain("\n".join(_table(links))))
+        print(path)
+    return EXIT_OK
+
+
+def _keep(profile: Profile, links: LinkMatrix) -> Path:
+    """Write the matrix to the project's launchers/, where it counts before one beside the profile."""
+    path = links_places(profile)[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, write_links(links))
+    return path
+
+
+def _as_data(links: LinkMatrix, path: Path) -> dict[str, object]:
+    fields = {
+        name: getattr(links, name) for name in ("endpoints", "nodes", "places", "places_per_port", "gbps", "latency_us")
+    }
+    return {"path": str(path), "source": links.source, **fields}
+
+
+SHOWN = 16
+"""Endpoints of which the whole matrix is printed."""
+
+
+def _table(links: LinkMatrix) -> list[str]:
+    """Return the matrix in Gbit/s, and the slowest pairs with their latency."""
+    names, count = links.endpoints, len(links.endpoints)
+    lines = [links.describe()]
+    if links.places_per_port > 1:
+        lines.append(f"{links.places_per_port} neighbouring places of a node share a network port")
+    width = max(len(name) for name in names) + 2
+    if count <= SHOWN:
+        lines.append("Gbit/s from row to column:")
+        lines.append(" " * width + "".join(f"{name:>{max(width, 10)}}" for name in names))
+        for i, name in enumerate(names):
+            cells = ["-" if i == j and links.places == 1 else f"{links.gbps[i][j]:.4g}" for j in range(count)]
+            lines.append(f"{name:<{width}}" + "".join(f"{cell:>{max(width, 10)}}" for cell in cells))
+    pairs = sorted((links.gbps[i][j], i, j) for i in range(count) for j in range(count) if i != j)
+    lines.append("slowest pairs:")
+    for rate, i, j in pairs[:4]:
+        lines.append(f"  {names[i]} to {names[j]}: {rate:.4g} Gbit/s, {links.latency_us[i][j]:.4g} us")
+    return lines
