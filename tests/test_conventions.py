@@ -31,7 +31,7 @@ LEVELS = [
     {"plan", "report", "study"},
     {"search", "export"},
     {"analysis", "nightly", "checks"},
-    {"api"},
+    {"api", "ui"},
     {"cli"},
     {"__main__", "cclsearch"},
 ]

@@ -38,6 +38,7 @@ GROUPS = {
         "tag": "tag a run, to find it again",
         "note": "add a note to a run or to one of its trials",
         "report": "HTML page and charts of a run, or of several runs compared",
+        "ui": "all runs in a browser on this machine: live, compared, as a leaderboard",
         "dashboard": "open optuna-dashboard on a run, also while it searches",
         "pareto": "Pareto front of a sweep or of several runs, as tables and charts",
         "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import time
 from pathlib import Path
@@ -146,6 +147,35 @@ def is_locked(folder: Path) -> bool:
     path = folder / "lock"
     holder = _read(path)
     return holder is not None and _is_alive(holder, path)
+
+
+def name_holder(folder: Path) -> tuple[str, int] | None:
+    """Host and process id of the running process that has the folder's lock; None if there is none."""
+    path = folder / "lock"
+    holder = _read(path)
+    if holder is None or not _is_alive(holder, path):
+        return None
+    pid = holder.get("pid")
+    return str(holder.get("host")), pid if isinstance(pid, int) else 0
+
+
+def interrupt_holder(folder: Path) -> None:
+    """Send SIGINT, as Ctrl-C does, to the process that has the folder's lock.
+
+    Raises UserError if there is none, or if it is not a process of this machine that can be recognized.
+    """
+    holder = _read(folder / "lock")
+    if holder is None or not _is_alive(holder, folder / "lock"):
+        raise UserError("no running process has this run")
+    pid, where = holder.get("pid"), f"process {holder.get('pid')} on {holder.get('host')}"
+    is_here = holder.get("host") == socket.gethostname() and holder.get("boot") == boot_id()
+    is_same = isinstance(pid, int) and not _is_elsewhere(holder) and bool(_start_of(pid))
+    if not isinstance(pid, int) or not is_here or not is_same or _start_of(pid) != holder.get("start"):
+        raise UserError(f"the search is {where}, which cannot be stopped from here: press Ctrl-C there")
+    try:
+        os.kill(pid, signal.SIGINT)
+    except OSError as error:
+        raise UserError(f"cannot stop {where}: {error.strerror}") from None
 
 
 def _start_of(pid: int) -> str:

@@ -1,0 +1,214 @@
+"""The web application: which address shows what. Pages are rendered here; only a changed part is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from cclsearch.charts.bundle import page_script
+from cclsearch.charts.chart import page_data, palette_css
+from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
+from cclsearch.plugins import METRICS, TASKS
+from cclsearch.run.annotations import add_note, add_tags
+from cclsearch.ui.book import RunBook
+from cclsearch.ui.evidence import read_text
+from cclsearch.ui.guard import Guard, Permissions
+from cclsearch.ui.pages import Pages
+from cclsearch.ui.searches import SearchStarter, stop_search
+from cclsearch.ui.text import clean
+
+STATIC = Path(__file__).parent / "static"
+LOOK_S, LOOK_ALL_S = 0.5, 1.0
+"""How often an open page looks whether a run, or any run, has changed: a few calls of `stat`."""
+BEAT_S = 15.0
+"""How often a silent stream sends a comment, so that a closed page is noticed."""
+MAX_BODY = 64 * 1024
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(runs: Path, allowed: Permissions) -> Starlette:
+    """The application over a folder of runs."""
+    book, starter = RunBook(runs), SearchStarter(runs)
+    pages = Pages(book, starter, allowed)
+    routes = [
+        Route("/", _page(pages.runs)),
+        Route("/runs/{run}", _page(pages.run)),
+        Route("/runs/{run}/chart.json", _data(pages.run_chart)),
+        Route("/runs/{run}/trials/{trial:int}", _page(pages.trial)),
+        Route("/runs/{run}/trials/{trial:int}/metrics", _page(pages.trial_metrics)),
+        Route("/runs/{run}/trials/{trial:int}/files/{path:path}", partial(_show_file, book)),
+        Route("/compare", _page(pages.compare)),
+        Route("/compare/chart.json", _data(pages.compare_charts)),
+        Route("/leaderboard", _page(pages.leaderboard)),
+        Route("/nights", _page(pages.nights)),
+        Route("/nights/{series}", _page(pages.series)),
+        Route("/nights/{series}/chart.json", _data(pages.series_charts)),
+        Route("/start", _page(pages.start)),
+        Route("/events", partial(_stream, book)),
+        Route("/static/{name}", _show_static),
+        Route("/change/{what}", partial(_change, book, starter, allowed), methods=["POST"]),
+    ]
+    handlers: Any = {UserError: _refuse, HTTPException: _refuse}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.add_middleware(Guard)
+    return app
+
+
+def warm_up() -> None:
+    """Load what the first page needs: plugins with their tasks and metrics, templates, the patterns of secrets."""
+    import scipy.stats  # noqa: F401  # how certain a best is
+
+    TASKS.names()
+    METRICS.names()
+    clean("")
+    _load_static("ui.css")
+    Pages.render_error("")
+
+
+def _page(render: Callable[[Request], str]) -> Handler:
+    """A handler that renders a page in a thread: other pages are answered meanwhile."""
+
+    async def handle(request: Request) -> Response:
+        return HTMLResponse(await run_in_threadpool(render, request))
+
+    return handle
+
+
+def _data(draw: Callable[[Request], tuple[Mapping[str, Any], str]]) -> Handler:
+    """A handler that returns charts with a note on what they leave out."""
+
+    async def handle(request: Request) -> Response:
+        charts, note = await run_in_threadpool(draw, request)
+        described = {place: {"title": c.title, "summary": c.summary} for place, c in charts.items()}
+        return JSONResponse({**page_data(charts), "described": described, "note": note})
+
+    return handle
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 403 if request.method == "POST" else 404
+    text = str(error.detail) if isinstance(error, HTTPException) else str(error)
+    text = redact(text)
+    if request.method == "POST" or request.url.path.endswith(".json"):
+        return JSONResponse({"error": text}, status)
+    return HTMLResponse(Pages.render_error(text), status)
+
+
+async def _show_file(book: RunBook, request: Request) -> Response:
+    def read() -> str:
+        view = book.view(request.path_params["run"])
+        trial = view.run.state.trials.get(request.path_params["trial"])
+        if trial is None:
+            raise UserError(f"the run has no trial {request.path_params['trial']}")
+        return read_text(view.run, trial, request.path_params["path"])
+
+    return PlainTextResponse(await run_in_threadpool(read))
+
+
+@cache
+def _load_static(name: str) -> tuple[bytes, str]:
+    if name == "charts.js":
+        return page_script().encode(), "text/javascript"
+    if name == "ui.css":
+        return f"{palette_css()}\n{(STATIC / name).read_text('utf-8')}".encode(), "text/css"
+    if name in ("ui.js", "theme.js"):
+        return (STATIC / name).read_bytes(), "text/javascript"
+    raise UserError("there is no such file")
+
+
+async def _show_static(request: Request) -> Response:
+    data, kind = await run_in_threadpool(_load_static, request.path_params["name"])
+    return Response(data, media_type=kind, headers={"cache-control": "private, max-age=60"})
+
+
+async def _stream(book: RunBook, request: Request) -> Response:
+    """A stream of server-sent events: one whenever the run (or, without one, any run) has changed."""
+    name = request.query_params.get("run")
+    if name is not None:
+        await run_in_threadpool(book.find_folder, name)
+    return StreamingResponse(_follow(book, name), media_type="text/event-stream")
+
+
+async def _follow(book: RunBook, name: str | None) -> AsyncIterator[str]:
+    seen, silent_s, look_s = "", 0.0, LOOK_S if name is not None else LOOK_ALL_S
+    yield "retry: 2000\n\n"
+    while True:
+        stamp = await run_in_threadpool(book.stamp_all if name is None else partial(book.stamp, name))
+        if name is not None and stamp[-1] is None:
+            yield "event: gone\ndata: {}\n\n"
+            return
+        found = hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
+        if found != seen:
+            seen, silent_s = found, 0.0
+            yield f"data: {json.dumps({'stamp': found})}\n\n"
+        elif silent_s >= BEAT_S:
+            silent_s = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(look_s)
+        silent_s += look_s
+
+
+async def _change(book: RunBook, starter: SearchStarter, allowed: Permissions, request: Request) -> Response:
+    """Change something: tags and notes, or a search that starts or stops. Refused unless the request may."""
+    what = request.path_params["what"]
+    is_note = what in ("tag", "untag", "note")
+    may, option = (allowed.notes, "--allow-notes") if is_note else (allowed.start, "--allow-start")
+    allowed.check(request, may=may, option=option)
+    fields = await _read_fields(request)
+
+    def change() -> str:
+        if what == "start":
+            return starter.start(fields)
+        name = str(fields.get("run", ""))
+        folder = book.find_folder(name)
+        match what:
+            case "tag" | "untag":
+                tags = str(fields.get("text", "")).split()
+                if not tags:
+                    raise UserError("the tag is empty")
+                add_tags(folder, tags, remove=what == "untag")
+                return "removed" if what == "untag" else "added"
+            case "note":
+                trial = fields.get("trial")
+                number = int(str(trial)) if trial and str(trial).isdecimal() and len(str(trial)) < 9 else None
+                if number is not None and number not in book.view(name).run.state.trials:
+                    raise UserError(f"the run has no trial {number}")
+                add_note(folder, str(fields.get("text", "")), number)
+                return "added"
+            case "stop":
+                return stop_search(book.runs, folder)
+            case "resume":
+                return starter.resume(name)
+            case _:
+                raise UserError(f"there is no change {what!r}")
+
+    return JSONResponse({"message": await run_in_threadpool(change)})
+
+
+async def _read_fields(request: Request) -> dict[str, object]:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise UserError(f"the request has more than {MAX_BODY:,} bytes")
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise UserError("the request is not a JSON object")
+    return fields

@@ -1,0 +1,231 @@
+"""The leaderboard: the best admitted trial of each workload, framework and hardware, by the names of CCL-Bench.
+
+Runs are ranked only within a group of equal work and equal origin. Figures that grow or shrink with the number of
+accelerators are also shown per accelerator, and by what the accelerators cost, so that unlike hardware can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cclsearch.core.metrics import NUM_ACCELERATORS
+from cclsearch.record.trial import Trial
+from cclsearch.report.figures import find_shown_metric, format_value
+from cclsearch.run.spec import RunSpec
+from cclsearch.tasks.base import Task, task_of
+from cclsearch.trace.dashboard import DASHBOARD, describe_name, find_recorded
+from cclsearch.ui.book import RunEntry
+from cclsearch.ui.traces import TracedName
+
+MAX_PRICES = 40
+SECONDS_PER_HOUR = 3600.0
+
+
+class Normalization(StrEnum):
+    """How figures of unlike hardware are made comparable."""
+
+    MEASURED = "measured"
+    PER_ACCELERATOR = "accelerator"
+    COST = "cost"
+
+    @property
+    def words(self) -> str:
+        """What the choice is called in the page."""
+        return {"measured": "as measured", "accelerator": "per accelerator", "cost": "by cost"}[self.value]
+
+
+class Scaling(StrEnum):
+    """How a figure depends on the number of accelerators."""
+
+    TIME = "time"
+    """Seconds for an amount of work: more accelerators shorten it, so it is multiplied by their number."""
+    RATE = "rate"
+    """Work per second: divided by their number."""
+    NONE = "none"
+    """A share, a latency or a figure of one accelerator: it is the same in every view."""
+
+
+@dataclass(frozen=True)
+class LeaderColumn:
+    """One metric of the leaderboard."""
+
+    name: str
+    label: str
+    unit: str
+    greater_is_better: bool | None
+    """None if neither direction is better."""
+    scaling: Scaling
+    differs: str = ""
+    """How CCL-Bench's definition differs; empty for a metric of the task."""
+
+
+@dataclass(frozen=True)
+class LeaderCell:
+    """One figure; `value` is None if there is none, and `why` then says why."""
+
+    value: float | None
+    shown: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class LeaderRow:
+    """The best trial of one workload, framework and hardware."""
+
+    entry: RunEntry
+    trial: Trial
+    num_accelerators: int
+    cells: Mapping[str, LeaderCell]
+    num_runs: int
+    """Runs of this workload, framework and hardware."""
+
+
+@dataclass(frozen=True)
+class LeaderGroup:
+    """Rows that may be compared: equal task, work and origin; the best first."""
+
+    title: str
+    origin: str
+    """Where the figures are from; `measured` if trials ran."""
+    rows: tuple[LeaderRow, ...]
+
+
+def make_columns(entries: Sequence[RunEntry], specs: Mapping[str, RunSpec]) -> list[LeaderColumn]:
+    """The primary metric of each task that occurs, then the names of CCL-Bench's dashboard."""
+    columns: dict[str, LeaderColumn] = {}
+    for entry in entries:
+        task = task_of(specs[entry.name].card)
+        for name in dict.fromkeys((task.primary, *task.efficiency)):
+            metric = task.metric(name)
+            unit, is_rate = (
+                metric.unit or "",
+                (metric.unit or "").endswith("/s") and "per accelerator" not in metric.words,
+            )
+            scaling = Scaling.RATE if is_rate else Scaling.TIME if metric.is_time else Scaling.NONE
+            better = None if metric.direction is None else metric.greater_is_better
+            columns[name] = LeaderColumn(name, metric.words, unit, better, scaling)
+    for name in DASHBOARD:
+        known = describe_name(name)
+        better = {"higher": True, "lower": False}.get(known.better)
+        scaling = Scaling.TIME if known.is_per_work else Scaling.NONE
+        columns[name] = LeaderColumn(name, name, known.unit, better, scaling, known.differs)
+    return list(columns.values())
+
+
+def make_groups(
+    entries: Sequence[RunEntry],
+    specs: Mapping[str, RunSpec],
+    columns: Sequence[LeaderColumn],
+    sort: LeaderColumn,
+    view_as: Normalization,
+    prices: Mapping[str, float],
+    traced: Mapping[tuple[Path, int], Mapping[str, TracedName]],
+) -> list[LeaderGroup]:
+    """The groups, each sorted by one column in one view; rows without that figure come last."""
+    best: dict[tuple[str, ...], LeaderRow] = {}
+    counts: dict[tuple[str, ...], int] = {}
+    for entry in entries:
+        if entry.best is None:
+            continue
+        key: tuple[str, ...] = (entry.task, entry.work, entry.origin, entry.workload, entry.framework, entry.hardware)
+        counts[key] = counts.get(key, 0) + 1
+        own = traced.get((entry.folder, entry.best.number), {})
+        row = _make_row(entry, task_of(specs[entry.name].card), columns, view_as, prices.get(entry.accelerator), own)
+        if key not in best or _rank(row, sort) < _rank(best[key], sort):
+            best[key] = row
+    groups: dict[tuple[str, ...], list[LeaderRow]] = {}
+    for key, row in best.items():
+        counted = LeaderRow(row.entry, row.trial, row.num_accelerators, row.cells, counts[key])
+        groups.setdefault(key[:3], []).append(counted)
+    return [
+        LeaderGroup(f"{task}: {work}", origin, tuple(sorted(rows, key=lambda row: _rank(row, sort))))
+        for (task, work, origin), rows in sorted(groups.items())
+    ]
+
+
+def _rank(row: LeaderRow, sort: LeaderColumn) -> tuple[bool, float, str]:
+    value = row.cells[sort.name].value
+    sign = -1.0 if sort.greater_is_better else 1.0
+    return value is None, 0.0 if value is None else sign * value, row.entry.name
+
+
+def _make_row(
+    entry: RunEntry,
+    task: Task,
+    columns: Sequence[LeaderColumn],
+    view_as: Normalization,
+    price: float | None,
+    traced: Mapping[str, TracedName],
+) -> LeaderRow:
+    trial = entry.best
+    assert trial is not None, "only runs with a best trial have a row"
+    metrics = trial.outcome.metrics if trial.outcome else {}
+    number = round(metrics[NUM_ACCELERATORS]) if NUM_ACCELERATORS in metrics else entry.num_accelerators
+    cells = {}
+    for column in columns:
+        if column.name in DASHBOARD:
+            value, why = find_recorded(column.name, metrics, number)
+            if value is None and column.name in traced:
+                value, why = traced[column.name].value, traced[column.name].why
+        else:
+            value = metrics.get(column.name)
+            why = "" if value is not None else f"this trial has no {column.label}"
+        if value is None:
+            cells[column.name] = LeaderCell(None, "-", why)
+            continue
+        scaled, unit, why = _normalize(column, value, number, view_as, price)
+        if scaled is None:
+            cells[column.name] = LeaderCell(None, "-", why)
+            continue
+        metric = find_shown_metric(task, column.name).model_copy(update={"unit": unit})
+        cells[column.name] = LeaderCell(scaled, format_value(metric, scaled))
+    return LeaderRow(entry, trial, number, cells, 1)
+
+
+def _normalize(
+    column: LeaderColumn, value: float, number: int, view_as: Normalization, price: float | None
+) -> tuple[float | None, str, str]:
+    """The figure in that view, its unit, and why there is none.
+
+    By cost: money for the time, or work per unit of money. Without a price, an accelerator-hour is the unit of cost.
+    """
+    if view_as is Normalization.MEASURED or column.scaling is Scaling.NONE:
+        return value, column.unit, ""
+    is_time = column.scaling is Scaling.TIME
+    if view_as is Normalization.PER_ACCELERATOR:
+        unit = f"accelerator-{column.unit}" if is_time else f"{column.unit} per accelerator"
+        return (value * number if is_time else value / number), unit, ""
+    hours = value * number / SECONDS_PER_HOUR if is_time else number / value / SECONDS_PER_HOUR if value else None
+    if hours is None:
+        return None, "", "it did no work"
+    money = "money" if price is not None else "accelerator-h"
+    cost = hours * (1.0 if price is None else price)
+    work = column.unit.removesuffix("/s")
+    return (
+        (cost, money, "")
+        if is_time
+        else (1 / cost, f"{work} per {money}", "")
+        if cost
+        else (None, "", "it costs nothing")
+    )
+
+
+def read_prices(parameters: Mapping[str, str], accelerators: Sequence[str]) -> dict[str, float]:
+    """Accelerator -> price of an hour, from the fields `price.0`, `price.1`, ... of the page; others are left out."""
+    prices = {}
+    for place, name in enumerate(accelerators[:MAX_PRICES]):
+        try:
+            price = float(parameters.get(f"price.{place}", ""))
+        except ValueError:
+            continue
+        if 0 < price < 1e6:
+            prices[name] = price
+    return prices
+
+
+def name_unit(column: LeaderColumn) -> str:
+    """The unit that a heading names; empty if it is a share or unknown."""
+    return "" if column.unit in ("", "fraction") else column.unit

@@ -1,0 +1,290 @@
+"""The pages: what each address shows, from the book of runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+
+from cclsearch import __version__
+from cclsearch.charts.chart import Chart
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import format_knob_value
+from cclsearch.nightly.summary import show_best
+from cclsearch.propose.events import LlmTurn, leave_out_outdated
+from cclsearch.record.trial import Trial, TrialState
+from cclsearch.report.figures import describe_metric
+from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.progress import format_duration
+from cclsearch.report.terminal import result_text
+from cclsearch.run.annotations import read_annotations
+from cclsearch.run.phase import read_phase
+from cclsearch.tasks.base import task_of
+from cclsearch.ui.book import RunBook, RunEntry, RunView
+from cclsearch.ui.charts import draw_compared, draw_run, draw_series
+from cclsearch.ui.evidence import list_files
+from cclsearch.ui.guard import Permissions
+from cclsearch.ui.leaderboard import Normalization, make_columns, make_groups, name_unit, read_prices
+from cclsearch.ui.nights import list_series, read_series
+from cclsearch.ui.searches import SearchStarter, list_choices
+from cclsearch.ui.table import KNOB, TableQuery, choose_page
+from cclsearch.ui.text import clean
+from cclsearch.ui.traces import TraceMetrics
+
+HERE = Path(__file__).parent
+MAX_COMPARED = 12
+LAST_NOTES = 8
+COMPARE_READ_S, BOARD_READ_S = 2.0, 3.0
+"""How long one request for a comparison or the leaderboard reads ledgers; the page says what is still to be read."""
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(version=__version__, query=_query, duration=format_duration, segment=_segment)
+    environment.globals.update(unit_of=name_unit, day=_day, show_best=show_best)
+    return environment
+
+
+def _query(**parts: object) -> str:
+    return urlencode({key: value for key, value in parts.items() if value not in ("", None)})
+
+
+def _segment(name: str) -> str:
+    """A name as one part of an address."""
+    return quote(name, safe="")
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds)) if seconds else ""
+
+
+class Pages:
+    """Renders each page; every method may run in any thread."""
+
+    def __init__(self, book: RunBook, starter: SearchStarter, allowed: Permissions) -> None:
+        self._book, self._starter, self._allowed = book, starter, allowed
+        self._traces = TraceMetrics()
+
+    def _render(self, template: str, title: str, **values: object) -> str:
+        return _environment().get_template(template).render(title=title, allowed=self._allowed, **values)
+
+    @staticmethod
+    def render_error(text: str) -> str:
+        """The page that says what is wrong."""
+        return _environment().get_template("error.html.j2").render(
+            title="Not found", allowed=Permissions(), message=text
+        )  # fmt: skip
+
+    def runs(self, request: Request) -> str:
+        """The list of runs."""
+        found, words = self._book.list_runs(), request.query_params.get("q", "")[:200]
+        shown = [entry for entry in found.entries if all(word in entry.text for word in words.lower().split())]
+        tags = sorted({tag for entry in found.entries for tag in entry.tags})
+        return self._render(
+            "runs.html.j2", "Runs", runs=shown, words=words, tags=tags,
+            num_all=len(found.entries), num_unread=found.num_unread,
+        )  # fmt: skip
+
+    def run(self, request: Request) -> str:
+        """One run: its result so far, the chart, and the table of its trials."""
+        view = self._book.view(request.path_params["run"])
+        with view.lock:
+            entry, run, query = view.entry(), view.run, TableQuery.read(request.query_params)
+            page = choose_page(view.lines.values(), query)
+            reported = leave_out_outdated(run.state.reported)
+            notes = [(clean(e.label), clean(e.text)) for e in reported if not isinstance(e, LlmTurn)][-LAST_NOTES:]
+            running = [(trial.number, self._describe_running(view, trial)) for trial in run.state.unfinished[:20]]
+            return self._render(
+                "run.html.j2", entry.name, run=entry, page=page, table=query, knobs=view.knobs, knob_key=KNOB,
+                states=list(TrialState), notes=notes[::-1], people=read_annotations(view.folder).describe(),
+                running=running if run.is_running else [], banner=[clean(line) for line in run.spec.banner],
+                proposers=clean(run.spec.proposers), share=None if view.is_complete else view.share_read,
+                best_config=_list_config(entry.best) if entry.best else [],
+            )  # fmt: skip
+
+    @staticmethod
+    def _describe_running(view: RunView, trial: Trial) -> str:
+        phase = read_phase(view.run.folder, trial)
+        waited = f", {format_duration(time.time() - trial.attempt_s)}" if trial.attempt_s is not None else ""
+        return clean(f"{phase}{waited}")
+
+    def run_chart(self, request: Request) -> tuple[Mapping[str, Chart], str]:
+        """The chart of a run."""
+        view = self._book.view(request.path_params["run"])
+        with view.lock:
+            entry, lines = view.entry(), list(view.lines.values())
+        chart, note = draw_run(entry, lines)
+        return ({"progress": chart} if chart else {}), note
+
+    def _find_trial(self, request: Request) -> tuple[RunView, Trial]:
+        view, number = self._book.view(request.path_params["run"]), request.path_params["trial"]
+        if number not in view.run.state.trials:
+            raise UserError(f"run {clean(view.folder.name)!r} has no trial {number}")
+        return view, view.run.state.trials[number]
+
+    def trial(self, request: Request) -> str:
+        """One trial with its evidence."""
+        view, trial = self._find_trial(request)
+        run, task, outcome = view.run, task_of(view.run.spec.card), trial.outcome
+        own = [note.text for note in read_annotations(view.folder).notes if note.trial == trial.number]
+        metrics = sorted((outcome.metrics if outcome else {}).items())
+        return self._render(
+            "trial.html.j2", f"Trial {trial.number} of {view.folder.name}", run=view.folder.name, trial=trial,
+            provenance=run.spec.provenance.value, result=clean(result_text(trial, find_figure(run.spec), 300)),
+            reason=clean(outcome.failure.message) if outcome and outcome.failure else "",
+            config=_list_config(trial), rationale=clean(trial.rationale), proposer=clean(trial.proposer),
+            metrics=[clean(describe_metric(task, name, value)) for name, value in metrics],
+            verdicts=[(v.rule, v.ok, clean(v.detail)) for v in (outcome.verdicts if outcome else ())],
+            diagnosis=[clean(text) for text in (outcome.diagnosis if outcome else ())],
+            causes=[(clean(k), s) for k, s in (outcome.seconds_by_cause if outcome else {}).items()],
+            notes=[clean(text) for text in (*trial.remarks, *(outcome.notes if outcome else ()))],
+            people=own, files=list_files(run, trial), has_traces=(run.trial_folder(trial.number) / "trace").is_dir(),
+        )  # fmt: skip
+
+    def trial_metrics(self, request: Request) -> str:
+        """The metrics of CCL-Bench's dashboard, from the trial's traces."""
+        view, trial = self._find_trial(request)
+        found = self._traces.measure(view.run, trial)
+        title = f"Metrics of trial {trial.number} of {view.folder.name}"
+        return self._render("metrics.html.j2", title, run=view.folder.name, trial=trial, metrics=found)
+
+    def _find_compared(self, request: Request) -> list[RunView]:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))[:MAX_COMPARED]
+        until_s = time.monotonic() + COMPARE_READ_S
+        return [self._book.view(name, max(0.05, until_s - time.monotonic())) for name in names]
+
+    def compare(self, request: Request) -> str:
+        """Several runs beside each other, and two of their trials."""
+        views = self._find_compared(request)
+        entries = [view.entry() for view in views]
+        pair = [self._pick(views, request.query_params.get(side, "")) for side in ("a", "b")]
+        chosen = [each for each in pair if each is not None]
+        params = request.query_params
+        return self._render(
+            "compare.html.j2", "Compare runs", runs=entries, names=self._book.list_names(),
+            same_work=len({(e.task, e.work) for e in entries}) < 2,
+            same_origin=len({e.provenance for e in entries}) < 2,
+            num_charts=len(_group_by_figure(entries)), a=params.get("a", ""), b=params.get("b", ""),
+            differences=_list_differences(*chosen) if len(chosen) == 2 else [], both=len(chosen) == 2,
+            share=next((view.share_read for view in views if not view.is_complete), None),
+            address=_query_of([entry.name for entry in entries]),
+        )  # fmt: skip
+
+    @staticmethod
+    def _pick(views: list[RunView], text: str) -> tuple[RunView, Trial] | None:
+        """The trial of `run/7`; None if the text is empty."""
+        name, _, number = text.strip().rpartition("/")
+        if not text.strip():
+            return None
+        view = next((view for view in views if view.folder.name == name), None)
+        if view is None or not number.isdecimal() or len(number) > 8 or int(number) not in view.run.state.trials:
+            raise UserError(f"there is no trial {clean(text)!r} in the compared runs: write RUN/NUMBER")
+        return view, view.run.state.trials[int(number)]
+
+    def compare_charts(self, request: Request) -> tuple[Mapping[str, Chart], str]:
+        """Best-so-far curves over each other: one chart for each figure that the runs optimize."""
+        views = {view.folder.name: view for view in self._find_compared(request)}
+        groups = []
+        for group in _group_by_figure([view.entry() for view in views.values()]):
+            groups.append([(entry, list(views[entry.name].lines.values())) for entry in group])
+        return draw_compared(groups)
+
+    def leaderboard(self, request: Request) -> str:
+        """The best of each workload, framework and hardware."""
+        params = request.query_params
+        found = self._book.list_runs(BOARD_READ_S)
+        entries = [entry for entry in found.entries if entry.best is not None and not entry.error]
+        specs = {entry.name: entry.spec for entry in entries if entry.spec is not None}
+        columns = make_columns(entries, specs)
+        accelerators = sorted({entry.accelerator for entry in entries})
+        chosen = next((c for c in columns if c.name == params.get("metric")), columns[0])
+        names = {view.value: view for view in Normalization}
+        view_as = names.get(params.get("view", ""), Normalization.MEASURED)
+        prices = read_prices(params, accelerators)
+        groups = make_groups(entries, specs, columns, chosen, view_as, prices, self._traces.known)
+        shown = [
+            c
+            for c in columns
+            if params.get("all") or any(r.cells[c.name].value is not None for g in groups for r in g.rows)
+        ]
+        shown = list(dict.fromkeys([chosen, *shown]))
+        return self._render(
+            "leaderboard.html.j2", "Leaderboard", groups=groups, columns=columns, shown=shown, chosen=chosen,
+            views=list(Normalization), view_as=view_as, accelerators=accelerators, prices=prices,
+            show_all=bool(params.get("all")), parameters=dict(params), num_unread=found.num_unread,
+        )  # fmt: skip
+
+    def nights(self, request: Request) -> str:
+        """The series of nights."""
+        found = [read_series(self._book.runs, name) for name in list_series(self._book.runs)]
+        return self._render("nights.html.j2", "Nights", series=[one for one in found if one.nights])
+
+    def series(self, request: Request) -> str:
+        """One series of nights, the latest first."""
+        found = read_series(self._book.runs, request.path_params["series"])
+        names = set(self._book.list_names())
+        return self._render(
+            "series.html.j2", f"Nights {found.name}", name=found.name, nights=found.nights[::-1], known=names
+        )
+
+    def series_charts(self, request: Request) -> tuple[Mapping[str, Chart], str]:
+        """The history of each job of a series."""
+        return draw_series(read_series(self._book.runs, request.path_params["series"]).nights), ""
+
+    def start(self, request: Request) -> str:
+        """The form of a new search, and what this server started."""
+        return self._render("start.html.j2", "Start a search", choices=list_choices(), started=self._starter.started)
+
+
+def _list_config(trial: Trial) -> list[tuple[str, str]]:
+    return [(clean(knob), clean(format_knob_value(value))) for knob, value in trial.config.items()]
+
+
+def _group_by_figure(entries: list[RunEntry]) -> list[list[RunEntry]]:
+    """Entries that one axis can show, in order."""
+    groups: dict[tuple[str, bool], list[RunEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.figure, entry.greater_is_better), []).append(entry)
+    return list(groups.values())
+
+
+def _query_of(names: list[str]) -> str:
+    return urlencode([("run", name) for name in names])
+
+
+def _list_differences(one: tuple[RunView, Trial], other: tuple[RunView, Trial]) -> list[tuple[str, str, str, bool]]:
+    """What is known of two trials: name, both values, and whether they differ; what differs first."""
+    found: dict[str, list[str]] = {}
+
+    def add(name: str, side: int, text: str) -> None:
+        found.setdefault(clean(name), ["", ""])[side] = clean(text)
+
+    for side, (view, trial) in enumerate((one, other)):
+        spec, task = view.run.spec, task_of(view.run.spec.card)
+        add("result", side, result_text(trial, find_figure(spec), 200))
+        add("workload", side, spec.workload)
+        add("framework", side, spec.framework)
+        add("hardware", side, view.entry().hardware)
+        add("figures are", side, spec.provenance.value)
+        add("proposed by", side, trial.proposer)
+        for knob, value in trial.config.items():
+            add(f"knob {knob}", side, format_knob_value(value))
+        for name, value in sorted((trial.outcome.metrics if trial.outcome else {}).items()):
+            words, _, shown = describe_metric(task, name, value).partition(": ")
+            add(words, side, shown)
+        for verdict in trial.outcome.verdicts if trial.outcome else ():
+            add(f"rule {verdict.rule}", side, {True: "ok", False: "violated", None: "not checked"}[verdict.ok])
+    rows: list[tuple[str, str, str, bool]] = [(name, a, b, a != b) for name, (a, b) in found.items()]
+    return sorted(rows, key=lambda row: not row[3])
