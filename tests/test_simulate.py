@@ -235,3 +235,28 @@ def test_launcher_check_says_what_is_simulated(project: Path, capsys: pytest.Cap
     assert "nothing runs" in shown
     assert "seed 0" in shown
     assert "no figure is measured" in shown
+
+
+def test_a_cluster_with_a_network_of_its_own_is_searched_like_any_other(tmp_path: Path) -> None:
+    thin = SimulatedSettings(cluster="switch:4:2400:2.5/fat-tree:4:200:8:leaf=8:over=8", crashes=0.0)
+    wide = SimulatedSettings(cluster="switch:16:2400:2.5", crashes=0.0)
+    rows = np.arange(len(space_of("wl5")))
+    times = {name: simulate("wl5", each).values("step_time_s", rows) for name, each in (("thin", thin), ("wide", wide))}
+    assert np.max(times["thin"] / times["wide"]) > 1.5
+    assert thin.describe() != wide.describe() != SimulatedSettings().describe()
+    with pytest.raises(UserError, match="has 8 ranks, but wl5 needs 16"):
+        simulate("wl5", SimulatedSettings(cluster="switch:8:2400:2.5"))
+    with pytest.raises(UserError, match="KIND:SIZE:GBPS:US"):
+        SimulatedSettings(cluster="switch:8")
+
+
+def test_the_launcher_searches_on_the_network_of_its_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_profile(tmp_path, "thin", "cluster: switch:4:2400:2.5/rail:4:200:8:leaf=2:over=4\n")
+    assert main(["run", "--workload", "wl5", "--launcher", "thin", "--budget", "3", "--name", "on-thin"]) == 0
+    assert "simulated" in capsys.readouterr().out
+    write_profile(tmp_path, "bad", "cluster: switch:4\n")
+    assert main(["run", "--workload", "wl5", "--launcher", "bad", "--budget", "3"]) == 2
+    assert "KIND:SIZE:GBPS:US" in capsys.readouterr().err

@@ -168,3 +168,29 @@ def test_a_wrong_option_is_refused_before_anything_is_read(
 ) -> None:
     assert main(["sweep-hardware", str(tmp_path), *words]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_prediction_is_swept_in_one_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    wl5 = ("--workload", "wl5", "--config", "tp=4,dp=4,pp=1,ep=16")
+    rows = sweep_json(capsys, *wl5)
+    assert rows["scale-out x2"]["speedup"] > 1 > rows["fat tree, 4:1 oversubscribed"]["speedup"]  # type: ignore[operator]
+    assert set(rows["base"]["utility"]) == {"compute", "scale_up_bw", "scale_out_bw", "scale_up_domain", "latency"}  # type: ignore[call-overload]
+    rows = sweep_json(capsys, *wl5, "--accelerator", "h100")
+    assert rows["h100"]["speedup"] > 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "give a TRACE or a --workload"),
+        (["--workload", "wl5", "--config", "tp=3"], "matches"),
+        (["--workload", "wl5", "--compress", "4"], "--compress belongs to a trace"),
+        (["--workload", "wl5", "--cluster", "small=switch:8:2400:2"], "needs 16 ranks"),
+        (["--workload", "tiny-serving"], "predicts no"),
+    ],
+)
+def test_a_prediction_that_cannot_be_swept_is_refused(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep-hardware", *words]) == 2
+    assert why in capsys.readouterr().err

@@ -111,6 +111,8 @@ class StatedHardware(Model):
     """CPU cores shared by the processes of a node, if the accelerators are CPU processes; None else, or if unknown."""
     links: LinkMatrix | None = None
     """Measured links of the cluster, which count instead of the two bandwidths; only a profile brings them."""
+    cluster: str | None = None
+    """A simulated network in one line (docs/simulator.md), which counts instead of the two bandwidths."""
 
 
 class Hardware(StatedHardware):

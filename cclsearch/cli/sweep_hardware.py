@@ -1,42 +1,72 @@
-"""`ccl-search sweep-hardware`: a trace on other clusters, simulated; and what doubling each resource would save."""
+"""`ccl-search sweep-hardware`: a trace or a prediction on other clusters, and what doubling each resource saves."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from cclsearch.analysis.on_clusters import choose_row, predict_on_clusters
 from cclsearch.card.hardware import Accelerator, find_accelerator
 from cclsearch.card.load import inspect_card, require_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
+from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.simulator.collectives import ALGORITHMS, Compression
 from cclsearch.simulator.spec import ClusterSpec, parse_cluster
 from cclsearch.simulator.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
+from cclsearch.space.parse import parse_assignments
+from cclsearch.tasks.base import task_of
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.text_report import format_table, format_value
 from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, compare_chips, find_chip, grow
 from cclsearch.trace.whatif.projection import prepare_replay
 
+
+@dataclass(frozen=True)
+class SweepAsked:
+    """The options that say what to compare."""
+
+    clusters: list[tuple[str, ClusterSpec]]
+    chips: list[Accelerator]
+    algorithm: str
+    compression: Compression | None
+    base: ClusterSpec | None
+    ranks: int | None
+
+
 RESOURCES = ("compute", "scale_up_bw", "scale_out_bw", "scale_up_domain", "latency")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
-    clusters = [_read_option(text) for text in args.cluster]
-    chips = [find_accelerator(name) for name in args.accelerator]
-    algorithm, compression = _read_algorithm(args.algorithm), _read_compression(args.compress)
+    asked = SweepAsked(
+        clusters=[_read_option(text) for text in args.cluster],
+        chips=[find_accelerator(name) for name in args.accelerator],
+        algorithm=_read_algorithm(args.algorithm),
+        compression=_read_compression(args.compress),
+        base=parse_cluster(args.base) if args.base else None,
+        ranks=args.ranks,
+    )
+    if (args.trace is None) == (args.workload is None):
+        raise UserError("give a TRACE or a --workload, and not both")
+    return _sweep_prediction(asked, args) if args.workload else _sweep_trace(asked, args)
+
+
+def _sweep_trace(asked: SweepAsked, args: argparse.Namespace) -> int:
+    if args.config or args.framework:
+        raise UserError("--config and --framework belong to --workload; a trace has its own")
     card = require_card(inspect_card(args.card)) if args.card else None
-    base = parse_cluster(args.base) if args.base else None
     trace = open_trace(Path(args.trace), card=card, workers=args.workers)
     if not trace.ranks:
         return _fail(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
     try:
         replay = prepare_replay(trace, args.ranks_per_domain)
-        chip = find_chip(trace)
+        chip, base = find_chip(trace), asked.base
         if base is None:
             if chip is None:
                 raise UserError(
@@ -49,31 +79,51 @@ def run(args: argparse.Namespace) -> int:
         return _fail(str(error.reason), error.detail, args)
 
     def time_on(cluster: ClusterSpec, speeds: Speeds) -> float:
-        return timed.step_s(cluster, speeds, algorithm=algorithm, compression=compression)
+        return timed.step_s(cluster, speeds, algorithm=asked.algorithm, compression=asked.compression)
 
-    start = HardwareOption("base (as traced)", base)
-    options = _options(base, clusters, chips, chip, args)
-    if compression is not None or algorithm != "auto":
+    options = _options(base, chip, asked)
+    if asked.compression is not None or asked.algorithm != "auto":
         options.insert(0, HardwareOption("base, as asked", base))
-    rows = sweep(start, options, time_on, timed.step_s)
-    notes = [*timed.notes, *([] if chip or not chips else [f"computation as traced on {', '.join(args.accelerator)}"])]
+    rows = sweep(HardwareOption("base (as traced)", base), options, time_on, timed.step_s)
+    notes = list(timed.notes)
+    if asked.chips and chip is None:
+        notes.append("the traced accelerator is unknown: other accelerators compute as fast as it")
     _print(rows, f"measured {replay.what}: {format_value(timed.measured_s, 's')}", replay.what, notes, args)
     return 0
 
 
-def _options(
-    base: ClusterSpec,
-    clusters: list[tuple[str, ClusterSpec]],
-    chips: list[Accelerator],
-    chip: Accelerator | None,
-    args: argparse.Namespace,
-) -> list[HardwareOption]:
-    options = [HardwareOption(name, cluster) for name, cluster in clusters]
-    if not clusters and not chips and not args.ranks:
+def _sweep_prediction(asked: SweepAsked, args: argparse.Namespace) -> int:
+    given = [("--algorithm", asked.algorithm != "auto"), ("--compress", asked.compression), ("--ranks", asked.ranks)]
+    given += [("--card", args.card), ("--ranks-per-domain", args.ranks_per_domain)]
+    odd = next((name for name, value in given if value), None)
+    if odd is not None:
+        raise UserError(f"{odd} belongs to a trace; a predicted configuration has its own")
+    subject = find_subject(Asked(workload=args.workload, framework=args.framework))
+    card, space = subject.card, subject.build_space()
+    matches = space.matching(parse_assignments(args.config, space.knobs) if args.config else {})
+    row = choose_row(card, space, matches, args.config or "")
+    ranks = int(space.num_accelerators_N[row])
+    base = asked.base or cluster_of(card.hardware.chip, ranks, card.hardware.domain)
+    options = _options(base, card.hardware.chip, asked)
+    small = next((each for each in (base, *(option.cluster for option in options)) if each.num_ranks < ranks), None)
+    if small is not None:
+        raise UserError(
+            f"{space.config(row)} needs {ranks} ranks, but the cluster {small.describe()} has {small.num_ranks}"
+        )
+    rows = sweep(HardwareOption("base", base), options, predict_on_clusters(card, space, row))
+    metric = task_of(card).primary_metric
+    notes = [*subject.notes, "predicted before calibration by trials; whether it fits into memory is not checked"]
+    _print(rows, f"{card.name}: {space.config(row)}", metric.words, notes, args)
+    return 0
+
+
+def _options(base: ClusterSpec, chip: Accelerator | None, asked: SweepAsked) -> list[HardwareOption]:
+    options = [HardwareOption(name, cluster) for name, cluster in asked.clusters]
+    if not asked.clusters and not asked.chips and not asked.ranks:
         options = vary(base)
-    if args.ranks:
-        options.append(HardwareOption(f"base of {args.ranks} ranks", grow(base, args.ranks)))
-    for each in chips:
+    if asked.ranks:
+        options.append(HardwareOption(f"base of {asked.ranks} ranks", grow(base, asked.ranks)))
+    for each in asked.chips:
         ranks = base.num_ranks
         domain = each.scale_up_domain or (8 if each.kind != "tpu" else ranks)
         spec = cluster_of(each, ranks, min(domain, ranks))

@@ -63,7 +63,10 @@ class SimulateLauncher:
 
     def check(self) -> list[Check]:
         """Return what is simulated: nothing can fail."""
-        chosen = ", ".join(f"{name} {value:g}" for name, value in self.settings.model_dump().items())
+        given = self.settings.model_dump().items()
+        chosen = ", ".join(
+            f"{name} {value if isinstance(value, str) else f'{value:g}'}" for name, value in given if value != ""
+        )
         detail = (
             f"nothing runs: closed forms with drawn surprises, noise and failures ({chosen}); no figure is measured"
         )

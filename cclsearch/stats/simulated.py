@@ -12,13 +12,14 @@ from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
+from cclsearch.simulator.spec import parse_cluster
 from cclsearch.space.knobs import canonical_name
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, Rows, predictor_of
@@ -51,12 +52,30 @@ class SimulatedSettings(Model):
     """Share of configurations that crash."""
     infrastructure_failures: Share = 0.02
     """Share of attempts that fail although the configuration is not at fault."""
+    cluster: str = ""
+    """The network of the cluster in one line (docs/simulator.md); empty: the two bandwidths of the card's hardware."""
+
+    @field_validator("cluster")
+    @classmethod
+    def _check_cluster(cls, text: str) -> str:
+        return parse_cluster(text).describe() if text else ""
 
     def describe(self) -> str:
         """Return the seed, and a digest of the other settings if they are not the defaults."""
         changed = self.model_dump_json(exclude_defaults=True, exclude={"seed"})
         digest = hashlib.sha256(changed.encode()).hexdigest()[:6]
         return f"cluster {self.seed}" + (f" with settings {digest}" if changed != "{}" else "")
+
+
+def _put_on(card: Card, cluster: str) -> Card:
+    """Return the card on this network; UserError if it has too few ranks."""
+    spec, hardware = parse_cluster(cluster), card.hardware
+    if spec.num_ranks < hardware.num_accelerators:
+        raise UserError(
+            f"the simulated cluster {cluster} has {spec.num_ranks} ranks, but {card.name} needs"
+            f" {hardware.num_accelerators}: describe a larger one in the profile's `cluster`"
+        )
+    return card.model_copy(update={"hardware": hardware.model_copy(update={"cluster": cluster})})
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,8 @@ class SimulatedCluster:
     @classmethod
     def of(cls, settings: SimulatedSettings, card: Card, space: Space) -> SimulatedCluster:
         """Return the cluster; UserError if the card's task has no closed form of its primary metric."""
+        if settings.cluster:
+            card = _put_on(card, settings.cluster)
         predictor, primary = predictor_of(card, space), TASKS.get(card.task).primary
         if primary not in predictor.forms:
             hardware = card.hardware

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cclsearch.card.model import Card
 from cclsearch.links.matrix import LinkMatrix
+from cclsearch.simulator.spec import ClusterSpec, parse_cluster
 
 GEMM_SHARE = {"tpu": 0.85}
 """Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText
@@ -54,10 +55,17 @@ class Machine:
     """Cores that the ranks of a node share if they run on its CPU; infinite if each has an accelerator."""
     links: LinkMatrix | None = None
     """Measured links, which count instead of the bandwidths and latencies above."""
+    cluster: ClusterSpec | None = None
+    """A simulated network, which counts instead of them too."""
     ring_per_port: bool = True
     """Whether collectives use the ports of all members of a group in a node (NCCL), or one ring (gloo on CPUs)."""
     element_bytes: float = 2.0
     """Bytes of a sent activation. 2 without measured links, as calibrated with the catalogue's bandwidths."""
+
+    @property
+    def has_network(self) -> bool:
+        """Whether links are known pair by pair, measured or simulated."""
+        return self.links is not None or self.cluster is not None
 
 
 def read_machine(card: Card) -> Machine:
@@ -80,6 +88,7 @@ def read_machine(card: Card) -> Machine:
         launch_s=LAUNCH_S[found.kind],
         host_cores=float(hardware.host_cores or math.inf) if found.kind == "cpu" else math.inf,
         links=hardware.links,
+        cluster=parse_cluster(hardware.cluster) if hardware.cluster else None,
         ring_per_port=found.kind != "cpu",
         element_bytes=4.0 if hardware.links is not None and card.precision in FOUR_BYTES else 2.0,
     )

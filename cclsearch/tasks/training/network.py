@@ -1,4 +1,6 @@
-"""Bandwidth and latency that each axis of a layout gets: from the two bandwidths of a machine, or from measured links.
+"""Bandwidth and latency that each axis of a layout gets: from the two bandwidths of a machine, or from links.
+
+The links are measured, or those of a simulated cluster (`simulator/axis.py`).
 
 With a matrix of links an axis gets what its slowest group gets (`links/groups.py`), with the ranks in the order of the
 knob `rank_order` and, if the knob `host_order` asks for it, with the nodes in an order found by local improvement.
@@ -14,9 +16,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.errors import UserError
 from cclsearch.links.groups import ALONE, GroupLink, slowest_chain, slowest_exchange, slowest_ring
 from cclsearch.links.matrix import LinkMatrix
 from cclsearch.links.placement import identity_order, improve_order, spread_nodes
+from cclsearch.simulator.axis import collectives_on, group_link
+from cclsearch.simulator.spec import ClusterSpec
 from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.memory import expert_group
@@ -46,8 +51,8 @@ class Network:
 
     def axis(self, name: str) -> AxisLink:
         """Return the links of one of `AXES`."""
-        if self._machine.links is not None:
-            return self._measured[name]
+        if self._machine.has_network:
+            return self._of_links[name]
         return self._nominal(name)
 
     def _nominal(self, name: str) -> AxisLink:
@@ -83,18 +88,15 @@ class Network:
         }[name]
 
     @cached_property
-    def _measured(self) -> dict[str, AxisLink]:
+    def _of_links(self) -> dict[str, AxisLink]:
         """The links of every axis: computed once for all rows with the same degrees and order."""
-        links, layout = self._machine.links, self._layout
-        assert links is not None
+        layout = self._layout
         degrees = [layout.tp, layout.dp, layout.pp, layout.cp, layout.ep, layout.replicated, layout.order, layout.hosts]
         keys = np.stack(degrees, axis=1).astype(np.int64)
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         found: dict[str, list[GroupLink]] = {name: [] for name in AXES}
         for row in first:
-            mesh = Mesh.at(layout, int(row))
-            place_R = self._place(links, mesh, int(row))
-            for name, link in links_of(links, mesh, place_R, ring_per_port=self._machine.ring_per_port).items():
+            for name, link in self._links_at(int(row)).items():
                 found[name].append(link)
         at = which.reshape(-1)
         return {
@@ -105,6 +107,14 @@ class Network:
             )
             for name, each in found.items()
         }
+
+    def _links_at(self, row: int) -> dict[str, GroupLink]:
+        """Return the links of each axis of this row."""
+        links, mesh = self._machine.links, Mesh.at(self._layout, row)
+        if links is not None:
+            return links_of(links, mesh, self._place(links, mesh, row), ring_per_port=self._machine.ring_per_port)
+        assert self._machine.cluster is not None
+        return links_on(self._machine.cluster, mesh)
 
     def _place(self, links: LinkMatrix, mesh: Mesh, row: int) -> Groups:
         """(R,) place of each rank of this row."""
@@ -175,6 +185,27 @@ def links_of(links: LinkMatrix, mesh: Mesh, place_R: Groups, *, ring_per_port: b
         "experts": slowest_ring(links, place_R[experts], ring_per_port=ring_per_port),
         "exchange": ALONE if alone else slowest_exchange(links, place_R[exchange]),
         "pp": slowest_chain(links, place_R[mesh.groups("pp")]),
+    }
+
+
+def links_on(cluster: ClusterSpec, mesh: Mesh) -> dict[str, GroupLink]:
+    """Return the links of each axis on a simulated cluster, whose first ranks are those of the mesh."""
+    if mesh.num_ranks > cluster.num_ranks:
+        raise UserError(f"{mesh.num_ranks} ranks, but the cluster {cluster.describe()} has {cluster.num_ranks}")
+    on, domain = collectives_on(cluster), cluster.domain
+
+    def link(kind: str, groups: Groups) -> GroupLink:
+        return group_link(on, kind, groups, domain)
+
+    exchange, experts = mesh.expert_groups()
+    return {
+        "tp": link("ring", mesh.groups("tp")),
+        "cp": link("ring", mesh.groups("cp")),
+        "sharding": link("ring", mesh.groups("cp", "dp_shard")),
+        "replicated": link("ring", mesh.groups("dp_replicate")),
+        "experts": link("ring", experts),
+        "exchange": ALONE if mesh.ep <= 1 else link("exchange", exchange),
+        "pp": link("chain", mesh.groups("pp")),
     }
 
 

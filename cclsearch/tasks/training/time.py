@@ -301,7 +301,7 @@ def _tensor_parallel(
     calls = 4.0 * layers * (1 + 0.5 * (layout.recompute >= 1)) * (layout.tp > 1)
     link = network.axis("tp")
     inside = np.minimum(layout.tp, machine.node)
-    if machine.links is None:
+    if not machine.has_network:
         out_wait = link.crosses * 8 * machine.out_latency_s * layout.tp
         wait = calls * (8 * machine.up_latency_s * np.log2(inside + 1) + out_wait)
     else:
@@ -363,7 +363,7 @@ def _expert_exchange(
     mixtures = layers * count_parts(card.arch).moe_layers / card.arch.num_layers
     copy = machine.element_bytes * tokens / layout.tp * card.arch.hidden_size
     link = network.axis("exchange")
-    nodes = np.maximum(layout.ep / machine.node, 1.0) if machine.links is None else np.ones(len(layout))
+    nodes = np.maximum(layout.ep / machine.node, 1.0) if not machine.has_network else np.ones(len(layout))
     inside = copy * moe.top_k * (layout.ep - 1) / layout.ep / link.bytes_s
     reached = nodes * (1 - (1 - 1 / nodes) ** moe.top_k)  # of nodes, by top_k experts at random
     between = copy * reached * (nodes - 1) / nodes / machine.out_bytes_s
