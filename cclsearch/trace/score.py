@@ -10,6 +10,7 @@ from cclsearch.plugins import METRICS
 from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.metric import MetricResult, NotAvailable, Status
+from cclsearch.trace.threads import call_both
 from cclsearch.trace.view import TraceView
 
 
@@ -58,9 +59,14 @@ def score_view(trace: TraceView, names: Iterable[str] | None = None) -> TraceSco
     wanted = list(METRICS.names() if names is None else names)
     found = [METRICS.get(name) for name in wanted]
     trace_set = trace.trace_set
+    metrics, diagnosis = call_both(
+        trace.threads,
+        lambda: {name: metric(trace) for name, metric in zip(wanted, found, strict=True)},
+        lambda: try_diagnose(trace),
+    )
     return TraceScore(
-        metrics={name: metric(trace) for name, metric in zip(wanted, found, strict=True)},
-        diagnosis=try_diagnose(trace),
+        metrics=metrics,
+        diagnosis=diagnosis,
         status=Status(trace_set.status),
         reason=trace_set.reason,
         message=trace_set.message,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,7 @@ class RankView:
         self._table = table
         self._residency = residency
         self.rank = table.rank
-        self.window_uses = 0
+        self._window_uses: dict[int, int] = {}
         """How often the windows were read: a metric that reads them is `partial` if they are not steps."""
 
     @property
@@ -152,7 +153,7 @@ class RankView:
     @property
     def windows(self) -> Windows:
         """Step windows: every per-step figure is taken over these."""
-        self.window_uses += 1
+        self._count_use()
         return self._windows
 
     @cached_property
@@ -164,8 +165,16 @@ class RankView:
     @property
     def parts(self) -> StepParts:
         """Time of each window by activity."""
-        self.window_uses += 1
+        self._count_use()
         return self._parts
+
+    @property
+    def window_uses(self) -> int:
+        """How often this thread asked for the windows or for what is measured in them."""
+        return self._window_uses.get(threading.get_ident(), 0)
+
+    def _count_use(self) -> None:
+        self._window_uses[threading.get_ident()] = self.window_uses + 1
 
     @cached_property
     def _parts(self) -> StepParts:
@@ -241,6 +250,8 @@ class TraceView:
         """The ranks that metrics cover: those with device work, or all ranks if none has any."""
         self.excluded_ranks = tuple(rank for rank in views if rank not in self.ranks)
         """Ranks that were read but are not covered: their traces have no device work."""
+        self.threads = 1
+        """Threads for what can be computed at the same time: over 1 for a single rank with many rows."""
         if workers > 1 and len(self.ranks) == 1:
             self._prepare(next(iter(self.ranks.values())), workers)
 
@@ -251,6 +262,7 @@ class TraceView:
             return view.comm_M2, view.copies_M2, self.matching, view.launch_lag_s, view.sync_M2, view.table.launch
 
         if self.is_timed and len(view.device_rows) >= MIN_PREPARED_ROWS:
+            self.threads = threads
             call_both(threads, lambda: view.parts, rest)
 
     @property

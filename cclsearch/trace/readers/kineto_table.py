@@ -76,27 +76,30 @@ def _build_table(
     shift = start_at_zero(columns)
     names = tuple(builder.rows.names)
     groups = read_groups(metadata)
-    (device_rows, launch, calls), (source_of_steps, steps, by_start) = call_both(
-        builder.threads,
-        lambda: match_launches(columns["kind"], columns["corr"]),
-        lambda: find_steps(columns, names),
-    )
-    sparse["launch"] = (device_rows.astype(np.int32), launch)
-    with_args, recorded = sparse.pop("coll_id", None), {**columns, "kind": columns["kind"].copy()}
+    with_args = sparse.pop("coll_id", None)
 
-    def describe_rows() -> tuple[dict[str, Any], dict[str, Any]]:
+    def describe_rows() -> tuple[tuple[str, tuple[Step, ...], NDArray[np.int32]], dict[str, Any]]:
+        """The steps, and what rows refer to; a kernel that gets another kind is on the device as before."""
+        found = find_steps(columns, names)
         classes, collectives, sparse["coll_id"] = classify_kernels(columns, names, with_args, builder, groups)
         join_ops(sparse)
         sparse["grid_id"], grids = merge_equal(sparse.pop("grid_id", None), map(read_grid, builder.rows.grids))
         sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
-        facts = {"name_class": classes, "collectives": collectives, "grids": grids, "shapes": shapes}
-        return facts, describe_run(metadata, columns, device_rows, _absolute_base(builder, shift))
+        return found, {"name_class": classes, "collectives": collectives, "grids": grids, "shapes": shapes}
 
-    (facts, run), (columns["step_id"], steps) = call_both(
-        builder.threads,
-        describe_rows,
-        lambda: _attribute(recorded, names, steps, source_of_steps, by_start, device_rows, launch, calls),
+    (device_rows, launch, calls), ((source_of_steps, steps, by_start), facts) = call_both(
+        builder.threads, lambda: match_launches(columns["kind"], columns["corr"]), describe_rows
     )
+    sparse["launch"] = (device_rows.astype(np.int32), launch)
+
+    def attribute() -> tuple[NDArray[np.int32], dict[str, Any]]:
+        step_id = attribute_rows(columns, names, steps, source_of_steps, by_start, device_rows, launch)
+        return step_id, describe_run(metadata, columns, device_rows, _absolute_base(builder, shift))
+
+    (columns["step_id"], run), launches = call_both(
+        builder.threads, attribute, lambda: _rows_named(columns, names, calls, _LAUNCHES)
+    )
+    steps = mark_incomplete_steps(steps, columns["step_id"], launch, launches)
     table = EventTable(
         **columns,
         names=names,
@@ -114,24 +117,6 @@ def _build_table(
     if builder.num_bad or builder.reader.num_bad:
         reasons += (Reason.UNREADABLE,)
     return replace(table, status=FileStatus.PARTIAL if reasons else FileStatus.COMPLETE, reasons=reasons)
-
-
-def _attribute(
-    columns: Dense,
-    names: Sequence[str],
-    steps: tuple[Step, ...],
-    source: str,
-    by_start: NDArray[np.int32],
-    device_rows: NDArray[np.int64],
-    launch: NDArray[np.int32],
-    calls: NDArray[np.int64],
-) -> tuple[NDArray[np.int32], tuple[Step, ...]]:
-    """Return `step_id` and the steps, each of which says whether it is complete.
-
-    `calls`: the runtime rows with a correlation id.
-    """
-    step_id = attribute_rows(columns, names, steps, source, by_start, device_rows, launch)
-    return step_id, mark_incomplete_steps(steps, step_id, launch, _rows_named(columns, names, calls, _LAUNCHES))
 
 
 def _absolute_base(builder: KinetoBuilder, shift: int) -> int:
