@@ -8,7 +8,7 @@ A package names a module under the entry-point group `cclsearch`; importing that
     class MyLauncher: ...
 
 The built-in parts register in the same way; each registry names their modules. A plugin that cannot be imported is left
-out as a whole: a `BrokenPlugin` warning names it, and everything else works.
+out as a whole: a `BrokenPlugin` warning names it, and everything else works. `docs/extending.md` describes each kind.
 """
 
 from __future__ import annotations

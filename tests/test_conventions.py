@@ -31,7 +31,7 @@ LEVELS = [
     {"plan", "report", "study"},
     {"search", "export"},
     {"analysis", "nightly", "checks"},
-    {"api", "ui"},
+    {"api", "ui", "testing"},
     {"cli"},
     {"__main__", "cclsearch"},
 ]

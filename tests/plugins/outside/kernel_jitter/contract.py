@@ -1,0 +1,5 @@
+from cclsearch.testing import MetricContract
+
+
+class TestKernelJitter(MetricContract):
+    metric = "kernel_jitter"
