@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-untimed test-serial test-submitit test-vllm test-gpu gpu-bundle check lint types format docs fuzz-native clean
+.PHONY: demo test test-light test-untimed test-serial test-ui test-submitit test-vllm test-gpu gpu-bundle check lint types format docs fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -38,6 +38,10 @@ test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit tha
 test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.5 GB, its own environment) and serve with it
 	$(BIN)/python tests/vllm/install.py .venv-vllm
 	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/test_vllm_real.py
+
+test-ui: $(VENV)/.installed-dev  ## the web application in Chromium, and its times and memory with 10,000 trials
+	$(PYTEST) -n 0 tests/test_ui.py tests/test_ui_browser.py
+	$(BIN)/python benchmarks/ui.py
 
 test-gpu:  ## check the product on this machine's GPU (ten minutes, no internet; PYTHON has torch)
 	$(PYTHON) benchmarks/gpu.py

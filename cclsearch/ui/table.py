@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from cclsearch.core.values import Value, format_knob_value
 from cclsearch.record.trial import Trial, TrialState, find_state
@@ -135,28 +137,22 @@ def choose_page(lines: Iterable[TrialLine], query: TableQuery) -> TablePage:
 
 def _sort(lines: list[TrialLine], query: TableQuery) -> None:
     """Sort in place; lines without a value come last in both directions, equal ones by number."""
-    lines.sort(key=lambda line: line.number)
-    found = [(_key_of(line, query.sort), line) for line in lines]
-    present = [(value, line) for value, line in found if value is not None]
-    present.sort(key=lambda pair: _rank(pair[0]), reverse=query.is_down)
-    lines[:] = [line for _, line in present] + [line for value, line in found if value is None]
+    lines.sort(key=attrgetter("number"))
+    key = _key_of(query.sort)
+    present = [(value, line) for line in lines if (value := key(line)) is not None]
+    missing = [line for line in lines if key(line) is None] if len(present) < len(lines) else []
+    is_number = all(type(value) in (int, float) for value, _ in present)
+    present.sort(key=itemgetter(0) if is_number else lambda pair: _rank(pair[0]), reverse=query.is_down)
+    lines[:] = [line for _, line in present] + missing
 
 
-def _key_of(line: TrialLine, column: str) -> object:
-    """What a column is sorted by; None if the line has nothing in it."""
+def _key_of(column: str) -> Callable[[TrialLine], Any]:
+    """What a column is sorted by; None for a line that has nothing in it."""
     if column.startswith(KNOB):
-        return line.config.get(column.removeprefix(KNOB))
-    match column:
-        case "value":
-            return line.value
-        case "time":
-            return line.seconds
-        case "result":
-            return line.state.value
-        case "by":
-            return line.by
-        case _:
-            return line.number
+        name = column.removeprefix(KNOB)
+        return lambda line: line.config.get(name)
+    attribute = {"value": "value", "time": "seconds", "result": "state", "by": "by"}.get(column, "number")
+    return attrgetter(attribute)
 
 
 def _rank(value: object) -> tuple[bool, float, str]:

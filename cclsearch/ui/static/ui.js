@@ -17,6 +17,13 @@ document.getElementById("theme").addEventListener("click", () => {
   window.cclCharts?.setTheme(theme);
 });
 
+// Tooltips have their style in ui.css: the content policy refuses the one that Vega would add to the page.
+if (window.vegaEmbed) {
+  const embed = window.vegaEmbed;
+  window.vegaEmbed = (place, spec, options) =>
+    embed(place, spec, { ...options, tooltip: { ...options.tooltip, disableDefaultStyle: true } });
+}
+
 // Charts: their specifications come as JSON, and again when the run has changed.
 let charts = null;
 const loadCharts = async () => {
@@ -33,16 +40,20 @@ const loadCharts = async () => {
   if (names.join() !== known.join()) {
     place.replaceChildren(...names.map((name) => {
       const figure = document.createElement("figure"), title = document.createElement("figcaption");
-      const chart = document.createElement("div");
+      const picture = document.createElement("div"), chart = document.createElement("div");
       title.textContent = data.described[name].title;
+      picture.setAttribute("role", "img"); // Vega sets the role and the label of the chart itself
       chart.dataset.chart = name;
-      chart.setAttribute("role", "img");
-      figure.append(title, chart);
+      chart.setAttribute("aria-hidden", "true");
+      picture.append(chart);
+      figure.append(title, picture);
       return figure;
     }));
   }
-  for (const chart of place.querySelectorAll("[data-chart]"))
-    chart.setAttribute("aria-label", data.described[chart.dataset.chart].summary || data.described[chart.dataset.chart].title);
+  for (const chart of place.querySelectorAll("[data-chart]")) {
+    const { title, summary } = data.described[chart.dataset.chart];
+    chart.parentElement.setAttribute("aria-label", summary || title);
+  }
   const note = document.getElementById("chart-note");
   if (note) note.textContent = data.note;
   window.cclCharts.show(data);
