@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 LEVELS = [
-    {"core", "draw"},
+    {"core"},
     {"plugins", "links", "charts"},
     {"card"},
     {"space", "simulator"},
@@ -210,7 +210,6 @@ def test_dependencies_are_declared_and_imported() -> None:
     optional = {re.split(r"[^\w-]", text)[0] for texts in project["optional-dependencies"].values() for text in texts}
     module = {
         "pyyaml": "yaml",
-        "pillow": "PIL",
         "pydantic-monty": "pydantic_monty",
         "optuna-dashboard": "optuna_dashboard",
         "vl-convert-python": "vl_convert",

@@ -24,7 +24,7 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import TrialRevised
 from cclsearch.record.trial import Trial, describe_counts
 from cclsearch.record.writer import RunWriter
-from cclsearch.report.charts import draw_progress
+from cclsearch.report.charts import draw_run, summarize
 from cclsearch.report.gather import gather_run
 from cclsearch.report.objective_figure import find_figure, format_share
 from cclsearch.report.page import render_page
@@ -175,9 +175,8 @@ def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path
     line = next(line for line in shown.getvalue().splitlines() if "not admitted" in line)
     assert "0.68 s, not admitted: " in line
     page = gather_run(load_run(folder))
-    scene = draw_progress(page)
-    assert scene is not None
-    assert "measured 0.68, which does not count" in str(scene.items)
+    [history] = [chart for chart in draw_run(page) if chart.name == "progress"]
+    assert "0.68, which does not count" in str(history.spec["data"])
     assert "not admitted: " in render_page([page])
 
 
@@ -256,9 +255,7 @@ def test_every_place_counts_the_trials_alike(project: Path, capsys: pytest.Captu
     page = gather_run(run)
     assert page.counts == counts
     assert ("trials admitted", "4 of 9") in page.facts
-    scene = draw_progress(page)
-    assert scene is not None
-    assert scene.summary.startswith(f"{counts}.")
+    assert summarize(page).startswith(f"{counts}.")
     assert main(["export", "r", "--to", "csv"]) == 0
     assert counts in capsys.readouterr().out
     with (folder / "trials.csv").open() as file:

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from trace_tables import Timeline, make_set
 
+from cclsearch.charts.bundle import render_svg
+from cclsearch.charts.timeline import draw_timeline
 from cclsearch.core.values import Config
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
 from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
-from cclsearch.trace.draw import draw_breakdown, draw_timeline
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.score import score_traces
+from cclsearch.trace.timeline import draw_breakdown, find_lanes
 from cclsearch.trace.view import TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -209,7 +211,9 @@ def test_control_characters_and_markup_in_trace_names_are_removed() -> None:
     text = " ".join(diagnosis.sentences)
     assert "\x1b" not in text
     assert "\u202e" not in text
-    for picture in (draw_breakdown(diagnosis), draw_timeline(trace)):
+    for chart in (draw_breakdown(diagnosis), draw_timeline(find_lanes(trace))):
+        assert chart is not None
+        picture = render_svg(chart)
         assert "<script" not in picture
         ElementTree.fromstring(picture)
 
@@ -217,13 +221,16 @@ def test_control_characters_and_markup_in_trace_names_are_removed() -> None:
 def test_charts_show_every_rank_with_bars_as_long_as_its_step() -> None:
     trace = TraceView(make_set(sleepy_tables()))
     diagnosis = diagnose_trace(trace)
-    root = ElementTree.fromstring(draw_breakdown(diagnosis))
-    bars = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("height") == "17"]
-    width = sum(float(r.get("width", "0")) for r in bars)
-    assert width == pytest.approx(4 * (960 - 90 - 20), rel=1e-3)
-    svg = draw_timeline(trace)
-    assert all(f"rank {rank}" in svg for rank in range(4))
-    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+    chart = draw_breakdown(diagnosis)
+    assert chart is not None
+    bars: dict[str, float] = {}
+    for row in chart.spec["data"]["values"]:
+        bars[row["bar"]] = bars.get(row["bar"], 0.0) + row["v"]
+    assert {name.rstrip(" *") for name in bars} == {f"rank {rank}" for rank in range(4)}
+    assert list(bars.values()) == [pytest.approx(1e3 * diagnosis.window_s)] * 4
+    timeline = draw_timeline(find_lanes(trace))
+    assert timeline is not None
+    assert {row["rank"] for row in timeline.spec["data"]["values"]} == set(range(4))
 
 
 def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps() -> None:

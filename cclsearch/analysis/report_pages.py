@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from cclsearch.analysis.importance import find_importance
 from cclsearch.analysis.pareto import gather_pareto_page
+from cclsearch.charts.chart import Chart
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
-from cclsearch.draw.scene import Scene
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.report.data import Neighbor, RunPage
+from cclsearch.report.data import Neighbor, RunPage, StepOfRanks
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
@@ -20,22 +21,58 @@ from cclsearch.search.sweep import read_sweep
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
+from cclsearch.trace.run_log import TRACE_FOLDER
 
 MAX_PREDICTED = 8
 """How many neighbors that did not run are shown, with their predicted metric."""
 MAX_OBSERVATIONS = 100
 """How many trials of a long search the prediction of neighbors uses."""
+MAX_RANKS = 64
+"""Ranks whose step is drawn."""
 MIN_P_SUCCESS = 0.5
 """Minimum predicted probability of success of such a neighbor."""
 
 
 def build_page(run: Run) -> RunPage:
-    """The report page of a run, with what the calibrated model predicts for untried neighbors."""
+    """The report page of a run, with what needs the search space, Optuna or the traces.
+
+    That is what the calibrated model predicts for untried neighbors, the importance of knobs, and the best trial's
+    step.
+    """
     page = gather_run(run)
-    return replace(page, neighbors=(*page.neighbors, *predict_neighbors(run)))
+    return replace(
+        page,
+        neighbors=(*page.neighbors, *predict_neighbors(run)),
+        importance=find_importance(page.trials),
+        step=read_step(run),
+    )
 
 
-def draw_pareto_charts(runs: Sequence[Run]) -> list[Scene]:
+def read_step(run: Run) -> StepOfRanks | None:
+    """One step of the best trial from its traces; None if there are none that show a step."""
+    best = run.state.best
+    folder = run.trial_folder(best.number) if best else None
+    if best is None or folder is None or not (folder / TRACE_FOLDER).is_dir():
+        return None
+    from cclsearch.trace.open import open_trace
+    from cclsearch.trace.score import try_diagnose
+    from cclsearch.trace.timeline import find_lanes
+
+    try:
+        view = open_trace(folder, card=run.spec.card, config=best.config)
+    except UserError:
+        return None
+    diagnosis = try_diagnose(view)
+    if diagnosis is None:
+        return None
+    by_rank = {
+        rank: {cause.replace("_", " "): value for cause, value in seconds.items() if value > 0}
+        for rank, seconds in list(diagnosis.seconds_by_rank.items())[:MAX_RANKS]
+    }
+    return StepOfRanks(by_rank, find_lanes(view), diagnosis.worst_rank)
+
+
+def draw_pareto_charts(runs: Sequence[Run]) -> list[Chart]:
     """Charts of the Pareto front if the only run is a sweep or has several metrics; else none."""
     if len(runs) != 1 or not (runs[0].spec.objective.is_multi or read_sweep(runs[0].folder)):
         return []

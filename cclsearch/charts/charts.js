@@ -30,6 +30,7 @@ const cclCharts = (() => {
       mode: "vega-lite", ast: true, actions: false, renderer: "svg", loader, logLevel: 1, defaultStyle: false,
       tooltip: { theme: isDark() ? "dark" : "light" },
     });
+    place.querySelector("svg")?.setAttribute("aria-hidden", "true"); // the caption and the summary say it in words
     const inputs = Object.keys(kept ?? {}).filter((name) => kept[name] !== undefined);
     for (const name of inputs) result.view.signal(name, kept[name]);
     if (inputs.length) await result.view.runAsync();

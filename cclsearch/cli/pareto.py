@@ -8,9 +8,9 @@ import json
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.numbers import show_number
 from cclsearch.core.text import plain
 from cclsearch.core.values import Provenance
-from cclsearch.draw.axes import show_number
 from cclsearch.report.figures import name_value
 from cclsearch.report.pareto import ParetoPage
 from cclsearch.report.write import write_pareto_page

@@ -181,15 +181,21 @@ def _print_compiled(described: list[dict[str, Any]]) -> None:
 
 
 def _draw(path: Path, described: list[dict[str, Any]], card: Card, prediction: Prediction) -> None:
-    from cclsearch.draw.png import write_png
-    from cclsearch.report.parts import PartsBar, draw_parts
+    from cclsearch.charts.parts import StackedBar, draw_parts
+    from cclsearch.report.write import write_picture
 
     labels = _short_labels([row["config"] for row in described])
     form = prediction.form
-    keys = (form.parts_key, "memory_parts_gib")
-    bars, memory = ([PartsBar(x, row[key]) for x, row in zip(labels, described, strict=True)] for key in keys)
     words = ("" if form.metric.sign > 0 else "1 / ") + form.metric.axis_label
-    write_png(draw_parts(bars, memory, card.hardware.memory_gib, words), path)
+    pictures = (
+        (form.parts_key, f"predicted {words}", "parts", None),
+        ("memory_parts_gib", "predicted GiB of the device that uses most", "memory", card.hardware.memory_gib),
+    )
+    for key, title, name, limit in pictures:
+        bars = [StackedBar(label, row[key]) for label, row in zip(labels, described, strict=True)]
+        chart = draw_parts(bars, title, name=name, title=title, limit=limit)
+        if chart is not None:
+            write_picture(chart, path if name == "parts" else path.with_name(f"{path.stem}-memory{path.suffix}"))
 
 
 def _short_labels(configs: list[dict[str, Any]]) -> list[str]:

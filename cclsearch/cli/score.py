@@ -204,12 +204,15 @@ def _count_ranks(view: TraceView) -> str:
 
 
 def _write_pictures(view: TraceView, folder: Path) -> None:
-    from cclsearch.report.write import write_text
-    from cclsearch.trace.draw import draw_breakdown, draw_timeline
+    from cclsearch.charts.timeline import draw_timeline
+    from cclsearch.report.write import write_picture
     from cclsearch.trace.score import try_diagnose
+    from cclsearch.trace.timeline import draw_breakdown, find_lanes
 
     diagnosis = try_diagnose(view)
     if diagnosis is None:
         return
-    write_text(folder / "breakdown.svg", draw_breakdown(diagnosis))
-    write_text(folder / "timeline.svg", draw_timeline(view))
+    charts = {"breakdown.svg": draw_breakdown(diagnosis), "timeline.svg": draw_timeline(find_lanes(view))}
+    for name, chart in charts.items():
+        if chart is not None:
+            write_picture(chart, folder / name)

@@ -14,13 +14,13 @@ NEW_FILE_MODE = 0o666
 """Mode of new files before the user's umask: 002 in a project that a group shares, 077 in a private one."""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's text in one synced step: readers see the old or the new text; after an OSError, the old one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file's content in one synced step: readers see the old or the new; after an OSError, the old."""
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, NEW_FILE_MODE)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
+from cclsearch.charts.timeline import Lane
 from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
 from cclsearch.core.values import Provenance, Value, format_config
 from cclsearch.record.event import Purpose
@@ -66,6 +68,8 @@ class TrialRow:
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
     evidence: str = ""
     """Folder of the trial's evidence, relative to the run folder."""
+    files: tuple[str, ...] = ()
+    """What there is in that folder, of what readers open: logs, result, trace."""
     wall_s: float | None = None
     """Seconds from proposal to end, queue time included; None while the trial runs or if nothing ran."""
 
@@ -78,6 +82,40 @@ class TrialRow:
         if self.wall_s is None:
             return None
         return self.wall_s * self.metrics.get(NUM_ACCELERATORS, count_ranks(self.config)) / 3600
+
+
+@dataclass(frozen=True)
+class StepOfRanks:
+    """One traced step of the best trial."""
+
+    seconds_by_rank: Mapping[int, Mapping[str, float]]
+    """Rank -> seconds by cause."""
+    lanes: tuple[Lane, ...]
+    worst_rank: int | None = None
+    """The rank that the others wait for."""
+
+    @property
+    def waits(self) -> bool:
+        return self.worst_rank is not None and len(self.seconds_by_rank) > 1
+
+
+@dataclass(frozen=True)
+class TurnMessage:
+    """One message of a conversation with an LLM."""
+
+    role: str
+    """`system`, `engine` or `assistant`."""
+    who: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """One turn of the LLM as a conversation."""
+
+    number: int
+    summary: str
+    messages: tuple[TurnMessage, ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +155,7 @@ class RunPage:
     status: str
     """`ended`, `running`, ..., with the reason."""
     banner: tuple[str, ...]
+    """Notes to the operator on what runs where."""
     trials: tuple[TrialRow, ...]
     counts: str
     """How many trials were admitted and how the others ended."""
@@ -137,6 +176,19 @@ class RunPage:
     launch: str = ""
     """How to run the best configuration by hand, as a shell script; empty without a best."""
     created: str = ""
+    folder: Path | None = None
+    """Where the run is, for links relative to the page; None: no links."""
+    damage: tuple[str, ...] = ()
+    """What is wrong with the ledger."""
+    job_script: str = ""
+    """The script that ran the best trial; empty if there is none."""
+    importance: Mapping[str, float] = field(default_factory=dict)
+    """Knob -> its share of the figure's variation."""
+    step: StepOfRanks | None = None
+    """One step of the best trial; None without traces."""
+    turns: tuple[TurnView, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    """What ran, and where: versions, nodes, hash of the inputs."""
 
     @property
     def metric(self) -> MetricInfo:

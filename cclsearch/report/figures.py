@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cclsearch.core.metrics import MetricInfo
-from cclsearch.draw.axes import show_number
+from cclsearch.core.numbers import show_number
 from cclsearch.plugins import METRICS
 from cclsearch.tasks.base import Task
 

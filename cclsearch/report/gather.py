@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cclsearch.core.errors import TrialError
+from cclsearch.core.numbers import show_number
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
-from cclsearch.draw.axes import show_number
 from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
 from cclsearch.report.certainty import estimate_certainty
@@ -26,6 +26,7 @@ from cclsearch.report.data import (
     RunPage,
     TrialRow,
 )
+from cclsearch.report.evidence import gather_environment, gather_turns, list_files, read_script
 from cclsearch.report.figures import show_value
 from cclsearch.report.launch_form import describe_launch
 from cclsearch.report.objective_figure import find_figure
@@ -68,7 +69,8 @@ def gather_run(run: Run) -> RunPage:
         score_label=find_figure(spec).metric.words_with_unit,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         status=_describe_status(run),
-        banner=tuple(clean(line) for line in (*state.damage, *spec.banner)),
+        banner=tuple(clean(line) for line in spec.banner),
+        damage=tuple(clean(line) for line in state.damage),
         trials=rows,
         counts=describe_counts(count_states(state.trials.values())),
         best=best.number if best else None,
@@ -83,6 +85,10 @@ def gather_run(run: Run) -> RunPage:
         tags=read_annotations(run.folder).tags,
         launch="\n".join(describe_launch(spec, best.config)) if best else "",
         created=spec.created,
+        folder=run.folder,
+        job_script=read_script(run.trial_folder(best.number)) if best else "",
+        turns=gather_turns(run.folder),
+        environment=gather_environment(run),
     )
 
 
@@ -137,6 +143,7 @@ def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) 
         diagnosis=tuple(clean(text) for text in outcome.diagnosis),
         seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()},
         evidence=run.trial_folder(trial.number).relative_to(run.folder).as_posix(),
+        files=list_files(run.trial_folder(trial.number)),
         wall_s=trial.finished_s - trial.proposed_s if measured and trial.finished_s else None,
     )
 

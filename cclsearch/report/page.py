@@ -6,37 +6,37 @@ The template engine escapes all text from outside; a content security policy all
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
 from cclsearch import __version__
+from cclsearch.charts.bundle import page_script
+from cclsearch.charts.chart import Chart, page_data, palette_css
+from cclsearch.charts.timeline import as_trace_events
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.numbers import show_number
 from cclsearch.core.values import format_knob_value
-from cclsearch.draw.axes import show_number
-from cclsearch.draw.scene import Scene
-from cclsearch.draw.svg import palette_css, render_svg
 from cclsearch.record.event import Purpose
-from cclsearch.report.charts import draw_causes, draw_prediction, draw_progress, draw_sensitivity
-from cclsearch.report.compare import (
-    RankingEntry,
-    compare_frameworks,
-    draw_against,
-    draw_bests,
-    rank_runs,
-    split_by_task,
-)
+from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
+from cclsearch.report.compare import RankingEntry, compare_frameworks, find_differences, group_ranking
 from cclsearch.report.data import NOT_ADMITTED, RunPage, TrialRow
-from cclsearch.report.figures import find_shown_metric, show_value
+from cclsearch.report.figures import describe_gain, find_shown_metric, show_value
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 
 HERE = Path(__file__).parent
-FILTERS = ("model", "hardware", "framework", "provenance")
+RANKED_BY = ("framework", "objective")
+MAX_WINNERS = 6
+"""Winners whose knobs are compared side by side."""
 DATA_OF_RUN = ("provenance", "objective", "work", "hardware", "framework", "best")
 DATA_OF_TRIAL = ("number", "config", "proposer", "state", "loss", "metrics", "spread")
 
@@ -49,18 +49,42 @@ class Cell:
     sort: float | str | None = None
 
 
-def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Scene] = ()) -> str:
-    """The page about one run or several; `extra_charts` (a Pareto front) come first."""
+@dataclass(frozen=True)
+class PlacedChart:
+    """A chart and the id of its place in the page."""
+
+    place: str
+    chart: Chart
+    is_wide: bool
+
+    @property
+    def title(self) -> str:
+        return self.chart.title
+
+    @property
+    def summary(self) -> str:
+        return self.chart.summary
+
+
+def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Chart] = (), base: Path | None = None) -> str:
+    """The page about one run or several; `extra_charts` (a Pareto front) follow the history.
+
+    `base` is the folder that the page is written to: evidence is linked relative to it. None: no links.
+    """
     heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
-    return render_template(
-        "page.html.j2",
-        heading=heading,
-        pages=pages,
-        views=[_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else ()) for n, page in enumerate(pages, 1)],
-        framework_lines=compare_frameworks(pages),
-        rankings=[_view_ranking(same, n) for n, same in enumerate(split_by_task(pages))] if len(pages) > 1 else [],
-        data_json=Markup(dump_for_script([_as_data(page) for page in pages])),
-    )
+    views = [_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else (), base) for n, page in enumerate(pages, 1)]
+    rankings = [_view_ranking(entries, n) for n, entries in enumerate(group_ranking(pages))] if len(pages) > 1 else []
+    values = {
+        "heading": heading,
+        "pages": pages,
+        "views": views,
+        "framework_lines": compare_frameworks(pages),
+        "rankings": rankings,
+        "tasks": sorted({page.task.name for page in pages}),
+        "data_json": Markup(dump_for_script([_as_data(page) for page in pages])),
+    }
+    charts = [chart for view in (*rankings, *views) for chart in view["charts"]]
+    return render_template("page.html.j2", values, charts=charts)
 
 
 def render_pareto_page(page: ParetoPage) -> str:
@@ -74,50 +98,47 @@ def render_pareto_page(page: ParetoPage) -> str:
     if knee:
         facts.append(("knee of the Pareto front", f"trial {knee.trial}"))
     points = sorted(page.points, key=lambda point: (not point.on_front, point.values))
-    charts, words = draw_pareto_page(page), {"number": show_number, "label": axis_label}
-    return render_template("pareto.html.j2", page=page, points=points, facts=facts, charts=charts, **words)
+    values = {"page": page, "points": points, "facts": facts, "number": show_number, "label": axis_label}
+    return render_template("pareto.html.j2", values, charts=place_charts(draw_pareto_page(page), "p"))
 
 
-def render_template(name: str, **values: Any) -> str:
-    """Render a template of this folder; everything is escaped except our own style, script and charts."""
+def place_charts(charts: Sequence[Chart], prefix: str) -> list[PlacedChart]:
+    """The charts with places in the page."""
+    return [PlacedChart(f"{prefix}-{chart.name}", chart, chart.name in WIDE) for chart in charts]
+
+
+def render_template(name: str, values: Mapping[str, Any], *, charts: Sequence[PlacedChart], folder: Path = HERE) -> str:
+    """Render a template of `folder` or of this one; everything is escaped except our own style and scripts."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
     script = (HERE / "page.js").read_text(encoding="utf-8")
+    texts = [script, page_script()] if charts else [script]
+    data = dump_for_script(page_data({placed.place: placed.chart for placed in charts}))
     return environment.get_template(name).render(
-        figure=_figure,
+        charts=charts,
         palette=Markup(palette_css()),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        script_hashes=[base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts],
+        packed_charts=_pack(data) if charts else "",
+        packed_script=_pack_script() if charts else "",
         version=__version__,
         **values,
     )
 
 
-def draw_run(page: RunPage) -> list[Scene]:
-    """The charts that the data of one run allow."""
-    scenes = [
-        draw_progress(page),
-        None if page.is_by_primary else draw_progress(page, by_score=True),
-        draw_causes(page),
-        draw_sensitivity(page),
-        draw_prediction(page),
-        *(draw_against([page], cause) for cause in page.task.causes),
-    ]
-    return [scene for scene in scenes if scene is not None]
+def _pack(text: str) -> str:
+    """The text compressed, as base64; the page's script unpacks it."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def draw_comparisons(pages: Sequence[RunPage]) -> list[Scene]:
-    """The charts that the data of several runs allow, task by task."""
-    scenes: list[Scene] = []
-    for n, same in enumerate(split_by_task(pages)):
-        drawn = [draw_bests(same), *(draw_against(same, cause) for cause in same[0].task.causes)]
-        prefix = f"{same[0].task.name}-" if n else ""
-        scenes += [replace(scene, name=prefix + scene.name) for scene in drawn if scene is not None]
-    return scenes
+@cache
+def _pack_script() -> str:
+    return _pack(page_script())
 
 
 def dump_for_script(data: object) -> str:
@@ -128,45 +149,84 @@ def dump_for_script(data: object) -> str:
     return text
 
 
-def _figure(chart: Scene) -> Markup:
-    region = '<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>'
-    return Markup(f"<figure><figcaption>{{}}</figcaption>{region}</figure>").format(
-        chart.title, chart.title, Markup(render_svg(chart))
-    )
-
-
-def _view_ranking(pages: Sequence[RunPage], n: int) -> dict[str, Any]:
-    """The ranking of one task's runs, the `n`-th of the page from 0."""
-    task, ranking = pages[0].task, rank_runs(pages)
-    columns = ["rank", "run", *FILTERS, task.primary_metric.words_with_unit, "relative to best"]
-    columns += [task.metric(name).words_with_unit for name in task.efficiency]
+def _view_ranking(entries: Sequence[RankingEntry], n: int) -> dict[str, Any]:
+    """The ranking of one group of comparable runs, the `n`-th of the page from 0."""
+    task, page = entries[0].page.task, entries[0].page
+    figures = [task.metric(name) for name in task.efficiency]
+    columns = [("rank", True), ("run", False), *((name, False) for name in RANKED_BY)]
+    columns += [(task.primary_metric.words_with_unit + page.mark, True), ("relative to best", True)]
+    columns += [*((metric.words_with_unit, True) for metric in figures), ("configuration", False)]
+    compared = entries[:MAX_WINNERS] if len(entries) > 1 else []
     return {
-        "task": task.name,
         "id": f"ranking-table-{n + 1}" if n else "ranking-table",
-        "columns": [*columns, "objective", "configuration"],
-        "rows": [
-            {"cells": _ranking_cells(entry), "filters": [(name, getattr(entry.page, name)) for name in FILTERS]}
-            for entry in ranking
-        ],
-        "filters": [(name, sorted({getattr(entry.page, name) for entry in ranking})) for name in FILTERS],
-        "charts": draw_comparisons(pages),
+        "title": entries[0].group,
+        "columns": columns,
+        "rows": [_ranking_cells(entry) for entry in entries],
+        "charts": place_charts(draw_comparisons(entries, f"{task.name}-"), f"g{n + 1}"),
+        "differences": find_differences(compared),
+        "names": [entry.page.run_id for entry in compared],
     }
 
 
-def _view_run(page: RunPage, prefix: str, extra: Sequence[Scene]) -> dict[str, Any]:
+def _view_run(page: RunPage, prefix: str, extra: Sequence[Chart], base: Path | None) -> dict[str, Any]:
     columns, rows = _trial_table(page)
     pair = (("Best", page.best_trial), ("Baseline", page.baseline_trial))
+    own = place_charts(draw_run(page), prefix)
+    place = _find_place(page, base)
+    trace = f"{page.best_trial.evidence}/trace" if page.best_trial else ""
     return {
-        "charts": [replace(scene, name=f"{prefix}-{scene.name}") for scene in (*extra, *draw_run(page))],
+        "charts": [*own[:1], *place_charts(extra, prefix), *own[1:]],
+        "headline": _describe_result(page),
+        "scripts": [
+            (title, text)
+            for title, text in (("Launch it by hand", page.launch), ("Job script", page.job_script))
+            if text
+        ],
         "columns": columns,
-        "rows": rows,
+        "rows": [{**row, "links": _link_files(row["trial"], place)} for row in rows],
         "states": sorted({trial.state for trial in page.trials}),
         "proposers": sorted({trial.proposer for trial in page.trials}),
         "comparison": _compare_two(page),
         "diagnoses": [
             (f"{label} (trial {trial.number})", trial.diagnosis) for label, trial in pair if trial and trial.diagnosis
         ],
+        "file_name": "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "-" for c in page.run_id),
+        "trace_json": Markup(dump_for_script(as_trace_events(page.step.lanes))) if page.step else "",
+        "trace_place": trace,
+        "trace_link": f"{place}/{trace}" if place is not None else "",
     }
+
+
+def _describe_result(page: RunPage) -> str:
+    """The winner in one line: `Trial 6: step time 0.5 s (recorded), 2x faster than the baseline, trial 1`."""
+    best, baseline, metric = page.best_trial, page.baseline_trial, page.metric
+    if best is None:
+        return ""
+    figure = f": {metric.words} {show_value(metric, best.value)}{page.mark}" if best.value else ""
+    if not page.is_by_primary and best.score is not None:
+        figure = f": {page.score_label} {show_number(best.score)}{page.mark}{figure.replace(':', ',', 1)}"
+    compared = ""
+    if baseline is not None and baseline.number != best.number and best.value and baseline.value:
+        gain = describe_gain(metric, baseline.value, best.value)
+        than = "as" if gain.startswith("not") else "than"
+        compared = f", {gain} {than} the baseline, trial {baseline.number}"
+    return f"Best: trial {best.number}{figure}{compared}"
+
+
+def _find_place(page: RunPage, base: Path | None) -> str | None:
+    """The run's folder as a link from the page; None if it cannot be one."""
+    if base is None or page.folder is None:
+        return None
+    try:
+        return quote(Path(os.path.relpath(page.folder, base)).as_posix())
+    except ValueError:  # on another drive
+        return None
+
+
+def _link_files(trial: TrialRow, place: str | None) -> list[tuple[str, str]]:
+    if place is None or not trial.files:
+        return []
+    return [(name, f"{place}/{quote(trial.evidence)}/{quote(name)}") for name in trial.files]
 
 
 def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, Any]]]:
@@ -222,11 +282,10 @@ def _ranking_cells(entry: RankingEntry) -> list[Cell]:
     return [
         Cell(str(entry.rank), entry.rank),
         Cell(f"{page.run_id} [{', '.join(page.tags)}]" if page.tags else page.run_id),
-        *(Cell(getattr(page, name)) for name in FILTERS),
+        *(Cell(getattr(page, name)) for name in RANKED_BY),
         _number_cell(entry.value),
         Cell(f"{entry.ratio:.3f}x", entry.ratio),
         *(_number_cell(trial.metrics.get(name)) for name in page.task.efficiency),
-        Cell(page.objective),
         Cell(trial.config_text),
     ]
 

@@ -6,33 +6,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cclsearch.core.atomic_file import replacing, write_atomically
+from cclsearch.charts.bundle import render_png, render_svg
+from cclsearch.charts.chart import Chart
+from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import writing_to
-from cclsearch.draw.scene import Scene
+from cclsearch.report.charts import draw_comparisons, draw_run
+from cclsearch.report.compare import group_ranking
 from cclsearch.report.data import RunPage
-from cclsearch.report.page import draw_comparisons, draw_run, render_page, render_pareto_page
+from cclsearch.report.page import render_page, render_pareto_page
 from cclsearch.report.pareto import ParetoPage, draw_pareto_page, render_pareto_csv
 
 CHARTS_FOLDER = "charts"
 
 
 def write_report(
-    pages: Sequence[RunPage], path: Path, *, png: bool = True, dark: bool = False, extra: Sequence[Scene] = ()
+    pages: Sequence[RunPage], path: Path, *, png: bool = True, dark: bool = False, extra: Sequence[Chart] = ()
 ) -> list[Path]:
     """Write the page to `path` and, with `png`, every chart to `charts/` in the same folder; returns the files written.
 
     Raises UserError if the folder is not writable.
     """
-    written = [write_text(path, render_page(pages, extra_charts=extra))]
+    written = [write_text(path, render_page(pages, extra_charts=extra, base=path.parent))]
     if not png:
         return written
-    scenes = list(extra)
+    charts = list(extra)
     for page in pages:
         prefix = "" if len(pages) == 1 else f"{safe_stem(page.run_id)}-"
-        scenes += [replace(scene, name=prefix + scene.name) for scene in draw_run(page)]
+        charts += [replace(chart, name=prefix + chart.name) for chart in draw_run(page)]
     if len(pages) > 1:
-        scenes += [replace(scene, name=f"compared-{scene.name}") for scene in draw_comparisons(pages)]
-    return written + write_pictures(scenes, path.parent / CHARTS_FOLDER, dark=dark)
+        for n, entries in enumerate(group_ranking(pages), 1):
+            charts += draw_comparisons(entries, f"compared-{n}-")
+    return written + write_pictures(charts, path.parent / CHARTS_FOLDER, dark=dark)
 
 
 def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
@@ -44,19 +48,18 @@ def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark:
     return written + (write_pictures(draw_pareto_page(page), folder / CHARTS_FOLDER, dark=dark) if png else [])
 
 
-def write_pictures(scenes: Sequence[Scene], folder: Path, *, dark: bool = False) -> list[Path]:
-    """Write each scene as a PNG of its name; returns the files. Raises UserError if that is impossible."""
-    from cclsearch.draw.png import write_png
+def write_pictures(charts: Sequence[Chart], folder: Path, *, dark: bool = False) -> list[Path]:
+    """Write each chart as a PNG of its name; returns the files. Raises UserError if that is impossible."""
+    return [write_picture(chart, folder / f"{chart.name}.png", dark=dark) for chart in charts]
 
-    written = []
-    with writing_to(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for scene in scenes:
-            path = folder / f"{scene.name}.png"
-            with replacing(path) as partial:
-                write_png(scene, partial, dark=dark)
-            written.append(path)
-    return written
+
+def write_picture(chart: Chart, path: Path, *, dark: bool = False) -> Path:
+    """Write a chart as a PNG or, if that is the ending of the path, as SVG. Raises UserError if that is impossible."""
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_svg = path.suffix == ".svg"
+        write_atomically(path, render_svg(chart, dark=dark) if is_svg else render_png(chart, dark=dark))
+    return path
 
 
 def write_text(path: Path, text: str) -> Path:
