@@ -123,6 +123,8 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         "tp_comm_overlap": "--tp-comm-overlap",
     }
     words += [option for knob, option in switches.items() if config.get(knob)]
+    if config.get("rank_order") == "tp-pp-dp":
+        words.append("--use-tp-pp-dp-mapping")
     return words + _pipeline(config, data["arch"]["num_layers"])
 
 

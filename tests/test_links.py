@@ -89,6 +89,12 @@ def test_a_written_matrix_is_read_the_same(tmp_path: Path) -> None:
         assert read_links(path) == links
 
 
+def test_a_selection_has_its_own_figures_also_after_the_whole_was_used() -> None:
+    links, ring = uneven(), np.array([[0, 1, 2]])
+    assert slowest_ring(links, ring, ring_per_port=False).bytes_s == GB
+    assert slowest_ring(links.select([3, 2, 0]), ring, ring_per_port=False).bytes_s == GB / 8
+
+
 def test_units_are_converted_by_the_name_of_the_column(tmp_path: Path) -> None:
     path = tmp_path / "links.csv"
     path.write_text("src,dst,GB_s,latency_ms\na,b,2,0.5\nb,a,1,0.25\n")

@@ -152,13 +152,14 @@ class LinkMatrix(Model):
     def select(self, endpoints: Sequence[int]) -> LinkMatrix:
         """Return the matrix of these endpoints, in this order."""
         at = list(endpoints)
-        return self.model_copy(
-            update={
-                "endpoints": tuple(self.endpoints[i] for i in at),
-                "nodes": tuple(self.nodes[i] for i in at) if self.nodes else (),
-                "gbps": tuple(tuple(self.gbps[i][j] for j in at) for i in at),
-                "latency_us": tuple(tuple(self.latency_us[i][j] for j in at) for i in at),
-            }
+        return LinkMatrix(
+            endpoints=tuple(self.endpoints[i] for i in at),
+            nodes=tuple(self.nodes[i] for i in at) if self.nodes else (),
+            places=self.places,
+            gbps=tuple(tuple(self.gbps[i][j] for j in at) for i in at),
+            latency_us=tuple(tuple(self.latency_us[i][j] for j in at) for i in at),
+            places_per_port=self.places_per_port,
+            source=self.source,
         )
 
     def describe(self) -> str:

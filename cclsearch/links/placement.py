@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 MAX_TRIED = 3000
 """Orders that one improvement tries at most."""
-NEARLY = 1 - 1e-9
+NEARLY = 1e-9
+"""Relative gain that counts as one."""
 
 Order = tuple[int, ...]
 """Numbers of nodes; the first one has the first ranks."""
@@ -31,17 +32,40 @@ def spread_nodes(links: LinkMatrix, order: Sequence[int]) -> Places:
     return np.concatenate([np.flatnonzero(links.node_P == node) for node in order])
 
 
-def improve_order(start: Order, cost: Callable[[Sequence[int]], float]) -> Order:
+def chain_nodes(links: LinkMatrix, *, slowest: bool = False) -> list[Order]:
+    """Return an order from each node on, which goes to the node with the fastest (or slowest) link among those left.
+
+    Nodes of one zone or switch become neighbours, whatever the order in which they were given.
+    """
+    nodes = identity_order(links)
+    first_P = [int(np.flatnonzero(links.node_P == node)[0]) for node in nodes]
+    at = links.endpoint_P[first_P]
+    rate = np.minimum(links.bytes_s_EE[np.ix_(at, at)], links.bytes_s_EE[np.ix_(at, at)].T)
+    rate = -rate if slowest else rate
+    found = []
+    for start in nodes:
+        order, left = [start], [node for node in nodes if node != start]
+        while left:
+            here = order[-1]
+            order.append(max(left, key=lambda node: (rate[here, node], -node)))
+            left.remove(order[-1])
+        found.append(tuple(order))
+    return found
+
+
+def improve_order(start: Order, cost: Callable[[Sequence[int]], float], others: Sequence[Order] = ()) -> Order:
     """Return an order of at most the start's cost, by swaps, moves and turned pieces, the first that helps each time.
 
-    It stops when no change helps, or after `MAX_TRIED` orders; the same input gives the same order.
+    It improves the start, and the best of `others` if that is better. It stops when no change helps, or after
+    `MAX_TRIED` orders; the same input gives the same order.
     """
-    best, least, tried, is_better = start, cost(start), 1, True
+    best = min((start, *others), key=cost)
+    least, tried, is_better = cost(best), 1 + len(others), True
     while is_better and tried < MAX_TRIED:
         is_better = False
         for order in _changes(best):
             tried += 1
-            if (value := cost(order)) < least * NEARLY:
+            if (value := cost(order)) < least - abs(least) * NEARLY:
                 best, least, is_better = order, value, True
                 break
             if tried >= MAX_TRIED:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cclsearch.core.errors import UserError
 from cclsearch.links.groups import ALONE, GroupLink, slowest_chain, slowest_exchange, slowest_ring
 from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.placement import identity_order, improve_order, spread_nodes
+from cclsearch.links.placement import chain_nodes, identity_order, improve_order, spread_nodes
 from cclsearch.simulator.axis import collectives_on, group_link
 from cclsearch.simulator.spec import ClusterSpec
 from cclsearch.tasks.machine import Machine
@@ -220,4 +220,4 @@ def place_ranks(links: LinkMatrix, mesh: Mesh, weights: Mapping[str, float], *, 
         found = links_of(links, mesh, place_R, ring_per_port=ring_per_port)
         return sum(size / found[name].bytes_s for name, size in weights.items() if size)
 
-    return spread_nodes(links, improve_order(identity_order(links), cost))[: mesh.num_ranks]
+    return spread_nodes(links, improve_order(identity_order(links), cost, chain_nodes(links)))[: mesh.num_ranks]
