@@ -336,3 +336,29 @@ def _asserts(function: ast.FunctionDef) -> bool:
             if name.lstrip("_").startswith(("assert", "check", "expect", "raises", "require")):
                 return True
     return False
+
+
+LIMIT_WORDS = re.compile(r"(?:^|_)(?:LIMIT|MAX|MIN|MAXIMUM|MINIMUM|MOST|LEAST|CAP|CEILING|FLOOR)(?:_|$)")
+NOT_LIMITS = {
+    "LIMIT_VARIABLE": "name of an environment variable",
+    "LIMIT_FIELDS": "fields of cards",
+    "_AT_MOST": "beginning of a field's name",
+    "_AT_LEAST": "beginning of a field's name",
+    "_MOST_SEVERE_FIRST": "an order",
+}
+"""Constant with such a word in its name -> what it is instead of a limit."""
+
+
+def test_limits_are_called_max_or_min() -> None:
+    names = {
+        target.id
+        for path in ENGINE
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(part)
+        if isinstance(target, ast.Name) and target.id.isupper() and LIMIT_WORDS.search(target.id)
+    }
+    assert len(names) > 80, "the check finds the limits"
+    other = {name for name in names if not re.match(r"_?(?:DEFAULT_)?(?:MAX|MIN)_[A-Z]", name)}
+    assert other == set(NOT_LIMITS)

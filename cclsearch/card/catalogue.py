@@ -14,7 +14,7 @@ TOLERANCE = 0.03
 """Relative difference of two parameter counts that is not said: the catalogue's counts are within 2 % of its shapes."""
 NARROWER = (0.01, 0.0)
 """As `TOLERANCE`, each if several models of the same layers are within the one before."""
-MOST_OF_ANOTHER_KIND = 0.2
+MAX_OF_ANOTHER_KIND = 0.2
 """A model whose count differs more than this from a plain transformer of its widths has layers of another kind."""
 
 _HUB = re.compile(r"(?:hugging\s?face\.co|hf\.co)/(?:models/)?([\w.\-]+/[\w.\-]+)", re.IGNORECASE)

@@ -17,7 +17,7 @@ from cclsearch.core.values import Model
 _ABSENT_VALUES = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
 MISSING = "is missing"
 _PHASES = {"training": "training", "inference": "inference", "serving": "inference"}
-_MOST_FLOPS = 1e18
+_MAX_FLOPS = 1e18
 """A rate above it has a wrong unit: the fastest chip of 2026 has 2e16."""
 _UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12, "trillion": 1e12}
 _WITH_UNIT = re.compile(rf"^(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})$", re.IGNORECASE)
@@ -281,7 +281,7 @@ def _read_rates(value: Any) -> dict[str, float] | None:
     """Rates by dtype; a single number has an empty dtype, which stands for the card's precision."""
     given = {"": value} if not isinstance(value, Mapping) else value
     found = {PRECISIONS.get(str(name).lower(), str(name).lower()): read_number(one) for name, one in given.items()}
-    rates = {name: one for name, one in found.items() if one is not None and one <= _MOST_FLOPS}
+    rates = {name: one for name, one in found.items() if one is not None and one <= _MAX_FLOPS}
     return rates if rates and len(rates) == len(found) else None
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.card.catalogue import (
-    MOST_OF_ANOTHER_KIND,
+    MAX_OF_ANOTHER_KIND,
     TOLERANCE,
     KnownModel,
     agrees_in_size,
@@ -178,7 +178,7 @@ def _correct_moe(model: KnownModel, values: dict[str, Any]) -> Iterator[FieldPro
 def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[int, int]]) -> Iterator[FieldProblem]:
     model = match.model
     off = count_parameters(make_model(model.fields)) / model.num_params - 1 if model.num_params else None
-    if off is None or abs(off) > MOST_OF_ANOTHER_KIND:
+    if off is None or abs(off) > MAX_OF_ANOTHER_KIND:
         what = f"{model.name} {match.how} has layers of another kind ({model.shape_note}): its shape is not used"
         yield _note(BY_NAME["model_family"].path, what)
         return

@@ -16,7 +16,7 @@ from cclsearch.plan.target import find_recording, list_recordings
 from cclsearch.recording.examine import Examined, examine_recording
 from cclsearch.tasks.base import task_of
 
-MOST_PROBLEMS = 30
+MAX_PROBLEMS = 30
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(_as_json(examined)))
     elif examined.recording is not None:
         _print(examined, args.recording)
-    for problem in () if args.json else examined.problems[:MOST_PROBLEMS]:
+    for problem in () if args.json else examined.problems[:MAX_PROBLEMS]:
         print(f"ccl-search: {plain(redact(problem))}", file=sys.stderr)
-    if len(examined.problems) > MOST_PROBLEMS and not args.json:
-        print(f"ccl-search: {len(examined.problems) - MOST_PROBLEMS} more problems", file=sys.stderr)
+    if len(examined.problems) > MAX_PROBLEMS and not args.json:
+        print(f"ccl-search: {len(examined.problems) - MAX_PROBLEMS} more problems", file=sys.stderr)
     return EXIT_USAGE if examined.problems else EXIT_OK
 
 

@@ -19,7 +19,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
 
-STOP_LIMIT_S = 1200
+MAX_STOP_S = 1200
 """Seconds that a night may take to stop after its deadline or a signal: releasing cloud resources may take 900 s."""
 DAYS = 366
 LINGER = "needs `loginctl enable-linger`: without it a user's timers end with the user's last login"
@@ -84,7 +84,7 @@ def render_systemd(plan: InstallPlan) -> dict[str, str]:
         f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(plan.project))}\n"
         f"EnvironmentFile=-%h/.config/ccl-search/nightly.env\nExecStart={command}\n"
         # Only the search gets SIGTERM: the tools it starts must keep running to cancel jobs and release resources.
-        f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={STOP_LIMIT_S}\n"
+        f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={MAX_STOP_S}\n"
     )
     timer = (
         f"# {LINGER}\n[Unit]\nDescription=Starts ccl-search nightly {plan.name}\n\n"
@@ -144,7 +144,7 @@ def find_time_limit_s(plan: InstallPlan) -> float | None:
     if plan.deadline is not None:
         starts_s = _next_starts(plan.start)
         windows_s.append(max(plan.deadline.next_after(start_s) - start_s for start_s in starts_s))
-    return min(windows_s) + STOP_LIMIT_S if windows_s else None
+    return min(windows_s) + MAX_STOP_S if windows_s else None
 
 
 def _next_starts(start: Moment) -> list[float]:

@@ -40,7 +40,7 @@ from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import Outcome
 from cclsearch.tasks.base import task_of
 
-TEXT_LIMIT = 2000
+MAX_TEXT = 2000
 TOKENS = ("input", "output", "cache_read", "cache_write")
 
 
@@ -101,7 +101,7 @@ def _gather_notes(run: Run) -> tuple[tuple[str, str], ...]:
 
 def clean(text: str) -> str:
     """The text as one safe line without secrets."""
-    return one_line(redact(text), TEXT_LIMIT)
+    return one_line(redact(text), MAX_TEXT)
 
 
 def describe_work(spec: RunSpec) -> str:

@@ -2,9 +2,10 @@
 the residual that the parts cannot express.
 
 The closed form is close enough to linear in its log multipliers for Gauss-Newton steps, so parts and residual are
-solved as one Gaussian model (Rasmussen and Williams 2006, sections 2.7 and 3.4). Times have a Student-t likelihood, by
-iterated reweighting: a cluster's hiccups are slow outliers and must not distort the fit. Censored observations (it
-fitted, or did not) are soft thresholds, by moment matching (expectation propagation, Minka 2001).
+solved as one Gaussian model (Rasmussen and Williams 2006, sections 2.7 and 3.4) by Cholesky factors (algorithm 2.1).
+Times have a Student-t likelihood, by iterated reweighting: a cluster's hiccups are slow outliers and must not distort
+the fit. Censored observations (it fitted, or did not) are soft thresholds, by moment matching (expectation
+propagation, Minka 2001).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 from scipy.special import ndtr
 
 from cclsearch.stats.kernel import Array, Features, KernelShape, kernel, kernel_diagonal
@@ -25,9 +27,25 @@ ParametricModel = Callable[[NDArray[np.int64]], RowModel]
 """Rows -> the closed form at these rows."""
 
 _DERIVATIVE_STEP = 1e-3
+"""Of a forward difference in log units: its error is about as large, far below the noise of a measurement (1e-2)."""
 _NUM_ROUNDS = 8
-_MAX_STEP = 1.0
-_JITTER = 1e-8
+"""Rounds of linearizing and reweighting: later ones change no multiplier by more than its standard deviation."""
+MAX_STEP = 1.0
+"""Log units by which a multiplier changes in one round, a factor of e: the linearization holds no further."""
+_JITTERS = (1e-8, 1e-6, 1e-4)
+"""Added to the diagonal, the next one if rounding leaves a matrix with no factor; variances of the noise are above."""
+MIN_VARIANCE = 1e-10
+"""Of a prediction: rounding may leave a variance of 0 or less at a row that was measured often."""
+_UNINFORMED_VARIANCE = 1e4
+"""Of a censored observation before its first update: 100 log units, so it says nothing."""
+MIN_PRECISION = 1e-4
+"""Of a censored observation: no less than `_UNINFORMED_VARIANCE` says."""
+MIN_CAVITY_PRECISION = 1e-8
+"""Below it an observation holds all that is known, and has no cavity to update from."""
+_DAMPING = 0.5
+"""Part of each update of expectation propagation and of the weights that is taken: without it, two may alternate."""
+_TINY = 1e-12
+"""Keeps a quotient finite."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,11 +100,12 @@ class Posterior:
     theta_P: Array
     """Posterior mean of the log multipliers."""
     alpha_n: Array
-    inverse_nn: Array
+    factor_nn: Array
+    """Lower Cholesky factor of the covariance of the observations."""
     jacobian_nP: Array
     value_n: Array
-    residual_inverse_nn: Array
-    """Inverse covariance of residual plus noise, given the multipliers."""
+    residual_factor_nn: Array
+    """Lower Cholesky factor of the covariance of residual plus noise, given the multipliers."""
     weight_n: Array
     """Student-t weight of each observation: 1 full weight, near 0 an outlier."""
     log_evidence: float
@@ -99,8 +118,8 @@ class Posterior:
         own = (jacobian**2) @ self.prior.sd_P**2 + kernel_diagonal(here, self.prior.shape)
         residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
         cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
-        known = np.sum((cross @ self.inverse_nn) * cross, axis=1)
-        return mean + residual @ self.alpha_n, np.maximum(own - known, 1e-10)
+        known = np.sum(_solve(self.factor_nn, cross.T) ** 2, axis=0)
+        return mean + residual @ self.alpha_n, np.maximum(own - known, MIN_VARIANCE)
 
     def ensemble(self, rows: NDArray[np.int64], normal_SP: Array) -> tuple[Array, Array]:
         """(S, m) means at these rows of S models drawn from the posterior, and (m,) variance of each model's residual.
@@ -114,21 +133,26 @@ class Posterior:
         mean_Sm = self.model(rows)(samples)
         cross = kernel(here, self.features.take(self.rows_n), self.prior.shape)
         error_Sn = self.value_n - self.model(self.rows_n)(samples)
-        known = np.sum((cross @ self.residual_inverse_nn) * cross, axis=1)
-        return mean_Sm + error_Sn @ self.residual_inverse_nn @ cross.T, np.maximum(left - known, 1e-10)
+        half_nm = _solve(self.residual_factor_nn, cross.T)
+        mean_Sm = mean_Sm + _solve(self.residual_factor_nn, error_Sn.T).T @ half_nm
+        return mean_Sm, np.maximum(left - np.sum(half_nm**2, axis=0), MIN_VARIANCE)
+
+    def leave_one_out_error(self) -> Array:
+        """(n,) value minus its prediction from the others (Rasmussen and Williams 2006, equation 5.12)."""
+        inverse_root = _solve(self.factor_nn, np.eye(len(self.factor_nn)))
+        return np.asarray(self.alpha_n / np.maximum(np.sum(inverse_root**2, axis=0), _TINY))
 
     @cached_property
     def _theta_root(self) -> Array:
         """(P, P) square root of the posterior covariance of the log multipliers."""
-        scaled = self.jacobian_nP * self.prior.sd_P**2
-        covariance = np.diag(self.prior.sd_P**2) - scaled.T @ self.inverse_nn @ scaled
+        half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
+        covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
         values, vectors = np.linalg.eigh(covariance)
         return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
-        scaled = self.jacobian_nP * self.prior.sd_P**2
-        shrink = np.einsum("np,nm,mp->p", scaled, self.inverse_nn, scaled)
+        shrink = np.sum(_solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2) ** 2, axis=0)
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
 
 
@@ -144,16 +168,15 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
         base, jacobian = _linearize(row_model, theta)
         covariance = (jacobian * variance_P) @ jacobian.T + residual_nn
         prior_mean = base + jacobian @ (prior.mean_P - theta)
-        inverse = np.linalg.inv(covariance + np.diag(sites.variance_n + _JITTER))
-        alpha = inverse @ (sites.target_n - prior_mean)
+        factor = _factorize(covariance, sites.variance_n)
+        alpha = cho_solve((factor, True), sites.target_n - prior_mean, check_finite=False)
         step = prior.mean_P + variance_P * (jacobian.T @ alpha) - theta
-        theta = theta + step * min(1.0, _MAX_STEP / (np.abs(step).max() + 1e-12))
+        theta = theta + step * min(1.0, MAX_STEP / (np.abs(step).max() + _TINY))
         mean = prior_mean + covariance @ alpha
-        variance = np.diag(covariance) - np.sum((covariance @ inverse) * covariance, axis=1)
-        sites.update(mean, np.maximum(variance, 1e-10))
-    residual_inverse = np.linalg.inv(residual_nn + np.diag(sites.variance_n + _JITTER))
-    sign, log_det = np.linalg.slogdet(covariance + np.diag(sites.variance_n + _JITTER))
-    log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - 0.5 * float(sign * log_det)
+        variance = np.diag(covariance) - np.sum(_solve(factor, covariance) ** 2, axis=0)
+        sites.update(mean, np.maximum(variance, MIN_VARIANCE))
+    half_log_det = float(np.sum(np.log(np.diag(_factorize(covariance, sites.variance_n)))))
+    log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - half_log_det
     # a Student-t is a normal whose precision has a gamma distribution: a low weight costs that density
     log_evidence += 0.5 * prior.dof * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
     return Posterior(
@@ -163,13 +186,29 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
         rows_n=evidence.rows_n,
         theta_P=theta,
         alpha_n=alpha,
-        inverse_nn=np.asarray(inverse, dtype=np.float64),
+        factor_nn=factor,
         jacobian_nP=jacobian,
         value_n=sites.target_n,
-        residual_inverse_nn=np.asarray(residual_inverse, dtype=np.float64),
+        residual_factor_nn=_factorize(residual_nn, sites.variance_n),
         weight_n=sites.weight_n,
         log_evidence=log_evidence,
     )
+
+
+def _factorize(covariance_nn: Array, variance_n: Array) -> Array:
+    """Return the lower Cholesky factor of covariance plus noise; raises LinAlgError if it has none."""
+    for jitter in _JITTERS:
+        try:
+            return np.asarray(cholesky(covariance_nn + np.diag(variance_n + jitter), lower=True, check_finite=False))
+        except LinAlgError:
+            if jitter == _JITTERS[-1]:
+                raise
+    raise AssertionError("no jitter")
+
+
+def _solve(factor_nn: Array, right_nm: Array) -> Array:
+    """(n, m) the lower factor's inverse times the right side."""
+    return np.asarray(solve_triangular(factor_nn, right_nm, lower=True, check_finite=False))
 
 
 class _Sites:
@@ -184,7 +223,7 @@ class _Sites:
         self._measured = evidence.censoring_n == 0
         self.weight_n = np.ones(n)
         self.target_n = np.where(self._measured, evidence.value_n, evidence.limit)
-        self.variance_n = np.where(self._measured, self._noise2, 1e4)
+        self.variance_n = np.where(self._measured, self._noise2, _UNINFORMED_VARIANCE)
 
     def update(self, mean_n: Array, variance_n: Array) -> None:
         """Reweight measured values by their Student-t weight; match the truncated moments of censored ones."""
@@ -193,7 +232,7 @@ class _Sites:
         excess = np.maximum(error, 0.0) if self._evidence.one_sided else np.abs(error)
         error2 = excess**2 + np.where(excess > 0, variance_n, 0.0)
         weight = (self._dof + 1) / (self._dof + error2 / self._noise2)
-        self.weight_n = np.where(self._measured, 0.5 * self.weight_n + 0.5 * np.minimum(weight, 1.0), self.weight_n)
+        self.weight_n = np.where(self._measured, _damp(self.weight_n, np.minimum(weight, 1.0)), self.weight_n)
         measured_variance = self._noise2 / self.weight_n
         self.variance_n = np.where(self._measured, measured_variance, self.variance_n)
         if not self._measured.all():
@@ -203,7 +242,7 @@ class _Sites:
         """Match the truncated moments of these censored observations; all of them at once, as none uses another's."""
         evidence = self._evidence
         precision = 1 / variance_n[censored] - 1 / self.variance_n[censored]
-        at, precision = censored[precision > 1e-8], precision[precision > 1e-8]
+        at, precision = censored[precision > MIN_CAVITY_PRECISION], precision[precision > MIN_CAVITY_PRECISION]
         old_precision = 1 / self.variance_n[at]
         cavity_variance = 1 / precision
         cavity_mean = cavity_variance * (mean_n[at] / variance_n[at] - self.target_n[at] / self.variance_n[at])
@@ -212,16 +251,20 @@ class _Sites:
         z = side * (cavity_mean - evidence.limit) / spread
         density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
         total = label_noise + (1 - label_noise) * ndtr(z)
-        slope = (1 - label_noise) * density / np.maximum(total, 1e-12)
+        slope = (1 - label_noise) * density / np.maximum(total, _TINY)
         new_mean = cavity_mean + side * cavity_variance / spread * slope
         curvature = slope * (z + slope)
         new_variance = cavity_variance * (1 - cavity_variance / spread**2 * curvature)
-        site_precision = np.maximum(1 / np.maximum(new_variance, 1e-10) - precision, 1e-4)
-        new_variance = np.where(site_precision == 1e-4, 1 / (precision + site_precision), new_variance)
+        site_precision = np.maximum(1 / np.maximum(new_variance, MIN_VARIANCE) - precision, MIN_PRECISION)
+        new_variance = np.where(site_precision == MIN_PRECISION, 1 / (precision + site_precision), new_variance)
         target = (new_mean / new_variance - cavity_mean * precision) / site_precision
-        mixed = 0.5 * old_precision + 0.5 * site_precision
-        self.target_n[at] = (0.5 * old_precision * self.target_n[at] + 0.5 * site_precision * target) / mixed
+        mixed = _damp(old_precision, site_precision)
+        self.target_n[at] = _damp(old_precision * self.target_n[at], site_precision * target) / mixed
         self.variance_n[at] = 1 / mixed
+
+
+def _damp(old: Array, new: Array) -> Array:
+    return np.asarray((1 - _DAMPING) * old + _DAMPING * new)
 
 
 def _linearize(row_model: RowModel, theta_P: Array) -> tuple[Array, Array]:

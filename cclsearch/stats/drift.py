@@ -13,11 +13,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from cclsearch.stats.noise import estimate_noise
 
 PRIOR_LOG_RATIO = 0.2
 """Standard deviation of the log ratio of two windows before any pair: they differ by some to tens of percent."""
+Z_95 = 1.96
+"""Standard deviations on each side of a normal's mean that hold 95 %."""
 NARROW = 0.1
 """Half width of the interval of a ratio, relative, up to which "no difference" is an answer."""
 
@@ -40,7 +43,7 @@ class WindowRatio:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the ratio."""
-        return math.exp(self.log_ratio - 1.96 * self.error), math.exp(self.log_ratio + 1.96 * self.error)
+        return math.exp(self.log_ratio - Z_95 * self.error), math.exp(self.log_ratio + Z_95 * self.error)
 
     @property
     def is_difference(self) -> bool:
@@ -51,7 +54,7 @@ class WindowRatio:
     @property
     def is_no_difference(self) -> bool:
         """Whether the interval holds 1 and is narrow."""
-        return not self.is_difference and 1.96 * self.error <= NARROW
+        return not self.is_difference and Z_95 * self.error <= NARROW
 
 
 def estimate_drift(
@@ -85,11 +88,12 @@ def estimate_drift(
     design, weight = np.array(rows), np.array(weights)
     precision = design.T @ (design * weight[:, None])
     precision[range(len(others)), range(len(others))] += 1.0 / PRIOR_LOG_RATIO**2
-    covariance = np.linalg.inv(precision)
-    found = covariance @ (design.T @ (weight * np.array(values)))
+    factor = cholesky(precision, lower=True)
+    found = cho_solve((factor, True), design.T @ (weight * np.array(values)))
+    inverse_root = solve_triangular(factor, np.eye(len(precision)), lower=True)
     for n, window in enumerate(others):
         num_pairs = sum(window in windows for windows in pairs)
-        ratios[window] = WindowRatio(float(found[n]), math.sqrt(float(covariance[n, n])), num_pairs)
+        ratios[window] = WindowRatio(float(found[n]), float(np.linalg.norm(inverse_root[:, n])), num_pairs)
     return ratios
 
 

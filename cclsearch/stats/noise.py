@@ -24,6 +24,10 @@ runs of one configuration differ by at most 7.5 %."""
 PRIOR_DOF = 2.0
 """Number of repeats that the prior counts as."""
 DEFAULT_CONFIDENCE = 0.95
+MAX_NOISE_AWAY = 12
+"""A configuration whose mean is further from the lowest, in standard deviations, has no chance and is not drawn."""
+MIN_CHANCE = 0.01
+"""Of a finalist after the first to be the best."""
 DRAWS = 20_000
 
 
@@ -122,7 +126,7 @@ def chances_to_be_best(runs: Mapping[Key, Sequence[float]], noise: Noise, *, see
     sizes_C = np.array([len(runs[key]) for key in keys])
     starts = np.concatenate([[0], np.cumsum(sizes_C)[:-1]])
     means_C = np.add.reduceat(scaled, starts) / sizes_C
-    close = np.flatnonzero(means_C - means_C.min() < 12 * noise.relative)
+    close = np.flatnonzero(means_C - means_C.min() < MAX_NOISE_AWAY * noise.relative)
     draws = np.random.default_rng(seed)
     sigma_D1 = noise.relative * np.sqrt(noise.dof / draws.chisquare(noise.dof, size=(DRAWS, 1)))
     truth_DC = draws.normal(means_C[close], sigma_D1 / np.sqrt(sizes_C[close]))
@@ -138,7 +142,7 @@ def pick_finalists(runs: Mapping[Key, Sequence[float]], noise: Noise, count: int
     """
     chances = chances_to_be_best(runs, noise)
     order = sorted(runs, key=lambda key: (-chances[key], float(np.mean(runs[key]))))
-    return [key for n, key in enumerate(order) if n == 0 or chances[key] >= 0.01][:count]
+    return [key for n, key in enumerate(order) if n == 0 or chances[key] >= MIN_CHANCE][:count]
 
 
 def _scale(losses: NDArray[np.float64]) -> NDArray[np.float64]:

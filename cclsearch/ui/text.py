@@ -9,7 +9,7 @@ from cclsearch.core.redact import redact
 from cclsearch.core.secret_names import is_secret_name
 from cclsearch.core.text import one_line
 
-TEXT_LIMIT = 2000
+MAX_TEXT = 2000
 
 
 @cache
@@ -21,4 +21,4 @@ def _environment() -> dict[str, str]:
 @lru_cache(maxsize=20_000)
 def clean(text: str) -> str:
     """The text as one safe line without secrets; most texts of a table recur."""
-    return one_line(redact(text, _environment()), TEXT_LIMIT)
+    return one_line(redact(text, _environment()), MAX_TEXT)

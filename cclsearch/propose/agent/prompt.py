@@ -55,7 +55,7 @@ LEFT_OUT_BYTES = 60
 CANDIDATES = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
-NO_LIMIT = 10**6
+UNLIMITED = 10**6
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def write_prompt(prompt_input: PromptInput, options: PromptOptions, limit_bytes:
     """The prompt, system part included, in at most `limit_bytes`; it counts what it leaves out."""
     system = write_system(prompt_input.view, options)
     left = limit_bytes - len(system.encode())
-    whole = "\n\n".join(_render(section, None) for section in _sections(prompt_input, options, NO_LIMIT))
+    whole = "\n\n".join(_render(section, None) for section in _sections(prompt_input, options, UNLIMITED))
     return Prompt(system, whole if len(whole.encode()) <= left else _fit(_sections(prompt_input, options, left), left))
 
 

@@ -25,6 +25,10 @@ from cclsearch.stats.kernel import Array, Features
 
 Rows = NDArray[np.int64]
 
+PENALTY = 3.0
+"""Log units of cost for each log unit by which a limit is exceeded, when candidates are first ranked."""
+MEMORY_MARGIN = 0.1
+"""Log units below the memory limit (about 90 % of it) from which a row ranks as if it were slower."""
 MAX_OBSERVATIONS = 64
 """Observations that models are fitted to: inverting their covariance costs the cube of their number."""
 MAX_CANDIDATES = 1500
@@ -102,12 +106,11 @@ def _rank(models: MetricModels, rows: Rows) -> Array:
     rank = direct_sign(term) * log_metric
     if memory is not None:
         over = memory.form.log_cost(rows)(models.feasibility.memory.theta_P) - memory.log_limit
-        # a row predicted above about 90 % of the memory limit (-0.1 in log units) ranks as if it were slower
-        rank = rank + 3.0 * np.maximum(over + 0.1, 0.0)
+        rank = rank + PENALTY * np.maximum(over + MEMORY_MARGIN, 0.0)
     for constraint in view.objective.constraints:
         expected = models.expect(constraint.metric, rows)
         if expected is not None:
-            rank = rank + 3.0 * log_excess(constraint, np.exp(expected))
+            rank = rank + PENALTY * log_excess(constraint, np.exp(expected))
     return rank
 
 

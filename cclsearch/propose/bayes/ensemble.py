@@ -18,6 +18,10 @@ from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calib
 from cclsearch.stats.closed_form import ClosedForm
 from cclsearch.stats.kernel import Array, Features
 
+NOISE_OF_EXCESS = 0.3
+"""Noise in log units for each log unit by which a cost exceeds the trusted span."""
+NOISE_PENALTY = 0.2
+"""What a hypothesis loses in log evidence for each log unit of noise above the prior's."""
 NUM_MODELS = 128
 RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
 """Scale of the residual of the closed form in each hypothesis, relative to the prior's."""
@@ -67,8 +71,7 @@ class Ensemble:
 
     def leave_one_out_error(self) -> Array:
         """(n,) leave-one-out error of the most likely hypothesis at each observation, in log units."""
-        posterior = self.most_likely
-        return np.asarray(posterior.alpha_n / np.maximum(np.diag(posterior.inverse_nn), 1e-12))
+        return self.most_likely.leave_one_out_error()
 
 
 def fit_ensemble(
@@ -86,7 +89,9 @@ def fit_ensemble(
             data = _collect_data(form, observations, earlier, prior, doubted)
             hypothesis = calibrate(form.log_cost, features, prior, data)
             hypotheses.append(hypothesis)
-            scores.append(hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - 0.2 * np.log(noise) - penalty)
+            scores.append(
+                hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - NOISE_PENALTY * np.log(noise) - penalty
+            )
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
@@ -137,4 +142,4 @@ def downweight_far(log_cost_n: Array, noise_n: Array) -> Array:
     if not len(log_cost_n):
         return np.zeros(0)
     excess_n = np.maximum(log_cost_n - log_cost_n.min() - TRUSTED_SPAN, 0.0)
-    return np.asarray(np.hypot(noise_n, 0.3 * excess_n))
+    return np.asarray(np.hypot(noise_n, NOISE_OF_EXCESS * excess_n))

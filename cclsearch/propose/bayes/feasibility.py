@@ -29,6 +29,10 @@ from cclsearch.stats.kernel import Array, Features
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_LABEL_NOISE = 0.8
 """Probability that a failure had another cause than memory, by the failure kind of the launcher or recording."""
+MAX_LABEL_NOISE = 0.98
+"""Of a crash that memory explains but its log does not name: it still says a little about crashes."""
+MIN_LIKELIHOOD = 1e-6
+"""Of one label under a hypothesis, so that no label rules one out alone."""
 P_OTHER_CRASH = 0.05
 """Probability that a trial crashes for a cause other than memory or a broken value (`CRASH`)."""
 NOT_BLAMED: Mapping[int, float] = MappingProxyType({})
@@ -170,7 +174,7 @@ def _prequential_log_lik(
         mean, variance = posterior.marginals(evidence.rows_n[n : n + 1])
         sides = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
         noise = evidence.label_noise_n[n]
-        total += float(np.log(max(noise + (1 - noise) * float(ndtr(sides[0])), 1e-6)))
+        total += float(np.log(max(noise + (1 - noise) * float(ndtr(sides[0])), MIN_LIKELIHOOD)))
         posterior = fit_first(n + 1)
     cache[hypothesis, tuple(labels)] = posterior, total
     while len(cache) > _MAX_CACHED:
@@ -228,7 +232,7 @@ def _crash_evidence(seen: Sequence[Observation], explained_n: Array) -> Calibrat
         rows_n=_rows(seen),
         value_n=np.full(len(seen), np.nan),
         censoring_n=np.where(failed, 1, -1).astype(np.int8),
-        label_noise_n=np.where(named, 1.0, np.minimum(explained, 0.98)),
+        label_noise_n=np.where(named, 1.0, np.minimum(explained, MAX_LABEL_NOISE)),
         limit=0.0,
         softness=1.0,
     )

@@ -20,6 +20,8 @@ from cclsearch.space.table import count_ranks
 from cclsearch.stats.calibration import CalibrationData, Prior, calibrate
 from cclsearch.stats.kernel import Array
 
+HIGH_QUANTILE = 0.9
+"""Quantile of the expected costs that bounds the front's range: the worst candidates would stretch it."""
 NUM_DIRECTIONS = 64
 NUM_DRAWS = 48
 MARGIN = 0.1
@@ -76,7 +78,7 @@ def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
     """Return draws and measured points as distances from the reference point, in units of each metric's range."""
     expected_mD = draws_SmD.mean(axis=0)
     known = np.concatenate([front_nD, expected_mD]) if len(front_nD) else expected_mD
-    low, high = known.min(axis=0), np.quantile(known, 0.9, axis=0)
+    low, high = known.min(axis=0), np.quantile(known, HIGH_QUANTILE, axis=0)
     if len(front_nD):
         high = np.maximum(high, np.median(front_nD, axis=0))
     span = np.maximum(high - low, 1e-9)

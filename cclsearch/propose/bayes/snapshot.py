@@ -12,6 +12,10 @@ from cclsearch.propose.bayes.acquisition import choose_batch, expected_improveme
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.stats.kernel import Array
 
+MIN_CERTAINTY = 0.2
+"""Of a multiplier that is shown as learned: the part of its prior variance that the trials removed."""
+EXHAUSTED_SHARE = 0.1
+"""Part of `NEGLIGIBLE` below which the expected improvement shows that nothing is left to try."""
 NEGLIGIBLE = 0.01
 """Relative improvements below this do not count (1 %)."""
 TENTH_PERCENTILE = 1.2816
@@ -50,7 +54,7 @@ class SearchSnapshot:
     def is_exhausted(self) -> bool:
         """Whether no candidate is left or the largest expected improvement is below 0.1 %."""
         return self.num_open == 0 or (
-            self.max_expected_improvement is not None and self.max_expected_improvement < 0.1 * NEGLIGIBLE
+            self.max_expected_improvement is not None and self.max_expected_improvement < EXHAUSTED_SHARE * NEGLIGIBLE
         )
 
 
@@ -107,5 +111,5 @@ def _learned_multipliers(posterior: CandidatePosterior) -> tuple[LearnedMultipli
     return tuple(
         LearnedMultiplier(names[p], float(np.exp(primary.theta_P[p])), float(certainty[p]))
         for p in order
-        if certainty[p] >= 0.2
+        if certainty[p] >= MIN_CERTAINTY
     )

@@ -8,9 +8,9 @@ from cclsearch.score.agreement import Deviation, Measure
 from cclsearch.space.framework import Framework
 from cclsearch.tasks.serving.contract import ServingInput, ServingResult
 
-MOST_COMPARED = 64
+MAX_COMPARED = 64
 """Requests whose answers are compared, spread evenly over the first load."""
-MOST_FIRST_TOKENS = 0.5
+MAX_FIRST_TOKENS = 0.5
 """Share of the first tokens that may differ where the framework declares no bound for whole answers."""
 _DIGEST = 2**31
 
@@ -41,7 +41,7 @@ class SameAnswers:
 
     def bound(self, framework: Framework, kind: str) -> float | None:
         declared = framework.same_answers.bound(kind)
-        return MOST_FIRST_TOKENS if declared is None else declared
+        return MAX_FIRST_TOKENS if declared is None else declared
 
     def measure(self, framework: Framework, kind: str) -> Measure:
         return count_other_firsts if framework.same_answers.bound(kind) is None else count_others
@@ -62,7 +62,7 @@ class SameAnswers:
 
 def choose_requests(count: int) -> list[int]:
     """Numbers of the requests that are compared."""
-    return sorted({n * count // MOST_COMPARED for n in range(MOST_COMPARED)}) if count else []
+    return sorted({n * count // MAX_COMPARED for n in range(MAX_COMPARED)}) if count else []
 
 
 def count_others(mine: Sequence[float], others: Sequence[float]) -> Deviation:

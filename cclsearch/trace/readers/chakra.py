@@ -32,7 +32,7 @@ from cclsearch.trace.readers.protobuf_wire import (
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.status import FileStatus
 
-_ROWS_PER_LIMIT = 20
+_ROWS_PER_ENTRY = 20
 _MEMORY, _COMPUTE, _SEND, _RECV, _COLLECTIVE = (2, 3), 4, 5, 6, 7
 """`NodeType` of the schema."""
 _KINDS = {
@@ -49,7 +49,7 @@ _COMM_TYPES = (
 )
 """By `CollectiveCommType`."""
 _OWN_PRODUCER = "ccl-search"
-_US_LIMIT = 2**62 // 1000
+_MAX_US = 2**62 // 1000 - 1
 
 Attributes = dict[str, int | str]
 
@@ -120,8 +120,8 @@ def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_
             metadata = _read_metadata(data, (at, at + length))
         else:
             nodes.append(_read_node(data, (at, at + length)))
-        if len(nodes) > limits.rows // _ROWS_PER_LIMIT:
-            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_LIMIT} nodes")
+        if len(nodes) > limits.rows // _ROWS_PER_ENTRY:
+            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_ENTRY} nodes")
         at += length
     if metadata is None:
         raise MalformedMessage
@@ -151,7 +151,7 @@ def _read_node(data: Buffer, span: ByteRange) -> _Node:
 
 
 def _checked_us(time_us: int) -> int:
-    if time_us >= _US_LIMIT:
+    if time_us > _MAX_US:
         raise MalformedMessage
     return time_us
 

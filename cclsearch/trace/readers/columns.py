@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-INT32_MAX = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 
 
 class Interner(dict[Any, int]):
@@ -86,7 +86,7 @@ def to_int32(numbers: Iterable[int], count: int) -> NDArray[np.int32]:
     try:
         return np.fromiter(numbers, np.int32, count)
     except OverflowError:
-        wide = [number if number == -1 else number & INT32_MAX for number in numbers]
+        wide = [number if number == -1 else number & MAX_INT32 for number in numbers]
         return np.fromiter(wide, np.int64, count).astype(np.int32)
 
 

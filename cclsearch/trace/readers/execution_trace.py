@@ -29,7 +29,7 @@ from cclsearch.trace.readers.table_builder import steps_at
 from cclsearch.trace.status import FileStatus
 from cclsearch.trace.step_markers import MarkerSpan, steps_of_marks
 
-_ROWS_PER_LIMIT = 20
+_ROWS_PER_ENTRY = 20
 _SCHEMA = re.compile(r"1\.[01](\.|$)")
 _FRAMES = ("[pytorch|profiler|execution_trace|", "[pytorch|profiler|execution_graph|")
 """Begin the names of the nodes of the process and of its threads; the second until schema 1.0.1."""
@@ -63,8 +63,8 @@ class _Collector:
                 self.groups.update(read_process_groups(node))
             elif not node.name.startswith(_FRAMES):
                 self._add_node(node)
-        if len(self.ids) > self.limits.rows // _ROWS_PER_LIMIT:
-            raise TraceError(Reason.TOO_LARGE, f"more than {self.limits.rows // _ROWS_PER_LIMIT} nodes")
+        if len(self.ids) > self.limits.rows // _ROWS_PER_ENTRY:
+            raise TraceError(Reason.TOO_LARGE, f"more than {self.limits.rows // _ROWS_PER_ENTRY} nodes")
 
     def _add_node(self, node: ExecutionNode) -> None:
         attributes = node.attributes()

@@ -22,7 +22,7 @@ from cclsearch.trace.status import FileStatus
 TOOL = "rocprofiler-sdk-tool"
 _CPU, _GPU = 1, 2
 """Types of agents."""
-_ROWS_PER_LIMIT = 20
+_ROWS_PER_ENTRY = 20
 """A row takes about this many times the memory of a row of `ReadLimits.rows`."""
 
 
@@ -179,8 +179,8 @@ def read_rocprof(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
                 processes.append(_Process())
             if batch:
                 processes[-1].add(place.removeprefix(f"{TOOL}/"), batch)
-            if sum(process.num_entries for process in processes) > limits.rows // _ROWS_PER_LIMIT:
-                raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_LIMIT} records")
+            if sum(process.num_entries for process in processes) > limits.rows // _ROWS_PER_ENTRY:
+                raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_ENTRY} records")
     tables = [table for process in processes for table in _build_tables(process, path.name)]
     if not tables:
         if not reader.complete:
