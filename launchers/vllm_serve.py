@@ -4,7 +4,8 @@ The server is `vllm serve` on a port of the loopback interface. It serves the ch
 folder or a name of the Hugging Face hub), else a model of the card's shape with random weights, whose speed is the
 same: token ids are sent and answers end after the asked number of tokens, so nothing depends on the weights' values.
 
-Knobs: see `OPTIONS`. Tried with vLLM 0.32.0 on a CPU; on GPUs it was not tried.
+Knobs: see `OPTIONS`. The server, with all replicas (`dp`), runs on one machine. Tried with vLLM 0.32.0 on a CPU; on
+GPUs it was not tried.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ OPTIONS = {
     "tp": "--tensor-parallel-size",
     "pp": "--pipeline-parallel-size",
     "dp": "--data-parallel-size",
+    "dcp": "--decode-context-parallel-size",
     "expert_parallel": "--enable-expert-parallel",
+    "eplb": "--enable-eplb",
+    "dual_batch_overlap": "--enable-dbo",
     "max_num_seqs": "--max-num-seqs",
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "block_size": "--block-size",
@@ -50,15 +54,23 @@ OPTIONS = {
     "enforce_eager": "--enforce-eager",
     "attention_backend": "--attention-backend",
     "all2all_backend": "--all2all-backend",
+    "moe_backend": "--moe-backend",
+    "speculative": "--speculative-config",
+    "max_graph_size": "--max-cudagraph-capture-size",
+    "optimization_level": "--optimization-level",
     "performance_mode": "--performance-mode",
     "stream_interval": "--stream-interval",
 }
 """Knob -> option of `vllm serve`. A switch has a second form, with `--no-` before its name."""
+SPELLED = {"ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'}
+"""Value of a knob -> what its option takes."""
 NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 KV_CACHE_GIB = "kv_cache_gib"
 """Knob of CPUs: vLLM reads the variable VLLM_CPU_KVCACHE_SPACE."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+FP8 = "fp8"
+"""A precision that vLLM makes of weights in bf16 as it loads them."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 MODEL = "CCL_MODEL_PATH"
 SPARE_TOKENS = 8
 """Tokens beyond the longest request that the server's context holds."""
@@ -68,6 +80,8 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
     """Return the options of `vllm serve` for a configuration."""
     words: list[str] = []
     for knob, value in config.items():
+        if knob == "precision":  # rendered with the weights' type
+            continue
         option = OPTIONS.get(knob)
         if option is None and knob != KV_CACHE_GIB:
             raise IllegalConfig(f"vllm has no knob {knob!r}; it has {', '.join([*OPTIONS, KV_CACHE_GIB])}")
@@ -76,7 +90,7 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
         else:
-            words += [option, str(value)]
+            words += [option, SPELLED.get(str(value), str(value))]
     return words
 
 
@@ -131,8 +145,14 @@ def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list
     dtype = DTYPES.get(data["precision"])
     if dtype is None:
         raise IllegalConfig(f"vllm serves {', '.join(DTYPES)} weights, not {data['precision']}")
+    if data.get("num_ranks", 1) > data.get("ranks_per_node", data.get("num_ranks", 1)):
+        raise IllegalConfig(
+            f"the server runs on one machine, which has {data['ranks_per_node']} accelerators; the configuration needs"
+            f" {data['num_ranks']}"
+        )
     check_step(data["config"], find_max_len(data))
     words = ["serve", model, "--served-model-name", "model", "--dtype", dtype, "--seed", str(data["seed"])]
+    words += ["--quantization", "fp8"] if data["precision"] == FP8 else []
     words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(find_max_len(data))]
     return words + render_options(data["config"])
 
@@ -203,7 +223,7 @@ def read_counter(server: Server, name: str) -> float | None:
 def describe_server(server: Server, split: int) -> Mapping[str, Any]:
     """Return what ran, as the workers say; `split` of them hold the model's parameters once."""
     workers = _ask_workers(server)
-    names = {dtype: precision for precision, dtype in DTYPES.items()}
+    names = {dtype: precision for precision, dtype in DTYPES.items() if precision != FP8} | {"float8_e4m3fn": FP8}
     dtypes = {worker["dtype"] for worker in workers}
     on_gpu = any(worker["device"] for worker in workers)
     copies = max(1, len(workers) // split)

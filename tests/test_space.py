@@ -153,6 +153,10 @@ HF = {"dp": 4, "micro_batch_size": 1, "activation_checkpointing": "none", "compi
       "zero_stage": 0}  # fmt: skip
 VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 32, "prefix_caching": False,
         "async_scheduling": False}  # fmt: skip
+SERVER = {"tp": 4, "pp": 1, "dp": 1, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "prefix_caching": True,
+          "memory_fraction": 0.9, "kv_cache_dtype": "auto"}  # fmt: skip
+CHUNKS = KnobDeclaration(name="chunked_prefill", choices=(True, False))
+TOKENS = KnobDeclaration(name="max_num_batched_tokens", choices=(512, 2048))
 SEQUENCES = KnobDeclaration(name="max_num_seqs", choices=(8, 128))
 VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
 CONTEXT = KnobDeclaration(name="cp", choices=(1, 2, 4))
@@ -186,6 +190,9 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("zero_stage_needs_dp", "wl2", "torchtitan", {}, {**TITAN, "zero_stage": 3}, {"dp": 1, "pp": 8}, ()),
         ("zero_needs_accelerators", "tiny", "hf-trainer", {}, HF, {"zero_stage": 2}, ()),
         ("step_holds_every_sequence", "tiny-serving", "vllm-cpu", {}, VLLM, {"max_num_seqs": 128}, (SEQUENCES,)),
+        ("step_holds_a_request", "wl1-inference", "vllm", {}, {**SERVER, "chunked_prefill": False},
+         {"max_num_batched_tokens": 512}, (CHUNKS, TOKENS)),
+        ("one_machine", "wl1-inference", "vllm", {"num_accelerators": 8}, SERVER, {"pp": 2}, ()),
         ("tp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1022}, TITAN, {"tp": 4, "dp": 2}, ()),
         ("tied_embeddings_need_one_stage", "wl1", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1},
          {"dp": 4, "pp": 2}, ()),

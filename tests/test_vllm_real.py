@@ -65,11 +65,13 @@ def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: P
     assert "must be greater than or equal to max_num_seqs" in failure["message"], failure
 
 
-def test_vllms_own_parser_takes_every_option_of_the_framework_file(tmp_path: Path) -> None:
-    framework = load_framework("vllm-cpu")
+@pytest.mark.parametrize("name", ["vllm-cpu", "vllm"])
+def test_vllms_own_parser_takes_every_option_of_the_framework_file(name: str) -> None:
+    framework = load_framework(name)
     configs: list[dict[str, Any]] = []
     for knob in (*framework.knobs, *framework.optional_knobs):
-        configs += [{knob.name: choice} for choice in knob.choices]
+        choices = knob.choices if isinstance(knob.choices, tuple) else (1, 2, 8)
+        configs += [{knob.name: choice} for choice in choices]
     program = f"""
 import json, sys
 sys.path.insert(0, {str(LAUNCHERS)!r})

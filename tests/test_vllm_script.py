@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from test_serving_live import ARCH, run_script
 
+from cclsearch.card.load import load_card
+from cclsearch.card.model import KnobDeclaration
+from cclsearch.report.launch_form import make_launch
+from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
+from cclsearch.stats.closed_form import predict_space
 
 LAUNCHERS = Path(__file__).parent.parent / "launchers"
 REQUESTS = [{"arrival_s": 0.0, "input_tokens": 100, "output_tokens": 20}]
@@ -47,7 +52,7 @@ def test_every_knob_of_the_framework_file_is_rendered(script: Any) -> None:
     [
         ({"colour": "red"}, {}, "vllm has no knob 'colour'"),
         ({"chunked_prefill": False, "max_num_batched_tokens": 64}, {}, "at least 128, which the longest request needs"),
-        ({}, {"precision": "fp8"}, "vllm serves bf16, fp16, fp32 weights, not fp8"),
+        ({}, {"precision": "fp4"}, "vllm serves bf16, fp16, fp32, fp8 weights, not fp4"),
     ],
 )
 def test_what_the_script_cannot_serve_is_refused(
@@ -90,3 +95,34 @@ def test_without_vllm_the_script_says_where_to_install_it(tmp_path: Path) -> Non
     assert failure["kind"] == "launcher"
     assert "vllm must be importable by" in failure["message"]
     assert json.dumps(failure).count("pip install vllm") == 1
+
+
+@pytest.mark.parametrize("name", ["wl1-inference", "wl2-inference", "wl3-inference"])
+def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name: str) -> None:
+    card = load_card(name)
+    framework = load_framework(card.framework)
+    space = build_space(card, framework, use_fewer=True)
+    assert len(space) > 1000
+    assert predict_space(card, space) is not None
+    form = make_launch(card, framework.name, space.config(0))
+    assert form.command[:3] == ("vllm", "serve", "MODEL")
+    assert "--tensor-parallel-size" in form.command
+    assert "1160" in form.command, "1024 tokens in, 128 out and some to spare"
+
+
+def test_a_server_stays_on_one_machine_and_a_step_holds_a_request_without_chunks() -> None:
+    card = load_card("wl1-inference", sets=["workload.hardware.xpu_spec.total_count=16", "count_per_node=4"])
+    knobs = [KnobDeclaration(name="chunked_prefill", choices=(True, False)),
+             KnobDeclaration(name="max_num_batched_tokens", choices=(1024, 2048))]  # fmt: skip
+    space = build_space(card, load_framework("vllm"), extra_knobs=knobs, use_fewer=True)
+    assert set(space.num_accelerators_N) == {1, 2, 4}
+    unchunked = [c for c in map(space.config, range(0, len(space), 7)) if not c["chunked_prefill"]]
+    assert {c["max_num_batched_tokens"] for c in unchunked} == {2048}
+
+
+def test_a_precision_of_the_card_quantises_as_it_loads(script: Any) -> None:
+    words = script.render_command(make_data({"precision": "fp8", "tp": 2}, precision="fp8"), "MODEL", 8000)
+    assert words[words.index("--quantization") + 1] == "fp8"
+    assert words[words.index("--dtype") + 1] == "bfloat16"
+    with pytest.raises(script.IllegalConfig, match="one machine, which has 4 accelerators; the configuration needs 8"):
+        script.render_command(make_data({}, num_ranks=8, ranks_per_node=4), "MODEL", 8000)

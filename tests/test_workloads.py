@@ -71,12 +71,14 @@ def test_cards_of_the_paper_say_where_each_value_is_stated() -> None:
 
 
 @pytest.mark.parametrize("name", ["wl1-inference", "wl2-inference", "wl3-inference"])
-def test_cards_of_inference_load_and_need_a_run_script_for_their_framework(
+def test_cards_of_inference_load_and_are_searched_with_their_framework(
     name: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["card", "check", name]) == 0
     assert "inference of" in capsys.readouterr().out
-    for command in (["space"], ["predict"], ["run", "--launcher", "simulate"], ["run"]):
-        assert main([*command, "--workload", name]) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert "names the framework 'vllm', for which there is no run script" in line
+    for command in (["space"], ["predict"], ["run", "--launcher", "simulate", "--budget", "2"]):
+        assert main([*command, "--workload", name]) == 0
+        assert "max_num_seqs" in capsys.readouterr().out
+    assert main(["run", "--workload", name, "--framework", "no-engine"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "no-engine" in line
