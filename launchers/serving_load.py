@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+OPENAI, SGLANG = "openai", "sglang"
+"""What a server answers: `/v1/completions`, or SGLang's own `/generate`, which needs no tokenizer."""
 CONNECT_S = 10.0
 MOST_LINE_BYTES = 2**20
 
@@ -32,6 +34,7 @@ class Target:
     host: str = "127.0.0.1"
     timeout_s: float = 300.0
     """For a whole request."""
+    api: str = OPENAI
 
 
 @dataclass
@@ -80,15 +83,22 @@ def run_load(target: Target, load: Load) -> tuple[list[Record], float]:
     return asyncio.run(_run(target, load))
 
 
+def make_body(target: Target, prompt: list[int], tokens: int) -> dict[str, Any]:
+    """Return what a request asks for: greedy answers of exactly so many tokens, streamed."""
+    if target.api == SGLANG:
+        sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        return {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+    return {
+        "model": target.model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
+        "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
+    }  # fmt: skip
+
+
 async def _run(target: Target, load: Load) -> tuple[list[Record], float]:
     bodies = []
     for number, request in enumerate(load.requests):
         prompt = draw_prompt(load, number, request["input_tokens"], target.vocab_size)
-        body = {
-            "model": target.model, "prompt": prompt, "max_tokens": request["output_tokens"], "ignore_eos": True,
-            "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
-        }  # fmt: skip
-        bodies.append(json.dumps(body).encode())
+        bodies.append(json.dumps(make_body(target, prompt, request["output_tokens"])).encode())
     waiting = iter(range(len(bodies)))
     records: list[Record] = []
     start_s, window_start_s = time.perf_counter(), time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -130,8 +140,9 @@ async def _stream(target: Target, body: bytes, record: Record, now_s: Callable[[
     """Send one request and note when each token arrives."""
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=MOST_LINE_BYTES)
     try:
+        path = "/generate" if target.api == SGLANG else "/v1/completions"
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\nContent-Type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {target.host}:{target.port}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         writer.write(head.encode() + body)
@@ -163,8 +174,10 @@ async def _read_events(reader: asyncio.StreamReader, record: Record, now_s: Call
             raise BadAnswer(str(event["error"])[:300])
         if (usage := event.get("usage")) is not None:
             counted = int(usage["completion_tokens"])
-        for choice in event.get("choices", ()):
-            ids = choice.get("token_ids")
+        if "output_ids" in event:  # of SGLang: the tokens of this event
+            counted = int(event["meta_info"]["completion_tokens"])
+        for choice in event.get("choices", [event] if "output_ids" in event else ()):
+            ids = choice.get("token_ids", choice.get("output_ids"))
             number = 1 if ids is None else len(ids)
             record.token_times_s += [now_s()] * number
             answer += ids or []

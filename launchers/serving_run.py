@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from common import CpuClock, Trial, device_name, foreign_cores, host_name, say_phase, write_result
-from serving_load import Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
+from serving_load import OPENAI, Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
 
 LOG_FILE = "evidence.jsonl"
 SERVER_LOG = "server.log"
@@ -185,6 +185,7 @@ def serve_trial(
     read_stats: Callable[[Server], Mapping[str, float]],
     describe: Callable[[Server], Mapping[str, Any]],
     model: str = "model",
+    api: str = OPENAI,
 ) -> None:
     """Run one trial: start, measure, stop, then write the request log and `result.json`.
 
@@ -198,7 +199,7 @@ def serve_trial(
     with running_server(trial, command, min(0.5 * limit_s, 1800.0)) as server:
         healthy_s = time.monotonic()
         start, server_s = CpuClock.read(), group_cpu_s(server.process.pid)
-        target = Target(server.port, vocab, model, timeout_s=min(0.5 * limit_s, 600.0))
+        target = Target(server.port, vocab, model, timeout_s=min(0.5 * limit_s, 600.0), api=api)
         report = measure_loads(trial, server, target, lambda: read_stats(server))
         end, measured_s = CpuClock.read(), time.monotonic()
         own_s = end.own_s - start.own_s + group_cpu_s(server.process.pid) - server_s
@@ -217,6 +218,13 @@ def serve_trial(
         extra={"start_s": f"{healthy_s - asked_s:.2f}", "measuring_s": f"{measured_s - healthy_s:.2f}"},
         **{"devices": [device_name()], **described},
     )
+
+
+def read_counter(server: Server, name: str) -> float | None:
+    """Return the sum of one counter of the server's Prometheus text; None if it has none."""
+    text = (server.get("/metrics") or b"").decode("utf-8", "replace")
+    values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(map(float, values)) if values else None
 
 
 def group_cpu_s(group: int) -> float:

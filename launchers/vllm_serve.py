@@ -31,7 +31,8 @@ from common import (
     run_rank,
     status_bytes,
 )
-from serving_run import Server, find_group, serve_trial
+from serving_model import MODEL, find_max_len, require_one_machine
+from serving_run import Server, find_group, read_counter, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -71,9 +72,6 @@ KV_CACHE_GIB = "kv_cache_gib"
 FP8 = "fp8"
 """A precision that vLLM makes of weights in bf16 as it loads them."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
-MODEL = "CCL_MODEL_PATH"
-SPARE_TOKENS = 8
-"""Tokens beyond the longest request that the server's context holds."""
 
 
 def render_options(config: Mapping[str, Any]) -> list[str]:
@@ -135,21 +133,12 @@ def check_step(config: Mapping[str, Any], max_len: int) -> None:
         )
 
 
-def find_max_len(data: Mapping[str, Any]) -> int:
-    """Return the tokens of the longest request, and some to spare."""
-    return max(each["input_tokens"] + each["output_tokens"] for each in data["requests"]) + SPARE_TOKENS
-
-
 def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
     """Return the command of the server, without the interpreter."""
     dtype = DTYPES.get(data["precision"])
     if dtype is None:
         raise IllegalConfig(f"vllm serves {', '.join(DTYPES)} weights, not {data['precision']}")
-    if data.get("num_ranks", 1) > data.get("ranks_per_node", data.get("num_ranks", 1)):
-        raise IllegalConfig(
-            f"the server runs on one machine, which has {data['ranks_per_node']} accelerators; the configuration needs"
-            f" {data['num_ranks']}"
-        )
+    require_one_machine(data)
     check_step(data["config"], find_max_len(data))
     words = ["serve", model, "--served-model-name", "model", "--dtype", dtype, "--seed", str(data["seed"])]
     words += ["--quantization", "fp8"] if data["precision"] == FP8 else []
@@ -211,13 +200,6 @@ def serve(trial: Trial) -> None:
         return describe_server(server, trial.degree("tp") * trial.degree("pp"))
 
     serve_trial(trial, command, read_stats, describe)
-
-
-def read_counter(server: Server, name: str) -> float | None:
-    """Return the sum of one counter of the server's Prometheus text; None if it has none."""
-    text = (server.get("/metrics") or b"").decode("utf-8", "replace")
-    values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-    return sum(map(float, values)) if values else None
 
 
 def describe_server(server: Server, split: int) -> Mapping[str, Any]:

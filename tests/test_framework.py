@@ -311,7 +311,7 @@ def test_an_energy_objective_needs_a_run_script_that_records_energy(
 def test_every_shipped_framework_but_that_of_tpus_declares_energy() -> None:
     declared = {name: load_framework(name).records for name in list_frameworks()}
     without = {name for name, records in declared.items() if "energy_j" not in records}
-    assert without == {"maxtext", "cpu-serving", "vllm-cpu", "vllm", "links-probe"}, (
+    assert without == {"maxtext", "cpu-serving", "vllm-cpu", "vllm", "sglang", "trtllm", "links-probe"}, (
         "TPUs have no counter that a job can read; servers' are not read yet; the probe of links trains nothing"
     )
 
@@ -375,7 +375,10 @@ def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:
     for framework in ("megatron", None):
         launcher = make_launcher(load_profile("slurm-generic"), framework=framework)
         assert isinstance(launcher, SlurmLauncher)
-        assert [need.env for need in launcher.run_script.needs] == ["MEGATRON_PATH"]
+        assert [need.env for need in launcher.run_script.needs] == [
+            "MEGATRON_PATH",
+            *(["CCL_MODEL_PATH"] if framework is None else []),
+        ]
     launcher = make_launcher(load_profile("slurm-generic"), framework="torchtitan")
     assert isinstance(launcher, SlurmLauncher)
     assert launcher.run_script.needs == ()

@@ -155,6 +155,8 @@ VLLM = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "block_size": 32, "pref
         "async_scheduling": False}  # fmt: skip
 SERVER = {"tp": 4, "pp": 1, "dp": 1, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "prefix_caching": True,
           "memory_fraction": 0.9, "kv_cache_dtype": "auto"}  # fmt: skip
+SGLANG = {"tp": 4, "pp": 1, "dp": 1, "ep": 1, "attention_dp": 1, "max_num_seqs": 64, "prefill_chunk": 2048,
+          "prefix_caching": True, "kv_cache_dtype": "auto"}  # fmt: skip
 CHUNKS = KnobDeclaration(name="chunked_prefill", choices=(True, False))
 TOKENS = KnobDeclaration(name="max_num_batched_tokens", choices=(512, 2048))
 SEQUENCES = KnobDeclaration(name="max_num_seqs", choices=(8, 128))
@@ -192,7 +194,10 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("step_holds_every_sequence", "tiny-serving", "vllm-cpu", {}, VLLM, {"max_num_seqs": 128}, (SEQUENCES,)),
         ("step_holds_a_request", "wl1-inference", "vllm", {}, {**SERVER, "chunked_prefill": False},
          {"max_num_batched_tokens": 512}, (CHUNKS, TOKENS)),
-        ("one_machine", "wl1-inference", "vllm", {"num_accelerators": 8}, SERVER, {"pp": 2}, ()),
+        ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "ep": 2},
+         {"tp": 2, "pp": 2, "ep": 4}, ()),
+        ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "attention_dp": 4},
+         {"tp": 2, "pp": 2}, ()),
         ("tp_divides_sequence", "wl2", "torchtitan", {"seq_len": 1022}, TITAN, {"tp": 4, "dp": 2}, ()),
         ("tied_embeddings_need_one_stage", "wl1", "torchtitan", {}, {**TITAN, "dp": 8, "pp": 1},
          {"dp": 4, "pp": 2}, ()),
@@ -264,6 +269,13 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
     assert rejecting(card, frame, {**TITAN, "zero_stage": 2}) == set()
     assert rejecting(card, frame, {**TITAN, "zero_stage": 3}) == {"zero_limited_by_pp"}
     assert rejecting(card, frame, {**TITAN, "zero_stage": 3, "pp": 1, "dp": 8}) == set()
+
+
+def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle() -> None:
+    card = change_card(load_card("wl1-inference"), num_accelerators=8)
+    space = build_space(card, load_framework("vllm"), use_fewer=True)
+    assert "one_machine" in space.rules
+    assert set(space.num_accelerators_N) == {1, 2, 4}, "of 8 accelerators, 4 are on a machine"
 
 
 def test_every_rule_is_used_by_the_tests_above() -> None:

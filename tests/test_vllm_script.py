@@ -103,6 +103,7 @@ def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name: str
     framework = load_framework(card.framework)
     space = build_space(card, framework, use_fewer=True)
     assert len(space) > 1000
+    assert set(space.num_accelerators_N) == {1, 2, 4}
     assert predict_space(card, space) is not None
     form = make_launch(card, framework.name, space.config(0))
     assert form.command[:3] == ("vllm", "serve", "MODEL")

@@ -42,3 +42,12 @@ def _one_machine(card: Card, options: Mapping[str, Any]) -> Clause | None:
         lambda at: at.product(rank_degrees()) <= most,
         lambda c: f"{c.product(rank_degrees())} accelerators of {most} on one machine",
     )
+
+
+@register_rule("inside_tensor_parallelism", "tp", "ep", "attention_dp")
+def _inside_tensor_parallelism(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
+        "ep and attention_dp divide tp: both are of the tensor-parallel ranks",
+        lambda at: (at["tp"] % at["ep"] == 0) & (at["tp"] % at["attention_dp"] == 0),
+        lambda c: f"ep {c['ep']} and attention_dp {c['attention_dp']} of tp {c['tp']}",
+    )

@@ -86,15 +86,18 @@ def read_replica(card: Card, space: Space) -> Replica:
     quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
     weight_bytes = np.where(quantized > 0, quantized, precision)
     half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
+    replicas = number("dp")
+    step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
+    is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
     return Replica(
         tp=tp,
         pp=number("pp"),
-        dp=number("dp"),
-        ep=number("ep"),
+        dp=replicas,
+        ep=np.where(is_whole, tp * replicas, number("ep")),
         accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
-        attention_ranks=np.where(is_split, 1.0, tp),
+        attention_ranks=np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0)),
         sequences=number("max_num_seqs", DEFAULT_SEQUENCES),
-        tokens=number("max_num_batched_tokens", DEFAULT_TOKENS),
+        tokens=number(step, DEFAULT_TOKENS),
         weight_bytes=weight_bytes,
         cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
         flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),

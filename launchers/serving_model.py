@@ -1,0 +1,56 @@
+"""Shared by run scripts of inference engines: the checkpoint that they serve, and what all engines are asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common import IllegalConfig, MissingRequirement
+
+MODEL = "CCL_MODEL_PATH"
+SPARE_TOKENS = 8
+"""Tokens beyond the longest request that the server's context holds."""
+MOST_HEADER_BYTES = 100_000_000
+"""A safetensors header is at most so long (the format's own limit)."""
+
+
+def find_max_len(data: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest request, and some to spare."""
+    return max(each["input_tokens"] + each["output_tokens"] for each in data["requests"]) + SPARE_TOKENS
+
+
+def require_one_machine(data: Mapping[str, Any]) -> None:
+    """Raise IllegalConfig if a server would need more accelerators than one machine has."""
+    ranks = data.get("num_ranks", 1)
+    most = data.get("ranks_per_node", ranks)
+    if ranks > most:
+        raise IllegalConfig(
+            f"the server runs on one machine, which has {most} accelerators; the configuration needs {ranks}"
+        )
+
+
+def find_checkpoint() -> Path:
+    """Return the folder of the checkpoint; raises MissingRequirement if none is named or there."""
+    named = os.environ.get(MODEL, "")
+    folder = Path(named).expanduser()
+    if not named or not (folder / "config.json").is_file():
+        said = f"{named!r} has no config.json" if named else "it is not set"
+        raise MissingRequirement(f"{MODEL} (in the profile's `environment`) must be the folder of a checkpoint: {said}")
+    return folder
+
+
+def count_checkpoint(folder: Path) -> int | None:
+    """Return the numbers in the checkpoint's safetensors files, by their headers; None if it has none."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > MOST_HEADER_BYTES:
+                raise MissingRequirement(f"{path} is not a safetensors file: its header would have {size} bytes")
+            header = json.loads(file.read(size))
+        total += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+    return total or None

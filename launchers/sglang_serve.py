@@ -1,0 +1,140 @@
+"""Run script `sglang`: serves the card's model with SGLang on this machine and measures the card's load.
+
+The server is `sglang.launch_server` on a port of the loopback interface. It serves the checkpoint in the folder that
+CCL_MODEL_PATH names. Requests go to `/generate` with token ids, so no tokenizer is loaded.
+
+Knobs: see `OPTIONS`; checked by the parser of SGLang 0.5.23. No server was started with it: it needs GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common import (
+    IllegalConfig,
+    LaunchForm,
+    MissingRequirement,
+    Trial,
+    find_packages_first,
+    package_versions,
+    run_rank,
+)
+from serving_load import SGLANG
+from serving_model import count_checkpoint, find_checkpoint, find_max_len, require_one_machine
+from serving_run import Server, read_counter, serve_trial
+
+OPTIONS = {
+    "tp": "--tensor-parallel-size",
+    "pp": "--pipeline-parallel-size",
+    "dp": "--data-parallel-size",
+    "attention_dp": "--attn-dp-size",
+    "ep": "--expert-parallel-size",
+    "max_num_seqs": "--max-running-requests",
+    "prefill_chunk": "--chunked-prefill-size",
+    "mixed_chunk": "--enable-mixed-chunk",
+    "prefix_caching": "--disable-radix-cache",
+    "async_scheduling": "--disable-overlap-schedule",
+    "memory_fraction": "--mem-fraction-static",
+    "block_size": "--page-size",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "scheduling_policy": "--schedule-policy",
+    "max_graph_size": "--cuda-graph-max-bs-decode",
+    "compile": "--enable-torch-compile",
+    "speculative": "--speculative-algorithm",
+    "attention_backend": "--attention-backend",
+    "moe_backend": "--moe-runner-backend",
+    "all2all_backend": "--moe-a2a-backend",
+    "stream_interval": "--stream-interval",
+}
+"""Knob -> option. `--disable-` options are given if the knob is false, the other switches if it is true."""
+NO_OPTION = frozenset({"auto", "default", "none"})
+"""Values of a knob that leave its option out."""
+FP8 = "fp8"
+"""A precision that SGLang makes of weights in bf16 as it loads them."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
+
+
+def render_options(config: Mapping[str, Any]) -> list[str]:
+    """Return the options of the server for a configuration."""
+    words: list[str] = []
+    for knob, value in config.items():
+        if knob == "precision":  # rendered with the weights' type
+            continue
+        option = OPTIONS.get(knob)
+        if option is None:
+            raise IllegalConfig(f"sglang has no knob {knob!r}; it has {', '.join(OPTIONS)}")
+        if isinstance(value, bool):
+            words += [option] if value is not option.startswith("--disable-") else []
+        elif value not in NO_OPTION:
+            words += [option, str(value)]
+    return words
+
+
+def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
+    """Return the command of the server, without the interpreter."""
+    dtype = DTYPES.get(data["precision"])
+    if dtype is None:
+        raise IllegalConfig(f"sglang serves {', '.join(DTYPES)} weights here, not {data['precision']}")
+    require_one_machine(data)
+    words = ["-m", "sglang.launch_server", "--model-path", model, "--dtype", dtype]
+    words += ["--quantization", FP8] if data["precision"] == FP8 else []
+    words += ["--random-seed", str(data["seed"]), "--host", "127.0.0.1", "--port", str(port)]
+    return [*words, "--context-length", str(find_max_len(data)), *render_options(data["config"])]
+
+
+def show_launch(data: Mapping[str, Any]) -> LaunchForm:
+    """Return how to serve one configuration with SGLang alone."""
+    return LaunchForm(
+        "sglang.launch_server",
+        ["python", *render_command(data, "MODEL", 8000)],
+        "the parser of SGLang 0.5.23 (options and their choices)",
+        notes=[
+            "MODEL is the checkpoint: a folder or its name on the hub.",
+            "--context-length is the longest request of the card: raise it for longer ones, and measure again.",
+        ],
+    )
+
+
+def serve(trial: Trial) -> None:
+    """Run the whole trial."""
+    find_packages_first()
+    if importlib.util.find_spec("sglang") is None:
+        raise MissingRequirement(
+            f"sglang must be importable by {sys.executable}: pip install sglang there, or set the profile's `python`,"
+            " `modules` or `container`"
+        )
+    folder = find_checkpoint()
+    more = ["--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"]
+
+    def command(port: int) -> Sequence[str]:
+        return [sys.executable, *render_command(trial.data, str(folder), port), *more]
+
+    seen = {"preemptions": 0.0}
+
+    def read_stats(server: Server) -> Mapping[str, float]:
+        total = read_counter(server, "sglang:num_retracted_reqs_total")
+        if total is None:
+            return {}
+        before, seen["preemptions"] = seen["preemptions"], total
+        return {"preemptions": total - before}
+
+    def describe(server: Server) -> Mapping[str, Any]:
+        return describe_server(server) | {"num_params": count_checkpoint(folder)}
+
+    serve_trial(trial, command, read_stats, describe, api=SGLANG)
+
+
+def describe_server(server: Server) -> Mapping[str, Any]:
+    """Return what the server says that it computes in."""
+    said = json.loads(server.get("/server_info") or b"{}")
+    names = {dtype: precision for precision, dtype in DTYPES.items() if precision != FP8}
+    precision = FP8 if said.get("quantization") == FP8 else names.get(str(said.get("dtype", "")))
+    return {"precision": precision, "versions": package_versions("sglang", "torch", "transformers")}
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(serve, show_launch))

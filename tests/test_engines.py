@@ -1,0 +1,147 @@
+"""The run scripts of SGLang and TensorRT-LLM: what they render and refuse; no engine is installed for these tests."""
+
+from __future__ import annotations
+
+import http.server
+import importlib
+import json
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cclsearch.card.load import load_card
+from cclsearch.report.launch_form import make_launch
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+from cclsearch.stats.closed_form import predict_space
+
+LAUNCHERS = Path(__file__).parent.parent / "launchers"
+REQUESTS = [{"arrival_s": 0.0, "input_tokens": 100, "output_tokens": 20}]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    return importlib.import_module
+
+
+def make_data(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"config": config, "precision": "bf16", "seed": 3, "requests": REQUESTS, **changes}
+
+
+@pytest.mark.parametrize(("name", "first"), [("sglang", "python"), ("trtllm", "trtllm-serve")])
+@pytest.mark.parametrize("workload", ["wl1-inference", "wl3-inference"])
+def test_a_card_has_a_space_a_prediction_and_a_launch_under_every_engine(name: str, first: str, workload: str) -> None:
+    card, framework = load_card(workload), load_framework(name)
+    space = build_space(card, framework, use_fewer=True)
+    assert len(space) > 500
+    assert set(space.num_accelerators_N) == {1, 2, 4}
+    assert predict_space(card, space) is not None
+    form = make_launch(card, name, space.config(len(space) // 2))
+    assert form.command[0] == first
+    assert "1160" in form.command
+
+
+@pytest.mark.parametrize(("name", "script"), [("sglang", "sglang_serve"), ("trtllm", "trtllm_serve")])
+def test_every_knob_of_a_framework_file_is_rendered(name: str, script: str, load: Any) -> None:
+    framework, module = load_framework(name), load(script)
+    for knob in (*framework.knobs, *framework.optional_knobs):
+        choices = knob.choices if isinstance(knob.choices, tuple) else (1, 2)
+        forms = {str(module.show_launch(make_data({knob.name: choice}))) for choice in choices}
+        assert len(forms) == len(choices), f"{knob.name}: two choices render the same launch"
+
+
+def test_switches_of_sglang_that_disable_are_given_for_false(load: Any) -> None:
+    words = load("sglang_serve").render_options(
+        {"prefix_caching": False, "async_scheduling": True, "mixed_chunk": True, "compile": False, "ep": 2}
+    )
+    assert words == ["--disable-radix-cache", "--enable-mixed-chunk", "--expert-parallel-size", "2"]
+
+
+def test_the_file_of_trtllm_is_yaml_with_its_sections(load: Any) -> None:
+    config = {"tp": 4, "prefix_caching": False, "kv_cache_dtype": "fp8", "dp_attention": True, "speculative": "NGram",
+              "async_scheduling": False, "max_graph_size": 64, "moe_backend": "auto"}  # fmt: skip
+    form = load("trtllm_serve").show_launch(make_data(config))
+    assert yaml.safe_load(form.files["extra.yaml"]) == {
+        "enable_attention_dp": True,
+        "kv_cache_config": {"enable_block_reuse": False, "dtype": "fp8"},
+        "cuda_graph_config": {"max_batch_size": 64},
+        "disable_overlap_scheduler": True,
+        "speculative_config": {"decoding_type": "NGram", "max_draft_len": 4},
+    }
+    assert form.command[-2:] == ["--extra_llm_api_options", "extra.yaml"]
+
+
+@pytest.mark.parametrize("script", ["sglang_serve", "trtllm_serve"])
+def test_what_a_script_cannot_serve_is_refused(script: str, load: Any) -> None:
+    module = load(script)
+    with pytest.raises(module.IllegalConfig, match="has no knob 'colour'"):
+        module.show_launch(make_data({"colour": "red"}))
+    with pytest.raises(module.IllegalConfig, match="which has 4 accelerators; the configuration needs 8"):
+        module.show_launch(make_data({}, num_ranks=8, ranks_per_node=4))
+
+
+def test_a_checkpoint_is_a_folder_and_its_parameters_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Any
+) -> None:
+    module = load("serving_model")
+    for named, why in (("", "it is not set"), (str(tmp_path), "has no config.json")):
+        monkeypatch.setenv("CCL_MODEL_PATH", named)
+        with pytest.raises(module.MissingRequirement, match=why):
+            module.find_checkpoint()
+    (tmp_path / "config.json").write_text("{}")
+    assert module.find_checkpoint() == tmp_path
+    assert module.count_checkpoint(tmp_path) is None
+    for number, shape in enumerate(([3, 4], [5])):
+        header = json.dumps(
+            {"w": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 8]}, "__metadata__": {}}
+        ).encode()
+        (tmp_path / f"{number}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert module.count_checkpoint(tmp_path) == 17
+    (tmp_path / "0.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(module.MissingRequirement, match="is not a safetensors file"):
+        module.count_checkpoint(tmp_path)
+
+
+class Generate(http.server.BaseHTTPRequestHandler):
+    """Answers like SGLang's `/generate` with `--incremental-streaming-output`: two tokens an event."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200 if self.path == "/generate" else 404)
+        self.end_headers()
+        count, sent = asked["sampling_params"]["max_new_tokens"], 0
+        while sent < count:
+            ids = list(range(sent, min(sent + 2, count)))
+            sent += len(ids)
+            event = {"output_ids": ids, "meta_info": {"completion_tokens": sent}}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Generate)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_the_load_generator_asks_sglangs_own_interface(port: int, load: Any) -> None:
+    module = load("serving_load")
+    planned = [{"arrival_s": 0.0, "input_tokens": 7, "output_tokens": 5}] * 3
+    target = module.Target(port, 100, timeout_s=20, api=module.SGLANG)
+    records, _ = module.run_load(target, module.Load(0, planned, 2, seed=1))
+    assert [record.error for record in records] == [""] * 3
+    assert {(r.output_tokens, len(r.token_times_s), r.first_token_id) for r in records} == {(5, 5, 0)}
