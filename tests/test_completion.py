@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.cli import COMMANDS, main, make_parser
-from cclsearch.cli.completion import NAMES, SCRIPTS, complete_words
+from cclsearch.cli import COMMANDS, completion, main, make_parser
+from cclsearch.cli.completion import NAMES, SHELLS, complete_words
 
 COMPLETE = {
     "bash": 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _ccl_search;'
@@ -23,7 +23,7 @@ COMPLETE = {
 
 def complete_in_shell(shell: str, tmp_path: Path, *words: str) -> set[str]:
     """Return what that shell offers after these words; the last word is incomplete."""
-    (tmp_path / "completion").write_text(SCRIPTS[shell])
+    (tmp_path / "completion").write_text(Path(completion.__file__).with_suffix(f".{shell}").read_text())
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     plain = {"bash": ["--norc"], "zsh": ["-f"]}[shell]
     command = [shell, *plain, "-c", COMPLETE[shell], shell, str(tmp_path / "completion"), "ccl-search", *words]
@@ -83,7 +83,7 @@ def test_every_completed_argument_belongs_to_a_command() -> None:
     assert set(NAMES) <= {action.dest for parser in parsers for action in parser._actions}
 
 
-@pytest.mark.parametrize("shell", sorted(SCRIPTS))
+@pytest.mark.parametrize("shell", SHELLS)
 def test_completion_prints_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out

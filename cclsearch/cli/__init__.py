@@ -154,8 +154,11 @@ def _dispatch(arguments: list[str]) -> int:
         from cclsearch.core.text import guess_name
 
         raise UserError(f"there is no command {name!r}{guess_name(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
+    path = f"cclsearch.cli.{name.replace('-', '_')}"
+    if name == "completion" and len(arguments) == 2 and importlib.import_module(path).print_script(arguments[1]):
+        return EXIT_OK  # each start of a shell runs this: it waits for no parser
     args = make_parser(name).parse_args(arguments[1:])
-    module = importlib.import_module(f"cclsearch.cli.{name.replace('-', '_')}")
+    module = importlib.import_module(path)
     if not hasattr(args, "offline"):
         return int(module.run(args))
     from cclsearch.core.outside import offline

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,32 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words; without the name of an action, those of the default action, if the command has one."""
+        default = self.get_default("default_action")
+        first = args[0] if args else ""
+        if default and first not in ("-h", "--help", *self._parsers()):
+            is_misspelt = guess_name(first, self._parsers()) and not Path(first).exists()
+            args = args if is_misspelt else [default, *args]
+        return super().parse_known_args(args, namespace)
+
+    def _parsers(self) -> dict[str, argparse.ArgumentParser]:
+        """Return the parsers of the subcommands, by name."""
+        choices = (action.choices for action in self._actions)
+        return {name: parser for each in choices if isinstance(each, dict) for name, parser in each.items()}
+
     def error(self, message: str) -> None:  # type: ignore[override]
-        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-        hint = guess_name(unknown, self._option_string_actions) if unknown.startswith("--") else ""
-        raise UserError(f"{message}{hint} (see `{self.prog} --help`)")
+        options = [name for parser in (self, *self._parsers().values()) for name in parser._option_string_actions]
+        raise UserError(f"{message}{_guess(message, options)} (see `{self.prog} --help`)")
+
+
+def _guess(message: str, options: Iterable[str]) -> str:
+    """Return the nearest option or choice to a misspelt one that argparse complains about; empty if none is near."""
+    unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+    if unknown.startswith("--"):
+        return guess_name(unknown.split("=")[0], options)
+    chosen = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message)
+    return guess_name(chosen[1], re.findall(r"[\w.-]+", chosen[2])) if chosen else ""
 
 
 def positive_int(text: str) -> int:
@@ -92,6 +116,7 @@ def add_arguments(parser: argparse._ActionsContainer, arguments: list[Any]) -> N
             add_arguments(parser.add_mutually_exclusive_group(), entry["one_of"])
         elif "actions" in entry:
             assert isinstance(parser, argparse.ArgumentParser)
+            parser.set_defaults(default_action=entry.get("default"))
             actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
             for name, action in entry["actions"].items():
                 own = actions.add_parser(name, help=action["help"], epilog=parser.epilog)

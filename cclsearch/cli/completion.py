@@ -6,16 +6,16 @@ the only source. If there are no candidates, the shell offers files.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
 
-SCRIPTS = {
-    shell: Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8") for shell in ("bash", "zsh", "fish")
-}
-"""Shell -> the script that defines the completion."""
+if TYPE_CHECKING:
+    import argparse
+
+SHELLS = ("bash", "zsh", "fish")
+"""Each has a file beside this one, which defines the completion."""
 
 NAMES = {
     "workload": "workloads",
@@ -39,9 +39,19 @@ NAMES = {
 
 
 def run(args: argparse.Namespace) -> int:
-    for line in [SCRIPTS[args.shell].rstrip()] if args.words is None else complete_words(args.words):
-        print(line)
+    if args.words is None:
+        print_script(args.shell)
+    else:
+        print("".join(f"{line}\n" for line in complete_words(args.words)), end="")
     return EXIT_OK
+
+
+def print_script(shell: str) -> bool:
+    """Print the script that defines a shell's completion; False if there is none."""
+    if shell in SHELLS:
+        with open(f"{__file__.removesuffix('.py')}.{shell}", encoding="utf-8") as file:
+            print(file.read().rstrip())
+    return shell in SHELLS
 
 
 def complete_words(words: Sequence[str]) -> list[str]:
@@ -65,7 +75,10 @@ def find_argument(
     parser: argparse.ArgumentParser, words: Sequence[str]
 ) -> tuple[argparse.ArgumentParser, argparse.Action | None]:
     """Return the argument that follows `words`, and its parser (that of the subcommand, if one was given)."""
+    default = parser.get_default("default_action")
     positionals = [action for action in parser._actions if not action.option_strings]
+    if default and words and isinstance(named := positionals[0].choices, dict) and words[0] not in named:
+        return find_argument(named[default], words)
     option: argparse.Action | None = None
     for n, word in enumerate(words):
         if word.startswith("-"):

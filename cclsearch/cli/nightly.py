@@ -31,19 +31,13 @@ SCRONTAB_FLAGS = ("partition", "account", "qos")
 
 
 def run(args: argparse.Namespace) -> int:
-    is_install = args.words[0] == "install"
-    files = args.words[1:] if is_install else args.words
-    if len(files) != 1:
-        raise UserError("give one nightly.yaml: `ccl-search nightly nightly.yaml` or `ccl-search nightly install FILE`")
-    if not is_install and (args.systemd or args.cron or args.scrontab or any(getattr(args, n) for n in SCRONTAB_FLAGS)):
-        raise UserError("--systemd, --cron, --scrontab and their options need `ccl-search nightly install FILE`")
-    path = Path(files[0])
+    path = Path(args.file)
     config = load_nightly(path)
     if not args.dry_run:
         refuse_outside_of_night(config)
     if config.webhook_env is not None:
         declare_secret(config.webhook_env)
-    if is_install:
+    if args.action == "install":
         return install(args, config, path)
     return show_plan(args, config) if args.dry_run else run_nights(args, config)
 

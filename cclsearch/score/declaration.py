@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction
-from cclsearch.core.text import one_line
+from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml
 
@@ -136,7 +136,7 @@ def resolve_parameters(
     for name in given:
         if name not in declared:
             known = ", ".join(declared) or "none"
-            raise UserError(f"{where}: there is no parameter {name!r}; known: {known}")
+            raise UserError(f"{where}: there is no parameter {name!r}{guess_name(name, declared)}; known: {known}")
     values: dict[str, float | str | None] = {}
     for name, parameter in declared.items():
         value = _number_or_baseline(given[name], f"{where}: {name}") if name in given else parameter.default

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
 
 _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -50,7 +51,9 @@ def _value(node: ast.expr, parameters: Mapping[str, float], where: str) -> float
     if isinstance(node, ast.Name):
         if node.id not in parameters:
             known = ", ".join(parameters) or "none"
-            raise UserError(f"{where}: there is no parameter {node.id!r}; known: {known}")
+            raise UserError(
+                f"{where}: there is no parameter {node.id!r}{guess_name(node.id, parameters)}; known: {known}"
+            )
         return parameters[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand, parameters, where)

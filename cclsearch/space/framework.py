@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from cclsearch.card.model import Card
 from cclsearch.core.content import find_content, list_content
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line
+from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
@@ -347,7 +347,8 @@ def load_framework(name: str) -> Framework:
     framework = find_framework(name)
     if framework is None:
         raise UserError(
-            f"there is no framework {one_line(name, 60)!r}; known: {', '.join(list_frameworks())}"
+            f"there is no framework {one_line(name, 60)!r}{guess_name(name, list_frameworks())}; known:"
+            f" {', '.join(list_frameworks())}"
             f" (choose one with --framework, or describe yours in {FOLDER}/NAME{SUFFIX})"
         )
     return framework

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import POINT_TO_POINT, CollectiveKind, Reason
@@ -97,7 +98,8 @@ def check_metric_name(name: str) -> None:
             _collective_suffix(name, prefix)
             return
     if name not in {*METRICS.names(), *ALIASES, STEP_SCORE}:
-        raise UserError(f"there is no metric {name!r}; metrics: {', '.join(list_metric_names())}")
+        known = list_metric_names()
+        raise UserError(f"there is no metric {name!r}{guess_name(name, known)}; metrics: {', '.join(known)}")
 
 
 def measure_by_name(
@@ -160,7 +162,8 @@ def _collective_suffix(name: str, prefix: str) -> str:
     suffix = name.removeprefix(prefix + "_").removesuffix("_gb").removesuffix("_group_6").replace("_", "")
     known = [*_COLLECTIVES, *(["total"] if prefix == VOLUME_PREFIX else [])]
     if suffix not in known:
-        raise UserError(f"there is no metric {name!r}; {prefix}_* accepts {', '.join(known)}")
+        guess = guess_name(name, (f"{prefix}_{each}" for each in known))
+        raise UserError(f"there is no metric {name!r}{guess}; {prefix}_* accepts {', '.join(known)}")
     return suffix
 
 
