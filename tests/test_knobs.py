@@ -9,10 +9,10 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
-from cclsearch.cli.predict import _short_labels
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value
 from cclsearch.propose.agent.policy.knob_aliases import find_knob
+from cclsearch.report.predicted import shorten_labels
 from cclsearch.space import knobs
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import list_frameworks, load_framework
@@ -176,7 +176,7 @@ def test_labels_name_every_degree_and_what_differs() -> None:
         {"tp": 2, "cp": 4, "micro_batch_size": 1, "activation_checkpointing": word, "zero_stage": 1, "flag": word}
         for word in ("none", "full")
     ]
-    assert _short_labels(configs) == ["tp=2 cp=4 ckpt=none flag=none", "tp=2 cp=4 ckpt=full flag=full"]
+    assert shorten_labels(configs) == ["tp=2 cp=4 ckpt=none flag=none", "tp=2 cp=4 ckpt=full flag=full"]
 
 
 def test_the_prediction_reads_a_recordings_own_names() -> None:
@@ -198,7 +198,7 @@ def test_a_knob_of_a_plugin_is_known_everywhere() -> None:
         build_space(card, framework, [parse_knob("kb=1,2")])
     space = build_space(card, framework, [parse_knob("kb=2,4")])
     assert find_knob(space, "cache-blocks") == Knob("kv_blocks", (2, 4), "blocks of the cache")
-    assert _short_labels([{"kv_blocks": 2}, {"kv_blocks": 4}]) == ["kv=2", "kv=4"]
+    assert shorten_labels([{"kv_blocks": 2}, {"kv_blocks": 4}]) == ["kv=2", "kv=4"]
 
 
 @pytest.mark.usefixtures("table")

@@ -1,0 +1,150 @@
+"""What is predicted of configurations, as data, as text and as a chart, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
+from cclsearch.space.knobs import meaning_of
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import LIKELY, Derived, Prediction
+from cclsearch.tasks.base import task_of
+from cclsearch.tasks.training.aot import compile_memory
+
+
+def describe_prediction(
+    space: Space, prediction: Prediction, row: int, derived: Mapping[str, Derived]
+) -> dict[str, Any]:
+    """Return what is predicted of a row, with its parts and the metrics that follow from them."""
+    value, rows = prediction.value_N[[row]], np.array([row])
+    return {
+        "config": dict(space.config(row)),
+        "label": str(space.config(row)),
+        **prediction.describe(row),
+        **{name: float(each.value(value, rows)[0]) for name, each in derived.items()},
+        prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
+        "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
+    }
+
+
+def describe_none_fits(card: Card, prediction: Prediction) -> str:
+    """Return a line if no configuration is likely to fit into memory, else nothing."""
+    if (prediction.fits_N >= LIKELY).any():
+        return ""
+    least = float(np.nanmin(prediction.memory_gib_N))
+    return (
+        f"no configuration is likely to fit into memory: the smallest needs about {least:.3g} GiB of each accelerator,"
+        f" which has {card.hardware.memory_gib:g} GiB; take more or larger accelerators"
+    )
+
+
+def describe_predictions(
+    card: Card,
+    space: Space,
+    described: Sequence[Mapping[str, Any]],
+    prediction: Prediction,
+    formulas: Mapping[str, str],
+    notes: Sequence[str] = (),
+) -> Iterator[str]:
+    """Yield the lines of a table of predictions, the parts of the first one, and what the figures mean."""
+    form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
+    yield f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run"
+    for note in notes:
+        yield f"note: {note}"
+    if none_fits := describe_none_fits(card, prediction):
+        yield f"note: {none_fits}"
+    width = max(len(row["label"]) for row in described)
+    memory = f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
+    heading = f"{form.heading or metric.unit or metric.name:>9}{memory}"
+    infos = [task_of(card).metric(name) for name in formulas]
+    columns = [info.heading or info.words for info in infos]
+    more = "".join(f"  {column:>{max(len(column), 8)}}" for column in columns)
+    yield f"\n  {'configuration':<{width}}  {heading}{more}   largest parts"
+    for row in described:
+        parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
+        whole = sum(row[form.parts_key].values())
+        shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
+        memory = f"  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}" if has_memory else ""
+        figures = f"{row[metric.name]:>9.4g}{memory}"
+        for info, column in zip(infos, columns, strict=True):
+            figures += f"  {_format_figure(info, row[info.name]):>{max(len(column), 8)}}"
+        yield f"  {row['label']:<{width}}  {figures}   {shares}"
+    first, unit = described[0], metric.unit or ""
+    cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
+    for title, unit, key in ((*cost, form.parts_key), ("memory", "GiB", "memory_parts_gib")):
+        if first[key]:
+            yield f"\n  {title} of {first['label']}"
+        for name, value in first[key].items():
+            if value:
+                yield f"    {name:<20}{value:>10.4g} {unit}"
+    yield from _describe_compiled(described)
+    limit = f"an accelerator has {card.hardware.memory_gib:g} GiB; " if has_memory else ""
+    yield f"\n  {limit}a search's trials correct these predictions"
+    for formula in filter(None, formulas.values()):
+        yield f"  {formula}"
+
+
+def _format_figure(info: MetricInfo, value: float) -> str:
+    return f"{value:.1%}" if info.unit == "fraction" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def add_compiled_memory(card: Card, described: list[dict[str, Any]], topology: str) -> None:
+    """Add the compiler's memory to each configuration, as its key `compiled`."""
+    for row in described:
+        found = compile_memory(card, Config(row["config"]), topology)
+        row["compiled"] = {
+            "topology": topology,
+            "memory_gib": found.total_gib,
+            "parts_gib": found.parts_gib,
+            "refused": found.refused,
+        }
+
+
+def _describe_compiled(described: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [row for row in described if "compiled" in row]
+    if not rows:
+        return
+    yield f"\n  memory of one chip, from the TPU compiler for {rows[0]['compiled']['topology']} (no TPU was used);"
+    yield "  the compiled program is the engine's own JAX transformer with AdamW, not the framework's program"
+    for row in rows:
+        found = row["compiled"]
+        parts = ", ".join(f"{name} {gib:.3g}" for name, gib in found["parts_gib"].items() if gib)
+        refused = f"not compiled: {one_line(found['refused'], 200)}"
+        figure = f"{found['memory_gib']:>9.3f} GiB  ({parts})" if parts else refused
+        yield f"    {row['label']}  {figure}"
+
+
+def draw_predictions(path: Path, described: list[dict[str, Any]], card: Card, prediction: Prediction) -> None:
+    """Write a chart of the parts of each configuration, and one of the parts of their memory beside it."""
+    from cclsearch.charts.parts import StackedBar, draw_parts
+    from cclsearch.report.write import write_picture
+
+    labels = shorten_labels([row["config"] for row in described])
+    form = prediction.form
+    words = ("" if form.metric.sign > 0 else "1 / ") + form.metric.axis_label
+    pictures = (
+        (form.parts_key, f"predicted {words}", "parts", None),
+        ("memory_parts_gib", "predicted GiB of the device that uses most", "memory", card.hardware.memory_gib),
+    )
+    for key, title, name, limit in pictures:
+        bars = [StackedBar(label, row[key]) for label, row in zip(labels, described, strict=True)]
+        chart = draw_parts(bars, title, name=name, title=title, limit=limit)
+        if chart is not None:
+            write_picture(chart, path if name == "parts" else path.with_name(f"{path.stem}-memory{path.suffix}"))
+
+
+def shorten_labels(configs: list[dict[str, Any]]) -> list[str]:
+    """Return bar labels: the parallel degrees and every knob in which the configurations differ."""
+    labels = {
+        name: meaning_of(name).label or name
+        for name in configs[0]
+        if meaning_of(name).splits or len({str(config.get(name)) for config in configs}) > 1
+    }
+    return [" ".join(f"{label}={str(c[n]).lower()}" for n, label in labels.items())[:52] for c in configs]
