@@ -77,7 +77,7 @@ def test_a_holder_without_a_known_start_runs_if_a_signal_can_reach_it_or_is_refu
         raise answer
 
     (tmp_path / "lock").write_text(holder())
-    monkeypatch.setattr("cclsearch.record.lock.start_ticks", lambda pid: None)
+    monkeypatch.setattr("cclsearch.core.processes.start_ticks", lambda pid: None)
     monkeypatch.setattr(os, "kill", refuse)
     assert is_locked(tmp_path) is runs
 

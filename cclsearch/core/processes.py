@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple, Self
 
 _PROC = Path("/proc")
 
@@ -35,6 +36,37 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+class ProcessIdentity(NamedTuple):
+    """One process, as files keep it: its number alone may be another process's after a reboot or in a container."""
+
+    pid: int
+    boot: str
+    start: str
+    """Clock ticks since boot; empty if unknown: it had ended, is a zombie, or there is no /proc."""
+    pid_ns: str = ""
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Return the identity of a process of this machine."""
+        ticks = start_ticks(pid)
+        return cls(pid, boot_id(), "" if ticks is None else str(ticks), pid_namespace())
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether it was started since this machine was."""
+        return self.boot == boot_id()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it has another PID namespace, in which its number means another process or none."""
+        return self.pid_ns not in ("", pid_namespace())
+
+    def is_running(self) -> bool:
+        """Whether it runs and can be seen from here: False also of one elsewhere."""
+        is_here = self.is_of_this_boot and not self.is_elsewhere and self.start != ""
+        return is_here and self.start == type(self).of(self.pid).start
 
 
 def boot_clock_s() -> float:

@@ -157,7 +157,7 @@ class LocalLauncher:
         for handle in handles:
             processes.terminate_processes(_find_processes(handle))
         self._reap()
-        unseen = next((handle for handle in handles if _is_elsewhere(handle) and _is_running(handle)), None)
+        unseen = next((handle for handle in handles if _identify(handle).is_elsewhere and _is_running(handle)), None)
         if unseen is not None:
             raise UserError(
                 f"job {unseen.job_name} runs in another PID namespace, such as a container, and cannot be ended from"
@@ -294,7 +294,8 @@ class LocalLauncher:
     def _explain_end(self, handle: Handle, record: LocalJobRecord | None) -> JobStatus:
         """Return why a job ended without a result, from its ranks' files, its logs and the kernel's counter."""
         processes.terminate_processes(_find_processes(handle))
-        is_cut_off = _is_elsewhere(handle) or handle.details.get("boot_id", "") != processes.boot_id()
+        shell = _identify(handle)
+        is_cut_off = shell.is_elsewhere or not shell.is_of_this_boot
         if is_cut_off and not has_job_file(handle.trial_dir / EXIT_FILE):
             message = "the machine or the container that ran the trial was restarted, or ended"
             return JobStatus.failed(FailureKind.NODE_FAILED, message)
@@ -385,8 +386,8 @@ def _read_record(handle: Handle) -> LocalJobRecord | None:
 
 def _age_s(handle: Handle) -> float:
     """Return the seconds since the job started; 0 for a job of an earlier boot, which has ended."""
-    ticks, is_known = handle.details.get("start_ticks", ""), handle.details.get("boot_id", "") == processes.boot_id()
-    return processes.process_age_s(int(ticks)) if is_known and ticks else 0.0
+    shell = _identify(handle)
+    return processes.process_age_s(int(shell.start)) if shell.is_of_this_boot and shell.start else 0.0
 
 
 def _limit_s(handle: Handle, record: LocalJobRecord | None) -> float:
@@ -403,9 +404,12 @@ def _parse_limit(text: str) -> float:
         return math.inf
 
 
-def _is_elsewhere(handle: Handle) -> bool:
-    """Whether the job was started in another PID namespace, in which its process id means another process or none."""
-    return handle.details.get("pid_ns", "") not in ("", processes.pid_namespace())
+def _identify(handle: Handle) -> processes.ProcessIdentity:
+    """Return the identity of the shell around the job's script."""
+    known = handle.details
+    return processes.ProcessIdentity(
+        int(handle.job_id), known.get("boot_id", ""), known.get("start_ticks", ""), known.get("pid_ns", "")
+    )
 
 
 def _is_running(handle: Handle) -> bool:
@@ -414,12 +418,11 @@ def _is_running(handle: Handle) -> bool:
     In another PID namespace the job's lock says so; on a file system without locks, it counts as running until its
     time limit.
     """
-    if handle.details.get("boot_id", "") != processes.boot_id():
+    shell = _identify(handle)
+    if not shell.is_of_this_boot:
         return False
-    if not _is_elsewhere(handle):
-        ticks = processes.start_ticks(int(handle.job_id))
-        is_same = ticks is not None and str(ticks) == handle.details.get("start_ticks")
-        return is_same and _is_of(handle, processes.read_variables(int(handle.job_id)))
+    if not shell.is_elsewhere:
+        return shell.is_running() and _is_of(handle, processes.read_variables(shell.pid))
     if (handle.trial_dir / EXIT_FILE).is_file():
         return False
     held, record = is_held(handle.trial_dir / ALIVE_FILE), _read_record(handle)
@@ -442,5 +445,5 @@ def _is_of(handle: Handle, variables: Mapping[str, str]) -> bool:
 def _find_processes(handle: Handle) -> set[int]:
     """Return the ids of all running processes of the job, by its name and folder in their environment."""
     marked = processes.find_processes_by_variable(NAME_VARIABLE, handle.job_name)
-    own = {int(handle.job_id)} if not _is_elsewhere(handle) and _is_running(handle) else set()
+    own = {int(handle.job_id)} if not _identify(handle).is_elsewhere and _is_running(handle) else set()
     return own | {pid for pid, variables in marked.items() if _is_of(handle, variables)}

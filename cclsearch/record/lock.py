@@ -21,7 +21,7 @@ from types import TracebackType
 from cclsearch.core.errors import UserError
 from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.job_file import JobFileError, read_job_text
-from cclsearch.core.processes import boot_clock_s, boot_id, pid_namespace, start_ticks
+from cclsearch.core.processes import ProcessIdentity, boot_clock_s
 
 STALE_AFTER_S = 600.0
 REFRESH_EVERY_S = 60.0
@@ -32,8 +32,9 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, purpose: str = "search") -> None:
         self.path = folder / "lock"
-        place = {"host": socket.gethostname(), "boot": boot_id(), "pid_ns": pid_namespace()}
-        self._own = {**place, "pid": os.getpid(), "start": _start_of(os.getpid()), "purpose": purpose}
+        own = ProcessIdentity.of(os.getpid())
+        place = {"host": socket.gethostname(), "boot": own.boot, "pid_ns": own.pid_ns}
+        self._own = {**place, "pid": own.pid, "start": own.start, "purpose": purpose}
         self._refreshed = 0.0
         self._held: int | None = None
 
@@ -168,9 +169,7 @@ def interrupt_holder(folder: Path) -> None:
     if holder is None or not _is_alive(holder, folder / "lock"):
         raise UserError("no running process has this run")
     pid, where = holder.get("pid"), f"process {holder.get('pid')} on {holder.get('host')}"
-    is_here = holder.get("host") == socket.gethostname() and holder.get("boot") == boot_id()
-    is_same = isinstance(pid, int) and not _is_elsewhere(holder) and bool(_start_of(pid))
-    if not isinstance(pid, int) or not is_here or not is_same or _start_of(pid) != holder.get("start"):
+    if not isinstance(pid, int) or holder.get("host") != socket.gethostname() or not _identify(holder).is_running():
         raise UserError(f"the search is {where}, which cannot be stopped from here: press Ctrl-C there")
     try:
         os.kill(pid, signal.SIGINT)
@@ -178,10 +177,11 @@ def interrupt_holder(folder: Path) -> None:
         raise UserError(f"cannot stop {where}: {error.strerror}") from None
 
 
-def _start_of(pid: int) -> str:
-    """The process's start in clock ticks since boot; empty if there is no such process (or no /proc), or a zombie."""
-    ticks = start_ticks(pid)
-    return "" if ticks is None else str(ticks)
+def _identify(holder: dict[str, object]) -> ProcessIdentity:
+    """Return the process that a lock names; its number is 0 if the lock names none."""
+    pid, boot, start, pid_ns = (holder.get(name) for name in ("pid", "boot", "start", "pid_ns"))
+    number = pid if isinstance(pid, int) else 0
+    return ProcessIdentity(number, str(boot or ""), str(start or ""), str(pid_ns or ""))
 
 
 def _read_text(path: Path) -> str:
@@ -203,17 +203,18 @@ def _read(path: Path) -> dict[str, object] | None:
 def _is_alive(holder: dict[str, object], path: Path) -> bool:
     if holder.get("host") != socket.gethostname():
         return _is_fresh(path)
-    if holder.get("boot") != boot_id():
+    process = _identify(holder)
+    if not process.is_of_this_boot:
         return _is_since_boot(path) and _is_fresh(path)  # else another machine with the same name refreshes it
-    if _is_elsewhere(holder):
+    if process.is_elsewhere:
         held = is_held(path) if holder.get("held") is True else None
         return _is_fresh(path) if held is None else held
     pid = holder.get("pid")
     if not isinstance(pid, int):
         return False
-    start = _start_of(pid)
-    if start:
-        return start == holder.get("start")
+    now = ProcessIdentity.of(pid)
+    if now.start:
+        return now.start == process.start
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -223,14 +224,10 @@ def _is_alive(holder: dict[str, object], path: Path) -> bool:
     return not Path("/proc").is_dir()
 
 
-def _is_elsewhere(holder: dict[str, object]) -> bool:
-    """Whether the holder has another PID namespace, in which its process id means another process or none."""
-    return holder.get("pid_ns", "") not in ("", pid_namespace())
-
-
 def _explain_place(holder: dict[str, object]) -> str:
-    is_here = holder.get("host") == socket.gethostname() and holder.get("boot") == boot_id()
-    return ", in another PID namespace, such as a container" if is_here and _is_elsewhere(holder) else ""
+    process = _identify(holder)
+    is_here = holder.get("host") == socket.gethostname() and process.is_of_this_boot
+    return ", in another PID namespace, such as a container" if is_here and process.is_elsewhere else ""
 
 
 def _is_fresh(path: Path) -> bool:

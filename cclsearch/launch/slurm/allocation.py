@@ -68,6 +68,12 @@ class StepRecord(Model):
     submitted: str = ""
     """Slurm's submit time of the allocation: a job that gets its number later has another one."""
 
+    @property
+    def process(self) -> processes.ProcessIdentity | None:
+        """The step's process; None before it was started."""
+        boot, _, start = self.born.partition("/")
+        return None if self.pid is None else processes.ProcessIdentity(self.pid, boot, start, self.pid_ns)
+
     def elapsed_s(self) -> float:
         """Return the seconds since its start."""
         return elapsed_since(self.moment, self.at)
@@ -242,7 +248,9 @@ class AllocationLauncher(SlurmLauncher):
                 start_new_session=True,
                 cwd=spec.folder,
             )
-        done = {"pid": process.pid, "born": _birth(process.pid), "pid_ns": processes.pid_namespace()}
+        identity = processes.ProcessIdentity.of(process.pid)
+        born = f"{identity.boot}/{identity.start}" if identity.start else ""
+        done = {"pid": process.pid, "born": born, "pid_ns": identity.pid_ns}
         write_model(spec.folder / LAUNCHED_FILE, launched.model_copy(update=done))
 
     def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
@@ -317,27 +325,20 @@ def _is_alive(spec: JobSpec) -> bool:
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
     if launched is None:
         return False
-    is_here = launched.pid_ns in ("", processes.pid_namespace())
-    if launched.pid is not None and is_here and launched.born.startswith(f"{processes.boot_id()}/"):
-        return _birth(launched.pid) == launched.born
+    process = launched.process
+    if process is not None and not process.is_elsewhere and process.is_of_this_boot and process.start:
+        return process.is_running()
     if sees_file(spec.folder / END_FILE):
         return False
     has_started = launched.pid is not None or sees_file(spec.folder / STARTED_FILE)
     return launched.elapsed_s() < (spec.timeout_s + DEADLINE_S if has_started else CLAIM_TIMEOUT_S)
 
 
-def _birth(pid: int) -> str:
-    """Return boot id and start tick, which identify a process if its id is reused; empty if it has ended."""
-    ticks = processes.start_ticks(pid)
-    return "" if ticks is None else f"{processes.boot_id()}/{ticks}"
-
-
 def _signal(spec: JobSpec, number: int) -> bool:
     """Signal the step's process; False if it is not on this machine or has ended."""
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
-    if launched is None or launched.pid is None or launched.pid_ns not in ("", processes.pid_namespace()):
+    process = launched.process if launched else None
+    if process is None or not process.is_running():
         return False
-    if not launched.born or _birth(launched.pid) != launched.born:
-        return False
-    os.kill(launched.pid, number)
+    os.kill(process.pid, number)
     return True
