@@ -1,4 +1,4 @@
-"""ccl-search: finds the fastest configuration for LLM training on many accelerators.
+"""ccl-search: finds the fastest configuration for LLM training and serving on many accelerators.
 
 The names in `__all__` are the Python API (`docs/python-api.md`); every other name is private. Each is imported when it
 is first used, so that `import cclsearch` is fast.

@@ -190,7 +190,7 @@ def _list_group(title: str, commands: Mapping[str, str], width: int) -> list[str
 def _overview() -> str:
     width = max(map(len, COMMANDS)) + 2
     lines = [
-        "ccl-search finds the fastest configuration for LLM training on many accelerators.",
+        "ccl-search finds the fastest configuration for LLM training and serving on many accelerators.",
         "",
         "usage: ccl-search COMMAND [options]     (details: ccl-search COMMAND --help)",
         "",
