@@ -148,6 +148,7 @@ NAMES_TRAINING = {
     "propose/version_1.py": "reads what proposers of 0.2.0 and earlier wrote into ledgers",
     "export/ccl_bench.py": "names of parallel degrees in cards of CCL-Bench",
     "cli/__init__.py": "one line of help for what-if, which reads traces of steps",
+    "cli/claims.py": "overlap and the steps of traces",
     "cli/score.py": "metrics of traces, and CCL-Bench's step score",
     "cli/what_if.py": "projects the steps of a trace",
     "score/evidence.py": "the steps of a trace",

@@ -194,3 +194,25 @@ def test_a_prediction_that_cannot_be_swept_is_refused(
 ) -> None:
     assert main(["sweep-hardware", *words]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_claims_show_overlap_and_links_of_recorded_traces_with_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Path(__file__).parent / "recorded"
+    traces = [str(recorded / "gloo-ddp2"), str(recorded / "jax-cpu2")]
+    picture = tmp_path / "links.svg"
+    main(["claims", "links", *traces, "--picture", str(picture)])
+    shown = capsys.readouterr().out
+    assert "gloo-ddp2" in shown
+    assert "scale_up_bw" in shown
+    assert picture.read_text().startswith("<svg")
+    main(["claims", "overlap", traces[0], "--picture", str(tmp_path / "overlap.png"), "--json"])
+    [row] = json.loads(capsys.readouterr().out)["traces"]
+    assert 0 <= row["overlap"] <= 1
+    assert row["seconds"] > 0
+    assert row["cause"]
+    assert (tmp_path / "overlap.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["claims", "overlap", traces[0], "--picture", "links.pdf"]) == 2
+    assert "must end in .svg or .png" in capsys.readouterr().err
+    assert main(["claims", "overlap", str(tmp_path)]) == 1

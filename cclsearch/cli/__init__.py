@@ -54,6 +54,7 @@ GROUPS = {
     "traces and strategies": {
         "score": "metrics of profiler traces, and where the time of a step goes",
         "what-if": "step time with other links or collectives, projected from a trace",
+        "claims": "what CCL-Bench's paper claims, shown on your traces: overlap, and utility of links",
         "sweep-hardware": "a trace or a prediction on other clusters and accelerators, simulated",
         "bench": "compare samplers on recorded landscapes",
         "policy": "test a policy program: what it proposes for each workload",

@@ -12,6 +12,8 @@ import orjson
 from cclsearch.analysis.on_clusters import choose_row, predict_on_clusters
 from cclsearch.card.hardware import Accelerator, find_accelerator
 from cclsearch.card.load import inspect_card, require_card
+from cclsearch.charts.claims import draw_utilities
+from cclsearch.cli.picture import check_picture, write_picture
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
 from cclsearch.plan.subject import Asked, find_subject
@@ -44,6 +46,7 @@ RESOURCES = ("compute", "scale_up_bw", "scale_out_bw", "scale_up_domain", "laten
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
+    check_picture(args.picture)
     asked = SweepAsked(
         clusters=[_read_option(text) for text in args.cluster],
         chips=[find_accelerator(name) for name in args.accelerator],
@@ -168,6 +171,11 @@ def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
 
 
 def _print(rows: list[SweepRow], head: str, what: str, notes: list[str], args: argparse.Namespace) -> None:
+    if args.picture:
+        named = {f"{row.name}: {row.seconds:.3g} s": row.utility for row in rows if row.seconds is not None}
+        write_picture(
+            draw_utilities(named, f"{what.capitalize()} on each cluster, and utility (simulated)"), args.picture
+        )
     if args.json:
         shown = {"provenance": "simulated", "rows": [row.model_dump(mode="json") for row in rows], "notes": notes}
         print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
