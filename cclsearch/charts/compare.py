@@ -38,9 +38,7 @@ def draw_bests(bests: Sequence[BestOfRun], axis: Axis, *, name: str = "bests") -
         {"mark": {"type": "text", "align": "left", "dx": 5}, "encoding": {"x": x, "y": y, "text": {"field": "shown"}}},
     ]  # fmt: skip
     summary = f"{bests[0].group}: " + "; ".join(f"{best.run}: {show_number(best.value)}" for best in bests)
-    return Chart(
-        name, f"Best {axis.words} of each run: {bests[0].group}", summary, make_spec(rows, {"step": 28}, layer=layers)
-    )
+    return Chart(name, f"Best {axis.words} of each run", summary, make_spec(rows, {"step": 28}, layer=layers))
 
 
 def draw_curves(runs: Sequence[tuple[str, Sequence[TrialPoint]]], axis: Axis, *, name: str = "curves") -> Chart | None:

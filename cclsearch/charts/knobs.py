@@ -177,7 +177,7 @@ def draw_contour(points: Sequence[TrialPoint], axis: Axis, *, first: Sequence[st
     y = {"field": "y", "type": "ordinal", "title": "second knob", "sort": "descending"}
     shades = ["$low", "$high"] if axis.greater_is_better else ["$high", "$low"]
     color = {"field": "top", "type": "quantitative", "title": f"best {axis.title}", "scale": {"range": shades},
-             "legend": {"orient": "top", "gradientLength": 180, "format": "~g"}}  # fmt: skip
+             "legend": {"orient": "top", "gradientLength": 180, "format": "~g", "titleLimit": 320}}  # fmt: skip
     tooltip = [{"field": "top", "title": f"best {axis.words}", "format": ".4~g"}, {"field": "n", "title": "trials"}]
     transform = [
         {"calculate": "datum[first]", "as": "x"},

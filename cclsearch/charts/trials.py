@@ -221,7 +221,7 @@ def draw_prediction(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
         {"data": {"values": line}, "mark": {"type": "line", "color": "$muted", "strokeDash": [5, 4]},
          "encoding": {"x": x, "y": y}},
         {"mark": {"type": "point", "filled": True, "cursor": "pointer"}, "encoding": marks, "params": [ZOOM]},
-        {"mark": {"type": "text", "align": "left", "dx": 9, "dy": -7, "fontSize": 11},
+        {"mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 9, "fontSize": 11},
          "encoding": {"x": x, "y": y, "text": {"field": "name"}}},
     ]  # fmt: skip
     named = f"; furthest off: {', '.join(f'trial {n} by {off[n]:.2f}x' for n in worst)}" if worst else ""

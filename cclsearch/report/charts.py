@@ -65,6 +65,7 @@ def draw_run(page: RunPage) -> list[Chart]:
     points, axis = make_points(page), name_axis(page)
     important = sorted(page.importance, key=lambda knob: -page.importance[knob])
     interval = page.interval if page.is_by_primary else None
+    own = [(page.run_id, point) for point in points]
     charts = [
         draw_history(points, axis, summary=summarize(page), interval=interval),
         None if page.is_by_primary else _draw_score(page),
@@ -76,7 +77,7 @@ def draw_run(page: RunPage) -> list[Chart]:
         draw_prediction(points, axis),
         draw_neighbors([NeighborPoint(n.change, n.ratio, n.trial) for n in page.neighbors], axis),
         _draw_causes(page),
-        *(_draw_cause(page, points, axis, cause) for cause in page.task.causes),
+        *(_draw_against(own, cause, page.task.metric(cause).words, axis) for cause in page.task.causes),
         *_draw_step(page),
     ]
     return [chart for chart in charts if chart is not None]
@@ -88,11 +89,12 @@ def _draw_score(page: RunPage) -> Chart | None:
     return replace(chart, name="score") if chart else None
 
 
-def _draw_cause(page: RunPage, points: Sequence[TrialPoint], axis: Axis, cause: str) -> Chart | None:
-    pairs = [(p.metrics[cause], p.value) for p in points if p.counts and p.value and cause in p.metrics]
+def _draw_against(points: Sequence[tuple[str, TrialPoint]], cause: str, words: str, axis: Axis) -> Chart | None:
+    """The figure against a cause, unless one is a function of the other."""
+    pairs = [(p.metrics[cause], p.value) for _, p in points if p.counts and p.value and cause in p.metrics]
     if len(pairs) < 3 or abs(rank_correlation(pairs)) > SAME:
         return None
-    return draw_against([(page.run_id, point) for point in points], cause, page.task.metric(cause).words, axis)
+    return draw_against(points, cause, words, axis)
 
 
 def _draw_causes(page: RunPage) -> Chart | None:
@@ -138,6 +140,6 @@ def draw_comparisons(entries: Sequence[RankingEntry], name: str) -> list[Chart]:
     found = [draw_bests(bests, axis, name=f"{name}bests"), draw_curves(curves, axis, name=f"{name}curves")]
     every = [(run, point) for run, points in curves for point in points]
     for cause in pages[0].task.causes:
-        chart = draw_against(every, cause, pages[0].task.metric(cause).words, axis)
+        chart = _draw_against(every, cause, pages[0].task.metric(cause).words, axis)
         found.append(replace(chart, name=f"{name}{chart.name}") if chart else None)
     return [chart for chart in found if chart is not None]

@@ -52,6 +52,7 @@ def gather_run(run: Run) -> RunPage:
     best = state.best
     certainty = estimate_certainty(state, spec.provenance)
     interval = (certainty.interval.low, certainty.interval.high) if certainty else ()
+    measured = spec.provenance is Provenance.MEASURED
     low_high = sorted(spec.objective.score_from_loss(loss) for loss in interval)
     return RunPage(
         run_id=spec.run_id,
@@ -86,7 +87,7 @@ def gather_run(run: Run) -> RunPage:
         launch="\n".join(describe_launch(spec, best.config)) if best else "",
         created=spec.created,
         folder=run.folder,
-        job_script=read_script(run.trial_folder(best.number)) if best else "",
+        job_script=read_script(run.trial_folder(best.number)) if best and measured else "",
         turns=gather_turns(run.folder),
         environment=gather_environment(run),
     )

@@ -179,7 +179,10 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Chart], base: Path | N
         "headline": _describe_result(page),
         "scripts": [
             (title, text)
-            for title, text in (("Launch it by hand", page.launch), ("Job script", page.job_script))
+            for title, text in (
+                ("Launch it by hand", page.launch.removeprefix("launch by hand:\n")),
+                ("Job script", page.job_script),
+            )
             if text
         ],
         "columns": columns,
