@@ -40,7 +40,7 @@ def write_page(folder: Path) -> Path:
         launch="torchrun train.py",
         folder=folder,
         importance={"tp": 0.6, "checkpointing": 0.4},
-        step=StepOfRanks({0: {"compute": 0.4}, 1: {"compute": 0.3, "wait": 0.1}}, lanes, 0),
+        step=StepOfRanks(14, {0: {"compute": 0.4}, 1: {"compute": 0.3, "wait": 0.1}}, lanes, 0),
         turns=(TurnView(1, "submit", (message,)),),
         environment=(("torch", "2.13"),),
     )

@@ -49,17 +49,17 @@ def build_page(run: Run) -> RunPage:
 
 
 def read_step(run: Run) -> StepOfRanks | None:
-    """One step of the best trial from its traces; None if there are none that show a step."""
-    best = run.state.best
-    folder = run.trial_folder(best.number) if best else None
-    if best is None or folder is None or not (folder / TRACE_FOLDER).is_dir():
+    """One step of the best trial from its traces, else of the first trial that has any; None if none show a step."""
+    trials = [run.state.best] if run.state.best else list(run.state.trials.values())
+    trial = next((t for t in trials if t and (run.trial_folder(t.number) / TRACE_FOLDER).is_dir()), None)
+    if trial is None:
         return None
     from cclsearch.trace.open import open_trace
     from cclsearch.trace.score import try_diagnose
     from cclsearch.trace.timeline import find_lanes
 
     try:
-        view = open_trace(folder, card=run.spec.card, config=best.config)
+        view = open_trace(run.trial_folder(trial.number), card=run.spec.card, config=trial.config)
     except UserError:
         return None
     diagnosis = try_diagnose(view)
@@ -69,7 +69,7 @@ def read_step(run: Run) -> StepOfRanks | None:
         rank: {cause.replace("_", " "): value for cause, value in seconds.items() if value > 0}
         for rank, seconds in list(diagnosis.seconds_by_rank.items())[:MAX_RANKS]
     }
-    return StepOfRanks(by_rank, find_lanes(view), diagnosis.worst_rank)
+    return StepOfRanks(trial.number, by_rank, find_lanes(view), diagnosis.worst_rank)
 
 
 def draw_pareto_charts(runs: Sequence[Run]) -> list[Chart]:

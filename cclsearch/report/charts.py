@@ -111,12 +111,12 @@ def _draw_step(page: RunPage) -> list[Chart | None]:
     step = page.step
     if step is None:
         return []
-    title = f"Trial {page.best}: one step by rank" + (
+    title = f"Trial {step.trial}: one step by rank" + (
         f" (the others wait for rank {step.worst_rank})" if step.waits else ""
     )
     bars = [StackedBar(f"rank {rank}", parts) for rank, parts in step.seconds_by_rank.items()]
     timeline = draw_timeline(step.lanes)
-    named = replace(timeline, title=f"Trial {page.best}: timeline of one step") if timeline else None
+    named = replace(timeline, title=f"Trial {step.trial}: timeline of one step") if timeline else None
     return [draw_parts(bars, "seconds", name="ranks", title=title), named]
 
 

@@ -86,8 +86,9 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class StepOfRanks:
-    """One traced step of the best trial."""
+    """One traced step of the best trial; without a best, of the first trial that has traces."""
 
+    trial: int
     seconds_by_rank: Mapping[int, Mapping[str, float]]
     """Rank -> seconds by cause."""
     lanes: tuple[Lane, ...]

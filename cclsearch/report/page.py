@@ -173,7 +173,8 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Chart], base: Path | N
     pair = (("Best", page.best_trial), ("Baseline", page.baseline_trial))
     own = place_charts(draw_run(page), prefix)
     place = _find_place(page, base)
-    trace = f"{page.best_trial.evidence}/trace" if page.best_trial else ""
+    traced = next((t.evidence for t in page.trials if page.step and t.number == page.step.trial), "")
+    trace = f"{traced}/trace"
     return {
         "charts": [*own[:1], *place_charts(extra, prefix), *own[1:]],
         "headline": _describe_result(page),
