@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nights import DECIDE, night, time_of
+from scripted_launcher import ran
 from starlette.testclient import TestClient
 
 from cclsearch.cli import main
@@ -22,11 +25,13 @@ from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.line import encode_line
 from cclsearch.run.annotations import read_annotations
+from cclsearch.trace.dashboard import DASHBOARD
 from cclsearch.ui.app import make_app
 from cclsearch.ui.book import RunBook
 from cclsearch.ui.guard import TOKEN_HEADER, Permissions
 
 EXAMPLE = Path(__file__).parent.parent / "runs" / "example-wl2"
+TRACES = Path(__file__).parent / "recorded" / "gloo-ddp2"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
 BASE = "http://127.0.0.1:8090"
 
@@ -242,10 +247,39 @@ def test_the_leaderboard_separates_works_and_normalizes_by_accelerators_and_pric
     by_cost = {"view": "cost", "price.0": "1", "price.1": "3"}
     assert "0.1273 money" in client.get("/leaderboard", params=by_cost).text  # 9.5477 s x 16 x 3 / 3600
     everything = client.get("/leaderboard", params={"all": "1", "metric": "ttft"}).text
-    from cclsearch.trace.dashboard import DASHBOARD
-
     assert all(f">{name}</th>" in everything for name in DASHBOARD)
     assert len(DASHBOARD) == len(set(DASHBOARD)) == 26
+
+
+def test_nights_are_listed_with_their_history_and_lead_to_their_runs(nightly_project: Path) -> None:
+    night(code=0)
+    DECIDE.append(lambda job: ran(job, 0.5 * time_of(job)))
+    latest = night(code=0)
+    pages = TestClient(make_app(nightly_project / "runs", Permissions()), base_url=BASE)
+    assert f'<a href="/nights/{latest.name}">' in pages.get("/nights").text
+    page = pages.get(f"/nights/{latest.name}").text
+    assert page.index("improved") < page.index("first"), "the latest night comes first"
+    assert f'<a href="/runs/{latest.jobs[0].run}">' in page
+    chart = pages.get(f"/nights/{latest.name}/chart.json").json()["described"]["nights0"]
+    assert chart["title"] == "a, night by night"
+    assert chart["summary"].count(";") == 1
+    for odd in ("..", "%2e%2e", "..%2fone", "nothing"):
+        assert pages.get(f"/nights/{odd}/chart.json").status_code == 404, odd
+
+
+def test_the_traces_of_a_trial_answer_the_names_of_the_dashboard(runs: Path, client: TestClient) -> None:
+    assert "has no traces" in client.get("/runs/one/trials/5/metrics").text
+    shutil.copytree(TRACES, runs / "one" / "trials" / "0005" / "trace")
+    before = client.get("/leaderboard", params={"metric": "collective_vol_allreduce"}).text
+    assert "Read its traces" in client.get("/runs/one/trials/5").text
+    page = client.get("/runs/one/trials/5/metrics").text
+    assert all(f">{name}</th>" in page for name in DASHBOARD)
+    volume = re.search(r"collective_vol_allreduce</th><td class=\"num\">([^<]+)<", page)
+    assert volume is not None
+    assert volume[1].endswith("GB/step")
+    assert volume[1] not in before
+    assert volume[1] in client.get("/leaderboard", params={"metric": "collective_vol_allreduce"}).text
+    assert "ccl-search what-if" in page, "a name that no trace answers says what does"
 
 
 def test_two_trials_are_compared_knob_by_knob(client: TestClient) -> None:

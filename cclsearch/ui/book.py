@@ -234,7 +234,8 @@ class RunBook:
 
     def find_folder(self, name: str) -> Path:
         """The folder of a run; raises UserError if there is none of exactly that name."""
-        if name not in self.list_names():
+        is_name = name.isprintable() and name not in ("", ".", "..") and os.sep not in name
+        if not is_name or not os.path.lexists(self.runs / name / SPEC_FILE):
             raise UserError(f"there is no run {clean(name)!r} here: it was never here, or was deleted")
         return self.runs / name
 
