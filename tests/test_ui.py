@@ -246,6 +246,7 @@ def test_the_leaderboard_separates_works_and_normalizes_by_accelerators_and_pric
     assert "152.8 accelerator-s" in client.get("/leaderboard", params={"view": "accelerator"}).text  # 9.5477 s x 16
     by_cost = {"view": "cost", "price.0": "1", "price.1": "3"}
     assert "0.1273 money" in client.get("/leaderboard", params=by_cost).text  # 9.5477 s x 16 x 3 / 3600
+    assert "8,236,874 tokens per money" in client.get("/leaderboard", params=by_cost).text  # 6864.06 x 3600 / 3
     everything = client.get("/leaderboard", params={"all": "1", "metric": "ttft"}).text
     assert all(f">{name}</th>" in everything for name in DASHBOARD)
     assert len(DASHBOARD) == len(set(DASHBOARD)) == 26

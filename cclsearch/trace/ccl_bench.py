@@ -79,6 +79,12 @@ ALIASES: Mapping[str, Alias] = {
     name: alias for name, alias in _NAMES.items() if name not in (VOLUME_PREFIX, _BANDWIDTH_FAMILY, STEP_SCORE)
 }
 """Name on the dashboard -> alias, except `collective_vol_*`, `bandwidth_utilization_*` and `gpu_step_score`."""
+FAMILIES: Mapping[str, Alias] = {
+    VOLUME_PREFIX: _NAMES[VOLUME_PREFIX],
+    BANDWIDTH_PREFIX: _NAMES[_BANDWIDTH_FAMILY],
+    STEP_SCORE: _NAMES[STEP_SCORE],
+}
+"""What the names that `ALIASES` leaves out begin with -> alias."""
 
 
 def list_metric_names() -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace.ccl_bench import ALIASES, BANDWIDTH_PREFIX, STEP_SCORE, VOLUME_PREFIX, StepScoreReference
+from cclsearch.trace.ccl_bench import ALIASES, BANDWIDTH_PREFIX, FAMILIES, STEP_SCORE, VOLUME_PREFIX, StepScoreReference
 
 _STEP_TIME = "avg_step_time"
 DASHBOARD = (
@@ -23,7 +23,8 @@ _FROM_RESULT = {_STEP_TIME: "step_time_s", "ttft": "ttft_p50_s", "tpot": "tpot_p
 """Name -> metric of the trial's own result that answers it if the traces do not."""
 _PER_WORK = frozenset({_STEP_TIME, "total_communication_time"})
 """Seconds for an amount of work: more accelerators shorten them."""
-_FAMILIES = {VOLUME_PREFIX: ("comm_volume", "GB/step", "lower"), BANDWIDTH_PREFIX: ("bus_bw", "GB/s", "higher")}
+_FAMILIES = {VOLUME_PREFIX: ("GB/step", "lower"), BANDWIDTH_PREFIX: ("GB/s", "higher"), STEP_SCORE: ("score", "higher")}
+"""What the names of a family begin with -> its unit and better direction."""
 _REFERENCE = StepScoreReference()
 
 
@@ -44,15 +45,10 @@ class DashboardName:
 
 def describe_name(name: str) -> DashboardName:
     """What is known of one of the names in `DASHBOARD`."""
-    if name == STEP_SCORE:
-        differs = "CCL-Bench: from host markers; here: from the step time. Meaningful only at fixed work"
-        return DashboardName("score", "higher", "trace_step_time", False, differs)
-    for prefix, (metric, unit, better) in _FAMILIES.items():
+    for prefix, (unit, better) in _FAMILIES.items():
         if name.startswith(prefix):
-            differs = (
-                "CCL-Bench: of rank 0 or of one rank's durations; here: over all ranks, message bytes of whole tensors"
-            )
-            return DashboardName(unit, better, metric, False, differs)
+            family = FAMILIES[prefix]
+            return DashboardName(unit, better, family.metric, False, family.differs)
     alias = ALIASES[name]
     if not alias.metric:
         return DashboardName("fraction", "", "", False, alias.differs)

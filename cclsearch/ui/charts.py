@@ -87,7 +87,7 @@ def draw_series(nights: Sequence[NightSummary]) -> dict[str, Chart]:
         ]
         chart = draw_nights(
             points,
-            f"{newest.figure.replace('_', ' ')}{unit}{mark}",
+            f"{newest.figure.removesuffix(f'_{newest.unit}').replace('_', ' ')}{unit}{mark}",
             name=f"nights{place}",
             title=f"{job}, night by night",
         )

@@ -44,6 +44,8 @@ class Scaling(StrEnum):
     """Seconds for an amount of work: more accelerators shorten it, so it is multiplied by their number."""
     RATE = "rate"
     """Work per second: divided by their number."""
+    RATE_EACH = "rate_each"
+    """Work per second and accelerator: changes only by what an accelerator costs."""
     NONE = "none"
     """A share, a latency or a figure of one accelerator: it is the same in every view."""
 
@@ -100,11 +102,9 @@ def make_columns(entries: Sequence[RunEntry], specs: Mapping[str, RunSpec]) -> l
         task = task_of(specs[entry.name].card)
         for name in dict.fromkeys((task.primary, *task.efficiency)):
             metric = task.metric(name)
-            unit, is_rate = (
-                metric.unit or "",
-                (metric.unit or "").endswith("/s") and "per accelerator" not in metric.words,
-            )
-            scaling = Scaling.RATE if is_rate else Scaling.TIME if metric.is_time else Scaling.NONE
+            unit, scaling = metric.unit or "", Scaling.TIME if metric.is_time else Scaling.NONE
+            if unit.endswith("/s"):
+                scaling = Scaling.RATE_EACH if "per accelerator" in metric.words else Scaling.RATE
             better = None if metric.direction is None else metric.greater_is_better
             columns[name] = LeaderColumn(name, metric.words, unit, better, scaling)
     for name in DASHBOARD:
@@ -176,10 +176,7 @@ def _make_row(
         if value is None:
             cells[column.name] = LeaderCell(None, "-", why)
             continue
-        scaled, unit, why = _normalize(column, value, number, view_as, price)
-        if scaled is None:
-            cells[column.name] = LeaderCell(None, "-", why)
-            continue
+        scaled, unit = _normalize(column, value, number, view_as, price)
         metric = find_shown_metric(task, column.name).model_copy(update={"unit": unit})
         cells[column.name] = LeaderCell(scaled, format_value(metric, scaled))
     return LeaderRow(entry, trial, number, cells, 1)
@@ -187,30 +184,24 @@ def _make_row(
 
 def _normalize(
     column: LeaderColumn, value: float, number: int, view_as: Normalization, price: float | None
-) -> tuple[float | None, str, str]:
-    """The figure in that view, its unit, and why there is none.
+) -> tuple[float, str]:
+    """The figure in that view, and its unit.
 
     By cost: money for the time, or work per unit of money. Without a price, an accelerator-hour is the unit of cost.
     """
+    is_time, is_each = column.scaling is Scaling.TIME, column.scaling is Scaling.RATE_EACH
     if view_as is Normalization.MEASURED or column.scaling is Scaling.NONE:
-        return value, column.unit, ""
-    is_time = column.scaling is Scaling.TIME
+        return value, column.unit
     if view_as is Normalization.PER_ACCELERATOR:
+        if is_each:
+            return value, column.unit
         unit = f"accelerator-{column.unit}" if is_time else f"{column.unit} per accelerator"
-        return (value * number if is_time else value / number), unit, ""
-    hours = value * number / SECONDS_PER_HOUR if is_time else number / value / SECONDS_PER_HOUR if value else None
-    if hours is None:
-        return None, "", "it did no work"
+        return (value * number if is_time else value / number), unit
     money = "money" if price is not None else "accelerator-h"
-    cost = hours * (1.0 if price is None else price)
-    work = column.unit.removesuffix("/s")
-    return (
-        (cost, money, "")
-        if is_time
-        else (1 / cost, f"{work} per {money}", "")
-        if cost
-        else (None, "", "it costs nothing")
-    )
+    cost_per_s = (1 if is_each else number) * (1.0 if price is None else price) / SECONDS_PER_HOUR
+    if is_time:
+        return value * cost_per_s, money
+    return value / cost_per_s, f"{column.unit.removesuffix('/s')} per {money}"
 
 
 def read_prices(parameters: Mapping[str, str], accelerators: Sequence[str]) -> dict[str, float]:
