@@ -287,7 +287,8 @@ def test_two_trials_are_compared_knob_by_knob(client: TestClient) -> None:
     page = client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/5"}).text
     assert page.count('class="differs"') > 3
     assert "24.44 s recorded" in page
-    assert "there is no trial" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/99"}).text
+    assert "has no trial 99" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/99"}).text
+    assert "there is no trial" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "two/1"}).text
 
 
 def test_a_port_that_is_taken_and_a_missing_folder_are_one_line(

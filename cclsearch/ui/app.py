@@ -111,9 +111,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _show_file(book: RunBook, request: Request) -> Response:
     def read() -> str:
         view = book.view(request.path_params["run"])
-        trial = view.run.state.trials.get(request.path_params["trial"])
-        if trial is None:
-            raise UserError(f"the run has no trial {request.path_params['trial']}")
+        trial = view.find_trial(request.path_params["trial"])
         return read_text(view.run, trial, request.path_params["path"])
 
     return PlainTextResponse(await run_in_threadpool(read))
@@ -185,8 +183,8 @@ async def _change(book: RunBook, starter: SearchStarter, allowed: Permissions, r
             case "note":
                 trial = fields.get("trial")
                 number = int(str(trial)) if trial and str(trial).isdecimal() and len(str(trial)) < 9 else None
-                if number is not None and number not in book.view(name).run.state.trials:
-                    raise UserError(f"the run has no trial {number}")
+                if number is not None:
+                    book.view(name).find_trial(number)
                 add_note(folder, str(fields.get("text", "")), number)
                 return "added"
             case "stop":

@@ -142,6 +142,14 @@ class RunView:
             if self._seen.setdefault(knob, value) != value:
                 self._varied.add(knob)
 
+    def find_trial(self, number: int) -> Trial:
+        """A trial of the run; raises UserError if it has none of that number."""
+        with self.lock:
+            trial = self.run.state.trials.get(number)
+        if trial is None:
+            raise UserError(f"run {clean(self.folder.name)!r} has no trial {number}")
+        return trial
+
     def counts(self) -> Counter[TrialState]:
         """How the trials ended."""
         return Counter(line.state for line in self.lines.values())

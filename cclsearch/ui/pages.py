@@ -129,10 +129,8 @@ class Pages:
         return ({"progress": chart} if chart else {}), note
 
     def _find_trial(self, request: Request) -> tuple[RunView, Trial]:
-        view, number = self._book.view(request.path_params["run"]), request.path_params["trial"]
-        if number not in view.run.state.trials:
-            raise UserError(f"run {clean(view.folder.name)!r} has no trial {number}")
-        return view, view.run.state.trials[number]
+        view = self._book.view(request.path_params["run"])
+        return view, view.find_trial(request.path_params["trial"])
 
     def trial(self, request: Request) -> str:
         """One trial with its evidence."""
@@ -189,9 +187,9 @@ class Pages:
         if not text.strip():
             return None
         view = next((view for view in views if view.folder.name == name), None)
-        if view is None or not number.isdecimal() or len(number) > 8 or int(number) not in view.run.state.trials:
+        if view is None or not number.isdecimal() or len(number) > 8:
             raise UserError(f"there is no trial {clean(text)!r} in the compared runs: write RUN/NUMBER")
-        return view, view.run.state.trials[int(number)]
+        return view, view.find_trial(int(number))
 
     def compare_charts(self, request: Request) -> tuple[Mapping[str, Chart], str]:
         """Best-so-far curves over each other: one chart for each figure that the runs optimize."""
