@@ -13,7 +13,7 @@ GROUP = 61500
 ROOT = Path(__file__).parent.parent
 OPEN_HOME = """
 kept=$(mktemp -d) && mount --bind "$1" "$kept" && mount -t tmpfs -o mode=755 none "$2" && mkdir -p "$1" &&
-mount --bind "$kept" "$1" && shift 2 && umask "$1" && shift && exec "$@"
+mount --bind "$kept" "$1" && umount "$kept" && rmdir "$kept" && shift 2 && umask "$1" && shift && exec "$@"
 """
 """In a mount namespace: a closed home directory holds only Python's folder, which all users may enter."""
 
