@@ -1,12 +1,14 @@
 """Prediction and search of serving on measured landscapes: errors of TTFT and TPOT, and regret under a TPOT limit.
 
-    python benchmarks/serving.py FOLDER [--seeds 5]
+    python benchmarks/serving.py FOLDER [--peer PEER.csv]
 
 FOLDER has tables of an engine's TTFT and TPOT by configuration and concurrency (`landscape.csv` with `card.yaml`). A
 cell is a table with a limit on TPOT, if at least four configurations differ by over 5 % and one keeps it. A trial
 launches one configuration and measures it at every recorded concurrency; its value is the largest throughput per
 accelerator whose TPOT keeps the limit, or 0. Regret after k trials is 1 - best so far / best of the cell. Throughput
-in these tables follows from their latencies by Little's law; nothing is fitted to them.
+in these tables follows from their latencies by Little's law. `--peer` has aiconfigurator's predictions of every load
+(benchmarks/serving_peer.py): its picks are tried in the order of their predicted values, and cells that it can order
+are counted for all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -134,11 +137,36 @@ def measure_regret(order: Sequence[int], values: Mapping[int, tuple[float, float
     return [1 - max(values[row][0] for row in order[:count]) / best for count in MILESTONES]
 
 
+def read_peer(path: Path) -> dict[tuple[str, tuple[int | str, ...]], list[tuple[float, float, float]]]:
+    """(Table, configuration) -> (concurrency, TTFT, TPOT) of each load, as the peer predicts them."""
+    found: dict[tuple[str, tuple[int | str, ...]], list[tuple[float, float, float]]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            own = found.setdefault((row["table"], tuple(_read_value(name, row) for name in KNOBS)), [])
+            if row["tpot_s"]:
+                own.append((float(row["concurrency"]), float(row["ttft_s"]), float(row["tpot_s"])))
+    return found
+
+
+def order_by_peer(table: Table, limit_s: float, peer: Mapping[Any, Any]) -> list[int] | None:
+    """Rows by predicted value, those without one last and by their least TPOT; None if it predicts none."""
+    answer, ranks = float(table.card.work["output_len"]), table.space.num_accelerators_N
+    keys = []
+    for row in range(len(table.space)):
+        config = table.space.config(row)
+        loads = peer.get((table.name, tuple(config[name] for name in KNOBS)), ())
+        kept = [n * answer / (ttft + tpot * (answer - 1)) / ranks[row] for n, ttft, tpot in loads if tpot <= limit_s]
+        least = min((tpot for _, _, tpot in loads), default=np.inf)
+        keys.append((-max(kept, default=0.0), least, row))
+    return None if all(np.isinf(least) for _, least, _ in keys) else [row for _, _, row in sorted(keys)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--peer", type=Path)
     args = parser.parse_args()
+    peer = read_peer(args.peer) if args.peer else {}
     tables = list(read_tables(args.folder))
     errors = np.concatenate([find_errors(table) for table in tables])
     tpot, ttft = np.expm1(np.median(np.abs(errors), axis=0))
@@ -160,6 +188,10 @@ def main() -> None:
                     for order in (np.random.default_rng(seed).permutation(len(values)) for seed in range(20))
                 ],
             }
+            if peer:
+                if (picks := order_by_peer(table, limit_ms / 1e3, peer)) is None:
+                    continue
+                orders["aiconfigurator's picks"] = [picks]
             for name, tried in orders.items():
                 found = list(np.mean([measure_regret(order, values) for order in tried], axis=0))
                 for least in (MIN_CONFIGS, MANY_CONFIGS):
@@ -173,6 +205,10 @@ def main() -> None:
         print(
             f"| {least} configurations | {name} | {len(found)} | " + " | ".join(f"{each:.3f}" for each in mean) + " |"
         )
+    for least in (MIN_CONFIGS, MANY_CONFIGS) if peer else ():
+        ours, theirs = (np.mean(regrets[least, name], axis=0) for name in ("surrogate", "aiconfigurator's picks"))
+        ratios = " / ".join(f"{ratio:.2f}" for ratio in ours / theirs)
+        print(f"\nsurrogate over aiconfigurator, cells with at least {least} configurations: {ratios} after 1 / 3 / 5")
 
 
 if __name__ == "__main__":

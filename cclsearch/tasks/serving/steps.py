@@ -30,10 +30,11 @@ ENGINE_STEP_S = 2e-3
 """Seconds in which an engine plans a step, before calibration (our choice; vLLM's of tiny models take more)."""
 SEQUENCE_S = 2e-5
 """Further seconds per sequence of a step: sampling and streaming its token (our choice)."""
-COLLECTIVE_S = 8e-6
-"""Seconds of a collective of few bytes besides the latency of its links (one kernel launch)."""
-MEMORY_SHARE = 0.75
-"""Share of the data-sheet bandwidth that reads of weights reach (our choice)."""
+COLLECTIVE_S = 1.6e-5
+"""Seconds of a collective of few bytes besides the latency of its links: launch, and waiting for the slowest rank."""
+MEMORY_SHARE = 0.85
+"""Share of the data-sheet bandwidth that reads of weights reach. This and the number above were chosen on measured
+servers (benchmarks/serving_fit.py)."""
 REQUEST_S = 1e-2
 """Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues (our choice)."""
 TOGETHER = 0.5
@@ -166,10 +167,18 @@ def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, 
     dense = counts.attention * layers / at.attention_ranks + other / at.tp
     computed = np.full(len(at.tp), float(counts.attention * layers + other))  # parameters that a token is multiplied by
     used = np.zeros(len(at.tp))
+    exchange, prompt_exchange = np.zeros(len(at.tp)), np.zeros(len(at.tp))
+    # replicas that share experts step together: a prompt of one is waited for by all, unless theirs come at once
+    waits = np.where(at.ep > at.tp, TOGETHER + (1 - TOGETHER) * replicas, 1.0)
     if (moe := arch.moe) is not None:
         share = 1 - (1 - moe.top_k / moe.num_experts) ** routed
         ranks = np.maximum(at.ep, at.tp)
-        used = counts.moe_layers * (counts.experts * share / ranks + counts.shared_experts / at.tp)
+        own_experts = moe.num_experts / ranks
+        most = np.where(at.ep > 1, np.minimum(_find_most(share * own_experts, at.ep), own_experts) / own_experts, share)
+        used = counts.moe_layers * (counts.experts * most / ranks + counts.shared_experts / at.tp)
+        sent = 2.0 * arch.hidden_size * np.minimum(moe.top_k, ranks)
+        exchange = _exchange_tokens(at, machine, counts.moe_layers, group * sent)
+        prompt_exchange = _exchange_tokens(at, machine, counts.moe_layers, input_len * sent)
         computed = computed + counts.moe_layers * (counts.active_experts + counts.shared_experts)
     held = input_len + output_len / 2
     cached = 2.0 * kv_numbers(arch) if arch.kv_lora_rank is None else kv_numbers(arch)
@@ -184,7 +193,8 @@ def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, 
     reads = np.ceil(input_len / at.tokens) * weights
     prefill = np.maximum(prompt, reads)
     hidden = 2.0 * arch.hidden_size
-    collectives = _sum_activations(at, machine, layers, group * hidden)
+    collectives = _sum_activations(at, machine, layers, group * hidden) + exchange
+    prompt_collectives = _sum_activations(at, machine, layers, input_len * hidden) + prompt_exchange
     return LoadParts(
         batch=batch,
         waiting=clients - batch,
@@ -195,12 +205,25 @@ def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, 
         products=products,
         collectives=collectives,
         engine=ENGINE_STEP_S + SEQUENCE_S * group,
-        prefill=prefill / at.pp,
+        prefill=waits * prefill / at.pp,
         prefill_alone=prefill,
-        prefill_collectives=_sum_activations(at, machine, layers, input_len * hidden) / at.pp,
-        prefill_engine=ENGINE_STEP_S * input_len / at.tokens,
+        prefill_collectives=waits * prompt_collectives / at.pp,
+        prefill_engine=waits * ENGINE_STEP_S * input_len / at.tokens,
         answer=np.full(len(at.tp), float(output_len)),
     )
+
+
+def _find_most(mean: Array, ranks: Array) -> Array:
+    """Return about how many the rank with most has of what falls on ranks by chance, with that mean (Gaussian tail)."""
+    return np.asarray(mean + np.sqrt(2.0 * mean * np.log(np.maximum(ranks, 1.0))))
+
+
+def _exchange_tokens(at: Replica, machine: Machine, layers: int, num_bytes: Array) -> Array:
+    """Return the seconds in which tokens get to their experts and back, if replicas share the experts."""
+    inside = at.ep <= machine.node
+    bandwidth = np.where(inside, machine.up_bytes_s, machine.out_bytes_s)
+    latency = np.where(inside, machine.up_latency_s, machine.out_latency_s) + COLLECTIVE_S
+    return np.asarray((at.ep > at.tp) * 2.0 * layers * (latency + num_bytes * (1.0 - 1.0 / at.ep) / bandwidth))
 
 
 def kv_numbers(arch: ModelArch) -> float:
