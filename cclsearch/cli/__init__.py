@@ -63,6 +63,7 @@ GROUPS = {
     "setup": {
         "init": "create a project folder",
         "device": "measure what this machine's device does, for a project's hardware.yaml",
+        "docs": "read or search the documentation, without a network",
         "doctor": "what this machine offers, and how to add what is missing",
         "launcher": "list, show or copy launcher profiles; check one on its cluster",
         "links": "measure the links of a cluster, import or show them; order its nodes",
