@@ -127,9 +127,9 @@ def closed_forms() -> Iterator[tuple[str, str, str, float, float]]:
     )
 
 
-def astra_sim() -> Iterator[tuple[dict[str, str], float, float]]:
+def astra_sim(results: Path) -> Iterator[tuple[dict[str, str], float, float]]:
     """Yield a row of the published results, its seconds and the simulated ones."""
-    with (HERE / "astra_sim.csv").open() as file:
+    with results.open() as file:
         for row in csv.DictReader(file):
             gbps, hop_us, n = 50 * GIB * 8 / 1e9, 0.51, int(row["nodes"])  # its GB is 2^30; 10 ns of endpoint delay
             if row["topology"] == "switch":
@@ -190,6 +190,7 @@ def speed() -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-gloo", action="store_true")
+    parser.add_argument("--astra-sim", type=Path, metavar="CSV", help="results of ASTRA-sim: see simulator.md")
     args = parser.parse_args()
     print("# The network simulator\n\nEvery time called *simulated* is computed, not measured. Printed by:\n")
     print(f"    python benchmarks/simulator.py{' --no-gloo' if args.no_gloo else ''}\n")
@@ -199,10 +200,8 @@ def main() -> None:
     print(table(("cluster", "collective", "closed form", "its time", "simulated", "difference"), shown))
     worst = max(abs(s / e - 1) for *_, e, s in forms)
     print(f"\nLargest difference of {len(forms)}: {100 * worst:.2f} %.\n")
-    print("## ASTRA-sim's published results\n")
-    print((HERE / "astra_sim.txt").read_text())
-    rows = [(row, e, s) for row, e, s in astra_sim()]
-    for backend in ("analytical", "ns3"):
+    rows = list(astra_sim(args.astra_sim)) if args.astra_sim else []
+    for backend in sorted({row["backend"] for row, _, _ in rows}):
         part = [(row, e, s) for row, e, s in rows if row["backend"] == backend]
         each = [
             (r["collective"], f"{r['topology']} {r['shape']}", r["size_bytes"], form(e), form(s), off(s, e))
