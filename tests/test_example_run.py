@@ -43,7 +43,7 @@ def test_every_command_that_reads_a_run_reads_the_example(example: Path, capsys:
         words = [name, *more, "example-wl2"] if more[:1] == ["--run"] else [name, "example-wl2", *more]
         assert main(words) == 0, command
     shown = capsys.readouterr().out
-    assert "2.56x faster than the baseline" in shown
+    assert "2.56x faster than the first ranked trial" in shown
     page = (example / "runs" / "example-wl2" / "report.html").read_text()
     assert "9.55" in page
     assert "recorded" in page

@@ -81,7 +81,7 @@ def test_figures_that_were_not_measured_are_marked_in_page_and_charts() -> None:
     page = make_page(provenance="recorded")
     shown = render_page([page])
     assert 'class="badge recorded"' in shown
-    assert "Best: trial 6: step time 0.5 s (recorded), 2x faster than the baseline, trial 1" in shown
+    assert "Best: trial 6: step time 0.5 s (recorded), 2x faster than trial 1, the first ranked one" in shown
     assert "(recorded)" in str(charts_of(page)["progress"].spec)
 
 

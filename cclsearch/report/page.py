@@ -202,7 +202,7 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Chart], base: Path | N
 
 
 def _describe_result(page: RunPage) -> str:
-    """The winner in one line: `Trial 6: step time 0.5 s (recorded), 2x faster than the baseline, trial 1`."""
+    """The winner in one line: `Trial 6: step time 0.5 s (recorded), 2x faster than trial 1, the first ranked one`."""
     best, baseline, metric = page.best_trial, page.baseline_trial, page.metric
     if best is None:
         return ""
@@ -213,7 +213,8 @@ def _describe_result(page: RunPage) -> str:
     if baseline is not None and baseline.number != best.number and best.value and baseline.value:
         gain = describe_gain(metric, baseline.value, best.value)
         than = "as" if gain.startswith("not") else "than"
-        compared = f", {gain} {than} the baseline, trial {baseline.number}"
+        what = "your baseline" if baseline.purpose is Purpose.BASELINE else "the first ranked one"
+        compared = f", {gain} {than} trial {baseline.number}, {what}"
     return f"Best: trial {best.number}{figure}{compared}"
 
 

@@ -271,8 +271,7 @@ def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure
     """How the best compares with the baseline: the user's own, or the first trial if that one was ranked."""
     baseline = state.baseline
     assert baseline is not None
-    first_ranked = "the baseline" if state.own_baseline is None else "the first trial that was ranked"
-    name = "your baseline" if baseline.purpose is Purpose.BASELINE else first_ranked
+    name = "your baseline" if baseline.purpose is Purpose.BASELINE else "the first ranked trial"
     values = f"trial {baseline.number}: {figure.format(baseline)} -> {figure.format(best)}"
     theirs, ours = figure.value(baseline), figure.value(best)
     if is_tied and theirs and ours:
