@@ -120,7 +120,7 @@ def test_a_baseline_that_is_not_the_first_trial_is_called_so(project: Path) -> N
     crash = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="boom")
     _, summary, _ = speak(project, lambda job: crash if job.trial == 1 else ran(job, 5.0 - job.trial), budget=4)
     text = "\n".join(summary)
-    assert "than the baseline (trial 2: 3 s -> 1 s" in text
+    assert "than the first ranked trial (trial 2: 3 s -> 1 s" in text
     assert "trial 2 is the first that was ranked, trial 1 was not" in text
 
 
