@@ -97,7 +97,7 @@ def test_values_of_zero_and_below_are_compared_without_a_ratio(project: Path) ->
     _, summary, _ = speak(project, lambda job: ran(job, metrics={"my_quality": job.trial - 3.0}), objective=QUALITY)
     text = "\n".join(summary)
     assert "runner-up: trial 2 (my_quality -1 points)" in text
-    assert "baseline: trial 1: -2 points -> 0 points" in text
+    assert "the first ranked trial: trial 1: -2 points -> 0 points" in text
 
 
 def test_one_configuration_has_no_probability_of_being_the_best(project: Path) -> None:
