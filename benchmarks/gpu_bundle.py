@@ -26,7 +26,7 @@ OTHER_COMMANDS = {
     **dict.fromkeys(("anthropic", "openai", "tenacity", "pydantic-monty"), "the LLM agent"),
     **dict.fromkeys(("pandas", "optuna", "sqlalchemy"), "export, and the strategies of Optuna"),
     **dict.fromkeys(("submitit",), "Slurm"),
-    **dict.fromkeys(("pillow",), "pictures in PNG"),
+    **dict.fromkeys(("vl-convert-python",), "charts"),
 }
 """Dependencies that only other commands use."""
 GLIBC = ("2_17", "2_24", "2_26", "2_27", "2_28")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 from dataclasses import replace
 
 from cclsearch.plugins import TASKS
@@ -79,3 +82,9 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         created="2026-01-01T00:00:00+00:00",
     )
     return replace(page, **fields)  # type: ignore[arg-type]
+
+
+def unpack_charts(page: str) -> str:
+    """The charts of a page as JSON text; empty if it has none."""
+    found = re.search(r'id="packed-charts">([^<]*)<', page)
+    return gzip.decompress(base64.b64decode(found[1])).decode() if found else ""

@@ -236,7 +236,15 @@ KNOBS: list[dict[str, Value]] = [
 """Configurations in which knobs have an effect: some need another knob."""
 
 
-@pytest.mark.parametrize("name", [name for name in list_frameworks() if load_framework(name).shows_launch])
+TRAINING = [
+    name
+    for name in list_frameworks()
+    if load_framework(name).shows_launch and "training" in (load_framework(name).tasks or ("training",))
+]
+"""Frameworks that train and show what they launch; tests/test_engines.py covers those that serve."""
+
+
+@pytest.mark.parametrize("name", TRAINING)
 def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

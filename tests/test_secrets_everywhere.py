@@ -20,6 +20,7 @@ import yaml
 from examples_of_patterns import list_branches, make_example
 from llm.players import Expert
 from llm.server import KEY, MODEL, Reaction, Say, serve
+from report_pages import unpack_charts
 from test_redact import KEY_LINES, RANDOM, SECRET_TEXTS
 
 from cclsearch.cli import main
@@ -135,7 +136,10 @@ def read_all(folder: Path) -> dict[str, str]:
     for path in (path for path in folder.rglob("*") if path.is_file()):
         data = path.read_bytes()
         content = gzip.decompress(data) if path.suffix == ".gz" else data
-        found[path.relative_to(folder).as_posix()] = f"{path.name}\n{content.decode('utf-8', 'replace')}"
+        text = content.decode("utf-8", "replace")
+        charts = unpack_charts(text) if path.suffix == ".html" else ""
+        assert charts or path.suffix != ".html" or "packed-charts" not in text
+        found[path.relative_to(folder).as_posix()] = f"{path.name}\n{text}\n{charts}"
     return found
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from recorded_versions import ENGINE
+from report_pages import unpack_charts
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
@@ -134,7 +135,9 @@ def test_a_search_is_simulated_end_to_end_and_every_output_says_so(
     cards = [yaml.safe_load(path.read_text()) for path in (project / "cards").glob("*/*.yaml")]
     assert len(cards) == len(rows) - 1
     assert all("(simulated: nothing was run here)" in card["description"] for card in cards)
-    assert "seconds per step (simulated)" in (project / "sim.html").read_text()
+    page = (project / "sim.html").read_text()
+    assert "<figcaption>Step time (simulated) by trial</figcaption>" in page
+    assert "seconds per step (simulated)" in unpack_charts(page), "the charts' axes"
     for command in (
         ["status"],
         ["status", "sim"],

@@ -123,6 +123,7 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
         **before,
         "accelerator": "a100-40",
         "nonce": "",
+        "places": [],
         "stop_above": None,
     }
     assert TrainingInput.model_validate(before) == payload.model_copy(update={"work": {}, "accelerator": ""})

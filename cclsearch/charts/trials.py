@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, show_choice, tips
 from cclsearch.core.numbers import show_number
-from cclsearch.core.values import Value, format_config
+from cclsearch.core.values import Provenance, Value, format_config
 
 BEST, RANKED, CONFIRMED = "best", "ranked", "confirmation"
 NOT_ADMITTED, ENDED_EARLY, FAILED, RUNNING = "not admitted", "ended early", "failed", "running"
@@ -317,4 +317,6 @@ def _places(points: Sequence[TrialPoint], knob: str) -> dict[Value, float]:
 
 
 def _title(axis: Axis) -> str:
-    return axis.words[:1].upper() + axis.words[1:]
+    """`Step time (simulated)`: a title says what its axis says of where the figures are from."""
+    mark = next((p.mark for p in Provenance if p.mark and axis.title.endswith(p.mark)), "")
+    return axis.words[:1].upper() + axis.words[1:] + mark

@@ -125,7 +125,7 @@ def summarize(page: RunPage) -> str:
     best = page.best_trial
     if best is None:
         return f"{page.counts}."
-    figure = "" if best.value is None else f" with {best.value:.4g} {page.metric.shown_unit}".rstrip()
+    figure = "" if best.value is None else f" with {best.value:.4g} {page.metric.shown_unit}".rstrip() + page.mark
     return f"{page.counts}. The best is trial {best.number}{figure}: {best.config_text}."
 
 
