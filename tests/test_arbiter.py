@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from llm.cases import SPACE, Search, plain_table, run_trial
 from llm.players import Stubborn
@@ -173,6 +174,18 @@ def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_impro
     limited = replace(make_surrogate_table(search.view), first_only=True)
     free = [row for row in range(len(SPACE)) if limited.is_free(row)]
     assert sorted(free) == sorted(limited.order[:5])
+
+
+def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall() -> None:
+    wins_N = np.zeros(len(SPACE))
+    table = replace(plain_table(), first_only=True, wins_N=wins_N)
+    late, later = table.order[8], table.order[9]
+    wins_N[[late, later]] = 0.04, 0.03
+    assert [table.is_free(row) for row in (late, later)] == [True, False]
+    assert replace(table, first_only=False).is_free(later)
+    wins_N[late] = 0.01
+    wins_N[later] = 0.01
+    assert not table.is_free(late)
 
 
 def test_a_stall_clears_the_beliefs() -> None:

@@ -25,6 +25,7 @@ from cclsearch.propose.agent.surrogate_table import (
     none_ranked,
 )
 from cclsearch.propose.agent.tables import (
+    FREE_MARK,
     calibration_lines,
     candidate_lines,
     describe_memory,
@@ -246,7 +247,11 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
     num_held = len(view.held_back)
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
-        f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free",
+        (
+            f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves"
+            if prompt_input.table.first_only
+            else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
+        ),
         f"noise: {describe_noise(view)}",
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
     ]

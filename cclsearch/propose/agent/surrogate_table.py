@@ -54,12 +54,14 @@ class SurrogateTable:
     wins_N: Floats | None = None
     """Chance that it runs and beats the best by over 1 %, 0 to 1; None before a trial is ranked."""
     first_only: bool = False
-    """Whether only the surrogate's first candidates are free."""
+    """Whether only the surrogate's first candidates, and the likeliest winner, are free."""
 
     def is_free(self, row: int) -> bool:
         """Whether the LLM may submit this row without overruling the surrogate."""
-        likely = not self.first_only and self.wins_N is not None and bool(self.wins_N[row] >= PLAUSIBLE)
-        return likely or row in self.order[:NUM_PROMISING]
+        if row in self.order[:NUM_PROMISING] or self.wins_N is None or self.wins_N[row] < PLAUSIBLE:
+            return row in self.order[:NUM_PROMISING]
+        # the likeliest winner is free in any case: while it has a chance, the search cannot be finished
+        return not self.first_only or bool(self.wins_N[row] >= self.wins_N.max())
 
 
 MakeSurrogateTable = Callable[[SearchView], SurrogateTable]
