@@ -134,8 +134,8 @@ def test_page_and_charts_show_the_metric_of_the_task(project: Path) -> None:
     html = re.sub(r"<(style|script)\b.*?</\1>", "", render_page([page]), flags=re.S)
     assert "best throughput" in html
     assert "8,000 lines/s" in html
-    assert "Throughput by trial" in html
-    assert "Throughput against cache hit rate" in html
+    assert "Throughput (recorded) by trial" in html
+    assert "Throughput (recorded) against cache hit rate" in html
     assert page.work == "5000 lines"
     assert not OF_TRAINING.findall(html)
     assert {knob for trial in page.trials for knob in trial.config} == {"precision", "workers"}
