@@ -39,6 +39,9 @@ test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.5 GB, its own 
 	$(BIN)/python tests/vllm/install.py .venv-vllm
 	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/test_vllm_real.py
 
+docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
 test-ui: $(VENV)/.installed-dev  ## the web application in Chromium, and its times and memory with 10,000 trials
 	$(PYTEST) -n 0 tests/test_ui.py tests/test_ui_browser.py
 	$(BIN)/python benchmarks/ui.py
