@@ -87,18 +87,17 @@ def _build_table(
         sparse["shape_id"], shapes = merge_equal(sparse.pop("shape_id", None), map(read_shape, builder.rows.shapes))
         return found, {"name_class": classes, "collectives": collectives, "grids": grids, "shapes": shapes}
 
-    (device_rows, launch, calls), ((source_of_steps, steps, by_start), facts) = call_both(
-        builder.threads, lambda: match_launches(columns["kind"], columns["corr"]), describe_rows
+    def find_launches() -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+        """The device rows, the launch of each, and the rows of calls that launch a kernel."""
+        device_rows, launch, calls = match_launches(columns["kind"], columns["corr"])
+        return device_rows, launch, _rows_named(columns, names, calls, _LAUNCHES)
+
+    (device_rows, launch, launches), ((source_of_steps, steps, by_start), facts) = call_both(
+        builder.threads, find_launches, describe_rows
     )
     sparse["launch"] = (device_rows.astype(np.int32), launch)
-
-    def attribute() -> tuple[NDArray[np.int32], dict[str, Any]]:
-        step_id = attribute_rows(columns, names, steps, source_of_steps, by_start, device_rows, launch)
-        return step_id, describe_run(metadata, columns, device_rows, _absolute_base(builder, shift))
-
-    (columns["step_id"], run), launches = call_both(
-        builder.threads, attribute, lambda: _rows_named(columns, names, calls, _LAUNCHES)
-    )
+    columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, by_start, device_rows, launch)
+    run = describe_run(metadata, columns, device_rows, _absolute_base(builder, shift))
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, launches)
     table = EventTable(
         **columns,
@@ -252,5 +251,8 @@ def _rows_named(
     columns: dict[str, Any], names: Sequence[str], rows: NDArray[np.int64], pattern: re.Pattern[str]
 ) -> NDArray[np.int64]:
     """Return those of the rows whose name matches."""
-    wanted = np.array([bool(pattern.search(name)) for name in names], bool)
-    return rows[wanted[columns["name_id"][rows]]] if wanted.any() else rows[:0]
+    name_id = columns["name_id"][rows]
+    wanted = np.zeros(len(names), bool)
+    for number in np.flatnonzero(np.bincount(name_id)).tolist():
+        wanted[number] = bool(pattern.search(names[number]))
+    return np.asarray(rows[wanted[name_id]])
