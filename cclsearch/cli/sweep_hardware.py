@@ -3,193 +3,51 @@
 from __future__ import annotations
 
 import argparse
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from cclsearch.analysis.on_clusters import choose_row, predict_on_clusters
-from cclsearch.card.hardware import Accelerator, find_accelerator
-from cclsearch.card.load import inspect_card, require_card
-from cclsearch.charts.claims import draw_utilities
+from cclsearch.analysis.hardware_sweep import HardwareSweep, ask_sweep, sweep_prediction, sweep_trace
 from cclsearch.cli.picture import check_picture, write_picture
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
-from cclsearch.plan.subject import Asked, find_subject
-from cclsearch.simulator.collectives import ALGORITHMS, Compression
-from cclsearch.simulator.spec import ClusterSpec, parse_cluster
-from cclsearch.simulator.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
-from cclsearch.space.parse import parse_assignments
-from cclsearch.tasks.base import task_of
 from cclsearch.trace.metric import NotAvailable
-from cclsearch.trace.open import open_trace
-from cclsearch.trace.text_report import format_table, format_value
-from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, compare_chips, find_chip, grow
-from cclsearch.trace.whatif.projection import prepare_replay
-
-
-@dataclass(frozen=True)
-class SweepAsked:
-    """The options that say what to compare."""
-
-    clusters: list[tuple[str, ClusterSpec]]
-    chips: list[Accelerator]
-    algorithm: str
-    compression: Compression | None
-    base: ClusterSpec | None
-    ranks: int | None
-
-
-RESOURCES = ("compute", "scale_up_bw", "scale_out_bw", "scale_up_domain", "latency")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0 if there is a result, 1 if the trace does not allow one."""
     check_picture(args.picture)
-    asked = SweepAsked(
-        clusters=[_read_option(text) for text in args.cluster],
-        chips=[find_accelerator(name) for name in args.accelerator],
-        algorithm=_read_algorithm(args.algorithm),
-        compression=_read_compression(args.compress),
-        base=parse_cluster(args.base) if args.base else None,
+    try:
+        swept = _sweep(args)
+    except NotAvailable as error:
+        reason, message = str(error.reason), one_line(error.detail)
+        shown = orjson.dumps({"status": "not_available", "reason": reason, "message": message}).decode()
+        print(shown if args.json else f"not available: {message or reason}")
+        return 1
+    if args.picture:
+        write_picture(swept.draw(), args.picture)
+    text = orjson.dumps(swept.as_data(), option=orjson.OPT_INDENT_2).decode() if args.json else plain(swept.as_text())
+    print(text)
+    return 0
+
+
+def _sweep(args: argparse.Namespace) -> HardwareSweep:
+    asked = ask_sweep(
+        args.cluster,
+        args.accelerator,
+        algorithm=args.algorithm,
+        compress=args.compress,
+        base=args.base,
         ranks=args.ranks,
     )
     if (args.trace is None) == (args.workload is None):
         raise UserError("give a TRACE or a --workload, and not both")
-    return _sweep_prediction(asked, args) if args.workload else _sweep_trace(asked, args)
-
-
-def _sweep_trace(asked: SweepAsked, args: argparse.Namespace) -> int:
-    if args.config or args.framework:
-        raise UserError("--config and --framework belong to --workload; a trace has its own")
-    card = require_card(inspect_card(args.card)) if args.card else None
-    trace = open_trace(Path(args.trace), card=card, workers=args.workers)
-    if not trace.ranks:
-        return _fail(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
-    try:
-        replay = prepare_replay(trace, args.ranks_per_domain)
-        chip, base = find_chip(trace), asked.base
-        if base is None:
-            if chip is None:
-                raise UserError(
-                    "the trace does not say which accelerator it ran on, or it is unknown: describe the traced cluster"
-                    " with --base, such as --base switch:8:2400:2.5 (docs/simulator.md), or give --card"
-                )
-            base = cluster_of(chip, max(replay.model.num_ranks, 1), replay.model.domain_size)
-        timed = ClusterReplay(replay, base)
-    except NotAvailable as error:
-        return _fail(str(error.reason), error.detail, args)
-
-    def time_on(cluster: ClusterSpec, speeds: Speeds) -> float:
-        return timed.step_s(cluster, speeds, algorithm=asked.algorithm, compression=asked.compression)
-
-    options = _options(base, chip, asked)
-    if asked.compression is not None or asked.algorithm != "auto":
-        options.insert(0, HardwareOption("base, as asked", base))
-    rows = sweep(HardwareOption("base (as traced)", base), options, time_on, timed.step_s)
-    notes = list(timed.notes)
-    if asked.chips and chip is None:
-        notes.append("the traced accelerator is unknown: other accelerators compute as fast as it")
-    _print(rows, f"measured {replay.what}: {format_value(timed.measured_s, 's')}", replay.what, notes, args)
-    return 0
-
-
-def _sweep_prediction(asked: SweepAsked, args: argparse.Namespace) -> int:
-    given = [("--algorithm", asked.algorithm != "auto"), ("--compress", asked.compression), ("--ranks", asked.ranks)]
-    given += [("--card", args.card), ("--ranks-per-domain", args.ranks_per_domain)]
-    odd = next((name for name, value in given if value), None)
-    if odd is not None:
-        raise UserError(f"{odd} belongs to a trace; a predicted configuration has its own")
-    subject = find_subject(Asked(workload=args.workload, framework=args.framework))
-    card, space = subject.card, subject.build_space()
-    matches = space.matching(parse_assignments(args.config, space.knobs) if args.config else {})
-    row = choose_row(card, space, matches, args.config or "")
-    ranks = int(space.num_accelerators_N[row])
-    base = asked.base or cluster_of(card.hardware.chip, ranks, card.hardware.domain)
-    options = _options(base, card.hardware.chip, asked)
-    small = next((each for each in (base, *(option.cluster for option in options)) if each.num_ranks < ranks), None)
-    if small is not None:
-        raise UserError(
-            f"{space.config(row)} needs {ranks} ranks, but the cluster {small.describe()} has {small.num_ranks}"
-        )
-    rows = sweep(HardwareOption("base", base), options, predict_on_clusters(card, space, row))
-    metric = task_of(card).primary_metric
-    notes = [*subject.notes, "predicted before calibration by trials; whether it fits into memory is not checked"]
-    _print(rows, f"{card.name}: {space.config(row)}", metric.words, notes, args)
-    return 0
-
-
-def _options(base: ClusterSpec, chip: Accelerator | None, asked: SweepAsked) -> list[HardwareOption]:
-    options = [HardwareOption(name, cluster) for name, cluster in asked.clusters]
-    if not asked.clusters and not asked.chips and not asked.ranks:
-        options = vary(base)
-    if asked.ranks:
-        options.append(HardwareOption(f"base of {asked.ranks} ranks", grow(base, asked.ranks)))
-    for each in asked.chips:
-        ranks = base.num_ranks
-        domain = each.scale_up_domain or (8 if each.kind != "tpu" else ranks)
-        spec = cluster_of(each, ranks, min(domain, ranks))
-        options.append(HardwareOption(each.name, spec, compare_chips(chip, each)))
-    return options
-
-
-def _read_option(text: str) -> tuple[str, ClusterSpec]:
-    name, is_named, spec = text.partition("=")
-    if not is_named or ":" in name:
-        name, spec = text, text
-    return one_line(name, 60), parse_cluster(spec)
-
-
-def _read_algorithm(name: str) -> str:
-    known = sorted({each for options in ALGORITHMS.values() for each in options})
-    if name != "auto" and name not in known:
-        raise UserError(f"no algorithm {name!r}: it is one of auto, {', '.join(known)}")
-    return name
-
-
-def _read_compression(text: str | None) -> Compression | None:
-    if text is None:
-        return None
-    number = r"(\d+(?:\.\d+)?)"
-    match = re.fullmatch(f"{number}x?(?::{number})?(?::{number})?", text.strip().lower())
-    if not match or float(match[1]) < 1 or any(part is not None and float(part) <= 0 for part in match.groups()[1:]):
-        raise UserError(
-            "--compress must be RATIO[:GBPS[:GBPS]], with a ratio of at least 1 and rates above 0, such as 4:300:150,"
-            f" not {text!r}"
-        )
-    rates = [float(part) * 1e9 if part is not None else float("inf") for part in match.groups()[1:]]
-    return Compression(float(match[1]), *rates)
-
-
-def _fail(reason: str, message: str, args: argparse.Namespace) -> int:
-    if args.json:
-        print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
-    else:
-        print(f"not available: {one_line(message) or reason}")
-    return 1
-
-
-def _print(rows: list[SweepRow], head: str, what: str, notes: list[str], args: argparse.Namespace) -> None:
-    if args.picture:
-        named = {f"{row.name}: {row.seconds:.3g} s": row.utility for row in rows if row.seconds is not None}
-        write_picture(
-            draw_utilities(named, f"{what.capitalize()} on each cluster, and utility (simulated)"), args.picture
-        )
-    if args.json:
-        shown = {"provenance": "simulated", "rows": [row.model_dump(mode="json") for row in rows], "notes": notes}
-        print(orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode())
-        return
-    lines = [head, "", f"{what} on each cluster (simulated), and the share of it that doubling a resource there saves:"]
-    cells = []
-    for row in rows:
-        shares = [f"{100 * row.utility[name]:.1f} %" if name in row.utility else "-" for name in RESOURCES]
-        seconds = format_value(row.seconds, "s") if row.seconds is not None else "-"
-        speedup = f"{row.speedup:.2f}x" if row.speedup is not None else "-"
-        cells.append((row.name, str(row.ranks), seconds, speedup, *shares))
-    heads = ("cluster", "ranks", what, "speed-up", "compute", "scale-up", "scale-out", "domain", "latency/2")
-    lines.append(format_table(heads, cells))
-    lines += [f"  {row.name}: {row.cluster}" for row in rows]
-    lines += [f"note: {row.name}: {row.problem}" for row in rows if row.problem]
-    lines += [f"note: {note}" for note in notes]
-    print(plain("\n".join(lines)))
+    if args.workload is None:
+        if args.config or args.framework:
+            raise UserError("--config and --framework belong to --workload; a trace has its own")
+        folder, domain = Path(args.trace), args.ranks_per_domain
+        return sweep_trace(asked, folder, card=args.card, ranks_per_domain=domain, workers=args.workers)
+    for option, value in (("--card", args.card), ("--ranks-per-domain", args.ranks_per_domain)):
+        if value:
+            raise UserError(f"{option} belongs to a trace; a predicted configuration has its own")
+    return sweep_prediction(asked, args.workload, framework=args.framework, config=args.config)

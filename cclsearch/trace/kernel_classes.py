@@ -95,6 +95,12 @@ def check_classes(path: Path) -> None:
     tuple(_parse(_read(path), str(path)))
 
 
+def use_classes(path: Path) -> None:
+    """Use the user's table at `path` in this process; raises UserError if it cannot be used."""
+    check_classes(path)
+    os.environ[VARIABLE] = str(path.absolute())
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text("utf-8")

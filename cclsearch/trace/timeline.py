@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.parts import StackedBar, draw_parts
-from cclsearch.charts.timeline import LANES, Lane
+from cclsearch.charts.timeline import LANES, Lane, draw_timeline
 from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.intervals import clip_spans
+from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.view import TraceView
 
 MAX_RANKS_DRAWN = 64
@@ -39,3 +40,12 @@ def draw_breakdown(diagnosis: Diagnosis) -> Chart | None:
     title = f"{subject} by rank: {1e3 * diagnosis.window_s:.3f} ms"
     title += " (* the other ranks wait for it)" if len(ranks) > 1 else ""
     return draw_parts(bars, title, name="breakdown", title=title)
+
+
+def draw_pictures(trace: TraceView) -> dict[str, Chart]:
+    """Return the charts of a step by file name; none if the trace allows no diagnosis."""
+    diagnosis = try_diagnose(trace)
+    if diagnosis is None:
+        return {}
+    charts = {"breakdown.svg": draw_breakdown(diagnosis), "timeline.svg": draw_timeline(find_lanes(trace))}
+    return {name: chart for name, chart in charts.items() if chart is not None}

@@ -1,0 +1,199 @@
+"""What `ccl-search sweep-hardware` answers: a trace or a prediction on other clusters, simulated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.analysis.on_clusters import choose_row, predict_on_clusters
+from cclsearch.card.hardware import Accelerator, find_accelerator
+from cclsearch.card.load import inspect_card, require_card
+from cclsearch.charts.chart import Chart
+from cclsearch.charts.claims import draw_utilities
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.plan.subject import Asked, find_subject
+from cclsearch.simulator.collectives import ALGORITHMS, Compression
+from cclsearch.simulator.spec import ClusterSpec, parse_cluster
+from cclsearch.simulator.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
+from cclsearch.space.parse import parse_assignments
+from cclsearch.tasks.base import task_of
+from cclsearch.trace.events import Reason
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.open import open_trace
+from cclsearch.trace.text_report import format_table, format_value
+from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, compare_chips, find_chip, grow
+from cclsearch.trace.whatif.projection import prepare_replay
+
+RESOURCES = ("compute", "scale_up_bw", "scale_out_bw", "scale_up_domain", "latency")
+
+
+@dataclass(frozen=True)
+class SweepAsked:
+    """The clusters and accelerators to compare."""
+
+    clusters: Sequence[tuple[str, ClusterSpec]]
+    chips: Sequence[Accelerator]
+    algorithm: str
+    compression: Compression | None
+    base: ClusterSpec | None
+    ranks: int | None
+
+
+@dataclass(frozen=True)
+class HardwareSweep:
+    """Simulated times on clusters, and the share of each that doubling a resource there saves."""
+
+    rows: Sequence[SweepRow]
+    subject: str
+    """What is compared: the measured time of a trace, or a configuration."""
+    what: str
+    """The words of the time."""
+    notes: Sequence[str]
+
+    def as_data(self) -> dict[str, object]:
+        """Return what `--json` prints."""
+        rows = [row.model_dump(mode="json") for row in self.rows]
+        return {"provenance": "simulated", "rows": rows, "notes": list(self.notes)}
+
+    def draw(self) -> Chart:
+        """Return the chart of utilities."""
+        named = {f"{row.name}: {row.seconds:.3g} s": row.utility for row in self.rows if row.seconds is not None}
+        return draw_utilities(named, f"{self.what.capitalize()} on each cluster, and utility (simulated)")
+
+    def as_text(self) -> str:
+        """Return the table, the clusters and the notes."""
+        cells = []
+        for row in self.rows:
+            shares = [f"{100 * row.utility[name]:.1f} %" if name in row.utility else "-" for name in RESOURCES]
+            seconds = format_value(row.seconds, "s") if row.seconds is not None else "-"
+            speedup = f"{row.speedup:.2f}x" if row.speedup is not None else "-"
+            cells.append((row.name, str(row.ranks), seconds, speedup, *shares))
+        heads = ("cluster", "ranks", self.what, "speed-up", "compute", "scale-up", "scale-out", "domain", "latency/2")
+        title = f"{self.what} on each cluster (simulated), and the share of it that doubling a resource there saves:"
+        lines = [self.subject, "", title, format_table(heads, cells)]
+        lines += [f"  {row.name}: {row.cluster}" for row in self.rows]
+        lines += [f"note: {row.name}: {row.problem}" for row in self.rows if row.problem]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def ask_sweep(
+    clusters: Sequence[str] = (),
+    accelerators: Sequence[str] = (),
+    *,
+    algorithm: str = "auto",
+    compress: str | None = None,
+    base: str | None = None,
+    ranks: int | None = None,
+) -> SweepAsked:
+    """Return what to compare, read from texts; raises UserError for one that cannot be read."""
+    return SweepAsked(
+        clusters=[_read_option(text) for text in clusters],
+        chips=[find_accelerator(name) for name in accelerators],
+        algorithm=_read_algorithm(algorithm),
+        compression=_read_compression(compress),
+        base=parse_cluster(base) if base else None,
+        ranks=ranks,
+    )
+
+
+def sweep_trace(
+    asked: SweepAsked, path: Path, *, card: str | None = None, ranks_per_domain: int | None = None, workers: int = 1
+) -> HardwareSweep:
+    """Return the traced step on other clusters; raises NotAvailable if the trace does not allow it."""
+    trace = open_trace(path, card=require_card(inspect_card(card)) if card else None, workers=workers)
+    if not trace.ranks:
+        raise NotAvailable(trace.trace_set.reason or Reason.NO_TRACE_FILES, trace.trace_set.message)
+    replay = prepare_replay(trace, ranks_per_domain)
+    chip, base = find_chip(trace), asked.base
+    if base is None:
+        if chip is None:
+            raise UserError(
+                "the trace does not say which accelerator it ran on, or it is unknown: describe the traced cluster"
+                " with --base, such as --base switch:8:2400:2.5 (docs/simulator.md), or give --card"
+            )
+        base = cluster_of(chip, max(replay.model.num_ranks, 1), replay.model.domain_size)
+    timed = ClusterReplay(replay, base)
+
+    def time_on(cluster: ClusterSpec, speeds: Speeds) -> float:
+        return timed.step_s(cluster, speeds, algorithm=asked.algorithm, compression=asked.compression)
+
+    options = _options(base, chip, asked)
+    if asked.compression is not None or asked.algorithm != "auto":
+        options.insert(0, HardwareOption("base, as asked", base))
+    rows = sweep(HardwareOption("base (as traced)", base), options, time_on, timed.step_s)
+    notes = list(timed.notes)
+    if asked.chips and chip is None:
+        notes.append("the traced accelerator is unknown: other accelerators compute as fast as it")
+    return HardwareSweep(rows, f"measured {replay.what}: {format_value(timed.measured_s, 's')}", replay.what, notes)
+
+
+def sweep_prediction(
+    asked: SweepAsked, workload: str, *, framework: str | None = None, config: str | None = None
+) -> HardwareSweep:
+    """Return a workload's predicted configuration on other clusters: the one given, or the best that fits."""
+    given = [("--algorithm", asked.algorithm != "auto"), ("--compress", asked.compression), ("--ranks", asked.ranks)]
+    odd = next((name for name, value in given if value), None)
+    if odd is not None:
+        raise UserError(f"{odd} belongs to a trace; a predicted configuration has its own")
+    subject = find_subject(Asked(workload=workload, framework=framework))
+    card, space = subject.card, subject.build_space()
+    matches = space.matching(parse_assignments(config, space.knobs) if config else {})
+    row = choose_row(card, space, matches, config or "")
+    ranks = int(space.num_accelerators_N[row])
+    base = asked.base or cluster_of(card.hardware.chip, ranks, card.hardware.domain)
+    options = _options(base, card.hardware.chip, asked)
+    small = next((each for each in (base, *(option.cluster for option in options)) if each.num_ranks < ranks), None)
+    if small is not None:
+        raise UserError(
+            f"{space.config(row)} needs {ranks} ranks, but the cluster {small.describe()} has {small.num_ranks}"
+        )
+    rows = sweep(HardwareOption("base", base), options, predict_on_clusters(card, space, row))
+    metric = task_of(card).primary_metric
+    notes = [*subject.notes, "predicted before calibration by trials; whether it fits into memory is not checked"]
+    return HardwareSweep(rows, f"{card.name}: {space.config(row)}", metric.words, notes)
+
+
+def _options(base: ClusterSpec, chip: Accelerator | None, asked: SweepAsked) -> list[HardwareOption]:
+    options = [HardwareOption(name, cluster) for name, cluster in asked.clusters]
+    if not asked.clusters and not asked.chips and not asked.ranks:
+        options = vary(base)
+    if asked.ranks:
+        options.append(HardwareOption(f"base of {asked.ranks} ranks", grow(base, asked.ranks)))
+    for each in asked.chips:
+        ranks = base.num_ranks
+        domain = each.scale_up_domain or (8 if each.kind != "tpu" else ranks)
+        spec = cluster_of(each, ranks, min(domain, ranks))
+        options.append(HardwareOption(each.name, spec, compare_chips(chip, each)))
+    return options
+
+
+def _read_option(text: str) -> tuple[str, ClusterSpec]:
+    name, is_named, spec = text.partition("=")
+    if not is_named or ":" in name:
+        name, spec = text, text
+    return one_line(name, 60), parse_cluster(spec)
+
+
+def _read_algorithm(name: str) -> str:
+    known = sorted({each for options in ALGORITHMS.values() for each in options})
+    if name != "auto" and name not in known:
+        raise UserError(f"no algorithm {name!r}: it is one of auto, {', '.join(known)}")
+    return name
+
+
+def _read_compression(text: str | None) -> Compression | None:
+    if text is None:
+        return None
+    number = r"(\d+(?:\.\d+)?)"
+    match = re.fullmatch(f"{number}x?(?::{number})?(?::{number})?", text.strip().lower())
+    if not match or float(match[1]) < 1 or any(part is not None and float(part) <= 0 for part in match.groups()[1:]):
+        raise UserError(
+            "--compress must be RATIO[:GBPS[:GBPS]], with a ratio of at least 1 and rates above 0, such as 4:300:150,"
+            f" not {text!r}"
+        )
+    rates = [float(part) * 1e9 if part is not None else float("inf") for part in match.groups()[1:]]
+    return Compression(float(match[1]), *rates)

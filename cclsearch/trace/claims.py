@@ -1,0 +1,120 @@
+"""What CCL-Bench's paper claims of traces: hidden communication beside the time of a step, and utility of links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cclsearch.charts.chart import Chart
+from cclsearch.charts.claims import OverlapPoint, draw_overlap, draw_utilities
+from cclsearch.charts.trials import rank_correlation
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
+from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.open import open_trace
+from cclsearch.trace.score import score_view
+from cclsearch.trace.text_report import format_table, format_value
+from cclsearch.trace.view import TraceView
+from cclsearch.trace.whatif.projection import WhatIf, prepare_replay
+
+MIN_CLEAR_CORRELATION = 0.3
+"""Below it, ranks show no clear order."""
+
+
+@dataclass(frozen=True)
+class ShownClaim:
+    """A claim on traces: the table, the same as data, the chart, and why some traces are missing."""
+
+    text: str
+    data: dict[str, object]
+    chart: Chart | None
+    missing: Mapping[str, str]
+    """Trace -> why it gave no result."""
+    num_found: int
+
+
+def show_claim(claim: str, traces: Sequence[str], *, workers: int = 1) -> ShownClaim:
+    """Return what the traces show of `overlap` or of `links`; a trace that gives no result is in `missing`."""
+    found, missing = {}, {}
+    measure: Callable[[TraceView], object] = _overlap_of if claim == "overlap" else _utilities_of
+    for name, path in _name_all(traces).items():
+        trace = open_trace(path, card=None, workers=workers)
+        try:
+            if not trace.ranks:
+                raise UserError(trace.trace_set.message or str(trace.trace_set.reason or "no trace files"))
+            found[name] = measure(trace)
+        except NotAvailable as error:
+            missing[name] = error.detail or str(error.reason)
+        except UserError as error:
+            missing[name] = str(error)
+    text, data, chart = (_show_overlap if claim == "overlap" else _show_utilities)(found)
+    return ShownClaim(text, data, chart, missing, len(found))
+
+
+def _name_all(paths: Sequence[str]) -> dict[str, Path]:
+    """Return a short name of each trace: the last parts of its path that tell it from the others."""
+    parts = [Path(path).absolute().parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return {one_line(name, 80): Path(path) for name, path in zip(names, paths, strict=True)}
+
+
+def _overlap_of(trace: TraceView) -> tuple[float, float, str, str]:
+    """Return hidden share of communication, seconds of a step, the cause of most of it, and its evidence."""
+    score = score_view(trace, ("overlap", "trace_step_time"))
+    overlap, step = (score.metrics[name] for name in ("overlap", "trace_step_time"))
+    for result in (overlap, step):
+        if result.value is None:
+            raise UserError(f"{result.reason or 'not available'} {result.detail or ''}".strip())
+    assert overlap.value is not None
+    assert step.value is not None
+    diagnosis = score.diagnosis
+    cause = str(diagnosis.bottleneck).replace("_", " ") if diagnosis is not None else "unknown"
+    sentence = diagnosis.sentences[0] if diagnosis is not None and diagnosis.sentences else ""
+    return overlap.value, step.value, cause, sentence
+
+
+def _utilities_of(trace: TraceView) -> dict[str, WhatIf]:
+    return prepare_replay(trace).utilities()
+
+
+def _show_overlap(found: Mapping[str, object]) -> tuple[str, dict[str, object], Chart | None]:
+    points: list[tuple[OverlapPoint, str]] = []
+    for name, value in found.items():
+        assert isinstance(value, tuple)
+        points.append((OverlapPoint(name, *value[:3]), value[3]))
+    points.sort(key=lambda pair: pair[0].overlap)
+    pairs = [(point.overlap, point.seconds) for point, _ in points]
+    correlation = rank_correlation(pairs) if len(pairs) > 2 else None
+    chart = draw_overlap([point for point, _ in points]) if points else None
+    rows = [{**vars(point), "diagnosis": sentence} for point, sentence in points]
+    cells = [
+        (p.name, f"{100 * p.overlap:.1f} %", format_value(p.seconds, "s"), p.cause, sentence) for p, sentence in points
+    ]
+    lines = [format_table(("trace", "hidden", "step", "most of it", "diagnosis"), cells)]
+    if correlation is not None:
+        meaning = "more overlap, longer steps" if correlation > 0 else "more overlap, shorter steps"
+        weak = "no clear order" if abs(correlation) < MIN_CLEAR_CORRELATION else meaning
+        lines.append(f"rank correlation of hidden share and step over {len(pairs)} traces: {correlation:+.2f} ({weak})")
+    return "\n".join(lines), {"traces": rows, "rank_correlation": correlation}, chart
+
+
+def _show_utilities(found: Mapping[str, object]) -> tuple[str, dict[str, object], Chart | None]:
+    shares: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, value in found.items():
+        assert isinstance(value, dict)
+        shares[name] = {resource: (one.gain_low, one.gain_high) for resource, one in value.items()}
+    drawn = {name: {resource: high for resource, (_, high) in each.items()} for name, each in shares.items()}
+    chart = draw_utilities(drawn, "Utility of doubling each resource (upper bounds, simulated)") if drawn else None
+    resources = list(dict.fromkeys(resource for each in shares.values() for resource in each))
+
+    def between(low: float, high: float) -> str:
+        return f"{100 * low:.1f} %" if abs(high - low) < 5e-4 else f"{100 * low:.1f} to {100 * high:.1f} %"
+
+    cells = [(name, *(between(*each[resource]) for resource in resources)) for name, each in shares.items()]
+    head = "share of the step that doubling a resource saves (simulated, bounds):"
+    text = f"{head}\n{format_table(('trace', *resources), cells)}"
+    return text, {"provenance": "simulated", "traces": shares}, chart
