@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-untimed test-serial test-ui test-submitit test-vllm test-gpu gpu-bundle check lint types format docs fuzz-native clean
+.PHONY: demo test test-light test-untimed test-serial test-ui test-submitit test-vllm test-gpu gpu-bundle check lint types format docs screenshots fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -41,6 +41,9 @@ test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.5 GB, its own 
 
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+screenshots: $(VENV)/.installed-dev  ## the pictures of README and docs, from real runs (needs Chromium)
+	$(BIN)/python docs/make_pictures.py
 
 test-ui: $(VENV)/.installed-dev  ## the web application in Chromium, and its times and memory with 10,000 trials
 	$(PYTEST) -n 0 tests/test_ui.py tests/test_ui_browser.py
