@@ -17,6 +17,9 @@ STARTED = {
     "ccl-search --help": ["-m", "cclsearch", "--help"],
     "ccl-search --version": ["-m", "cclsearch", "--version"],
     "ccl-search completion bash": ["-m", "cclsearch", "completion", "bash"],
+    "TAB: a card": ["-m", "cclsearch", "completion", "--words", "run", "-w", "wl"],
+    "TAB: a run": ["-m", "cclsearch", "completion", "--words", "show", ""],
+    "import argparse, yaml": ["-c", "import argparse, yaml"],
     "import cclsearch": ["-c", "import cclsearch"],
 }
 """What is started -> arguments of the interpreter."""

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cclsearch.cli import COMMANDS, completion, main, make_parser
+from cclsearch.cli.arguments import read_command
 from cclsearch.cli.completion import NAMES, SHELLS, complete_words
+from tests.shells import START, complete_typed
 
 COMPLETE = {
     "bash": 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); _ccl_search;'
@@ -55,6 +58,8 @@ def test_the_shell_offers_the_matching_names(shell: str, tmp_path: Path) -> None
         (["run", "--recording", "nanotron-8b-2"], {"nanotron-8b-2n"}),
         (["bench", "DIR", "--samplers", "random", "gr"], {"grid"}),
         (["run", "--llm-mode", ""], {"configs", "policy"}),
+        (["run", "--llm", "anth"], {"anthropic:"}),
+        (["run", "--llm", "anthropic", ":", ""], set()),
         (["run", "--quiet", "--sampler", "heur"], {"heuristic"}),
         (["score", "trace", "--metric", "bus_"], {"bus_bw"}),
         (["launcher", "ch"], {"check"}),
@@ -89,3 +94,42 @@ def test_completion_prints_a_script_for_each_shell(shell: str, capsys: pytest.Ca
     script = capsys.readouterr().out
     assert "completion --words" in script
     assert "ccl-search" in script
+
+
+@pytest.mark.parametrize("shell", START)
+@pytest.mark.parametrize("line", ["MINE=1 ccl-search run -w on", "true && ccl-search run -w 'on"])
+def test_a_person_gets_names_in_the_second_command_and_inside_quotes(shell: str, line: str, project: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (project / "workloads").mkdir(exist_ok=True)
+    (project / "workloads" / "onlyone.yaml").touch()
+    script = Path(completion.__file__).with_suffix(f".{shell}").read_text()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    typed = complete_typed(shell, script, line, project, {**os.environ, "PATH": path})
+    assert typed == line.replace("on", "onlyone") + ("' " if "'" in line else " ")
+
+
+def test_candidates_come_without_the_engine(project: Path) -> None:
+    (project / "runs" / "mine").mkdir(parents=True)
+    (project / "runs" / "mine" / "search.yaml").touch()
+    (project / "ccl-search.yaml").write_text("runs: runs\n")
+    code = (
+        "import sys; from cclsearch.cli import main\n"
+        "for words in (['run', '-w', 'wl'], ['run', '--pa'], ['show', 'm'], ['run', '--recording', 'n']):\n"
+        "    main(['completion', '--words', *words])\n"
+        "print('HEAVY', sorted({'numpy', 'pandas', 'pydantic', 'scipy', 'optuna', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True)
+    assert {"wl2", "--parallel", "mine", "nanotron-8b-2n"} <= set(done.stdout.split())
+    assert "HEAVY []" in done.stdout
+
+
+def test_a_part_of_the_arguments_is_read_as_in_the_whole_file() -> None:
+    whole = yaml.safe_load(Path(completion.__file__).with_name("arguments.yaml").read_text())
+    assert {name: read_command(name) for name in COMMANDS} == {name: whole[name] for name in COMMANDS}
+
+
+@pytest.mark.parametrize("settings", ["runs: [", "- runs", "runs: elsewhere"])
+def test_settings_that_name_no_runs_offer_none(project: Path, settings: str) -> None:
+    (project / "ccl-search.yaml").write_text(settings)
+    assert complete_words(["show", ""]) == ["last"]

@@ -10,12 +10,13 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import list_frameworks
 from cclsearch.core.values import Value
 from cclsearch.propose.agent.policy.knob_aliases import find_knob
 from cclsearch.report.predicted import shorten_labels
 from cclsearch.space import knobs
 from cclsearch.space.build import build_space, explain_config
-from cclsearch.space.framework import list_frameworks, load_framework
+from cclsearch.space.framework import load_framework
 from cclsearch.space.knobs import (
     KNOBS,
     KnobMeaning,

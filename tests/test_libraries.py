@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from shells import complete_typed
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UserError
@@ -50,3 +52,28 @@ def test_protobuf_reads_nothing_of_a_message_that_is_cut() -> None:
     whole = descriptors.FileDescriptorProto(name="trace", package="x" * 100).SerializeToString()
     with pytest.raises(message.DecodeError):
         descriptors.FileDescriptorProto().ParseFromString(whole[:-1])
+
+
+def test_argcomplete_offers_nothing_after_an_assignment_in_zsh(tmp_path: Path) -> None:
+    """`test_a_person_gets_names_in_the_second_command_and_inside_quotes` is what ours does there."""
+    argcomplete = pytest.importorskip("argcomplete")
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    program = tmp_path / "mine"
+    program.write_text(
+        f"#!{sys.executable}\nimport argparse, argcomplete\nparser = argparse.ArgumentParser()\n"
+        "run = parser.add_subparsers().add_parser('run')\nrun.add_argument('-w', choices=['onlyone'])\n"
+        "argcomplete.autocomplete(parser)\n"
+    )
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+    found = {}
+    for line in ("mine run -w on", "X=1 mine run -w on", "true && mine run -w on"):
+        for name in ("ready", "typed"):
+            (tmp_path / name).unlink(missing_ok=True)
+        found[line] = complete_typed("zsh", argcomplete.shellcode(["mine"], shell="zsh"), line, tmp_path, env)
+    assert found == {
+        "mine run -w on": "mine run -w onlyone ",
+        "X=1 mine run -w on": "X=1 mine run -w on",
+        "true && mine run -w on": "true && mine run -w on",
+    }

@@ -9,9 +9,10 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
+from cclsearch.core.names import list_frameworks
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import resolve_knobs
-from cclsearch.space.framework import list_frameworks, load_framework
+from cclsearch.space.framework import load_framework
 from cclsearch.space.numbers import NUMBERS
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.rule import PARAMETERS, RULES, RuleKind

@@ -22,10 +22,11 @@ from trials import DENSE, LAUNCHERS, MOE, make_input
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.card.load import load_card
+from cclsearch.core.names import list_frameworks
 from cclsearch.core.values import Config, Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment
-from cclsearch.space.framework import list_frameworks, load_framework
+from cclsearch.space.framework import load_framework
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 
 GOLDEN = Path(__file__).parent / "golden" / "options"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.launch.profile import list_profiles, load_profile, make_launcher, profile_from_mapping
+from cclsearch.core.names import list_profiles
+from cclsearch.launch.profile import load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.script import (

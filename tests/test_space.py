@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import list_frameworks
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
 from cclsearch.space.degree_rules import fit_degrees
-from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, list_frameworks, load_framework
+from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, load_framework
 from cclsearch.space.parse import parse_assignments, parse_knob
 from cclsearch.space.rule import RULES
 from cclsearch.space.table import Space

@@ -158,8 +158,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         raise UserError(f"there is no command {name!r}{guess_name(name, COMMANDS)}; commands: {', '.join(COMMANDS)}")
     path = f"cclsearch.cli.{name.replace('-', '_')}"
-    if name == "completion" and len(arguments) == 2 and importlib.import_module(path).print_script(arguments[1]):
-        return EXIT_OK  # each start of a shell runs this: it waits for no parser
+    if name == "completion" and importlib.import_module(path).answer(arguments[1:]):
+        return EXIT_OK
     args = make_parser(name).parse_args(arguments[1:])
     module = importlib.import_module(path)
     if not hasattr(args, "offline"):

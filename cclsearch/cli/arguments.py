@@ -99,11 +99,13 @@ TYPES = {kind.__name__: kind for kind in (positive_int, whole_number, seed_numbe
 
 
 def read_command(name: str) -> dict[str, Any]:
-    """The example and the arguments of a command, from `arguments.yaml`."""
+    """The example and the arguments of a command, from `arguments.yaml`; the parts of other commands are not parsed."""
     import yaml
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    command: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))[name]
+    parts = re.split(r"^(?=[a-z][a-z-]*:$)", text, flags=re.MULTILINE)
+    needed = "".join(part for part in parts if part.startswith(("shared:\n", f"{name}:\n")))
+    command: dict[str, Any] = yaml.load(needed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))[name]
     return command
 
 

@@ -6,10 +6,12 @@ the only source. If there are no candidates, the shell offers files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
+from cclsearch.core.content import list_content
+from cclsearch.core.names import list_frameworks, list_profiles, list_recordings, list_run_names
 
 if TYPE_CHECKING:
     import argparse
@@ -39,24 +41,32 @@ NAMES = {
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.words is None:
-        print_script(args.shell)
-    else:
-        print("".join(f"{line}\n" for line in complete_words(args.words)), end="")
+    """Print the script of `args.shell`; `answer` has printed what scripts ask for."""
+    answer([args.shell])
     return EXIT_OK
 
 
-def print_script(shell: str) -> bool:
-    """Print the script that defines a shell's completion; False if there is none."""
-    if shell in SHELLS:
-        with open(f"{__file__.removesuffix('.py')}.{shell}", encoding="utf-8") as file:
-            print(file.read().rstrip())
-    return shell in SHELLS
+def answer(arguments: Sequence[str]) -> bool:
+    """Print a shell's script, or the candidates for `--words WORD...`; False for other arguments.
+
+    Each start of a shell and each press of TAB calls this, so it does not wait for the command's own parser.
+    """
+    if arguments[:1] == ["--words"]:
+        print("".join(f"{line}\n" for line in complete_words(arguments[1:])), end="")
+        return True
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        return False
+    with open(f"{__file__.removesuffix('.py')}.{arguments[0]}", encoding="utf-8") as file:
+        print(file.read().rstrip())
+    return True
 
 
 def complete_words(words: Sequence[str]) -> list[str]:
     """Return the candidates for the last word, given the words before it; empty for a file or a number."""
+    if ":" in words[-2:]:
+        return []  # bash splits `anthropic:MODEL` into three words, and nothing lists models
     *before, current = _join_equals(words) or [""]
+    current = current.lstrip("'\"")  # a quote that is not closed yet; the shell keeps it
     if not before:
         return _filter_prefix(current, [*COMMANDS, "--help", "--version"])
     if before[0] not in COMMANDS:
@@ -95,37 +105,53 @@ def find_argument(
 
 def list_names(argument: argparse.Action | None) -> list[str]:
     """Return the values of an argument that can be listed: its choices, or names of content, runs and plugins."""
-    from cclsearch.core.content import list_content
-    from cclsearch.launch.profile import list_profiles
-    from cclsearch.plan.target import list_recordings
-    from cclsearch.plugins import METRICS
-    from cclsearch.propose.agent.providers.kind import list_kinds
-    from cclsearch.propose.study.choose import list_samplers, list_strategies
-    from cclsearch.run.catalog import list_runs
-    from cclsearch.space.framework import list_frameworks
-
     if argument is None:
         return []
     if argument.choices is not None:
         return [str(choice) for choice in argument.choices]
     kind = NAMES.get(argument.dest)
     if kind == "runs":
-        words = ("auto", "none") if argument.dest == "learn_from" else ("last",)
-        return [*(folder.name for folder in list_runs()), *words]
-    if kind in ("workloads", "objectives"):
-        return list_content(kind, ".yaml", ".yml")
-    if kind == "policies":
-        return list_content(kind, ".py")
-    listed = {
-        "launchers": list_profiles,
-        "frameworks": list_frameworks,
-        "recordings": list_recordings,
-        "samplers": list_samplers,
-        "strategies": list_strategies,
-        "providers": lambda: [*(f"{word}:" for word in list_kinds()), "none"],
-        "metrics": METRICS.names,
-    }
-    return listed[kind]() if kind else []
+        return [*list_run_names(), *(("auto", "none") if argument.dest == "learn_from" else ("last",))]
+    return LISTED[kind]() if kind else []
+
+
+def _list_providers() -> list[str]:
+    from cclsearch.propose.agent.providers.kind import list_kinds
+
+    return [*(f"{word}:" for word in list_kinds()), "none"]
+
+
+def _list_samplers() -> list[str]:
+    from cclsearch.propose.study.choose import list_samplers
+
+    return list_samplers()
+
+
+def _list_strategies() -> list[str]:
+    from cclsearch.propose.study.choose import list_strategies
+
+    return list_strategies()
+
+
+def _list_metrics() -> list[str]:
+    from cclsearch.plugins import METRICS
+
+    return METRICS.names()
+
+
+LISTED: dict[str, Callable[[], list[str]]] = {
+    "workloads": lambda: list_content("workloads", ".yaml", ".yml"),
+    "objectives": lambda: list_content("objectives", ".yaml", ".yml"),
+    "policies": lambda: list_content("policies", ".py"),
+    "launchers": list_profiles,
+    "frameworks": list_frameworks,
+    "recordings": list_recordings,
+    "providers": _list_providers,
+    "samplers": _list_samplers,
+    "strategies": _list_strategies,
+    "metrics": _list_metrics,
+}
+"""Kind of names -> what lists them; what needs an import of the engine imports it then."""
 
 
 def _join_equals(words: Sequence[str]) -> list[str]:

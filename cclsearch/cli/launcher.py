@@ -9,8 +9,9 @@ import re
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, project_root
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import PROFILE_SUFFIXES, list_profiles
 from cclsearch.core.text import one_line, plain
-from cclsearch.launch.profile import PROFILE_SUFFIXES, list_profiles, load_profile, make_launcher
+from cclsearch.launch.profile import load_profile, make_launcher
 
 NEW_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,60}$")
 

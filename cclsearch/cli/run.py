@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import list_recordings
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.terminal import is_terminal
 from cclsearch.plan.earlier import NONE
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.target import find_recording, list_recordings, read_names
+from cclsearch.plan.target import find_recording, read_names
 from cclsearch.plan.warm_start import AUTO, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.folder import create_run

@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeVar
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content, project_root
+from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, project_root
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import PROFILE_SUFFIXES, list_profiles
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
@@ -20,7 +21,6 @@ from cclsearch.links.matrix import LinkMatrix
 from cclsearch.links.read import read_links
 from cclsearch.plugins import LAUNCHERS, describe_broken_plugins
 
-PROFILE_SUFFIXES = (".yaml", ".yml")
 LINKS_SUFFIX = ".links.csv"
 
 M = TypeVar("M", bound=Model)
@@ -136,11 +136,6 @@ def profile_from_mapping(data: object, *, name: str, source: Path | None = None)
             f"{guess_name(profile.launcher, known)}{describe_broken_plugins()}"
         )
     return profile
-
-
-def list_profiles() -> list[str]:
-    """Return the names of all profiles, sorted."""
-    return [name for name in list_content("launchers", *PROFILE_SUFFIXES) if not name.endswith(FRAMEWORK_SUFFIX)]
 
 
 def make_launcher(profile: Profile, *, framework: str | None = None, run_dir: Path | None = None) -> Launcher:

@@ -12,6 +12,7 @@ from cclsearch.card.load import SUFFIXES
 from cclsearch.card.model import Card, Hardware
 from cclsearch.core.content import content_roots, list_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import RECORDINGS_FOLDER, list_recordings
 from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.plan.hardware import resolve_hardware
@@ -20,7 +21,6 @@ IN_PROCESS = "in-process"
 """Name of the launcher that calls a function of the caller."""
 SIMULATE = "simulate"
 """Name of the profile of simulated clusters."""
-RECORDINGS_FOLDER = Path("workloads") / "recordings"
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,6 @@ def read_names(workload: str | None, recording: str | None, launcher: str | None
     if is_bare and workload not in list_content("workloads", *SUFFIXES) and workload in list_recordings():
         return None, workload
     return workload, recording
-
-
-def list_recordings() -> list[str]:
-    """Return the bare names of all recordings, sorted."""
-    return sorted({p.name for root in content_roots() for p in (root / RECORDINGS_FOLDER).glob("*") if p.is_dir()})
 
 
 def count_local_gpus() -> int:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from cclsearch.card.model import Card
-from cclsearch.core.content import find_content, list_content
+from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import list_frameworks
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
@@ -362,11 +363,6 @@ def find_framework(name: str) -> Framework | None:
         if wanted in {_normalize(each) for each in (framework.name, *framework.aliases)}:
             return framework
     return None
-
-
-def list_frameworks() -> list[str]:
-    """Names of the known frameworks, sorted."""
-    return list_content(FOLDER, SUFFIX)
 
 
 def _read(name: str) -> Framework:

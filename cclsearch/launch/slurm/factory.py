@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from cclsearch.core.names import list_frameworks
 from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.plugins import LAUNCHERS
-from cclsearch.space.framework import list_frameworks, load_framework
+from cclsearch.space.framework import load_framework
 
 
 @LAUNCHERS.register("slurm")
