@@ -174,12 +174,23 @@ def test_a_conversation_with_an_llm_is_readable(tmp_path: Path) -> None:
     (tmp_path / "turns").mkdir()
     answer = {"text": '{"tool": "submit", "why": "a\\nb"}', "calls": [{"name": "predict", "arguments": {"tp": 2}}]}
     record = {"turn": 1, "system": "You tune.", "user": "STATE " + HOSTILE, "decision": "submit"}
-    record["exchanges"] = [{"answer": answer}, {"answer": None, "error": "rate_limit", "message": "later"}]
+    looked = [{"id": "1", "text": "step_time_s 0.5 " + HOSTILE}, {"id": "2", "text": "no knob", "is_error": True}]
+    record["exchanges"] = [
+        {"answer": answer, "results": looked},
+        {"answer": None, "error": "rate_limit", "message": "later"},
+    ]
     (tmp_path / "turns" / "0001.json").write_text(json.dumps(record), encoding="utf-8")
     (tmp_path / "turns" / "0002.json").write_text("[" * 100_000, encoding="utf-8")
     (tmp_path / "turns" / "0003.json").symlink_to(tmp_path / "turns" / "0001.json")
     [turn] = gather_turns(tmp_path)
-    assert [message.role for message in turn.messages] == ["system", "engine", "assistant", "assistant", "engine"]
+    assert [message.role for message in turn.messages] == [
+        "system", "engine", "assistant", "assistant", "engine", "engine", "engine",
+    ]  # fmt: skip
+    assert [message.who for message in turn.messages[4:6]] == [
+        "ccl-search answers the call",
+        "ccl-search refuses the call",
+    ]
+    assert turn.messages[4].text.startswith("step_time_s 0.5")
     assert "a\nb" in turn.messages[2].text
     page = render_page([make_page(turns=(turn,))])
     assert "What the LLM said (1 turn)" in page

@@ -22,6 +22,7 @@ from cclsearch.plan.baseline import choose_baseline
 from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.earlier import NONE, learn_from_earlier
 from cclsearch.plan.impossible import describe_impossible
+from cclsearch.plan.origin import find_command, find_commit
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import load_requested
 from cclsearch.plan.strategy import choose_strategy
@@ -68,6 +69,8 @@ def plan_search(request: SearchRequest) -> Plan:
         run_id=_choose_run_id(request),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         engine_version=__version__,
+        command=find_command(),
+        script_commit=find_commit(workload.framework) if provenance is Provenance.MEASURED else "",
         workload=request.workload,
         card=task_of(workload.card).freeze(workload.card, objective),
         framework=workload.framework,

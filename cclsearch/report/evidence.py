@@ -87,6 +87,11 @@ def _describe_exchange(exchange: Mapping[str, Any]) -> list[TurnMessage]:
             arguments = json.dumps(call.get("arguments"), indent=2, ensure_ascii=False).replace("\\n", "\n")
             name = one_line(str(call.get("name")), 80)
             messages.append(TurnMessage("assistant", f"LLM calls {name}", _block(arguments, MAX_MESSAGE)))
+    results = exchange.get("results")
+    for result in results if isinstance(results, list) else []:
+        if isinstance(result, dict):
+            who = "ccl-search refuses the call" if result.get("is_error") else "ccl-search answers the call"
+            messages.append(TurnMessage("engine", who, _block(result.get("text"), MAX_MESSAGE)))
     return messages
 
 
@@ -109,7 +114,9 @@ def gather_environment(run: Run) -> tuple[tuple[str, str], ...]:
     rows: list[tuple[str, object]] = [
         ("ccl-search", f"{spec.engine_version} ran the search, {__version__} wrote this page"),
         ("started", spec.created),
+        *([("command line", spec.command)] if spec.command else []),
         ("framework", spec.framework),
+        *([("folder of the run script", spec.script_commit)] if spec.script_commit else []),
         ("launcher", spec.profile.launcher),
         ("proposed by", spec.proposers),
         ("seed", spec.seed),

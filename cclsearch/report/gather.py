@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
@@ -176,7 +177,8 @@ def metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
 
 def _describe_status(run: Run) -> str:
     end = run.state.ended or (run.state.stopped if run.status is Standing.STOPPED else None)
-    return clean(f"{run.status}: {end.reason}" if end else run.status)
+    reason = re.sub(r"(?<=')/[^']*/(?=trials/\d+/)", "", end.reason) if end else ""  # paths as this page links them
+    return clean(f"{run.status}: {reason}" if end else run.status)
 
 
 def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str], ...]:

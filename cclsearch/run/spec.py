@@ -77,6 +77,10 @@ class RunSpec(Model):
     created: str
     """UTC, ISO 8601."""
     engine_version: str
+    command: str = ""
+    """The command line that started it; empty if another program did, or an earlier version."""
+    script_commit: str = ""
+    """The git commit of the folder of the user's run script, if it has one."""
     workload: str
     """The workload that the user named; `card.name` differs if a recording is replayed."""
     card: Card

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
@@ -73,6 +73,8 @@ class Exchange:
     request_bytes: int = 0
     at_s: float = 0.0
     """Seconds since the turn began."""
+    results: tuple[ToolResult, ...] = ()
+    """What the answer's look-ups returned; none if it decided. A replay looks up again."""
 
 
 @dataclass
@@ -246,6 +248,7 @@ class Turn:
             ToolResult(id=call.id, text=clip_reply(reply.text, max_bytes), is_error=bool(reply.fault))
             for call, reply in replies
         )
+        self._result.exchanges[-1] = replace(self._result.exchanges[-1], results=results)
         self._messages.append(answer)
         self._messages.append(Message(role=Role.USER, text=self._lookups_left(), results=results))
         faults = [reply for call, reply in replies if reply.fault and not self._handlers.is_lookup(call)]
