@@ -1,4 +1,4 @@
-"""Registries of launchers, proposers, LLM providers, metrics, trace readers and tasks, which other packages can extend.
+"""Registries of launchers, proposers, LLM providers, metrics, trace readers, tasks and trackers, for other packages.
 
 A package names a module under the entry-point group `cclsearch`; importing that module registers what it decorates:
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cclsearch.tasks.base import Task
     from cclsearch.trace.metric import Metric
     from cclsearch.trace.readers.base import Reader
+    from cclsearch.tracking.base import Tracker
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -216,3 +217,6 @@ READERS: Registry[type[Reader]] = Registry(
 
 TASKS: Registry[Task] = Registry("task", "cclsearch.tasks.builtin", needs=("metrics", "primary", "make_input"))
 """name -> kind of workload; see `cclsearch.tasks.base.Task`."""
+
+TRACKERS: Registry[type[Tracker]] = Registry("tracker", "cclsearch.tracking.builtin", needs=("from_place", "log_trial"))
+"""word of `--log-to WORD:PLACE` -> subclass of `cclsearch.tracking.base.Tracker`."""

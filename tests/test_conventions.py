@@ -28,6 +28,7 @@ LEVELS = [
     {"tasks"},
     {"record"},
     {"run"},
+    {"tracking"},
     {"plan", "report", "study"},
     {"search", "export"},
     {"analysis", "nightly", "checks"},

@@ -49,6 +49,7 @@ def search(
     recording: str | None = None,
     sampler: str | None = None,
     baseline: Mapping[str, Value] | None = None,
+    log_to: Sequence[str] = (),
     learn_from: Sequence[str | os.PathLike[str]] | None = (),
     confirm: int = 0,
     max_hours: float | None = None,
@@ -95,6 +96,7 @@ def search(
         learn_from=tuple(str(catalog.find_run(os.fspath(each), runs)) for each in learn_from or ()),
         earlier_runs=() if learn_from is None else tuple(str(folder) for folder in catalog.list_runs(runs)),
         baseline=None if baseline is None else ",".join(f"{k}={format_knob_value(v)}" for k, v in baseline.items()),
+        log_to=tuple(log_to),
         knobs=read_knobs(knobs),
         run_id=name,
     )

@@ -54,7 +54,7 @@ def drive_search(
     """
     stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
     with listen_for_stop(stop):
-        session = replace(open_session(folder, stop=stop), tell=_tell)
+        session = replace(open_session(folder, stop=stop, log_to=args.log_to), tell=_tell)
         with RunWriter(folder) as writer, explain_write_errors(folder, args.runs):
             begin_or_resume(
                 writer,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from cclsearch.cli import EXIT_OK
+from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
 from cclsearch.core.text import count_of, plain
 from cclsearch.export.ccl_bench import write_entries
 from cclsearch.export.evidence import list_left_out
@@ -13,6 +15,8 @@ from cclsearch.export.tables import write_csv, write_optuna, write_parquet
 from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
+from cclsearch.tracking.targets import open_targets
+from cclsearch.tracking.view import write_run
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
             f"--trial, --trials and --no-traces need `--to ccl-bench`: {args.to} contains every trial and no traces"
         )
     loaded = load_run(find_run(args.run, args.runs))
+    if args.log_to:
+        return _write_to_trackers(loaded, args)
     if args.to == "ccl-bench":
         trials = [_find_trial(loaded, args.trial)] if args.trial else _choose_trials(loaded, args.trials or "ranked")
         folder = args.out or loaded.folder / "ccl-bench"
@@ -44,6 +50,20 @@ def run(args: argparse.Namespace) -> int:
         )
     )
     return EXIT_OK
+
+
+def _write_to_trackers(run: Run, args: argparse.Namespace) -> int:
+    if args.to != "csv" or args.out:
+        raise UserError("--log-to excludes --to and --out: it writes to the trackers")
+    targets = open_targets(args.log_to)
+    problems = write_run(run.folder, run.spec, run.state, targets)
+    for problem in problems:
+        print(plain(f"note: {problem}"), file=sys.stderr)
+    failed = {problem.partition(" writes no more")[0] for problem in problems}
+    for target in targets:
+        if f"--log-to {target.name}" not in failed:
+            print(plain(f"wrote {describe_counts(count_states(run.state.trials.values()))} to {redact(target.text)}"))
+    return EXIT_FAILED if problems else EXIT_OK
 
 
 def _find_trial(run: Run, number: int) -> Trial:

@@ -141,6 +141,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         seed=args.seed,
         use_fewer=args.use_fewer,
         baseline=args.baseline,
+        log_to=tuple(args.log_to) or settings.log_to,
         **_read_learn_from(args),
         knobs=(*read_tuning_config(args.tuning_config), *parse_knobs(args.knob)),
         run_id=args.name,

@@ -29,6 +29,8 @@ class Settings(Model):
     """Trials of a search if `--budget` is not given."""
     offline: bool = False
     """Refuse every connection to another machine, as `--offline` does."""
+    log_to: tuple[str, ...] = ()
+    """Trackers that searches write to, as `--log-to` names them; `--log-to` takes their place."""
     runs: Path = Path("runs")
     """Folder of run folders, relative to the project's root unless absolute."""
 

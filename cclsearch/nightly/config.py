@@ -94,6 +94,8 @@ class JobSettings(Fields):
     """Constraints in addition to the objective's, such as `peak_memory_gib <= 70`."""
     baseline: str | None = None
     """A configuration to compare with, such as `tp=8,pp=1`; it runs first and outside the budget."""
+    log_to: tuple[str, ...] = ()
+    """Trackers that follow the search, such as `mlflow:mlruns`; none: those of the project's settings."""
     seed: int = Field(default=0, ge=0)
     parallel: int = Field(default=1, ge=1)
     confirm: int | None = Field(default=None, ge=0)

@@ -15,6 +15,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.redact import redact
+from cclsearch.core.settings import load_settings
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
@@ -106,6 +107,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
         seed=job.seed,
         use_fewer=job.use_fewer,
         baseline=job.baseline,
+        log_to=job.log_to or load_settings().log_to,
         knobs=parse_knobs(job.knobs),
         run_id=run_id,
     )

@@ -35,6 +35,7 @@ from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
+from cclsearch.tracking.targets import open_targets
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 
@@ -65,6 +66,7 @@ def plan_search(request: SearchRequest) -> Plan:
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request)
     baseline = _choose_baseline(request, workload)
+    open_targets(request.log_to)  # a tracker that cannot be used must stop the search here
     spec = RunSpec(
         run_id=_choose_run_id(request),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -89,6 +91,7 @@ def plan_search(request: SearchRequest) -> Plan:
         learn_from=tuple(str(Path(folder).resolve()) for folder in request.learn_from),
         first=request.first,
         baseline=baseline,
+        log_to=request.log_to,
         space_size=len(workload.space),
         space_sha256=workload.space_sha256,
         banner=(

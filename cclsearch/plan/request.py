@@ -55,3 +55,5 @@ class SearchRequest:
     """The configuration to compare with, such as `tp=8,pp=1`, as the user typed it."""
     knobs: tuple[KnobDeclaration, ...] = ()
     run_id: str | None = None
+    log_to: tuple[str, ...] = ()
+    """Trackers that follow the search, as `--log-to` names them."""

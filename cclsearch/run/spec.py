@@ -110,6 +110,8 @@ class RunSpec(Model):
     """Configurations to run before the strategy proposes."""
     baseline: Config | None = None
     """The user's configuration to compare with, which runs first and outside the budget."""
+    log_to: tuple[str, ...] = ()
+    """Trackers that follow the ledger, as `--log-to` names them."""
     space_size: int
     space_sha256: str
     banner: tuple[str, ...] = ()

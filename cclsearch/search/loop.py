@@ -26,6 +26,7 @@ from cclsearch.search.session import Session
 from cclsearch.search.shared_cause import explain_end, find_shared_cause
 from cclsearch.space.table import RowSet, mask_rows
 from cclsearch.study.view import StudyView
+from cclsearch.tracking.view import TrackingView
 
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 """Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
@@ -39,8 +40,13 @@ def run_search(writer: RunWriter, session: Session) -> None:
         session.masker.add_ended(writer.state)
     study = StudyView(writer.folder, session.spec, session.space.knobs, session.tell)
     study.open(writer.state)
-    with writer.watching(study.watch):
-        _run(writer, session)
+    tracking = TrackingView(writer.folder, session.spec, session.log_to, session.tell)
+    tracking.open(writer.state)
+    try:
+        with writer.watching(study.watch), writer.watching(tracking.watch):
+            _run(writer, session)
+    finally:
+        tracking.close(writer.state)
     study.close(writer.state)
     if session.masker is not None:
         session.masker.add_ended(writer.state)

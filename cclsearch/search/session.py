@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +40,7 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
+from cclsearch.tracking.targets import Target, open_targets
 
 
 class TrialLimit(Protocol):
@@ -69,16 +70,21 @@ class Session:
     now_s: Callable[[], float] = time.time
     tell: Callable[[str], None] = lambda text: None
     """Shows the user one line that no event of the ledger says."""
+    log_to: tuple[Target, ...] = ()
+    """Trackers that follow the ledger."""
     max_trials: int | None = None
     """Trials in total that this session may spend, if that is less than the search's budget."""
     node_hours: TrialLimit | None = None
     """The limit in node-hours; None without one."""
 
 
-def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measure | None = None) -> Session:
+def open_session(
+    folder: Path, *, stop: StopSignal | None = None, measure: Measure | None = None, log_to: Sequence[str] = ()
+) -> Session:
     """Return the parts of the search in a run folder; raises UserError if its inputs have changed since it began.
 
-    `measure` is the caller's function that measures trials, for a run that was started with one.
+    `measure` is the caller's function that measures trials, for a run that was started with one; `log_to` names
+    trackers besides those that the run was started with.
     """
     run = load_run(folder)
     spec = locate_recording(run.spec)
@@ -110,6 +116,7 @@ def open_session(folder: Path, *, stop: StopSignal | None = None, measure: Measu
         prior=load_warm_start(spec),
         held_back=hold_back(spec, space),
         stop=stop,
+        log_to=open_targets((*spec.log_to, *log_to)),
     )
 
 
