@@ -40,7 +40,7 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
-from cclsearch.tracking.targets import Target, open_targets
+from cclsearch.tracking.targets import LogTarget, open_targets
 
 
 class TrialLimit(Protocol):
@@ -70,7 +70,7 @@ class Session:
     now_s: Callable[[], float] = time.time
     tell: Callable[[str], None] = lambda text: None
     """Shows the user one line that no event of the ledger says."""
-    log_to: tuple[Target, ...] = ()
+    log_to: tuple[LogTarget, ...] = ()
     """Trackers that follow the ledger."""
     max_trials: int | None = None
     """Trials in total that this session may spend, if that is less than the search's budget."""

@@ -12,7 +12,7 @@ from cclsearch.tracking.base import Tracker
 
 
 @dataclass(frozen=True)
-class Target:
+class LogTarget:
     """One tracker that was asked for, and checked."""
 
     text: str
@@ -25,9 +25,9 @@ class Target:
         return self.text.partition(":")[0]
 
 
-def open_targets(texts: Iterable[str]) -> tuple[Target, ...]:
+def open_targets(texts: Iterable[str]) -> tuple[LogTarget, ...]:
     """Return the targets, each once; raises UserError for one that is unknown, lacks its package or cannot be used."""
-    return tuple(Target(text, _open(text)) for text in dict.fromkeys(texts))
+    return tuple(LogTarget(text, _open(text)) for text in dict.fromkeys(texts))
 
 
 def _open(text: str) -> Tracker:

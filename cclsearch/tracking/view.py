@@ -22,7 +22,7 @@ from cclsearch.record.event import Event, TrialFinished, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.run.spec import RunSpec
 from cclsearch.tracking.base import TrackedSearch, TrackedTrial, describe_search, describe_trial
-from cclsearch.tracking.targets import Target
+from cclsearch.tracking.targets import LogTarget
 
 WRITTEN_FILE = "tracking.jsonl"
 CLOSE_WAIT_S = 60.0
@@ -32,7 +32,7 @@ CLOSE_WAIT_S = 60.0
 class TrackingView:
     """The trackers of a run; `watch` is called after each event of its ledger."""
 
-    def __init__(self, folder: Path, spec: RunSpec, targets: Sequence[Target], tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, spec: RunSpec, targets: Sequence[LogTarget], tell: Callable[[str], None]) -> None:
         self._spec = spec
         self._folder = folder
         self._tell = tell
@@ -81,7 +81,7 @@ class TrackingView:
 class TargetWriter:
     """Writes into one tracker, in a thread that dies with the process."""
 
-    def __init__(self, folder: Path, search: TrackedSearch, target: Target, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, search: TrackedSearch, target: LogTarget, tell: Callable[[str], None]) -> None:
         self.name = target.name
         self.problem = ""
         """Why the tracker was given up; empty while it works."""
@@ -159,7 +159,7 @@ class WrittenTrials:
             file.write(line + b"\n")
 
 
-def write_run(folder: Path, spec: RunSpec, state: RunState, targets: Sequence[Target]) -> list[str]:
+def write_run(folder: Path, spec: RunSpec, state: RunState, targets: Sequence[LogTarget]) -> list[str]:
     """Write the finished trials of a run into trackers, however long that takes; returns what went wrong."""
     view = TrackingView(folder, spec, targets, lambda text: None)
     view.open(state)
