@@ -214,6 +214,7 @@ def test_dependencies_are_declared_and_imported() -> None:
         "pydantic-monty": "pydantic_monty",
         "optuna-dashboard": "optuna_dashboard",
         "vl-convert-python": "vl_convert",
+        "mlflow-skinny": "mlflow",
     }
     imported = set()
     for path in ENGINE:

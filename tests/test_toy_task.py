@@ -259,7 +259,7 @@ def test_a_killed_search_resumes_and_loses_and_repeats_nothing(toy: Toy) -> None
     assert toy.call("status", "killed", "--json").json["standing"] == "killed"
     toy.call("resume", "killed")
     assert count_finishes(toy.run_path("killed")) == dict.fromkeys(range(1, 7), 1)
-    # A doubtful measurement may be made once more on purpose; a kill gives no other reason to run a configuration twice.
+    # A doubtful measurement may be made once more on purpose; a kill is no other reason to run one twice.
     once = [json.dumps(trial["config"]) for trial in trials_of(toy, "killed") if trial["purpose"] == "search"]
     assert len(set(once)) == len(once) >= 4
     for number, content in figures.items():

@@ -180,10 +180,10 @@ def test_trackers_of_the_settings_follow_every_search(where: str) -> None:
     [
         ("mlfow", "there is no tracker 'mlfow' (did you mean 'mlflow'?)"),
         ("mlflow:http://me:pw@127.0.0.1:1", "the URL has a user name: set MLFLOW_TRACKING_USERNAME"),
-        ("mlflow:ftp://127.0.0.1", "is no place for MLflow"),
+        ("mlflow:ftp://127.0.0.1", "cannot be a place of MLflow"),
         ("mlflow:ccl-search.yaml", "is not a folder"),
         ("tensorboard:ccl-search.yaml", "is not a folder"),
-        ("wandb:a/b", "is no name of a project"),
+        ("wandb:a/b", "cannot name a project"),
         ("mlflow:https://mlflow.example.org", "--offline refuses the MLflow server"),
     ],
 )

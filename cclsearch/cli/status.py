@@ -73,7 +73,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
     if as_json:
         best = best_as_json(spec, state, folder)
         trials = [
-            {"trial": t.number, "config": dict(t.config), "proposer": t.proposer}
+            {"trial": t.number, "purpose": t.purpose.value, "config": dict(t.config), "proposer": t.proposer}
             | {"result": result_text(t, figure, as_data=True)}
             for t in state.trials.values()
         ]

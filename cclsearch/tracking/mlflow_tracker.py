@@ -63,7 +63,7 @@ class MlflowTracker(Tracker):
             return cls(place)
         if parts.scheme and parts.scheme != "file":
             raise UserError(
-                f"{parts.scheme}:// is no place for MLflow: give a folder, sqlite:///FILE or http(s)://HOST"
+                f"{parts.scheme}:// cannot be a place of MLflow: give a folder, sqlite:///FILE or http(s)://HOST"
             )
         folder = Path(parts.path if parts.scheme else place).expanduser().absolute()
         if folder.exists() and not folder.is_dir():

@@ -40,7 +40,7 @@ class WandbTracker(Tracker):
         require_package("wandb", "wandb")
         project = place or os.environ.get("WANDB_PROJECT", "") or DEFAULT_PROJECT
         if not _PROJECT.fullmatch(project):
-            raise UserError(f"{project!r} is no name of a project: use letters, digits, '-', '_' and '.'")
+            raise UserError(f"{project!r} cannot name a project: use letters, digits, '-', '_' and '.'")
         mode = "online" if os.environ.get("WANDB_MODE", "").lower() == "online" else "offline"
         if mode == "online":
             refuse_outside("Weights & Biases", "unset WANDB_MODE: runs are then written to `wandb/` only")
