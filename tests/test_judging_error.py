@@ -20,7 +20,7 @@ from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.search import evaluate
+from cclsearch.search import drive, evaluate
 from cclsearch.search.loop import run_search
 from cclsearch.search.session import begin_or_resume
 from cclsearch.tasks.training.contract import TrainingResult
@@ -119,7 +119,7 @@ def test_three_judging_errors_in_a_row_stop_the_search_with_their_own_exit_code(
 ) -> None:
     broken.update({1, 2, 4, 5, 6, 7})
     folder, session = open_search(project, ScriptedLauncher(ran), budget=9, parallel=1)
-    monkeypatch.setattr("cclsearch.cli.drive.open_session", lambda *_, **__: session)
+    monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
     assert main(["resume", "r", "--quiet"]) == EXIT_DEFECT == 70
     state = load_run(folder).state
     assert state.stopped is not None

@@ -108,19 +108,19 @@ def test_two_nights_never_overlap(nightly_project: Path, capsys: pytest.CaptureF
 def test_a_process_that_runs_every_night_survives_a_failing_night(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cclsearch.cli import nightly
+    from cclsearch.nightly import service
 
     starts = iter([True, True, False])
     profile = Path("launchers/sim.yaml")
     valid = profile.read_text()
 
-    def next_start(config: object, stop: object, *, quiet: bool) -> bool:
+    def next_start(*given: object) -> bool:
         """The profile is broken at the first start and repaired at the second."""
         broken = not profile.read_text().endswith("nonsense: [\n")
         profile.write_text(valid + "nonsense: [\n" if broken else valid)
         return next(starts)
 
-    monkeypatch.setattr(nightly, "wait_for_start", next_start)
+    monkeypatch.setattr(service, "wait_for_start", next_start)
     write(start="22:00 UTC")
     assert main(["nightly", "nightly.yaml", "--quiet"]) == 0
     output = capsys.readouterr()

@@ -20,6 +20,7 @@ from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.score.outcome import Outcome
+from cclsearch.search import drive
 from cclsearch.search.evaluate import TrialEvaluator
 from cclsearch.search.jobs import JobRunner
 from cclsearch.search.loop import run_search
@@ -168,7 +169,7 @@ def test_the_exit_code_is_its_own_and_keep_going_continues(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, session = open_search(project, Measured(crash_alike), budget=7, parallel=1, max_attempts=1)
-    monkeypatch.setattr("cclsearch.cli.drive.open_session", lambda *_, **__: session)
+    monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
     assert main(["resume", "r"]) == 3
     assert "continue: ccl-search resume r\n" in capsys.readouterr().out
     session.stop.__init__()  # type: ignore[misc]

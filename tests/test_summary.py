@@ -16,7 +16,7 @@ from scripted_launcher import FirstJobFinishesLast, ScriptedLauncher, failed, ra
 from scripted_search import admit, open_search
 
 from cclsearch.cli import main
-from cclsearch.cli.drive import print_end
+from cclsearch.cli.screen import print_end
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.plugins import TASKS
 from cclsearch.record.event import Purpose, SearchResumed, TrialProposed

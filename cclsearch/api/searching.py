@@ -28,10 +28,10 @@ from cclsearch.run import catalog
 from cclsearch.run.folder import create_run, load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import Objective
+from cclsearch.search.drive import Changes, drive_search
 from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import find_budget, run_search
-from cclsearch.search.node_hours import keep_node_hours
-from cclsearch.search.session import Session, begin_or_resume, open_session
+from cclsearch.search.loop import find_budget
+from cclsearch.search.session import Session
 
 
 def search(
@@ -135,15 +135,22 @@ def _require_function(measure: object) -> None:
 
 def _continue(folder: Path, measure: Measure | None, *, budget: int = 0, verbose: bool) -> SearchResult:
     stop = StopSignal(leave_jobs=measure is not None)  # a call cannot be ended: its result is read by `resume`
-    session = open_session(folder, stop=stop, measure=measure)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session, budget=budget)
+
+    @contextlib.contextmanager
+    def around(writer: RunWriter, session: Session) -> Iterator[None]:
         if verbose:
             total, figure = find_budget(writer, session), find_figure(session.spec)
             writer.watch(watch_lines(total, figure, max_attempts=session.spec.limits.max_attempts))
-        with _interruptible(writer, session, measure), keep_node_hours(writer, session) as limited:
-            run_search(writer, limited)
+        with _interruptible(writer, session, measure):
+            yield
+
+    how = f"call {_resume_call(folder, measure)}"
+    drive_search(folder, stop=stop, around=around, continued=how, changes=Changes(budget=budget), measure=measure)
     return SearchResult(folder)
+
+
+def _resume_call(folder: Path, measure: Measure | None) -> str:
+    return f"cclsearch.resume({folder.name!r}{', measure' if measure else ''})"
 
 
 @contextlib.contextmanager
@@ -153,8 +160,7 @@ def _interruptible(writer: RunWriter, session: Session, measure: Measure | None)
     In a thread other than the main one no Ctrl-C arrives, so nothing is changed.
     """
     launcher, stop = session.jobs.launcher, session.stop
-    continued = f"cclsearch.resume({writer.folder.name!r}{', measure' if measure else ''})"
-    kept = f"every finished trial is kept; continue with {continued}"
+    kept = f"every finished trial is kept; continue with {_resume_call(writer.folder, measure)}"
 
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set() or (isinstance(launcher, InProcessLauncher) and launcher.is_measuring):

@@ -52,6 +52,14 @@ A_PROFILE = "a profile whose `hardware` has it (--launcher NAME)"
 _GENERIC_STEMS = frozenset({"card", "workload", "workload_card"})
 
 
+class UnknownFieldError(UserError):
+    """A field that no card has, as `--set` names it."""
+
+    def __init__(self, field: str, guess: str, known: str) -> None:
+        super().__init__(f"--set: a card has no field {field!r}{guess}; known: {known}")
+        self.field = field
+
+
 @dataclass(frozen=True)
 class GivenHardware:
     """Hardware for a card that does not state its own, and whose it is."""
@@ -327,8 +335,7 @@ def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
     settable = settable_fields(_fields_of(TASKS.find(read_task(data, "--set"))))
     if field not in settable:
         names = ", ".join(sorted(name for name in settable if "." not in name))
-        guess = guess_name(field, settable)
-        raise UserError(f"--set: a card has no field {one_line(field, 80)!r}{guess}; known: {names}")
+        raise UnknownFieldError(one_line(field, 80), guess_name(field, settable), names)
     nested: Any = parse_yaml_value(text, f"--set {field}")
     for part in reversed(settable[field].split(".")):
         nested = {part: nested}

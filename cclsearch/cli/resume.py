@@ -17,6 +17,7 @@ from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import read_spec
+from cclsearch.search.drive import Changes
 from cclsearch.search.grow import check_growth
 from cclsearch.search.unknown_trials import UnknownPolicy, find_unknown_trials
 from cclsearch.space.parse import parse_wanted
@@ -35,8 +36,17 @@ def run(args: argparse.Namespace) -> int:
     wanted = parse_wanted(args.extend_knob)
     if wanted:
         check_growth(folder, loaded.state, wanted)  # before anything is recorded
-    raised = {"budget": args.budget, "confirm": args.confirm, "max_node_hours": args.max_node_hours}
-    return drive_search(folder, args, events=events, unknown=unknown, wanted=wanted, **raised)
+    changes = Changes(
+        budget=args.budget,
+        confirm=args.confirm,
+        keep_going=args.keep_going,
+        stop_early=args.stop_early,
+        max_node_hours=args.max_node_hours,
+        events=events,
+        unknown=unknown,
+        wanted=wanted,
+    )
+    return drive_search(folder, args, changes)
 
 
 def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:

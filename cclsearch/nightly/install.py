@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
 
@@ -254,3 +256,30 @@ def install_table(plan: InstallPlan, program: str) -> None:
     if done.returncode != 0:
         answer = " ".join(f"{done.stderr} {done.stdout}".split())[:200]
         raise UserError(f"`{program}` refused the entry: {answer}; your table was not changed")
+
+
+def install_nights(plan: InstallPlan, how: str, *, dry_run: bool = False) -> list[str]:
+    """Install what starts the nights with `systemd`, `cron` or `scrontab`; returns lines that say what was done.
+
+    With `dry_run`, nothing is installed, and the lines are what would be.
+    """
+    if how == "systemd":
+        lines = [f"# {name}\n{text}" for name, text in render_systemd(plan).items()]
+        if not dry_run:
+            lines += [f"wrote {written}" for written in install_systemd(plan)]
+            lines += [
+                f"next: systemctl --user daemon-reload && systemctl --user enable --now {plan.unit}.timer",
+                "and:  loginctl enable-linger   (without it a user's timers end with the user's last login)",
+            ]
+        return lines
+    program = "crontab" if how == "cron" else "scrontab"
+    lines = [render_cron(plan, slurm=how == "scrontab").removesuffix("\n")]
+    if not dry_run:
+        install_table(plan, program)
+        lines.append(f"installed with `{program}`; `{program} -l` shows the entry")
+    return lines
+
+
+def merge_scrontab(config: NightlyConfig, given: Mapping[str, object]) -> Scrontab:
+    """Return the Slurm options of the night's job: those of the file, overridden by what is given."""
+    return validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")

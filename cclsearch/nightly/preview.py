@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_earlier
+from cclsearch.nightly.night import plan_jobs, show_time
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_remaining, split_remaining
-from cclsearch.nightly.window import NightWindow
+from cclsearch.nightly.window import NightWindow, find_window
 from cclsearch.plan.plan import Plan
 from cclsearch.run.folder import Standing, load_run
 from cclsearch.run.spec import DEFAULT_BUDGET
@@ -47,3 +49,13 @@ def preview_night(config: NightlyConfig, runs: Path, plans: Mapping[str, Plan], 
     if pruned.num_trials:
         lines.append(f"removes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
     return lines
+
+
+def describe_night(config: NightlyConfig, runs: Path) -> list[str]:
+    """Return what a night would do: the deadline, its jobs, their shares, and the evidence it would remove."""
+    plans = plan_jobs(config)
+    window = find_window(config, runs, time.time())
+    until = f"until {show_time(window.deadline_s)}" if window.deadline_s is not None else "without a deadline"
+    which = f"continues the interrupted night {window.stamp}" if window.folder.exists() else "a new night from now"
+    head = f"{config.name}: {which} {until}; {len(plans)} jobs"
+    return [head, *preview_night(config, runs, plans, window)]

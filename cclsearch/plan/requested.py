@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from cclsearch.card.load import GivenHardware, inspect_card, load_card
+from cclsearch.card.load import GivenHardware, UnknownFieldError, inspect_card, load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
@@ -15,11 +16,14 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording
 from cclsearch.plugins import TASKS
 from cclsearch.recording.load import load_recording
+from cclsearch.space.knobs import KNOBS, canonical_name
 
 _FREE = frozenset({"description", "source", "licence", "recording", "nominal"})
 """Fields that say nothing about what a trial does."""
 _HARDWARE = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
 """Field of a card's file -> its name in `Card.hardware`, if that differs."""
+MIN_LIKENESS = 0.85
+"""A field that no card has is taken for a knob if difflib finds them this alike: fields and knobs share words."""
 _CARD = {"model_family": "family"}
 
 
@@ -42,6 +46,21 @@ def load_workload(
 
     Raises UserError that names what is still missing.
     """
+    try:
+        return _load_workload(workload, overlays, sets, profile, recording)
+    except UnknownFieldError as error:
+        known = get_close_matches(canonical_name(error.field), KNOBS, n=1, cutoff=MIN_LIKENESS)
+        if not known:
+            raise
+        raise UserError(
+            f"--set: a card has no field {error.field!r}; if you mean the knob {known[0]!r}, limit it with"
+            f" `--knob {known[0]}=VALUE`"
+        ) from None
+
+
+def _load_workload(
+    workload: str, overlays: Sequence[str], sets: Sequence[str], profile: Profile | None, recording: str | None
+) -> Card:
     given = GivenHardware(_list_hardware(profile), f"the profile {profile.name}" if profile is not None else "")
     if profile is None or profile.launcher == "replay":
         report = inspect_card(workload, overlays, sets)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import PRECISION, Card, KnobDeclaration
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import guess_name
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework, FrameworkKnob
@@ -143,7 +144,8 @@ def check_knob_names(
     known = {knob.name for knob in knobs}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UserError(f"{start} no knob {', '.join(map(repr, unknown))}; known: {', '.join(sorted(known))}")
+        guess = guess_name(unknown[0], sorted(known)) if len(unknown) == 1 else ""
+        raise UserError(f"{start} no knob {', '.join(map(repr, unknown))}{guess}; known: {', '.join(sorted(known))}")
 
 
 def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16]:
