@@ -17,7 +17,7 @@ from scripted_launcher import failed
 
 from cclsearch.cli import main
 from cclsearch.core.values import FailureKind
-from cclsearch.nightly.webhook import _SameHost
+from cclsearch.tracking.webhook import _SameHost
 
 
 class _Chat(BaseHTTPRequestHandler):

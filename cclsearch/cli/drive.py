@@ -25,6 +25,7 @@ from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget
 from cclsearch.search.session import Session
 from cclsearch.search.signals import listen_for_stop
+from cclsearch.tracking.webhook import choose_webhook
 
 SPECIAL = {EndKind.JUDGING_ERRORS: EXIT_DEFECT, EndKind.SHARED_CAUSE: EXIT_SHARED_CAUSE}
 """How a search stopped -> its exit code."""
@@ -34,7 +35,7 @@ def drive_search(folder: Path, args: argparse.Namespace, changes: drive.Changes 
     """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error,
     3 if several configurations ended for the same reason and no trial was admitted.
     """
-    stop = StopSignal(leave_jobs=args.on_interrupt == "leave")
+    stop, webhook = StopSignal(leave_jobs=args.on_interrupt == "leave"), choose_webhook(args.notify)
 
     @contextlib.contextmanager
     def show(writer: RunWriter, session: Session) -> Iterator[None]:
@@ -44,12 +45,13 @@ def drive_search(folder: Path, args: argparse.Namespace, changes: drive.Changes 
             yield
 
     how = f"run `ccl-search resume {name_run(folder, args.runs)}`"
-    with listen_for_stop(stop):
-        driven = drive.drive_search(
-            folder, stop=stop, around=show, continued=how, changes=changes, log_to=args.log_to, tell=_tell
-        )
-    with drive.explain_write_errors(folder, how):
-        _print_result(driven.spec, driven.state, folder, args)
+    with drive.tell_chat(webhook, folder, _tell):
+        with listen_for_stop(stop):
+            driven = drive.drive_search(
+                folder, stop=stop, around=show, continued=how, changes=changes, log_to=args.log_to, tell=_tell
+            )
+        with drive.explain_write_errors(folder, how):
+            _print_result(driven.spec, driven.state, folder, args)
     usual = EXIT_OK if driven.state.best else EXIT_FAILED
     return SPECIAL.get(driven.state.stopped.kind, usual) if driven.state.stopped else usual
 

@@ -24,12 +24,14 @@ from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.space.opening import Extend
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.tuning_config import read_tuning_config
+from cclsearch.tracking.webhook import choose_webhook
 
 NO_LLM = "none"
 """The `--llm` of a search without an LLM in a project whose settings name one."""
 
 
 def run(args: argparse.Namespace) -> int:
+    choose_webhook(args.notify)  # what cannot be sent stops the command before a run exists
     with naming_settings(args):
         plan = plan_search(make_request(args))
     runs = runs_folder(args.runs)

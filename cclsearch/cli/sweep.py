@@ -14,9 +14,11 @@ from cclsearch.run.catalog import name_run, runs_folder
 from cclsearch.run.folder import load_run
 from cclsearch.search.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 from cclsearch.stats.pareto import parse_weights
+from cclsearch.tracking.webhook import choose_webhook
 
 
 def run(args: argparse.Namespace) -> int:
+    choose_webhook(args.notify)
     weights = parse_weights(args.weights) if args.weights is not None else None
     runs = runs_folder(args.runs)
     if args.dry_run:

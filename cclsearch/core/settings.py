@@ -31,6 +31,8 @@ class Settings(Model):
     """Refuse every connection to another machine, as `--offline` does."""
     log_to: tuple[str, ...] = ()
     """Trackers that searches write to, as `--log-to` names them; `--log-to` takes their place."""
+    webhook_env: str | None = None
+    """Environment variable with the URL that gets a message at the end of each search, as `--notify` names it."""
     runs: Path = Path("runs")
     """Folder of run folders, relative to the project's root unless absolute."""
 

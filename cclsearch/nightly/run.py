@@ -16,10 +16,10 @@ from cclsearch.nightly.night import NightRun, plan_jobs
 from cclsearch.nightly.page import render_markdown, render_night
 from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_message
-from cclsearch.nightly.webhook import send_webhook
 from cclsearch.nightly.window import NIGHTS_FOLDER, SUMMARY_FILE, find_window, nights_folder
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.search.jobs import StopSignal
+from cclsearch.tracking.webhook import send_webhook
 
 MAX_HISTORY_NIGHTS = 60
 """How many earlier nights the page lists."""

@@ -15,10 +15,10 @@ from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import plan_jobs, show_time
 from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
 from cclsearch.nightly.summary import EXIT_BUSY, EXIT_TROUBLE, EXIT_USAGE, NightSummary
-from cclsearch.nightly.webhook import send_webhook
 from cclsearch.nightly.window import find_interrupted
 from cclsearch.propose.agent.providers.spec import parse_spec, refuse_if_offline
 from cclsearch.search.jobs import StopSignal
+from cclsearch.tracking.webhook import send_webhook
 
 MAX_SLEEP_S = 30.0
 """The clock is read this often while waiting, because it may be adjusted."""

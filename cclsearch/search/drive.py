@@ -9,10 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.redact import redact
 from cclsearch.launch.in_process import Measure
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
+from cclsearch.report.summary import summarize_run
+from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.search.grow import grow_space
 from cclsearch.search.growth import Wanted
@@ -21,6 +24,7 @@ from cclsearch.search.loop import run_search
 from cclsearch.search.node_hours import keep_node_hours
 from cclsearch.search.session import Session, begin_or_resume, open_session
 from cclsearch.search.unknown_trials import UnknownPolicy
+from cclsearch.tracking.webhook import send_webhook
 
 Around = Callable[[RunWriter, Session], contextlib.AbstractContextManager[None]]
 """What surrounds the trials of a search, such as a table on a terminal."""
@@ -88,6 +92,36 @@ def drive_search(
         with around(writer, session), keep_node_hours(writer, session) as limited:
             run_search(writer, limited)
         return DrivenSearch(session.spec, writer.state)
+
+
+@contextlib.contextmanager
+def tell_chat(webhook: str | None, folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Post to a chat how the search in `folder` ended, or why it broke off; `tell` takes a note if that fails.
+
+    `webhook` is the environment variable with the URL, which `choose_webhook` checked; None posts nothing.
+    """
+    if webhook is None:
+        yield
+        return
+    name = f"ccl-search {folder.name}"
+    try:
+        yield
+    except UserError as error:
+        _post(webhook, f"{name}: {error}", tell)
+        raise
+    run = load_run(folder)
+    end = run.state.ended or run.state.stopped
+    *lines, _evidence = summarize_run(
+        run.spec, run.state, folder
+    ).lines  # a path of this machine is of no use in a chat
+    head = f"{name} ({run.spec.workload}): {end.reason if end else run.status}"
+    _post(webhook, "\n".join([head, *lines]), tell)
+
+
+def _post(webhook: str, text: str, tell: Callable[[str], None]) -> None:
+    problem = send_webhook(webhook, redact(text))
+    if problem is not None:
+        tell(problem)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
-"""Posts the result of a night to a chat, within ten seconds; a problem becomes a note and never fails the night."""
+"""Posts the result of a search or a night to a chat, within ten seconds; a problem becomes a note and fails nothing."""
 
 from __future__ import annotations
 
 import html
 import json
 import os
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -12,8 +13,37 @@ from http.client import HTTPMessage
 from typing import IO
 from urllib.parse import urlsplit
 
+from cclsearch.core.errors import UserError
+from cclsearch.core.outside import is_local_url, refuse_outside
+from cclsearch.core.redact import declare_secret
+from cclsearch.core.settings import load_settings
+
 WAIT_S = 10.0
 MAX_CHARACTERS = 3000
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+def choose_webhook(given: str | None) -> str | None:
+    """Return the variable with the chat's URL, which is a secret from now on: the given one, or that of the settings.
+
+    None without one. Raises UserError, before a search begins, if no message could be sent at its end.
+    """
+    variable = given or load_settings().webhook_env
+    if variable is None:
+        return None
+    if not _VARIABLE.fullmatch(variable):
+        raise UserError(
+            "--notify takes the name of an environment variable that holds the URL, not the URL:"
+            " export CHAT_URL=https://..., then --notify CHAT_URL"
+        )
+    declare_secret(variable)
+    url = os.environ.get(variable, "").strip()
+    if urlsplit(url).scheme not in ("http", "https"):
+        wrong = "does not hold an http or https URL" if url else "is not set"
+        raise UserError(f"--notify {variable}: the environment variable {wrong}: export {variable}=https://...")
+    if not is_local_url(url):
+        refuse_outside("the webhook", "leave out --notify, or `webhook_env` in ccl-search.yaml")
+    return variable
 
 
 def send_webhook(variable: str, text: str) -> str | None:
@@ -55,5 +85,5 @@ def _post(url: str, text: str, problems: list[str]) -> None:
             problems.append("" if 200 <= answer.status < 300 else f"status {answer.status}")
     except urllib.error.HTTPError as error:
         problems.append(f"status {error.code}")
-    except Exception as error:  # whatever the server does must not fail the night
+    except Exception as error:  # whatever the server does must not fail a search
         problems.append(type(error).__name__)

@@ -1,0 +1,143 @@
+"""The message at the end of a search, to a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from cclsearch.cli import main
+
+RUN = ["run", "--workload", "wl2", "--budget", "2", "--name", "told", "--quiet"]
+SECRET = "very-secret-part"
+
+
+class Chat:
+    """A chat that answers with one status, and what it received."""
+
+    def __init__(self, status: int) -> None:
+        self.texts: list[str] = []
+        chat = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                chat.texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def chat(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chat]:
+    opened = Chat(getattr(request, "param", 200))
+    monkeypatch.setenv("TEAM_CHAT", f"http://127.0.0.1:{opened.server.server_address[1]}/hook/{SECRET}")
+    yield opened
+    opened.close()
+
+
+def contents(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("how", ["option", "settings"])
+def test_the_chat_gets_the_result_and_its_address_is_in_no_file(
+    project: Path, chat: Chat, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if how == "settings":
+        (project / "ccl-search.yaml").write_text("webhook_env: TEAM_CHAT\n")
+    assert main([*RUN, *(["--notify", "TEAM_CHAT"] if how == "option" else [])]) == 0
+    (text,) = chat.texts
+    assert text.startswith("ccl-search told (wl2): the budget is used up")
+    assert re.search(r"best: trial \d", text)
+    assert str(project) not in text
+    output = capsys.readouterr()
+    assert SECRET.encode() not in contents(project) + (output.out + output.err).encode()
+    assert main(["resume", "told", "--budget", "3", "--quiet", "--notify", "TEAM_CHAT"]) == 0
+    assert len(chat.texts) == 2
+
+
+def test_the_chat_hears_why_a_search_broke_off(project: Path, chat: Chat) -> None:
+    """The disk is full after the search has begun."""
+    assert main([*RUN, "--dry-run", "--notify", "TEAM_CHAT"]) == 0
+    assert chat.texts == []
+    command = [sys.executable, "-m", "cclsearch", *RUN, "--budget", "40", "--notify", "TEAM_CHAT"]
+    done = subprocess.run(
+        command, preexec_fn=forbid_large_files, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert (project / "runs" / "told" / "search.yaml").is_file()
+    (text,) = chat.texts
+    assert text.startswith("ccl-search told: cannot write to")
+    assert "ccl-search resume told" in text
+
+
+def forbid_large_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("chat", [500], indirect=True)
+def test_a_chat_that_refuses_changes_no_exit_code(
+    project: Path, chat: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, "--notify", "TEAM_CHAT"]) == 0
+    error = capsys.readouterr().err
+    assert "note: the message may not have arrived: status 500" in error
+    assert SECRET not in error
+
+
+@pytest.mark.parametrize("command", [RUN, ["sweep", "--workload", "wl2", "--budget", "2", "--weights", "0:1:1"]])
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("TEAM_CHAT", None, "the environment variable is not set"),
+        ("TEAM_CHAT", "chat.example/hook", "does not hold an http or https URL"),
+        ("https://chat.example/hook/" + SECRET, None, "not the URL"),
+        ("TEAM_CHAT;id", None, "takes the name of an environment variable"),
+    ],
+)
+def test_a_message_that_cannot_be_sent_stops_the_search_before_it_begins(
+    project: Path,
+    command: list[str],
+    variable: str,
+    value: str | None,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("TEAM_CHAT", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TEAM_CHAT", value)
+    assert main([*command, "--notify", variable]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert SECRET not in error
+    assert not (project / "runs").exists()
+
+
+def test_offline_refuses_a_chat_on_another_machine(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TEAM_CHAT", f"https://chat.example/hook/{SECRET}")
+    assert main([*RUN, "--notify", "TEAM_CHAT", "--offline"]) == 2
+    error = capsys.readouterr().err
+    assert "leave out --notify" in error
+    assert SECRET not in error
+    assert not (project / "runs").exists()
