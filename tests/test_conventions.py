@@ -215,6 +215,7 @@ def test_dependencies_are_declared_and_imported() -> None:
         "optuna-dashboard": "optuna_dashboard",
         "vl-convert-python": "vl_convert",
         "mlflow-skinny": "mlflow",
+        "prometheus-client": "prometheus_client",
     }
     imported = set()
     for path in ENGINE:

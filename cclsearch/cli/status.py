@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
@@ -23,9 +25,28 @@ from cclsearch.tasks.base import task_of
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.openmetrics:
+        if args.json:
+            raise UserError("--json and --openmetrics are two formats: give one of them")
+        return _print_openmetrics(list_runs(args.runs) if args.run is None else [find_run(args.run, args.runs)])
     if args.run is None:
         return _list_all(list_runs(args.runs), as_json=args.json)
     return _show_one(find_run(args.run, args.runs), as_json=args.json)
+
+
+def _print_openmetrics(folders: list[Path]) -> int:
+    from cclsearch.export.openmetrics import render_openmetrics
+
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(load_run(folder))
+        except UserError as error:
+            if len(folders) == 1:
+                raise
+            print(f"note: {folder.name} is left out: {one_line(str(error))}", file=sys.stderr)
+    print(render_openmetrics(runs, time.time()), end="")
+    return EXIT_OK
 
 
 def _list_all(folders: list[Path], *, as_json: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from cclsearch.charts.bundle import page_script
 from cclsearch.charts.chart import page_data, palette_css
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
+from cclsearch.export.openmetrics import CONTENT_TYPE, render_openmetrics
 from cclsearch.plugins import METRICS, TASKS
 from cclsearch.run.annotations import add_note, add_tags
 from cclsearch.ui.book import RunBook
@@ -35,6 +37,8 @@ LOOK_S, LOOK_ALL_S = 0.5, 1.0
 """How often an open page looks whether a run, or any run, has changed: a few calls of `stat`."""
 BEAT_S = 15.0
 """How often a silent stream sends a comment, so that a closed page is noticed."""
+RECENT_S, READ_ALL_S = 24 * 3600.0, 30.0
+"""`/metrics` shows runs that run or changed so many seconds ago, and reads each for at most so long."""
 MAX_BODY = 64 * 1024
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -59,6 +63,7 @@ def make_app(runs: Path, allowed: Permissions) -> Starlette:
         Route("/nights/{series}/chart.json", _data(pages.series_charts)),
         Route("/start", _page(pages.start)),
         Route("/events", partial(_stream, book)),
+        Route("/metrics", partial(_show_metrics, book)),
         Route("/static/{name}", _show_static),
         Route("/change/{what}", partial(_change, book, starter, allowed), methods=["POST"]),
     ]
@@ -115,6 +120,15 @@ async def _show_file(book: RunBook, request: Request) -> Response:
         return read_text(view.run, trial, request.path_params["path"])
 
     return PlainTextResponse(await run_in_threadpool(read))
+
+
+async def _show_metrics(book: RunBook, request: Request) -> Response:
+    """The figures of the runs that changed of late, for a monitoring system on this machine."""
+
+    def render() -> str:
+        return render_openmetrics(book.read_recent(RECENT_S, READ_ALL_S), time.time())
+
+    return Response(await run_in_threadpool(render), headers={"content-type": CONTENT_TYPE})
 
 
 @cache

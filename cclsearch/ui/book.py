@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -231,6 +232,15 @@ class RunBook:
         except OSError:
             return []
         return sorted(names, key=lambda name: (-self._changed_s(name), name))
+
+    def read_recent(self, age_s: float, limit_s: float) -> list[Run]:
+        """The runs that run, or that changed so many seconds ago at most, each read for at most `limit_s` seconds."""
+        since_s, found = time.time() - age_s, []
+        for name in self.list_names():
+            if self._changed_s(name) >= since_s or is_locked(self.runs / name):
+                with contextlib.suppress(UserError):  # the list of runs says which ones cannot be read
+                    found.append(self.view(name, limit_s).run)
+        return found
 
     def _changed_s(self, name: str) -> float:
         for file in (LEDGER_FILE, SPEC_FILE):
