@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cclsearch.core.redact import is_secret_name
+from cclsearch.core.trust import confirm
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,14 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         if is_secret_name(name):
             monkeypatch.delenv(name)
     monkeypatch.delenv("CCL_SEARCH_PATH", raising=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what the tests trust apart from the user's record."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +49,11 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty user project and make it the working directory."""
+    """Return an empty user project, made as by `init`: its code may run. Make it the working directory."""
     folder = tmp_path / "project"
     folder.mkdir()
-    (folder / "ccl-search.yaml").write_text("{}\n")
+    (folder / "ccl-search.yaml").write_text("trust_code: true\n")
+    confirm(folder)
     monkeypatch.chdir(folder)
     return folder
 

@@ -24,7 +24,7 @@ def test_init_writes_a_project_that_runs_at_once(
     folder = tmp_path / "mine"
     assert {"workloads", "launchers", "objectives", "policies", "runs"} <= {path.name for path in folder.iterdir()}
     monkeypatch.chdir(folder)
-    assert load_settings() == Settings()
+    assert load_settings() == Settings(trust_code=True)
     assert main(["space", "--workload", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["legal"] > 20
 
@@ -39,7 +39,7 @@ def test_init_asks_three_questions_and_names_where_trials_run(
     assert "on this machine" not in shown.replace("not on this machine", "")
     assert "launcher check slurm-generic" in shown
     monkeypatch.chdir(tmp_path / "p")
-    assert load_settings() == Settings(launcher="slurm-generic", llm="anthropic:some-model")
+    assert load_settings() == Settings(launcher="slurm-generic", llm="anthropic:some-model", trust_code=True)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("nightly empty", "empty: must be a mapping"),
     ("doctor now", "unrecognized arguments: now"),
     ("completion tcsh", "invalid choice: 'tcsh'"),
+    ("trust nowhere", "'nowhere' is not a folder"),
     ("init empty --yes", "'empty' must be a folder, but it is a file"),
 ]
 

@@ -400,6 +400,7 @@ def test_the_local_launcher_is_checked_with_a_framework_and_without(
 
 
 def test_settings_are_defaults_without_a_file_or_with_an_empty_file(project: Path) -> None:
+    (project / "ccl-search.yaml").unlink()
     assert load_settings() == Settings()
     (project / "ccl-search.yaml").write_text("# nothing yet\n")
     assert load_settings() == Settings()

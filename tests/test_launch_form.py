@@ -13,6 +13,7 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.core.trust import trust_project
 from cclsearch.core.values import Value
 from cclsearch.report import launch_form
 from cclsearch.report.launch_form import LaunchForm, make_launch
@@ -32,6 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose framework `mine` has a run script that a test writes."""
     (tmp_path / "launchers").mkdir()
     (tmp_path / "launchers" / "mine.framework.yaml").write_text(FRAMEWORK)
+    trust_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -14,6 +14,8 @@ from recorded_versions import (
     count_finishes,
 )
 
+from cclsearch.core.trust import trust_project
+
 TRACES = Path(__file__).parent / "recorded" / "gloo-ddp2"
 
 
@@ -21,6 +23,7 @@ TRACES = Path(__file__).parent / "recorded" / "gloo-ddp2"
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a user's project of version 0.1.0 with its own card, profile, objective, run script and plugin package."""
     folder = copy_project("own", tmp_path / "own")
+    trust_project(folder)
     monkeypatch.chdir(folder)
     return folder
 

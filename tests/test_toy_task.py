@@ -26,6 +26,7 @@ from llm.players import knob_choices
 from llm.server import KEY, MODEL, Reaction, Say, serve
 from recorded_versions import ENGINE, CommandResult, call_in_subprocess, count_finishes
 
+from cclsearch.core.trust import trust_project
 from cclsearch.propose.agent.providers.types import CompletionRequest
 
 pytestmark = pytest.mark.serial
@@ -60,7 +61,7 @@ class Toy:
     def __init__(self, folder: Path, site: Path) -> None:
         self.folder, self.site = folder, site
         shutil.copytree(PLUGIN / "project", folder)
-        (folder / "ccl-search.yaml").write_text("{}\n")
+        trust_project(folder)
 
     def call(self, *words: str, code: int = 0) -> CommandResult:
         """Run one `ccl-search` command in the project; its exit code must be `code`."""

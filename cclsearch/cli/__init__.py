@@ -62,6 +62,7 @@ GROUPS = {
     },
     "setup": {
         "init": "create a project folder",
+        "trust": "let the code of a project run, once you looked at it",
         "device": "measure what this machine's device does, for a project's hardware.yaml",
         "docs": "read or search the documentation, without a network",
         "doctor": "what this machine offers, and how to add what is missing",

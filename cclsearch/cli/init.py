@@ -11,7 +11,10 @@ from pathlib import Path
 
 from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, list_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.settings import SETTINGS_FILE
+from cclsearch.core.trust import LINE, confirm, list_code
 
+SETTINGS = Path(SETTINGS_FILE)
 SUFFIXES = (".yaml", ".yml")
 FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
 QUESTIONS = {
@@ -29,8 +32,15 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.directory).expanduser()
     answers = dict.fromkeys(QUESTIONS, "") if args.yes else _ask(folder)
     files = plan_project(folder, answers)
+    brought = [str(path.relative_to(folder)) for path in list_code(folder)]
+    if brought:
+        files[SETTINGS] = files[SETTINGS].replace(f"\n{LINE}\n", "\ntrust_code: false\n")
     write_project(folder, files)
     print(f"wrote {len(files)} files in {folder}: " + ", ".join(str(name) for name in files))
+    if brought:
+        print(f"its code does not run before `ccl-search trust {shlex.quote(str(folder))}`: {', '.join(brought)}")
+    else:
+        confirm(folder)
     where = "" if folder.resolve() == Path.cwd().resolve() else f"cd {shlex.quote(str(folder))} && "
     profile = answers["launcher"]
     kind = find_launcher(folder, profile) if profile else "local"
@@ -50,7 +60,7 @@ def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:
     lines = {k: f"{k}: {answers[k]}" if answers[k] else f"# {k}: {example}" for k, example in examples.items()}
     settings = settings.format(**lines)
     card = (TEMPLATES / "mine.yaml").read_text(encoding="utf-8")
-    files = {Path("ccl-search.yaml"): settings, Path("workloads/mine.yaml"): card, Path(".gitignore"): "runs/*\n"}
+    files = {SETTINGS: settings, Path("workloads/mine.yaml"): card, Path(".gitignore"): "runs/*\n"}
     if os.path.exists(folder) and not os.path.isdir(folder):
         raise UserError(f"{str(folder)!r} must be a folder, but it is a file; give another name")
     taken = [str(name) for name in files if os.path.exists(folder / name) and name != Path(".gitignore")]

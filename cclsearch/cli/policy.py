@@ -6,11 +6,12 @@ import argparse
 import json
 
 from cclsearch.checks.policy import check_policy, describe_verdict, read_program
-from cclsearch.core.content import find_content, list_content
+from cclsearch.core.content import list_content
+from cclsearch.core.trust import find_code
 
 
 def run(args: argparse.Namespace) -> int:
-    program = read_program(find_content("policies", args.policy, ".py"))
+    program = read_program(find_code("policies", args.policy, ".py"))
     workloads = args.workload or list_content("workloads", ".yaml")
     verdicts = check_policy(program, workloads, use_fewer=args.use_fewer)
     for verdict in verdicts:

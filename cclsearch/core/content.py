@@ -21,6 +21,9 @@ CONTENT_KINDS = {
 }
 """Content folder -> name of one item in it."""
 
+CODE_FOLDERS = ("launchers", "metrics", "objectives", "policies")
+"""Folders of a project whose files may run, or say what runs."""
+
 FRAMEWORK_SUFFIX = ".framework"
 """Suffix that separates framework files from launcher profiles, which are in the same folder."""
 

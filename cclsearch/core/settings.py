@@ -33,6 +33,8 @@ class Settings(Model):
     """Trackers that searches write to, as `--log-to` names them; `--log-to` takes their place."""
     webhook_env: str | None = None
     """Environment variable with the URL that gets a message at the end of each search, as `--notify` names it."""
+    trust_code: bool = False
+    """Whether code of this folder may run, once the user confirmed it on this machine (`ccl-search trust`)."""
     runs: Path = Path("runs")
     """Folder of run folders, relative to the project's root unless absolute."""
 

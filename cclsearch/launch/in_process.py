@@ -49,6 +49,7 @@ class InProcessLauncher:
 
     name = "in-process"
     provenance = Provenance.CALLER
+    runs_scripts = False
 
     def __init__(self, threads: int = 1, run_dir: Path | None = None) -> None:
         self.max_parallel = threads

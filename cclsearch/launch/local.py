@@ -109,6 +109,7 @@ class LocalLauncher:
 
     name = "local"
     provenance = Provenance.MEASURED
+    data_settings = frozenset({"fork_ranks", "max_parallel", "poll_interval_s"})
 
     def __init__(self, profile: Profile, settings: LocalSettings) -> None:
         self.profile = profile

@@ -13,6 +13,7 @@ from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import PROFILE_SUFFIXES, list_profiles
 from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import Launcher
@@ -20,6 +21,7 @@ from cclsearch.launch.environment import check_environment
 from cclsearch.links.matrix import LinkMatrix
 from cclsearch.links.read import read_links
 from cclsearch.plugins import LAUNCHERS, describe_broken_plugins
+from cclsearch.space.framework import find_framework
 
 LINKS_SUFFIX = ".links.csv"
 
@@ -144,7 +146,41 @@ def make_launcher(profile: Profile, *, framework: str | None = None, run_dir: Pa
     Raises UserError if the launcher's own fields are wrong, or if no job could ever run.
     """
     resolved = profile.model_copy(update={"framework": profile.framework or framework, "run_dir": run_dir})
+    require_trusted_launch(resolved)
     return LAUNCHERS.get(profile.launcher).from_profile(resolved)
+
+
+def require_trusted_launch(profile: Profile) -> None:
+    """Raise UserError unless what the profile's jobs would run is the package's or a trusted project's.
+
+    The profile of a run folder counts as what its file says now: a copied run brings no command of its own. One without
+    a file was made by the program that calls.
+    """
+    factory = LAUNCHERS.get(profile.launcher)
+    if not getattr(factory, "runs_scripts", True):
+        return
+    framework = find_framework(profile.framework) if profile.framework else None
+    if framework is not None:
+        framework.require_trust()
+    commands, source = list_commands(profile), profile.source
+    if not commands or source is None:
+        return
+    fields = ", ".join(commands)
+    if not source.is_file() and profile.name in list_profiles():  # the project was moved since
+        source = find_content("launchers", profile.name, *PROFILE_SUFFIXES)
+    require_trust(source, f"a launcher profile that says what runs ({fields}),")
+    if profile.run_dir is not None and commands != list_commands(load_profile(str(source))):
+        raise UserError(
+            f"{str(profile.run_dir)!r} says otherwise than {str(source)!r} what runs ({fields}), and what only a run"
+            " folder says does not run: restore these fields of the profile, or start a new search with --learn-from"
+        )
+
+
+def list_commands(profile: Profile) -> dict[str, Any]:
+    """The fields of a profile that decide what runs: all but those that its launcher declares to be data."""
+    data = getattr(LAUNCHERS.get(profile.launcher), "data_settings", frozenset())
+    commands = {name: value for name, value in profile.settings.items() if name not in data}
+    return commands | ({"environment": profile.environment} if profile.environment else {})
 
 
 def _variable(value: Value | None) -> str:

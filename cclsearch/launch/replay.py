@@ -31,6 +31,7 @@ class ReplayLauncher:
 
     name = "replay"
     provenance = Provenance.RECORDED
+    runs_scripts = False
     poll_interval_s = 0.0
 
     def __init__(self, recording: Recording, max_parallel: int = 64) -> None:

@@ -26,6 +26,7 @@ class SimulateLauncher:
 
     name = "simulate"
     provenance = Provenance.SIMULATED
+    runs_scripts = False
     poll_interval_s = 0.0
 
     def __init__(self, settings: SimulatedSettings, max_parallel: int = 64) -> None:

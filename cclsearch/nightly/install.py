@@ -51,7 +51,7 @@ class InstallPlan:
     def command(self) -> list[str]:
         """The command that runs one night, as an argument list."""
         runs = [] if self.runs is None else ["--runs", str(self.runs)]
-        return [sys.executable, "-m", "cclsearch", "nightly", str(self.config), "--once", *runs]
+        return [sys.executable, "-P", "-m", "cclsearch", "nightly", str(self.config), "--once", *runs]
 
 
 def plan_install(

@@ -156,7 +156,10 @@ def read_spec(folder: Path) -> RunSpec:
         raise UserError(f"{str(folder)!r} is not a run folder: it has no {SPEC_FILE}")
     data = read_yaml(path)
     refuse_newer(path, data.get("schema_version"), SPEC_VERSION)
-    return validate_mapping(RunSpec, data, str(path))
+    spec = validate_mapping(RunSpec, data, str(path))
+    if spec.profile.source is not None:
+        return spec
+    return spec.model_copy(update={"profile": spec.profile.model_copy(update={"source": path})})
 
 
 def hash_file(path: Path) -> str:

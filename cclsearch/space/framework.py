@@ -13,6 +13,7 @@ from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import list_frameworks
 from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
@@ -251,7 +252,14 @@ class Framework(Model):
         if self.script is None or not (folder / self.script).is_file():
             what = f"its run script {self.script!r} is missing" if self.script else "it has no run script"
             raise UserError(f"framework {self.name!r} cannot run here: {what}; only recordings of it can be searched")
+        self.require_trust()
         return folder / self.script
+
+    def require_trust(self) -> None:
+        """Raise UserError unless its run script, and the file that says what the script gets, may run."""
+        if self.path is not None and self.script is not None:
+            require_trust(self.path.parent / self.script, "a run script")
+            require_trust(self.path, "a framework file")
 
     def require_buildable(self, card: Card) -> None:
         """Raises UserError that names the card's field if the run script cannot do its task or build its model."""

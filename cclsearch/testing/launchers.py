@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
+from cclsearch.core.trust import trust_project
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TrialInput
@@ -45,7 +46,8 @@ class LauncherContract:
     def started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Launcher, Handle]]]:
         """Make a project with a run script; jobs that are in the list are cancelled at the end."""
         (tmp_path / "launchers").mkdir()
-        (tmp_path / "ccl-search.yaml").write_text("{}\n")
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        trust_project(tmp_path)
         (tmp_path / "launchers" / "contract_run.py").write_text(_SCRIPT)
         framework = {
             "title": "contract",

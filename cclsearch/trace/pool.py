@@ -22,7 +22,7 @@ from cclsearch.trace.merge import FileTables
 from cclsearch.trace.readers.job import ReadAnswer, ReadJob
 from cclsearch.trace.status import FileStatus
 
-COMMAND = (sys.executable, "-m", "cclsearch.trace.readers.worker")
+COMMAND = (sys.executable, "-P", "-m", "cclsearch.trace.readers.worker")
 FILE_TIMEOUT_S = 3600.0
 EXIT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 1 << 20

@@ -97,7 +97,7 @@ class SearchStarter:
 
     def _launch(self, arguments: list[str], what: str) -> str:
         output = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the search is remembered
-        command = [sys.executable, "-m", "cclsearch", *arguments, "--quiet"]
+        command = [sys.executable, "-P", "-m", "cclsearch", *arguments, "--quiet"]
         command += ["--runs", str(self._runs.absolute())]
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -7,7 +7,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
-from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.launch.slurm.settings import DATA_SETTINGS, SlurmSettings
 from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import load_framework
 
@@ -15,6 +15,8 @@ from cclsearch.space.framework import load_framework
 @LAUNCHERS.register("slurm")
 class SlurmLauncherFactory:
     """Chooses the launcher class by the profile's `in_allocation`."""
+
+    data_settings = DATA_SETTINGS
 
     @classmethod
     def from_profile(cls, profile: Profile) -> SlurmLauncher:

@@ -61,6 +61,16 @@ class Container(Model):
     """Further arguments of the runtime (`--nv`)."""
 
 
+# fmt: off
+DATA_SETTINGS = frozenset((
+    "partition", "account", "qos", "constraint", "reservation", "exclude", "nodelist", "time_limit", "gpus_per_node",
+    "cpu_only", "gpu_request", "gpu_type", "whole_nodes", "exclusive", "cpus_per_task", "mem", "in_allocation",
+    "max_jobs", "arrays", "max_array", "submit_pause_s", "poll_s", "queue_limit", "grace_s",
+))
+# fmt: on
+"""The fields that ask for resources or set a pace: all others decide what runs, or where files go."""
+
+
 class SlurmSettings(Model):
     """The Slurm fields of a profile. Times are minutes or Slurm's own notation."""
 

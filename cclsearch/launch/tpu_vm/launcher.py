@@ -42,7 +42,7 @@ from cclsearch.launch.tpu_vm.job import (
     write_bundle,
 )
 from cclsearch.launch.tpu_vm.resource_names import make_token
-from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.launch.tpu_vm.settings import DATA_SETTINGS, TpuSettings
 from cclsearch.launch.tpu_vm.worker_group import (
     Unreachable,
     WorkerAnswer,
@@ -72,6 +72,7 @@ class TpuVmLauncher:
 
     name = "tpu-vm"
     provenance = Provenance.MEASURED
+    data_settings = DATA_SETTINGS
     max_parallel = 1
 
     def __init__(self, profile: Profile, settings: TpuSettings) -> None:

@@ -72,6 +72,15 @@ class QueuedResource(Model):
     labels: dict[str, str] = {}
 
 
+# fmt: off
+DATA_SETTINGS = frozenset((
+    "tpu", "queued_resource", "project", "zone", "internal_ip", "keep_remote", "poll_s", "connect_timeout_s",
+    "lost_after_s", "queue_limit_min", "delete_patience_s",
+))
+# fmt: on
+"""The fields that name resources of Google Cloud or set a pace: all others decide what runs, and where."""
+
+
 class TpuSettings(Model):
     """The TPU fields of a profile, with exactly one of `hosts`, `tpu` and `queued_resource`."""
 

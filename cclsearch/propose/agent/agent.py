@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cclsearch.core.content import find_content
 from cclsearch.core.text import one_line
+from cclsearch.core.trust import find_code
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence
 from cclsearch.propose.agent.extension import SpaceExtender, count_growths, make_extension
@@ -169,7 +169,7 @@ def make_agent(
 ) -> Agent:
     """The agent of `--llm SPEC`, with its key from the environment; raises UserError for a wrong spec or key."""
     if options.seed_policy is not None and options.seed_program is None:
-        find_content("policies", options.seed_policy, ".py")
+        find_code("policies", options.seed_policy, ".py")
     timeout_s = read_timeout_s()
     return Agent(
         provider=make_provider(parse_spec(spec), timeout_s=timeout_s),

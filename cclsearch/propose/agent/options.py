@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cclsearch.core.content import find_content
+from cclsearch.core.trust import find_code
 from cclsearch.propose.agent.prompt import PromptOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.retry import RetrySettings
@@ -28,4 +28,4 @@ class AgentOptions(PromptOptions):
 def read_seed_program(view: SearchView, name: str | None) -> str:
     """Source of the policy program of that name; by default the shipped one that fits the card, empty if none does."""
     chosen = name or view.task.seed_policy(view.card)
-    return find_content("policies", chosen, ".py").read_text(encoding="utf-8") if chosen else ""
+    return find_code("policies", chosen, ".py").read_text(encoding="utf-8") if chosen else ""

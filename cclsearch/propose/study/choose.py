@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.trust import require_trust
 from cclsearch.plugins import PROPOSERS, describe_broken_plugins
 from cclsearch.propose.base import Proposer, ProposerContext, ProposerRole
 from cclsearch.propose.study.proposer import StudyProposer, SurrogateProposer
@@ -96,6 +97,7 @@ def resolve_sampler(spec: str) -> str:
 def _load_hub(folder: Path) -> ModuleType:
     if not (folder / "__init__.py").is_file():
         raise UserError(f"the folder {str(folder)!r} is not an OptunaHub package: it has no __init__.py")
+    require_trust(folder / "__init__.py", "a sampler")
     try:
         import optunahub
     except ImportError:

@@ -100,7 +100,7 @@ def _compile(request: dict[str, object], topology: str) -> CompiledMemory:
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "request.json"
         file.write_text(json.dumps(request), encoding="utf-8")
-        command = [sys.executable, "-m", "cclsearch.tasks.training.aot_compile", str(file)]
+        command = [sys.executable, "-P", "-m", "cclsearch.tasks.training.aot_compile", str(file)]
         try:
             done = subprocess.run(
                 command,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.redact import redact
+from cclsearch.core.trust import find_code
 from cclsearch.core.values import Value
 from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.base import SearchView
@@ -20,7 +20,7 @@ def freeze_seed(options: Mapping[str, Value | None]) -> dict[str, Value | None]:
     name = options.get("seed_policy")
     if not name:
         return dict(options)
-    path = find_content("policies", str(name), ".py")
+    path = find_code("policies", str(name), ".py")
     try:
         return {**options, "seed_program": path.read_text(encoding="utf-8")}
     except (OSError, UnicodeDecodeError) as error:
