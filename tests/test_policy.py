@@ -15,6 +15,7 @@ from cclsearch.card.model import MoEArch
 from cclsearch.checks.policy import check_policy
 from cclsearch.cli import main
 from cclsearch.core.content import find_content, list_content
+from cclsearch.core.trust import trust_project
 from cclsearch.propose.agent.policy.runner import SandboxRunner, policy_inputs, read_choice
 from cclsearch.propose.agent.policy.sandbox import run_policy
 from cclsearch.propose.agent.surrogate_table import make_surrogate_table
@@ -146,6 +147,7 @@ def test_policy_test_reports_picks_and_rejections(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "wl2: tp=" in out
     assert "in the search space, predicted P(fits)" in out
+    trust_project(tmp_path)
     bad = tmp_path / "bad.py"
     bad.write_text("def generate_config(workload, environment):\n    return {'tp': 16, 'pp': 16, 'dp': 16}\n")
     assert main(["policy", "test", str(bad), "--workload", "wl2"]) == 1
@@ -226,6 +228,7 @@ def test_unknown_value_is_refused_with_the_choices(returned: dict[str, object], 
 def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    trust_project(tmp_path)
     file = tmp_path / "few.py"
     file.write_text("def generate_config(workload, environment):\n    return {'tp': 4, 'dp': 1, 'pp': 1}\n")
     assert main(["policy", "test", str(file), "--workload", "wl2"]) == 1

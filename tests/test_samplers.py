@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.core.trust import trust_project
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_samplers, make_sampler
 from cclsearch.propose.study.parameters import StudyParameters, describe_knob, search_space_distributions
@@ -196,6 +197,7 @@ def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path: Path, mine: str
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from .sampler import LastChoice\n\n__all__ = ['LastChoice']\n")
     (package / "sampler.py").write_text(MINE)
+    trust_project(package)
     command = ["run", "--recording", str(LANDSCAPE), "-b", "3", "--quiet"]
     assert main([*command, "--sampler", "registry/last_choice", "--name", "a"]) in (0, 1)
     assert load_run(Path("runs/a")).spec.sampler == str(package)

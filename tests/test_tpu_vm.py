@@ -172,10 +172,12 @@ def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd: 
 def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(
     sshd: None, tmp_path: Path, started_s_ago: float, ends: bool
 ) -> None:
+    from cclsearch.core.trust import trust_project
     from cclsearch.launch.base import Handle, JobState, write_model
     from cclsearch.launch.profile import load_profile, make_launcher
     from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord, attempt_folder
 
+    trust_project(tmp_path)
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
     started_s = time.time() - started_s_ago
     with slices.open_cloud(tmp_path / "cloud") as cloud:
