@@ -19,6 +19,7 @@ from statistics import mean, median
 
 from cclsearch.analysis.re_evaluate import re_evaluate_run
 from cclsearch.core.text import count_of
+from cclsearch.core.trust import confirm
 from cclsearch.core.values import Config, Value
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
@@ -113,6 +114,7 @@ def make_key(config: Config) -> str:
 def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats") -> Path:
     """Run a search over these and return its folder; an interrupted one is continued."""
     os.environ["CCL_SEARCH_PATH"] = str(CHEATS)
+    confirm(CHEATS)
     folder = runs / run_id
     if not folder.is_dir():
         first = tuple(Config({**LAYOUT, **layout, "number": number}) for number, (_, layout) in enumerate(entries))

@@ -22,6 +22,7 @@ from cclsearch.card.arch import flops_per_token
 from cclsearch.card.hardware import match_accelerator
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
+from cclsearch.core.trust import trust_project
 from cclsearch.core.values import Value
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
@@ -95,7 +96,7 @@ def make_project(folder: Path, out: Path, report: Report, *, device: str, small:
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
     gemm = _measure_gemm(where, torch.bfloat16 if bf16 else torch.float32, 512 if small else 8192)
     copy = _measure_copy(where, 2**22 if small else 2**30)
-    (folder / "ccl-search.yaml").write_text("{}\n")
+    trust_project(folder)
     (folder / "launchers").mkdir()
     environment = {"OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"} | ({} if on_gpu else {"CCL_DEVICE": "cpu"})
     profile = {"launcher": "local", "description": "this machine", "environment": environment}

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.processes import find_processes_by_variable, terminate_processes
+from cclsearch.core.trust import trust_project
 from cclsearch.record.event import RetryKind, TrialFinished, TrialProposed, TrialRetried
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 
@@ -135,7 +136,7 @@ class LiveSearch:
         for name, text in (("live.py", SCRIPT), ("live.framework.yaml", FRAMEWORK)):
             (folder / "launchers" / name).write_text(text)
         (folder / "launchers" / "here.yaml").write_text(PROFILE % (self.library, trial_s))
-        (folder / "ccl-search.yaml").write_text("{}\n")
+        trust_project(folder)
         self.begin()
 
     @property

@@ -36,6 +36,7 @@ from slurm_ends import part_ends  # noqa: E402
 from slurm_jobs import follow, make_launcher, name_end, wait_for  # noqa: E402
 
 from cclsearch.core.errors import UserError  # noqa: E402
+from cclsearch.core.trust import trust_project  # noqa: E402
 from cclsearch.launch.base import Handle  # noqa: E402
 from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
 
@@ -268,6 +269,8 @@ def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
         runs.mkdir(parents=True)
         profile = folder / "latency" / "ten.yaml"
         quick = HERE.parent / "tests" / "slurm" / "quick"
+        for trusted in (quick, profile.parent):
+            trust_project(trusted)
         text = (quick / "launchers" / "quick.yaml").read_text()
         profile.write_text(text.replace("poll_s: 0.5", "poll_s: 10"))
         command = [*COMMAND, "run", "-w", "tiny", "-b", "12", "-l", str(profile), "--sampler", "random"]

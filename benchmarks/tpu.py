@@ -23,6 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "tpu"))
 import slices
 
+from cclsearch.core.trust import trust_project
+
 HERE = Path(__file__).parent
 CLI = [sys.executable, "-m", "cclsearch"]
 KNOBS = ("tp=1", "dp=4", "ep=1", "micro_batch_size=4", "activation_checkpointing=none")
@@ -34,7 +36,7 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def make_project() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="ccl-tpu-"))
-    (folder / "ccl-search.yaml").write_text("{}\n")
+    trust_project(folder)
     return folder
 
 

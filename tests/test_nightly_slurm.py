@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from slurm.cluster import start_cluster
 from slurm.searches import COMMAND, QUICK, wait_until_idle
 
+from cclsearch.core.trust import confirm
+
 NIGHT = {
     "name": "n",
     "jobs": [{"name": "s", "workload": "tiny", "launcher": "sleepy", "sampler": "random", "budget": {"trials": 2}}],
@@ -28,6 +30,7 @@ NIGHT = {
 
 def start_night(project: Path) -> subprocess.Popen[bytes]:
     """Start the command line as a process; its output goes to `night.log`."""
+    confirm(QUICK)
     environment = {**os.environ, "CCL_SEARCH_PATH": str(QUICK)}
     with (project / "night.log").open("ab") as log:
         return subprocess.Popen(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from cclsearch.core.trust import trust_project
 from cclsearch.propose.agent.providers.types import CompletionRequest
 
 pytestmark = [pytest.mark.serial, pytest.mark.untimed]
@@ -95,7 +96,7 @@ def test_a_search_runs_its_trials_as_pods(site: Path, tmp_path: Path) -> None:
     """With the toy task as a fourth package: its trials really run."""
     project = tmp_path / "project"
     shutil.copytree(TOY / "project", project)
-    (project / "ccl-search.yaml").write_text("{}\n")
+    trust_project(project)
     (project / "launchers" / "pods.yaml").write_text(f"launcher: kube\ncluster: {tmp_path / 'cluster'}\n")
     both = tmp_path / "both"
     shutil.copytree(site, both)

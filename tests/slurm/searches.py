@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from cclsearch.core.trust import confirm
+
 QUICK = Path(__file__).parent / "quick"
 COMMAND = [sys.executable, "-m", "cclsearch"]
 
@@ -39,6 +41,7 @@ class KillTally:
 
 def start(*arguments: str, runs: Path) -> subprocess.Popen[bytes]:
     """Start the command line in its own process, with its output in a log next to the runs folder."""
+    confirm(QUICK)
     environment = {**os.environ, "CCL_SEARCH_PATH": str(QUICK)}
     with (runs.parent / "search.log").open("ab") as log:
         return subprocess.Popen(
