@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -178,7 +178,7 @@ def require_trusted_launch(profile: Profile) -> None:
 
 def list_commands(profile: Profile) -> dict[str, Any]:
     """The fields of a profile that decide what runs: all but those that its launcher declares to be data."""
-    data = getattr(LAUNCHERS.get(profile.launcher), "data_settings", frozenset())
+    data: Collection[str] = getattr(LAUNCHERS.get(profile.launcher), "data_settings", frozenset())
     commands = {name: value for name, value in profile.settings.items() if name not in data}
     return commands | ({"environment": profile.environment} if profile.environment else {})
 
