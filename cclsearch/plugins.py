@@ -1,4 +1,4 @@
-"""Registries of launchers, proposers, LLM providers, metrics, trace readers, tasks and trackers, for other packages.
+"""Registries of launchers, proposers, LLM providers, metrics, trace readers, tasks and trackers, for other code.
 
 A package names a module under the entry-point group `cclsearch`; importing that module registers what it decorates:
 
@@ -7,26 +7,35 @@ A package names a module under the entry-point group `cclsearch`; importing that
     @LAUNCHERS.register("my-cluster")
     class MyLauncher: ...
 
-The built-in parts register in the same way; each registry names their modules. A plugin that cannot be imported is left
-out as a whole: a `BrokenPlugin` warning names it, and everything else works. `docs/extending.md` describes each kind.
+A project does without a package: the Python files in its `metrics/` and `objectives/` are imported in the same way,
+once `ccl-search trust` allows it. The built-in parts register in the same way; each registry names their modules. A
+plugin that cannot be imported is left out as a whole: a `BrokenPlugin` warning names it, and everything else works.
+`docs/extending.md` describes each kind.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from cclsearch.core.content import list_modules
 from cclsearch.core.errors import BrokenPlugin, UserError
 from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.trust import find_owner, is_trusted
 
 if TYPE_CHECKING:
     from cclsearch.launch.profile import LauncherFactory
     from cclsearch.propose.agent.providers.kind import ProviderKind
     from cclsearch.propose.base import ProposerFactory
+    from cclsearch.score.trial_metric import TrialMetric
     from cclsearch.tasks.base import Task
     from cclsearch.trace.metric import Metric
     from cclsearch.trace.readers.base import Reader
@@ -47,12 +56,14 @@ MOVED = {
 
 
 class Plugin(NamedTuple):
-    """An installed plugin: the module that an entry point names."""
+    """A plugin: the module that an entry point of a package names, or a Python file of the project."""
 
     name: str
-    """Its package and module, such as `my-package (my_package.launcher)`."""
+    """Its package and module, such as `my-package (my_package.launcher)`, or the file, such as `metrics/mine.py`."""
     problem: str = ""
     """Why it is left out, in one line; empty if it was loaded."""
+    remedy: str = "update it, or uninstall it"
+    """What to do about the problem."""
 
 
 class Registry(Generic[T]):
@@ -133,19 +144,41 @@ _has_begun = False
 
 
 def load_plugins() -> list[Plugin]:
-    """Import every installed plugin once, and return all of them; a warning names each one that is left out."""
-    global _has_begun, _loading
+    """Import every plugin once, and return all of them; a warning names each one that is left out."""
+    global _has_begun
     if not _has_begun:
         _has_begun = True
         for point in entry_points(group=ENTRY_POINT_GROUP):
             package = point.dist.name if point.dist else "an unknown package"
-            _loading = f"{package} ({point.value})"
-            try:
-                plugin = Plugin(_loading, _load_point(point))
-            finally:
-                _loading = ""
-            _report(plugin)
+            _load_one(Plugin(f"{package} ({point.value})"), point.load)
+        for path in list_modules():
+            name = f"{path.parent.name}/{path.name}"
+            if is_trusted(path):
+                _load_one(Plugin(name, remedy=f"correct {str(path)!r}"), partial(_import_file, path))
+            else:
+                allow = f"`ccl-search trust {shlex.quote(str(find_owner(path)))}` lets it run; look at it first"
+                _report(Plugin(name, f"it is code of {str(find_owner(path))!r}, which is not trusted", allow))
     return list(_PLUGINS.values())
+
+
+def _load_one(plugin: Plugin, load: Callable[[], Any]) -> None:
+    global _loading
+    _loading = plugin.name
+    try:
+        loaded = plugin._replace(problem=_find_problem(load))
+    finally:
+        _loading = ""
+    _report(loaded)
+
+
+def _import_file(path: Path) -> None:
+    """Import a file of a project under a name that no installed module has."""
+    name = f"ccl_project_{path.parent.name}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # as dataclasses and pickle expect
+    spec.loader.exec_module(module)
 
 
 def describe_broken_plugins() -> str:
@@ -154,10 +187,10 @@ def describe_broken_plugins() -> str:
     return "".join(f"; the plugin {plugin.name} was left out: {plugin.problem}" for plugin in broken)
 
 
-def _load_point(point: EntryPoint) -> str:
+def _find_problem(load: Callable[[], Any]) -> str:
     """Import a plugin; returns why it must be left out, or an empty text."""
     try:
-        point.load()
+        load()
     except ImportError as error:
         if (error.name or "").split(".")[0] != "cclsearch":
             return one_line(f"{type(error).__name__}: {error}", 300)
@@ -179,7 +212,7 @@ def _report(plugin: Plugin) -> None:
     from multiprocessing import parent_process
 
     if parent_process() is None:
-        text = f"the plugin {plugin.name} is left out: {plugin.problem}; update it, or uninstall it"
+        text = f"the plugin {plugin.name} is left out: {plugin.problem}; {plugin.remedy}"
         warnings.warn(text, BrokenPlugin, stacklevel=2)
 
 
@@ -209,6 +242,9 @@ PROVIDERS: Registry[type[ProviderKind]] = Registry(
 
 METRICS: Registry[Metric] = Registry("metric", "cclsearch.trace.metrics", needs=("unit", "summary", "function"))
 """name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""
+
+TRIAL_METRICS: Registry[TrialMetric] = Registry("trial metric", needs=("info", "function"))
+"""name -> metric of a trial, from its other metrics; registered by `cclsearch.score.trial_metric.trial_metric`."""
 
 READERS: Registry[type[Reader]] = Registry(
     "trace reader", "cclsearch.trace.readers.builtin", needs=("format", "claims", "read")

@@ -137,7 +137,7 @@ def _check_slurm() -> Check:
 def _check_plugins() -> list[Check]:
     """One line per installed plugin; none if there is none."""
     return [
-        Check.of(f"plugin {plugin.name}", not plugin.problem, plugin.problem or "loaded", "update it, or uninstall it")
+        Check.of(f"plugin {plugin.name}", not plugin.problem, plugin.problem or "loaded", plugin.remedy)
         for plugin in load_plugins()
     ]
 

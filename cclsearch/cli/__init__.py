@@ -45,10 +45,11 @@ GROUPS = {
         "export": "export a run as CSV, Parquet, Optuna study or CCL-Bench cards",
     },
     "workloads": {
-        "card": "check workload cards, show one, or write one from a model's config.json",
+        "card": "list, show, copy or check workload cards, or write one from a model's config.json",
         "space": "search space of a workload; which rule rejects a configuration",
         "predict": "predicted time and memory of configurations, with their parts",
         "accelerators": "known accelerators with their peak rates, memory, links and sources",
+        "objective": "list, show or copy objectives: what a search optimizes",
         "recording": "check a table of your own measurements before a search uses it",
     },
     "traces and strategies": {
@@ -57,7 +58,7 @@ GROUPS = {
         "claims": "what CCL-Bench's paper claims, shown on your traces: overlap, and utility of links",
         "sweep-hardware": "a trace or a prediction on other clusters and accelerators, simulated",
         "bench": "compare samplers on recorded landscapes",
-        "policy": "test a policy program: what it proposes for each workload",
+        "policy": "list, show, copy or test policy programs: what they propose for each workload",
         "replay-turns": "repeat an LLM's decisions from the records of a run",
     },
     "setup": {

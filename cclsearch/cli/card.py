@@ -1,4 +1,4 @@
-"""`ccl-search card`: check workload cards, show one as it is read, or write one from a model's config.json."""
+"""`ccl-search card`: list, show, copy or check workload cards, or write one from a model's config.json."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cclsearch.card.hf_config import make_hf_card
 from cclsearch.card.load import CardReport, inspect_card, require_stated
 from cclsearch.card.model import StatedCard
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
+from cclsearch.cli.content import run_content
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.redact import redact
@@ -24,11 +25,9 @@ def run(args: argparse.Namespace) -> int:
     """Return exit code 0, or 2 if a card does not load."""
     if args.action == "check":
         return _check(args)
-    if len(args.card) != 1:
-        raise UserError(f"`card {args.action}` takes one name, not {len(args.card)}")
     if args.action == "show":
-        return _show(inspect_card(args.card[0], args.overlay, args.set), as_json=args.json)
-    return _write(args)
+        return _show(inspect_card(args.card, args.overlay, args.set), as_json=args.json)
+    return _write(args) if args.action == "from-hf" else run_content("workloads", args, "card")
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -81,13 +80,11 @@ def _show(report: CardReport, *, as_json: bool) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     """Print or write a card with the model of a config.json; what that does not say is empty."""
-    if args.set or args.overlay:
-        raise UserError("`card from-hf` takes no --set and no --overlay: give them to the command that reads the card")
     if args.out is not None:
         require_writable(args.out, "--out")
         if args.out.exists():
             raise UserError(f"--out {str(args.out)!r} exists already: name another file")
-    data = make_hf_card(Path(args.card[0]))
+    data = make_hf_card(Path(args.config))
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
     if args.out is None:
         print(plain(text), end="")

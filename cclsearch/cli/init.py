@@ -16,11 +16,11 @@ from cclsearch.core.trust import LINE, confirm, list_code
 
 SETTINGS = Path(SETTINGS_FILE)
 SUFFIXES = (".yaml", ".yml")
-FOLDERS = ("workloads", "launchers", "objectives", "policies", "runs")
+FOLDERS = ("workloads", "launchers", "objectives", "metrics", "policies", "runs")
 QUESTIONS = {
     "launcher": "cluster profile (empty: this machine or a recording): ",
     "llm": "LLM: anthropic:MODEL, openai:MODEL or a URL (empty: none): ",
-    "objective": "objective in objectives/ (empty: the task's): ",
+    "objective": "objective (empty: the task's): ",
 }
 RUNS_HERE = {"local": "it trains on this machine", "simulate": "nothing trains: its trials are simulated"}
 """Launcher of a profile that needs no other machine -> what happens to its trials."""
@@ -87,6 +87,7 @@ def _ask(folder: Path) -> dict[str, str]:
     """Three checked answers from the terminal; raises UserError if there is no terminal."""
     names = (n for n in list_content("launchers", *SUFFIXES, project=folder) if not n.endswith(FRAMEWORK_SUFFIX))
     print(f"profiles: {', '.join(names)}")
+    print(f"objectives: {', '.join(list_content('objectives', *SUFFIXES, project=folder))}")
     return {name: _ask_until_valid(name, question, folder) for name, question in QUESTIONS.items()}
 
 

@@ -1,4 +1,4 @@
-"""`ccl-search policy test`: runs a policy program on workloads."""
+"""`ccl-search policy`: list, show or copy policy programs, or run one on workloads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import argparse
 import json
 
 from cclsearch.checks.policy import check_policy, describe_verdict, read_program
+from cclsearch.cli.content import run_content
 from cclsearch.core.content import list_content
 from cclsearch.core.trust import find_code
 
 
 def run(args: argparse.Namespace) -> int:
+    """Return exit code 0, or 1 if a proposal of the program is not legal."""
+    if args.action != "test":
+        return run_content("policies", args, "policy")
     program = read_program(find_code("policies", args.policy, ".py"))
     workloads = args.workload or list_content("workloads", ".yaml")
     verdicts = check_policy(program, workloads, use_fewer=args.use_fewer)

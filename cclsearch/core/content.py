@@ -21,7 +21,9 @@ CONTENT_KINDS = {
 }
 """Content folder -> name of one item in it."""
 
-CODE_FOLDERS = ("launchers", "metrics", "objectives", "policies")
+MODULE_FOLDERS = ("metrics", "objectives")
+"""Folders of a project whose Python files are imported, as the modules of an installed plugin are."""
+CODE_FOLDERS = ("launchers", *MODULE_FOLDERS, "policies")
 """Folders of a project whose files may run, or say what runs."""
 
 FRAMEWORK_SUFFIX = ".framework"
@@ -51,6 +53,12 @@ def content_roots(project: Path | None = None) -> Iterator[Path]:
         if root.resolve() not in seen:
             seen.add(root.resolve())
             yield root
+
+
+def list_modules() -> list[Path]:
+    """The Python files of the user's project and of `CCL_SEARCH_PATH` that define metrics."""
+    roots = [root for root in content_roots() if root.resolve() != shipped_root().resolve()]
+    return [path for root in roots for folder in MODULE_FOLDERS for path in sorted((root / folder).glob("*.py"))]
 
 
 def find_content(folder: str, name: str, *suffixes: str, project: Path | None = None) -> Path:

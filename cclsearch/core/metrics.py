@@ -28,7 +28,8 @@ class MetricInfo(Model):
     direction: Direction | None
     """None if either direction may be wanted."""
     source: str
-    """`result` (the run script's result and the card), `trace`, or `script` (a metric of the script's own)."""
+    """`result` (the run script's result and the card), `trace`, `script` (a metric of the script's own), or `code`
+    (computed by code of the project or a package from the trial's other metrics)."""
     label: str = ""
     """Words for people, such as `step time`; the name if it is empty. Words that start with the unit replace it."""
     short: str = ""

@@ -19,6 +19,7 @@ from cclsearch.recording.table import RecordedRow, RowStatus, find_table
 from cclsearch.run.spec import RecordingRef, hash_file
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.objective import Objective, require_measurable
+from cclsearch.score.trial_metric import derive_by_code
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import choose_framework
 from cclsearch.space.table import Space
@@ -136,6 +137,7 @@ def _require_simulated(objective: Objective, card: Card, cluster: SimulatedClust
     metrics = dict.fromkeys(cluster.metrics, 1.0)
     result = task.make_result(card, metrics, status=RunStatus.OK, simulated=True)
     known = task.measure(Evidence(payload, result, card, Provenance.SIMULATED, None))[0]
+    known |= derive_by_code(known, payload.config, card)[0]
     for metric in objective.needed_metrics:
         if metric not in known:
             raise UserError(
@@ -158,7 +160,8 @@ def _measure_row(card: Card, row: RecordedRow) -> dict[str, float]:
     payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
     loads = {"loads": row.loads} if row.loads else {}
     result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True, **loads)
-    return task.measure(Evidence(payload, result, card, Provenance.RECORDED, None))[0]
+    metrics = task.measure(Evidence(payload, result, card, Provenance.RECORDED, None))[0]
+    return metrics | derive_by_code(metrics, row.config, card)[0]
 
 
 def _describe_own_figures(recording: Recording) -> tuple[str, ...]:

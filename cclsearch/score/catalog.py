@@ -6,7 +6,7 @@ import difflib
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, Direction, MetricInfo
-from cclsearch.plugins import METRICS, TASKS
+from cclsearch.plugins import METRICS, TASKS, TRIAL_METRICS, describe_broken_plugins
 
 
 def result_metric(
@@ -54,17 +54,21 @@ def find_metric(name: str, where: str, *, task: str | None = None, from_script: 
     if from_script:
         missing = f"the run script reported no `metrics.{name}`"
         return MetricInfo(name=name, unit=None, direction=None, source="script", missing=missing)
+    by_code = TRIAL_METRICS.find(name)
+    if by_code is not None:
+        return by_code.info
     traced = METRICS.names()
     if name in traced:
         unit, better = (getattr(METRICS.get(name), field, None) for field in ("unit", "better"))
         direction = {"lower": _LOW, "higher": _HIGH}.get(str(better))
         missing = "the traces do not contain it"
         return MetricInfo(name=name, unit=unit, direction=direction, source="trace", missing=missing)
-    known = [*own, *sorted(set(traced) - set(own))]
+    known = [*own, *TRIAL_METRICS.names(), *sorted(set(traced) - set(own))]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     if near and task:
         hint += f" Task {task!r} has {', '.join(own)}"
     raise UserError(
         f"{where}: there is no metric {name!r}; {hint} (a metric of your run script needs `source: script`)"
+        f"{describe_broken_plugins()}"
     )

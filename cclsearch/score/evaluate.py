@@ -18,6 +18,7 @@ from cclsearch.score.admission import admit, check_load
 from cclsearch.score.evidence import Evidence, TraceEvidence
 from cclsearch.score.objective import Objective
 from cclsearch.score.outcome import CONSTRAINTS_RULE, EARLY_STOP_RULE, Admission, Outcome, Verdict
+from cclsearch.score.trial_metric import derive_by_code
 
 _MAX_FLOAT = sys.float_info.max
 
@@ -53,6 +54,8 @@ def evaluate_evidence(
         return evaluate_failure(failure, evidence.provenance, evidence.result)
     trace = evidence.trace
     metrics, left_out = _drop_not_finite(metrics)
+    by_code, failed = derive_by_code(metrics, evidence.payload.config, evidence.card)
+    metrics, left_out = {**metrics, **by_code}, (*left_out, *failed)
     if evidence.result.status is RunStatus.PRUNED:
         return _evaluate_pruned(replace(evidence, metrics=metrics, spread=spread), task, left_out)
     admission = admit(replace(evidence, metrics=metrics, spread=spread), task.admission_rules)

@@ -17,7 +17,7 @@ from cclsearch.core.content import find_content
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
-from cclsearch.plugins import TASKS
+from cclsearch.plugins import TASKS, TRIAL_METRICS, describe_broken_plugins
 from cclsearch.score.catalog import find_metric, list_metrics
 from cclsearch.score.declaration import (
     BASELINE,
@@ -241,9 +241,11 @@ def load_objective(spec: str, parameters: Parameters | None = None, *, task: str
     metric = list_metrics(task).get(name)
     try:
         path = find_content("objectives", name, ".yaml", ".yml")
-    except UserError:
+    except UserError as error:
+        by_code = TRIAL_METRICS.find(name) if metric is None else None
+        metric = by_code.info if by_code else metric
         if metric is None or metric.direction is None or given or parameters:
-            raise
+            raise UserError(f"{error}{describe_broken_plugins()}") from None
         return single_metric(metric)
     return build_objective(read_declaration(path), name, {**given, **(parameters or {})}, path, task)
 

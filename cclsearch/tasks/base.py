@@ -24,7 +24,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
-from cclsearch.plugins import TASKS
+from cclsearch.plugins import TASKS, TRIAL_METRICS
 from cclsearch.score.admission import GENERAL_RULES
 from cclsearch.score.agreement import Agreement
 from cclsearch.score.catalog import GENERAL_METRICS
@@ -110,8 +110,10 @@ class Task:
 
     def metric(self, name: str) -> MetricInfo:
         """The properties of a metric, if need be only its name: metrics of traces are not listed in `metrics`."""
+        own = next((metric for metric in (*self.metrics, *GENERAL_METRICS) if metric.name == name), None)
+        by_code = TRIAL_METRICS.find(name) if own is None else None
         unknown = MetricInfo(name=name, unit=None, direction=None, source="trace")
-        return next((metric for metric in (*self.metrics, *GENERAL_METRICS) if metric.name == name), unknown)
+        return own or (by_code.info if by_code else unknown)
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         """The `config.json` of a trial; `fields` are run, trial and seed, and the task's own if a subclass adds them.

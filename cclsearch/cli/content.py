@@ -1,0 +1,44 @@
+"""What `launcher`, `card`, `objective` and `policy` have in common: list what can be named, show one, copy one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from cclsearch.checks.content import copy_item, list_items, read_item
+from cclsearch.cli import EXIT_OK
+from cclsearch.core.text import plain
+
+NEXT = {
+    "launchers": "fill in what your cluster needs, then  ccl-search launcher check {name}",
+    "workloads": "change what differs, then  ccl-search card check {name}",
+    "objectives": "change what it ranks by, then  ccl-search run --workload wl2 --objective {name}",
+    "policies": "change what it proposes, then  ccl-search policy test {name}",
+}
+"""Content folder -> what to do with a copy."""
+
+
+def run_content(folder: str, args: argparse.Namespace, argument: str) -> int:
+    """Run the action `list`, `show` or `copy` on that content folder; `argument` holds the name of what is meant."""
+    if args.action == "list":
+        return _list(folder, as_json=args.json)
+    name = getattr(args, argument)
+    if args.action == "show":
+        print(plain(read_item(folder, name)), end="")
+        return EXIT_OK
+    path = copy_item(folder, name, args.new_name)
+    print(f"{plain(str(path))}\nnext: {NEXT[folder].format(name=args.new_name)}")
+    return EXIT_OK
+
+
+def _list(folder: str, *, as_json: bool) -> int:
+    items = list_items(folder)
+    if as_json:
+        facts = ("name", "kind", "description", "is_shipped")
+        print(json.dumps([{fact: getattr(i, fact) for fact in facts} | {"path": str(i.path)} for i in items]))
+        return EXIT_OK
+    widths = [max((len(getattr(item, column)) for item in items), default=0) for column in ("name", "kind")]
+    for item in items:
+        where = "" if item.is_shipped else f"  [{item.path}]"
+        print(plain(f"{item.name:<{widths[0]}}  {item.kind:<{widths[1]}}  {item.description}{where}".rstrip()))
+    return EXIT_OK
