@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -83,11 +84,41 @@ def test_report_works_in_a_browser(opened: tuple[Any, list[str]]) -> None:
     assert page.locator("[data-drawn=failed]").count() == 0
     assert page.locator("[data-drawn=yes]").count() == page.locator("[data-chart]").count()
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    check_chart_by_keyboard(page)
     check_table(page)
     check_theme(page)
     found = Axe().run(page, options=AXE_RULES)
     assert [(v["id"], v["nodes"][0]["html"][:150]) for v in found.response["violations"]] == []
     assert complaints == []
+
+
+def check_chart_by_keyboard(page: Any) -> None:
+    """Arrow keys go from trial to trial of a chart, and say which one; Enter opens it in the table."""
+    chart = page.locator("#figure-history [data-chart], figure [data-chart]").first
+    chart.scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('figure [data-chart]').dataset.keys === 'yes'")
+    chart.focus()
+    page.keyboard.press("ArrowRight")
+    said = page.locator(".chart-point").first
+    first = said.inner_text()
+    page.keyboard.press("ArrowRight")
+    second = said.inner_text()
+    page.keyboard.press("ArrowLeft")
+    assert first == said.inner_text() != second
+    assert re.match(r"trial \d+ · .* \(1 of \d+; Enter opens it\)", first)
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowRight")
+    last = said.inner_text()
+    count = re.search(r"\((\d+) of (\d+);", last)
+    assert count is not None
+    assert count[1] == count[2]
+    page.keyboard.press("Enter")
+    name = re.match(r"trial (\d+)", last)
+    assert name is not None
+    opened = page.locator(f'tr[data-trial="{name[1]}"] button.open').first
+    assert opened.get_attribute("aria-expanded") == "true", last
+    page.keyboard.press("Enter")  # its button has the focus now
+    assert opened.get_attribute("aria-expanded") == "false"
 
 
 def check_table(page: Any) -> None:

@@ -89,6 +89,11 @@ def trials_of(toy: Toy, run: str) -> list[dict[str, Any]]:
     return toy.call("status", run, "--json").json["trials"]
 
 
+def ran_once(toy: Toy, run: str) -> bool:
+    """Whether no doubtful measurement was made again: the best is then the greatest, else what two runs confirm."""
+    return all(trial["purpose"] == "search" for trial in trials_of(toy, run))
+
+
 def metrics_of(toy: Toy, run: str, trial: int) -> dict[str, float]:
     """The metrics of a trial, from the file for readers in its folder."""
     return json.loads((toy.run_path(run) / "trials" / f"{trial:04d}" / "metrics.json").read_text())["metrics"]
@@ -127,7 +132,9 @@ def test_a_search_runs_its_trials_and_finds_the_greatest_throughput(searched: To
     numbers = [trial["trial"] for trial in trials_of(searched, "plain")]
     assert numbers == [1, 2, 3, 4, 5, 6]
     measured = {number: metrics_of(searched, "plain", number) for number in numbers}
-    assert best["throughput_mb_s"] == max(found["throughput_mb_s"] for found in measured.values())
+    assert best["throughput_mb_s"] == measured[best["trial"]]["throughput_mb_s"]
+    if ran_once(searched, "plain"):
+        assert best["throughput_mb_s"] == max(found["throughput_mb_s"] for found in measured.values())
     assert best["latency_p99_s"] == measured[best["trial"]]["latency_p99_s"]
     assert set(best) & {"step_time_s", "tokens_per_s", "mfu"} == set()
     result = json.loads((Path(best["evidence"]) / "result.json").read_text())
@@ -162,9 +169,10 @@ def test_the_report_has_the_tasks_words_and_none_of_training(searched: Toy) -> N
     assert OF_TRAINING.findall(shown) == []
 
 
-def test_exports_have_the_tasks_columns(searched: Toy) -> None:
-    searched.call("export", "plain", "--to", "csv", "--out", "table.csv")
-    with (searched.folder / "table.csv").open(newline="", encoding="utf-8") as file:
+def test_exports_have_the_tasks_columns(searched: Toy, tmp_path: Path) -> None:
+    table, study_file = tmp_path / "table.csv", tmp_path / "study.db"
+    searched.call("export", "plain", "--to", "csv", "--out", str(table))
+    with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     best = searched.call("best", "plain", "--json").json
     [marked] = [row for row in rows if row["is_best"] == "True"]
@@ -172,14 +180,15 @@ def test_exports_have_the_tasks_columns(searched: Toy) -> None:
     assert float(marked["metric.throughput_mb_s"]) == pytest.approx(best["throughput_mb_s"])
     assert "expected_throughput_mb_s" in marked
     assert OF_TRAINING.findall(" ".join(marked)) == []
-    searched.call("export", "plain", "--to", "optuna", "--out", "study.db")
+    searched.call("export", "plain", "--to", "optuna", "--out", str(study_file))
     import optuna
 
-    [study] = optuna.get_all_study_summaries(f"sqlite:///{searched.folder / 'study.db'}")
+    [study] = optuna.get_all_study_summaries(f"sqlite:///{study_file}")
     assert study.best_trial is not None
     assert study.n_trials == 6
-    loaded = optuna.load_study(study_name=study.study_name, storage=f"sqlite:///{searched.folder / 'study.db'}")
-    assert {name: loaded.best_trial.params[name] for name in best["config"]} == best["config"]
+    loaded = optuna.load_study(study_name=study.study_name, storage=f"sqlite:///{study_file}")
+    if ran_once(searched, "plain"):
+        assert {name: loaded.best_trial.params[name] for name in best["config"]} == best["config"]
 
 
 def test_admission_is_repeated_from_the_evidence_and_finds_an_edited_result(searched: Toy, toy: Toy) -> None:

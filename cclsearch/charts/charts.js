@@ -39,11 +39,50 @@ const cclCharts = (() => {
     for (const name of bound) result.view.addSignalListener(name, (_, value) => { entry.signals[name] = value; });
     result.view.addEventListener("click", (_, item) => {
       const trial = item?.datum?.trial;
-      if (trial !== undefined) place.dispatchEvent(new CustomEvent("trial", { bubbles: true, detail: String(trial) }));
+      if (trial !== undefined) tell(place, trial);
     });
     views.set(place, entry);
+    if (trialsOf(place).length && !place.dataset.keys) {
+      place.dataset.keys = "yes";
+      place.tabIndex = 0;
+      place.setAttribute("role", "group");
+      place.setAttribute("aria-roledescription", "chart");
+      const title = place.closest("figure")?.querySelector("figcaption")?.textContent ?? "chart";
+      place.setAttribute("aria-label", `${title}: arrow keys go from trial to trial, Enter opens one`);
+      place.addEventListener("keydown", (event) => step(place, event));
+    }
     place.dataset.drawn = "yes";
   };
+  // By keyboard: arrow keys go from trial to trial in the order of the chart's rows, Enter opens the trial.
+  const readout = (place) => {
+    const next = place.nextElementSibling;
+    if (next?.classList.contains("chart-point")) return next;
+    const made = Object.assign(document.createElement("p"), { className: "chart-point note" });
+    made.setAttribute("aria-live", "polite");
+    place.after(made);
+    return made;
+  };
+  const trialsOf = (place) => {
+    const rows = data.charts[place.dataset.chart]?.data?.values ?? [];
+    return [...new Map(rows.filter((row) => row.trial !== undefined).map((row) => [row.trial, row])).values()];
+  };
+  const step = (place, event) => {
+    const trials = trialsOf(place);
+    const moves = { ArrowRight: 1, ArrowLeft: -1, Home: -trials.length, End: trials.length };
+    const at = Number(place.dataset.at ?? -1);
+    if (event.target !== place || !trials.length) return;
+    const opens = event.key === "Enter" && trials[at];
+    if (!opens && !(event.key in moves)) return;
+    event.preventDefault(); // else Enter would also press the button that gets the focus
+    if (opens) return tell(place, trials[at].trial);
+    const now = Math.max(0, Math.min(trials.length - 1, at + moves[event.key]));
+    place.dataset.at = String(now);
+    const { trial, shown, config } = trials[now];
+    const words = [`trial ${trial}`, shown, config].filter((word) => word !== undefined && word !== "");
+    readout(place).textContent = `${words.join(" · ")} (${now + 1} of ${trials.length}; Enter opens it)`;
+  };
+  const tell = (place, trial) =>
+    place.dispatchEvent(new CustomEvent("trial", { bubbles: true, detail: String(trial) }));
   const redraw = (place) => draw(place).catch((error) => {
     place.dataset.drawn = "failed";
     place.textContent = `This chart cannot be drawn: ${error.message}`;

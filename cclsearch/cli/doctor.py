@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
         return 0 if usable else 1
     for finding in findings:
         mark = "ok" if finding.check.ok else "NO" if finding.is_required else "--"
-        print(f"{mark:<4}{finding.check.name:<22}{one_line(finding.check.detail)}")
+        print(f"{mark:<4}{finding.check.name:<21} {one_line(finding.check.detail)}")
         if not finding.check.ok:
             print(f"{'':<26}-> {one_line(finding.check.remedy, 300)}")
     print("\nEverything required is present." if usable else "\nFix the checks marked NO first.")

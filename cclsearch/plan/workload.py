@@ -124,10 +124,17 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
     for metric in objective.needed_metrics:
         if metric not in known:
             raise UserError(
-                f"{objective.what_needs(metric)}: needs {metric}, but the recording {recording.name!r} has no {metric};"
-                f" choose another (it has {', '.join(known)}), or choose where to run trials"
+                f"{objective.what_needs(metric)}: needs {metric}, but the recording {recording.name!r} has no {metric}"
+                f"{_explain_code(metric, recording)}; choose another (it has {', '.join(known)}), or choose where to run trials"
                 " (`--launcher NAME`)"
             )
+
+
+def _explain_code(metric: str, recording: Recording) -> str:
+    """Why code of the project has no value of that metric for the recording's best row; empty if none computes it."""
+    row = recording.rows[recording.best_row]
+    failed = derive_by_code(_measure_row(recording.card, row), row.config, recording.card)[1]
+    return "".join(f" ({note})" for note in failed if note.startswith(f"{metric} "))
 
 
 def _require_simulated(objective: Objective, card: Card, cluster: SimulatedCluster) -> None:
