@@ -125,8 +125,8 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
         if metric not in known:
             raise UserError(
                 f"{objective.what_needs(metric)}: needs {metric}, but the recording {recording.name!r} has no {metric}"
-                f"{_explain_code(metric, recording)}; choose another (it has {', '.join(known)}), or choose where to run trials"
-                " (`--launcher NAME`)"
+                f"{_explain_code(metric, recording)}; choose another (it has {', '.join(known)}), or choose where"
+                " to run trials (`--launcher NAME`)"
             )
 
 
