@@ -188,7 +188,7 @@ def check_live_pages(browser: Browser, served: Served) -> None:
     add_trials(served.runs / "one", range(6, 9))
     for each in (page, other):
         each.wait_for_function("() => document.querySelector('#trials .count').textContent.includes('8 of 8')")
-    label = "document.querySelector('figure [role=img]').getAttribute('aria-label')"
+    label = "document.querySelector('figure .summary').textContent"
     page.wait_for_function(f"() => {label}.includes('of 8 trials')")
     assert page.evaluate("window.sameDocument") is True
     assert page.evaluate("document.activeElement.id") == "sort-value", "the focus stays where it was"

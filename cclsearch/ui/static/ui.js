@@ -41,18 +41,17 @@ const loadCharts = async () => {
     place.replaceChildren(...names.map((name) => {
       const figure = document.createElement("figure"), title = document.createElement("figcaption");
       const picture = document.createElement("div"), chart = document.createElement("div");
+      const summary = document.createElement("p");
       title.textContent = data.described[name].title;
-      picture.setAttribute("role", "img"); // Vega sets the role and the label of the chart itself
       chart.dataset.chart = name;
-      chart.setAttribute("aria-hidden", "true");
+      summary.className = "note summary";
       picture.append(chart);
-      figure.append(title, picture);
+      figure.append(title, picture, summary);
       return figure;
     }));
   }
   for (const chart of place.querySelectorAll("[data-chart]")) {
-    const { title, summary } = data.described[chart.dataset.chart];
-    chart.parentElement.setAttribute("aria-label", summary || title);
+    chart.closest("figure").querySelector(".summary").textContent = data.described[chart.dataset.chart].summary;
   }
   const note = document.getElementById("chart-note");
   if (note) note.textContent = data.note;
