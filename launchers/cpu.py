@@ -5,8 +5,9 @@ agent starts the ranks from a fork server, which imports torch once for all of t
 
 Knobs: tp, dp, pp, ep, micro_batch_size, activation_checkpointing (none, selective, full), zero_stage (0, 1); on request
 threads (OpenMP threads of a rank), optimizer (for_loop, foreach or fused AdamW), compile (torch.compile of each layer),
-bucket_mib (size of the buckets in which gradients are reduced), rank_order (degrees over ranks, innermost first) and
-host_order (in which order the launcher uses the nodes).
+bucket_mib (size of the buckets in which gradients are reduced), rank_order (degrees over ranks, innermost first),
+host_order (in which order the launcher uses the nodes) and stage_layers (layers of each pipeline stage). With
+`rank_speeds` in config.json, ranks are held back to that share of their speed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from step_window import mark_trace
 from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
+from unlike import Brake
 
 CPU = torch.device("cpu")
 
@@ -138,9 +140,11 @@ class Trainer:
             seq_len=data["seq_len"],
             seed=data["seed"],
             checkpointing=str(config.get("activation_checkpointing", "none")),
+            stage_layers=data.get("stage_layers", ()),
         ).to(device)
         self.routers = [module.router for module in self.stage.modules() if isinstance(module, MixtureOfExperts)]
         self.buffers = self._flatten(int(config.get("zero_stage", 0)))
+        self.brake = Brake(trial, layout.rank)
         self.step = 0
         self.losses: list[Tensor | float] = []
         """Of every step so far, this rank's part of the global batch."""
@@ -189,7 +193,11 @@ class Trainer:
             received = torch.empty(shape, device=self.device)
             self._receive(received, layout.pp.index - 1)
             received.requires_grad_()
-        with record_function("forward"), torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16):
+        with (
+            self.brake.held(),
+            record_function("forward"),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_bf16),
+        ):
             out = self.stage(tokens[:, :-1] if received is None else received, tokens[:, 1:])
         if layout.is_last:
             out = out / (self.accumulation * layout.dp.size)
@@ -204,7 +212,7 @@ class Trainer:
         if not layout.is_last:
             grad = torch.empty_like(out)
             self._receive(grad, layout.pp.index + 1)
-        with record_function("backward"):
+        with self.brake.held(), record_function("backward"):
             out.backward(grad)
         if received is not None:
             self._send(received.grad, layout.pp.index - 1)
@@ -226,7 +234,7 @@ class Trainer:
             all_reduce(layout.ends, (self.stage.embedding if layout.is_first else self.stage.head).grad)
         for buffer in self.buffers:
             buffer.reduce()
-        with record_function("optimizer"):
+        with self.brake.held(), record_function("optimizer"):
             for buffer in self.buffers:
                 buffer.update()
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.profiler import record_function
 from torch.utils.checkpoint import checkpoint
+from unlike import cut_layers
 
 
 @dataclass(frozen=True)
@@ -395,7 +396,17 @@ class Layer(nn.Module):
 class Stage(nn.Module):
     """This rank's pipeline stage: its layers; the embedding on the first stage; norm, head and loss on the last."""
 
-    def __init__(self, arch: Mapping[str, Any], layout: Layout, *, seq_len: int, seed: int, checkpointing: str) -> None:
+    def __init__(
+        self,
+        arch: Mapping[str, Any],
+        layout: Layout,
+        *,
+        seq_len: int,
+        seed: int,
+        checkpointing: str,
+        stage_layers: Sequence[int] = (),
+    ) -> None:
+        """`stage_layers` are the layers of each stage; empty: as near to equal as possible."""
         super().__init__()
         build = Builder(arch, layout, seed)
         self.arch, self.layout, self.checkpointing = arch, layout, checkpointing
@@ -403,8 +414,7 @@ class Stage(nn.Module):
         if arch["num_layers"] < pp.size:
             raise IllegalConfig(f"pp must be at most the {arch['num_layers']} layers, but it is {pp.size}")
         self.embedding = build.vocabulary("embedding") if layout.is_first else None
-        cuts = [round(arch["num_layers"] * i / pp.size) for i in range(pp.size + 1)]
-        own = range(*list(itertools.pairwise(cuts))[pp.index])
+        own = cut_layers(arch["num_layers"], pp.size, stage_layers)[pp.index]
         self.layers = nn.ModuleList(Layer(build, index, checkpointing) for index in own)
         self.norm = build.ones(arch["hidden_size"]) if layout.is_last else None
         self.head = None

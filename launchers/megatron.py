@@ -10,7 +10,7 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +125,19 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
     words += [option for knob, option in switches.items() if config.get(knob)]
     if config.get("rank_order") == "tp-pp-dp":
         words.append("--use-tp-pp-dp-mapping")
-    return words + _pipeline(config, data["arch"]["num_layers"])
+    return words + _pipeline(config, data["arch"]["num_layers"], data.get("stage_layers", ()))
 
 
-def _pipeline(config: Mapping[str, Any], layers: int) -> list[str]:
-    """Return the options of the stages: a layout of its own if the layers do not divide into equal chunks."""
+def _pipeline(config: Mapping[str, Any], layers: int, stage_layers: Sequence[int] = ()) -> list[str]:
+    """Return the options of the stages: a layout of its own if the layers are not divided into equal chunks."""
+    if len(set(stage_layers)) > 1:
+        if sum(stage_layers) != layers or len(stage_layers) != int(config.get("pp", 1)):
+            raise IllegalConfig(
+                f"stage_layers {list(stage_layers)} do not split {layers} layers over pp {config.get('pp', 1)}"
+            )
+        return ["--pipeline-model-parallel-layout", "E" + "|".join(f"t*{count}" for count in stage_layers) + "L"]
+    if str(config.get("stage_layers", "even")) != "even" and not stage_layers:
+        raise IllegalConfig(f"stage_layers is {config['stage_layers']}, but config.json has no layers of each stage")
     chunks = int(config.get("virtual_pipeline", 1))
     stages = int(config.get("pp", 1)) * chunks
     if layers % stages:

@@ -124,6 +124,8 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
         "accelerator": "a100-40",
         "nonce": "",
         "places": [],
+        "rank_speeds": [],
+        "stage_layers": [],
         "stop_above": None,
     }
     assert TrainingInput.model_validate(before) == payload.model_copy(update={"work": {}, "accelerator": ""})

@@ -23,6 +23,7 @@ from cclsearch.card.fields import (
     read_field,
     settable_fields,
 )
+from cclsearch.card.groups import Groups, fill_from_groups, read_groups
 from cclsearch.card.infer import infer_phase, infer_values
 from cclsearch.card.model import (
     Card,
@@ -179,7 +180,8 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str, given: Given
     task = TASKS.find(task_name)
     fields = _fields_of(task)
     values, problems = _read_fields(data, fields)
-    filled = list(given.fill(values)) if given is not None else []
+    groups = _read_groups(data, values, where)
+    filled = list(given.fill(values)) if given is not None and not groups else []
     inferred = [*filter(None, [infer_phase(data)]), *infer_values(values, data)]
     values |= {note.inferred.field: note.inferred.value for note in inferred if note.inferred is not None}
     found = {BY_NAME[name].path for name in values if name in BY_NAME}
@@ -189,7 +191,7 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str, given: Given
     report = CardReport(name, where, task_name, values, tuple(problems))
     if len(report.blocking) > len(report.open):
         return report
-    return replace(report, stated=_make_card(report, task_name, task, knobs, data))
+    return replace(report, stated=_make_card(report, task_name, task, knobs, groups, data))
 
 
 def _read_fields(data: Mapping[str, Any], fields: Sequence[CardField]) -> tuple[dict[str, Any], list[FieldProblem]]:
@@ -270,11 +272,17 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
 
 
 def _make_card(
-    report: CardReport, task_name: str, task: Any, knobs: tuple[KnobDeclaration, ...], data: Mapping[str, Any]
+    report: CardReport,
+    task_name: str,
+    task: Any,
+    knobs: tuple[KnobDeclaration, ...],
+    groups: Groups,
+    data: Mapping[str, Any],
 ) -> StatedCard:
     values, fields = report.values, _fields_of(task)
     hardware = {field: values[field] for field in StatedHardware.model_fields if field in values}
     hardware |= {field: values[name] for name, field in _HARDWARE.items() if name in values}
+    hardware |= {"groups": groups} if groups else {}
     family = values.get("model_family", "")
     return StatedCard(
         name=report.name,
@@ -298,6 +306,16 @@ def _make_card(
         configuration=read_configuration(data),
         template=read_template(data, fields),
     )
+
+
+def _read_groups(data: Mapping[str, Any], values: dict[str, Any], where: str) -> Groups:
+    """The groups of unlike hardware; the fields of `values` that follow from them are set."""
+    groups = read_groups(look_up(data, "workload.hardware.groups"), where)
+    if groups:
+        stated = {_HARDWARE.get(name, name): value for name, value in values.items()}
+        for field, value in fill_from_groups(groups, stated, where).items():
+            values[next((name for name, other in _HARDWARE.items() if other == field), field)] = value
+    return groups
 
 
 def _read_knobs(data: Mapping[str, Any], where: str) -> tuple[KnobDeclaration, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from cclsearch.card.groups import HardwareGroup, has_unlike_links, make_links
 from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
@@ -113,6 +114,13 @@ class StatedHardware(Model):
     """Measured links of the cluster, which count instead of the two bandwidths; only a profile brings them."""
     cluster: str | None = None
     """A simulated network in one line (docs/simulator.md), which counts instead of the two bandwidths."""
+    groups: tuple[HardwareGroup, ...] = ()
+    """Unlike hardware in one job, in the order of the ranks; the fields above then describe the first group."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_groups(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Groups are written only if there are some."""
+        return {name: value for name, value in write(self).items() if value or name != "groups"}
 
 
 class Hardware(StatedHardware):
@@ -127,6 +135,21 @@ class Hardware(StatedHardware):
     def domain(self) -> int:
         """Number of accelerators that the scale-up links connect: those of a node, unless the links go further."""
         return min(self.scale_up_domain or self.accelerators_per_node, self.num_accelerators)
+
+    @property
+    def known_links(self) -> LinkMatrix | None:
+        """The measured links, or those that unlike groups state; None if two bandwidths describe them."""
+        if self.links is None and self.groups and has_unlike_links(self.groups):
+            return make_links(self.groups, self.accelerators_per_node)
+        return self.links
+
+    def of_group(self, number: int) -> Hardware:
+        """The hardware if all of it was that of one group, whose `speed` is not applied."""
+        group = self.groups[number]
+        update: dict[str, Any] = {"accelerator": group.accelerator, "memory_gib": group.gib}
+        if number:  # what the card states of its accelerator is of the first group
+            update |= {"peak_flops": None, "memory_gb_per_s": None, "nominal": False}
+        return self.model_copy(update=update)
 
     @property
     def chip(self) -> Accelerator:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import Field, ValidationError
 
+from cclsearch.card.groups import HardwareGroup
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, project_root
 from cclsearch.core.errors import UserError
@@ -43,6 +44,8 @@ class HardwareOverride(Model):
     scale_out_gbps: float | None = Field(default=None, gt=0)
     torus: tuple[int, ...] | None = None
     host_cores: int | None = Field(default=None, ge=1)
+    groups: tuple[HardwareGroup, ...] | None = Field(default=None, min_length=1)
+    """Unlike hardware in one job, in the order of the ranks."""
     links: LinkMatrix | None = Field(default=None, exclude=True)
     """The matrix of `NAME.links.csv`, which is beside the profile or in the project; searches freeze it in the card."""
 

@@ -81,7 +81,7 @@ def runs_on_same_cluster(spec: RunSpec, earlier: RunSpec) -> bool:
 
 def _cluster_of(spec: RunSpec) -> tuple[object, ...]:
     hardware = spec.card.hardware
-    machine = hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib
+    machine = hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, hardware.groups
     return spec.card.task, spec.framework, spec.provenance, spec.simulated_cluster, spec.profile.name, *machine
 
 

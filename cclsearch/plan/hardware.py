@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from cclsearch.card.check import OF_UNKNOWN
+from cclsearch.card.groups import fill_from_groups, read_groups
 from cclsearch.card.hardware import find_candidates, find_usual, hint_accelerator, match_accelerator
 from cclsearch.card.model import Card, Hardware
 from cclsearch.core.errors import UserError
@@ -31,7 +32,7 @@ def resolve_hardware(card: Card, profile: Profile) -> tuple[Hardware, tuple[str,
 
     Raises UserError if the profile names an unknown accelerator without its numbers.
     """
-    stated = profile.hardware.overrides()
+    stated = _apply_groups(profile)
     if "peak_flops" in stated:
         stated["peak_flops"] = Config({card.precision or "bf16": stated["peak_flops"]})
     looked_up, notes = _look_up(card.hardware, stated, profile)
@@ -42,6 +43,16 @@ def resolve_hardware(card: Card, profile: Profile) -> tuple[Hardware, tuple[str,
     if hardware.links is not None:
         notes = (*notes, _describe_links(hardware, hardware.links, profile))
     return Hardware.model_validate(hardware.model_dump()), notes
+
+
+def _apply_groups(profile: Profile) -> dict[str, Any]:
+    """The fields that the profile sets: with its groups, those that follow; without, the card's groups do not count if
+    it names other hardware."""
+    stated, where = profile.hardware.overrides(), f"{profile.source or profile.name}: hardware"
+    if "groups" in stated:
+        groups = read_groups(stated.pop("groups"), where)
+        return stated | fill_from_groups(groups, stated, where) | {"groups": groups}
+    return stated | ({"groups": ()} if {"accelerator", "num_accelerators"} & set(stated) else {})
 
 
 def _describe_links(hardware: Hardware, links: LinkMatrix, profile: Profile) -> str:

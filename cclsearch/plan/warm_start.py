@@ -144,7 +144,10 @@ def _why_none(spec: RunSpec) -> str:
 def _fingerprint(spec: RunSpec) -> tuple[object, ...]:
     """What must be equal for figures of two clusters to be comparable."""
     hardware = spec.card.hardware
-    return hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, spec.framework
+    return (
+        *(hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, hardware.groups),
+        spec.framework,
+    )
 
 
 def _read_observations(folder: Path) -> list[Observation]:

@@ -42,6 +42,10 @@ class Columns:
         """(N,) product of these knobs."""
         return math.prod((self[knob] for knob in knobs), start=np.ones(self.size, dtype=np.int64))
 
+    def texts(self, knob: str) -> list[str]:
+        """(N,) values as text."""
+        return [str(value) for value in self._values[knob].tolist()]
+
     def equals(self, knob: str, choices: tuple[Value, ...]) -> BoolArray:
         """(N,) whether the knob has one of these values (true is not 1)."""
         values = self._values[knob]
@@ -98,6 +102,10 @@ class Counts:
 
     def __getitem__(self, knob: str) -> int:
         return int(self._config.get(knob, meaning_of(knob).neutral))
+
+    def text(self, knob: str) -> str:
+        """The value as text."""
+        return str(self._config.get(knob, meaning_of(knob).neutral))
 
     def product(self, knobs: Iterable[str]) -> int:
         """Product of these knobs."""

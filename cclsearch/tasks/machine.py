@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cclsearch.card.model import Card
 from cclsearch.links.matrix import LinkMatrix
@@ -87,8 +87,28 @@ def read_machine(card: Card) -> Machine:
         fixed_gib={"cpu": CPU_PROCESS_GIB, "tpu": TPU_RESERVED_GIB}.get(found.kind, DEVICE_CONTEXT_GIB),
         launch_s=LAUNCH_S[found.kind],
         host_cores=float(hardware.host_cores or math.inf) if found.kind == "cpu" else math.inf,
-        links=hardware.links,
+        links=hardware.known_links,
         cluster=parse_cluster(hardware.cluster) if hardware.cluster else None,
         ring_per_port=found.kind != "cpu",
         element_bytes=4.0 if hardware.links is not None and card.precision in FOUR_BYTES else 2.0,
+    )
+
+
+def read_machines(card: Card) -> tuple[Machine, ...]:
+    """Return the machine of each group of unlike hardware; the only one if there are no groups."""
+    if not card.hardware.groups:
+        return (read_machine(card),)
+    return tuple(_read_group(card, number) for number in range(len(card.hardware.groups)))
+
+
+def _read_group(card: Card, number: int) -> Machine:
+    group = card.hardware.groups[number]
+    machine = read_machine(card.model_copy(update={"hardware": card.hardware.of_group(number)}))
+    return replace(
+        machine,
+        flops_per_s=machine.flops_per_s * group.speed,
+        half_flops_per_s=machine.half_flops_per_s * group.speed,
+        hbm_bytes_s=machine.hbm_bytes_s * group.speed,
+        # a rank on a CPU that is held back launches more slowly too
+        launch_s=machine.launch_s / (group.speed if group.chip.kind == "cpu" else 1.0),
     )

@@ -27,6 +27,10 @@ class TrainingInput(TrialInput):
     """Optimizer steps in the unprofiled timed window."""
     profiled_steps: int = 2
     """Optimizer steps in the separate profiled window; 0 for none."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage, if the configuration does not leave the split to the framework."""
+    rank_speeds: tuple[float, ...] = ()
+    """Share of its speed to which each rank on a CPU is held back; empty: none is."""
 
     @property
     def wants_traces(self) -> bool:

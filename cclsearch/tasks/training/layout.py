@@ -14,6 +14,7 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Knob, Space
+from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 
 Array = NDArray[np.float64]
 
@@ -74,6 +75,14 @@ class Layout:
     """Orders of the degrees over ranks, innermost first."""
     hosts: Array
     """Whether the nodes are put in an order that suits their measured links, 1 or 0."""
+    split: Array
+    """Position in `splits`."""
+    splits: tuple[str, ...]
+    """Choices of how the layers are split into pipeline stages (`stages.py`)."""
+    stage_layers: Array
+    """Layers of the pipeline stage that is looked at: of the fullest one with an even split."""
+    stage_ends: Array
+    """Embedding and output projection on that stage: 0, 1 or 2."""
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -106,11 +115,12 @@ def read_layout(card: Card, space: Space) -> Layout:
 
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
-    orders = _list_orders(space)
+    orders, splits = _list_orders(space), _list_splits(space)
+    pp = number("pp")
     return Layout(
         tp=number("tp"),
         dp=dp,
-        pp=number("pp"),
+        pp=pp,
         cp=number("cp"),
         ep=number("ep"),
         micro_batch=micro_batch,
@@ -130,6 +140,10 @@ def read_layout(card: Card, space: Space) -> Layout:
         order=_by_order(space, orders),
         orders=orders,
         hosts=_by_choice(space, "host_order", lambda value, _: float(value == "links")),
+        split=_read_knob(space, space.find(SPLIT_KNOB), lambda choice: float(splits.index(str(choice))), 0.0),
+        splits=splits,
+        stage_layers=np.ceil(card.arch.num_layers / pp),
+        stage_ends=np.where(pp > 1, 1.0, 2.0),
     )
 
 
@@ -167,6 +181,11 @@ def read_order(choice: Value) -> tuple[str, ...]:
 def _list_orders(space: Space) -> tuple[tuple[str, ...], ...]:
     knob = space.find("rank_order")
     return (MESH,) if knob is None else tuple(read_order(choice) for choice in knob.choices)
+
+
+def _list_splits(space: Space) -> tuple[str, ...]:
+    knob = space.find(SPLIT_KNOB)
+    return (EVEN,) if knob is None else tuple(map(str, knob.choices))
 
 
 def _by_order(space: Space, orders: tuple[tuple[str, ...], ...]) -> Array:

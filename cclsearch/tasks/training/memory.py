@@ -57,19 +57,18 @@ def name_multipliers(names: Sequence[str], log_multipliers: NDArray[np.float64])
 
 
 def parameters_per_rank(counts: ParameterCount, num_layers: int, layout: Layout) -> Array:
-    """(N,) parameters per device on the pipeline's fuller end stage."""
-    layers = np.ceil(num_layers / layout.pp)
+    """(N,) parameters per device of the pipeline stage that is looked at."""
     moe_share = counts.moe_layers / num_layers
     dense = counts.attention + counts.norms + (1 - moe_share) * counts.dense_mlp
     dense = dense + moe_share * (counts.shared_experts + counts.router)
-    ends = counts.embedding + np.where(layout.pp > 1, 0.0, counts.head)
-    return np.asarray((layers * dense + ends) / layout.tp + experts_per_rank(counts, num_layers, layout))
+    ends = np.minimum(layout.stage_ends, 1.0) * counts.embedding + np.maximum(layout.stage_ends - 1, 0.0) * counts.head
+    return np.asarray((layout.stage_layers * dense + ends) / layout.tp + experts_per_rank(counts, num_layers, layout))
 
 
 def experts_per_rank(counts: ParameterCount, num_layers: int, layout: Layout) -> Array:
     """(N,) parameters of routed experts among them; they divide by ep (by tp if ep is 1)."""
     spread = np.where(layout.ep > 1, layout.ep, layout.tp)
-    return np.asarray(np.ceil(num_layers / layout.pp) * counts.moe_layers / num_layers * counts.experts / spread)
+    return np.asarray(layout.stage_layers * counts.moe_layers / num_layers * counts.experts / spread)
 
 
 def expert_group(layout: Layout) -> tuple[Array, Array]:
@@ -94,7 +93,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     else:
         optimizer, unsharded = optimizer / by_dp, optimizer * (1 - 1 / by_dp)
     tokens = layout.micro_batch * card.number("seq_len") / layout.cp
-    layers = np.ceil(arch.num_layers / layout.pp)
+    layers = layout.stage_layers
     split, whole = _activation_bytes(card, layout, tokens)
     inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
     kept = 1 - layout.recompute

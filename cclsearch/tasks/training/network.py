@@ -9,7 +9,7 @@ knob `rank_order` and, if the knob `host_order` asks for it, with the nodes in a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,23 +90,39 @@ class Network:
     @cached_property
     def _of_links(self) -> dict[str, AxisLink]:
         """The links of every axis: computed once for all rows with the same degrees and order."""
-        layout = self._layout
-        degrees = [layout.tp, layout.dp, layout.pp, layout.cp, layout.ep, layout.replicated, layout.order, layout.hosts]
-        keys = np.stack(degrees, axis=1).astype(np.int64)
-        _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        first, which = self._meshes
         found: dict[str, list[GroupLink]] = {name: [] for name in AXES}
         for row in first:
             for name, link in self._links_at(int(row)).items():
                 found[name].append(link)
-        at = which.reshape(-1)
         return {
             name: AxisLink(
-                np.array([link.bytes_s for link in each])[at],
-                np.array([link.latency_s for link in each])[at],
-                np.array([link.crosses for link in each], dtype=bool)[at],
+                np.array([link.bytes_s for link in each])[which],
+                np.array([link.latency_s for link in each])[which],
+                np.array([link.crosses for link in each], dtype=bool)[which],
             )
             for name, each in found.items()
         }
+
+    @cached_property
+    def _meshes(self) -> tuple[Groups, Groups]:
+        """A row of each combination of degrees and orders, and (N,) which combination each row has."""
+        layout = self._layout
+        degrees = [layout.tp, layout.dp, layout.pp, layout.cp, layout.ep, layout.replicated, layout.order, layout.hosts]
+        keys = np.stack(degrees, axis=1).astype(np.int64)
+        _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        return first, which.reshape(-1)
+
+    def each_mesh(self) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield a row of each combination of degrees and orders, and (N,) which rows have it."""
+        first, which = self._meshes
+        for number, row in enumerate(first.tolist()):
+            yield row, which == number
+
+    def place(self, row: int) -> Groups:
+        """(R,) place of each rank of this row."""
+        links, mesh = self._machine.links, Mesh.at(self._layout, row)
+        return np.arange(mesh.num_ranks) if links is None else self._place(links, mesh, row)
 
     def _links_at(self, row: int) -> dict[str, GroupLink]:
         """Return the links of each axis of this row."""

@@ -1,14 +1,15 @@
-"""Where the ranks of one configuration run: nodes in the order that suits their measured links."""
+"""What one configuration comes to: where its ranks run, and the layers of its pipeline stages."""
 
 from __future__ import annotations
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
 from cclsearch.space.table import Knob, space_from_rows
-from cclsearch.tasks.machine import read_machine
-from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.machine import read_machine, read_machines
+from cclsearch.tasks.training.layout import Layout, read_layout
 from cclsearch.tasks.training.network import Mesh, place_ranks
-from cclsearch.tasks.training.time import count_bytes
+from cclsearch.tasks.training.staged import find_stages
+from cclsearch.tasks.training.time import connect, count_bytes
 
 
 def find_places(card: Card, config: Config) -> tuple[int, ...]:
@@ -16,8 +17,20 @@ def find_places(card: Card, config: Config) -> tuple[int, ...]:
     machine = read_machine(card)
     if config.get("host_order") != "links" or machine.links is None:
         return ()
-    space = space_from_rows([Knob(name, (value,)) for name, value in config.items()], [dict(config)])
-    layout = read_layout(card, space)
+    layout = _layout_of(card, config)
     weights = {name: float(each[0]) for name, each in count_bytes(card, layout, machine).items()}
     places = place_ranks(machine.links, Mesh.at(layout, 0), weights, ring_per_port=machine.ring_per_port).tolist()
     return tuple(places) if places != list(range(len(places))) else ()
+
+
+def find_layers(card: Card, config: Config) -> tuple[int, ...]:
+    """Return the layers of each pipeline stage."""
+    card, layout = card.for_trial(config), _layout_of(card, config)
+    network = connect(card, layout, read_machine(card))
+    stages = find_stages(card, layout, read_machines(card), network)
+    return tuple(stages.layers_NS[0].tolist())
+
+
+def _layout_of(card: Card, config: Config) -> Layout:
+    """Return the layout of this configuration alone."""
+    return read_layout(card, space_from_rows([Knob(name, (value,)) for name, value in config.items()], [dict(config)]))

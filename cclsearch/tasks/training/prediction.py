@@ -20,7 +20,7 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.machine import Machine, read_machine
-from cclsearch.tasks.training import memory, time
+from cclsearch.tasks.training import memory, staged, time
 from cclsearch.tasks.training.layout import Array, Layout, read_layout
 from cclsearch.tasks.training.measurements import METRICS, MFU_FORMULA, THROUGHPUT, find_mfu, find_throughput
 
@@ -100,9 +100,9 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
     priors = priors or load_priors()
     layout, machine = read_layout(card, space), read_machine(card)
     metrics = {metric.name: metric for metric in METRICS}
-    steps = PartsModel(_in_each_precision(card, time.time_parts), time.combine_time, time.split_time, layout)
+    steps = PartsModel(_in_each_precision(card, staged.staged_time), time.combine_time, time.split_time, layout)
     peaks = PartsModel(
-        _in_each_precision(card, memory.memory_parts), memory.combine_memory, memory.split_memory, layout
+        _in_each_precision(card, staged.staged_memory), memory.combine_memory, memory.split_memory, layout
     )
     step_time = ClosedForm(
         metrics[STEP_TIME], time.MULTIPLIERS, priors.time, steps.log_cost, steps.split, "time_parts_s", "s/step"
@@ -117,7 +117,7 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
         memory_hint_parts=MEMORY_HINT_PARTS,
         derived=_derive_all(card, layout, space.num_accelerators_N),
         rule_of_thumb=lambda failed: order_by_thumb(
-            layout, machine, memory.combine_memory(peaks.parts, priors.memory.mean_P), failed
+            layout, machine.node, memory.combine_memory(peaks.parts, priors.memory.mean_P) / machine.memory_gib, failed
         ),
     )
 
@@ -198,13 +198,14 @@ def _find_undeclared(at: Layout) -> dict[str, tuple[tuple[float, float | None], 
     return {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
 
 
-def order_by_thumb(at: Layout, machine: Machine, memory_gib: Array, failed: Sequence[int]) -> NDArray[np.int64]:
+def order_by_thumb(at: Layout, node: int, filled: Array, failed: Sequence[int]) -> NDArray[np.int64]:
     """Return the rows by the rule of thumb: TP inside the node, little model parallelism, large micro-batches.
 
-    Configurations that need at least as much memory as the smallest failed one come late.
+    `filled` is the share of its memory that the fullest device needs. Configurations that need at least as much as the
+    smallest failed one come late.
     """
-    fits, inside = memory_gib <= CAUTIOUS_MEMORY * machine.memory_gib, at.tp <= machine.node
-    needs_more = memory_gib >= min((memory_gib[row] for row in failed), default=np.inf)
+    fits, inside = filled <= CAUTIOUS_MEMORY, at.tp <= node
+    needs_more = filled >= min((filled[row] for row in failed), default=np.inf)
     return np.lexsort((at.recompute, -at.micro_batch, at.pp, at.tp * at.pp, needs_more, ~inside, ~fits))
 
 

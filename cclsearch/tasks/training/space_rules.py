@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.space.degree_rules import register_divides
 from cclsearch.space.knobs import stated_knobs
 from cclsearch.space.rule import Clause, Columns, RuleKind, register_rule
+from cclsearch.tasks.training.stages import FORMS, SplitChoice, is_legal, read_split
 
 
 @register_rule("accumulation_whole", "dp", "micro_batch_size", needs=())
@@ -193,3 +196,33 @@ def _virtual_pipeline_micro_batches(card: Card, options: Mapping[str, Any]) -> C
             f"with pp {c['pp']} and virtual_pipeline {c['virtual_pipeline']}"
         ),
     )
+
+
+@register_rule("stage_layers_fit", "stage_layers", "pp", "virtual_pipeline")
+def _stage_layers_fit(card: Card, options: Mapping[str, Any]) -> Clause:
+    layers = card.arch.num_layers
+
+    def check(at: Columns) -> NDArray[np.bool_]:
+        choices = [_read_stages(text) for text in at.texts("stage_layers")]
+        stages, single = at["pp"].tolist(), (at["virtual_pipeline"] == 1).tolist()
+        return np.array(
+            [
+                choice == SplitChoice() or (one and is_legal(choice, layers, pp))
+                for choice, pp, one in zip(choices, stages, single, strict=True)
+            ],
+            dtype=bool,
+        )
+
+    return (
+        f"stage_layers gives each of the pp stages at least one of the {layers} layers, all of them together, without"
+        " virtual_pipeline",
+        check,
+        lambda c: f"stage_layers {c.text('stage_layers')} with {c.describe(('pp', 'virtual_pipeline'), ', ')}",
+    )
+
+
+def _read_stages(text: str) -> SplitChoice:
+    choice = read_split(text)
+    if choice is None:
+        raise UserError(f"stage_layers must be {FORMS}, not {one_line(repr(text), 60)}")
+    return choice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
 from cclsearch.score.derive import relative_spread
+from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
@@ -20,6 +22,7 @@ from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingInput, TrainingResult
 from cclsearch.tasks.training.losses import SameLosses
 from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time
+from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 
 if TYPE_CHECKING:
     from cclsearch.stats.closed_form import Predictor
@@ -78,10 +81,8 @@ class TrainingTask(Task):
             "gradient_accumulation": max(1, batch // (config.as_int("dp") * config.as_int("micro_batch_size"))),
             "profiled_steps": 2 if is_measured else 0,
         }
-        if is_measured and card.hardware.links is not None:
-            from cclsearch.tasks.training.placement import find_places
-
-            own["places"] = find_places(card, config)
+        if is_measured:
+            own |= _find_unlike(card, config)
         return super().make_input(card, config, is_measured=is_measured, **own, **fields)
 
     def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
@@ -142,6 +143,24 @@ class TrainingTask(Task):
 
     def seed_policy(self, card: Card) -> str:
         return "moe" if card.arch.moe else "dense"
+
+
+def _find_unlike(card: Card, config: Config) -> dict[str, tuple[Any, ...]]:
+    """Return what ranks are given if links, accelerators or stages are unlike."""
+    found: dict[str, tuple[Any, ...]] = {}
+    if card.hardware.links is not None:
+        from cclsearch.tasks.training.placement import find_places
+
+        found["places"] = find_places(card, config)
+    if config.get(SPLIT_KNOB, EVEN) != EVEN:
+        from cclsearch.tasks.training.placement import find_layers
+
+        found["stage_layers"] = find_layers(card, config)
+    speeds = [group.speed for group in card.hardware.groups for _ in range(group.num_accelerators)]
+    if card.hardware.chip.kind == "cpu" and min(speeds, default=1.0) < 1:
+        ranks = math.prod(config.as_int(degree) for degree in rank_degrees())
+        found["rank_speeds"] = tuple(speeds[place] for place in found.get("places") or range(ranks))
+    return found
 
 
 TASKS.register("training")(TrainingTask())

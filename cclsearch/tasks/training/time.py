@@ -96,8 +96,13 @@ class TimeParts:
 
 def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
     """Return the parts of every configuration before multipliers; the module docstring lists the sources."""
+    return time_on(card, layout, machine, connect(card, layout, machine))
+
+
+def connect(card: Card, layout: Layout, machine: Machine) -> Network:
+    """Return the links of every configuration, with nodes in order of their traffic where that is asked for."""
     weights = count_bytes(card, layout, machine) if machine.links is not None and layout.hosts.any() else None
-    return _time_on(card, layout, machine, Network(layout, machine, weights))
+    return Network(layout, machine, weights)
 
 
 class _OneAxis(Network):
@@ -115,17 +120,17 @@ def count_bytes(card: Card, layout: Layout, machine: Machine) -> dict[str, Array
     """Return axis -> (N,) bytes that a member of its groups sends per step, before multipliers."""
     found = {}
     for name in AXES:
-        parts = _time_on(card, layout, machine, _OneAxis(layout, name))
+        parts = time_on(card, layout, machine, _OneAxis(layout, name))
         per_micro_batch = parts.tp_scale_up + parts.tp_scale_out + parts.expert_exchange + parts.p2p
         found[name] = parts.micro_batches * per_micro_batch + parts.dp
     return found
 
 
-def _time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> TimeParts:
+def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> TimeParts:
     """Return the parts on these links."""
     arch, counts = card.arch, count_parts(card.arch)
     tokens = layout.micro_batch * card.number("seq_len") / layout.cp
-    layers = np.ceil(arch.num_layers / layout.pp)
+    layers = layout.stage_layers
     h, half_rate = arch.hidden_size, machine.half_flops_per_s
     # [M] eq. 3, attention matrix: half of it is masked, but only fused kernels skip that half
     sequence, width = card.number("seq_len"), score_width(arch)
@@ -250,6 +255,11 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
         "optimizer": m["optimizer"] * parts.optimizer,
     }
     return {name: scale * np.asarray(seconds) for name, seconds in (pieces | rest).items()}
+
+
+def slot_seconds(parts: TimeParts) -> Array:
+    """(N,) seconds of a stage per micro-batch before calibration, with the whole output projection if it has it."""
+    return _slot_time(parts, name_multipliers(MULTIPLIERS, np.zeros(len(MULTIPLIERS))))[0]
 
 
 def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
