@@ -57,9 +57,11 @@ class MetricContract:
 
     metric: ClassVar[str]
     """The registered name."""
+    has_value: ClassVar[bool] = True
+    """Whether the trace of `make_trace` has what the metric measures; if not, it must say so with a reason."""
 
     def make_trace(self, folder: Path) -> TraceSet:
-        """Return a trace on which the metric has a value; write its files in `folder`."""
+        """Return a trace, on which the metric has a value if `has_value`; write its files in `folder`."""
         return read_traces(write_example_trace(folder), use_cache=False)
 
     def measure(self, trace: TraceSet) -> MetricResult:
@@ -78,6 +80,10 @@ class MetricContract:
         """Twice on the same trace, and on the trace read again."""
         trace = self.make_trace(tmp_path / "trace")
         first = self.measure(trace)
+        if not self.has_value:
+            assert (first.status, first.value) == (Status.NOT_AVAILABLE, None), "it has a value: set `has_value`"
+            assert first.reason is not None
+            return
         assert first.status is not Status.NOT_AVAILABLE, f"no value: {first.reason} {first.detail}"
         assert first.value is not None
         assert math.isfinite(first.value)
