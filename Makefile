@@ -28,10 +28,19 @@ test-serial: $(VENV)/.installed-dev  ## what is timed runs alone
 
 SUBMITIT := $(shell sed -n 's/.*"\(submitit>=\([0-9.]*\),[^"]*\)".*/\1 submitit==\2/p' pyproject.toml)
 
+define SUBMITIT_CHECK
+import sys, submitit
+from packaging.requirements import Requirement
+version, asked = submitit.__version__, sys.argv[1]
+ok = "build/submitit" in submitit.__file__ and version in Requirement(asked).specifier
+sys.exit(print("submitit", version) if ok else f"{asked}: got {version} of {submitit.__file__}")
+endef
+test-submitit: export SUBMITIT_CHECK := $(value SUBMITIT_CHECK)
 test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit that pyproject.toml allows, on a real Slurm
+	@test $(words $(SUBMITIT)) -eq 2 || { echo "test-submitit: pyproject.toml must have submitit>=LOWEST,<BOUND"; exit 1; }
 	set -e; for version in $(foreach version,$(SUBMITIT),'$(version)'); do \
 	  rm -rf build/submitit; $(PIP) install --quiet --no-deps --target build/submitit "$$version"; \
-	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(BIN)/python -c 'import submitit; print("submitit", submitit.__version__)'; \
+	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(BIN)/python -c "$$SUBMITIT_CHECK" "$$version"; \
 	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(PYTEST) -n 0 tests/test_slurm_script.py tests/test_slurm_node.py tests/test_slurm_submitit.py; \
 	done
 
