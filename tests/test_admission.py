@@ -282,7 +282,10 @@ def test_up_to_eight_ranks_without_a_trace_are_named() -> None:
     assert missing(*range(1, 16)) == "no readable trace of rank 0"
     assert missing(*range(8, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7"
     assert missing(*range(9, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
-    assert missing() == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 8 more"
+    assert missing() == (
+        "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 8 more; the run script writes one of each rank to trace/"
+        " (docs/your-framework.md)"
+    )
 
 
 def on_accelerator(name: str) -> Card:

@@ -63,7 +63,8 @@ def check_ranks_traced(evidence: Evidence) -> Verdict:
     ranks = set(evidence.trace.ranks) if evidence.trace else set()
     missing = sorted(set(range(evidence.payload.num_ranks)) - ranks)
     if missing:
-        return Verdict(rule=rule, ok=False, detail=f"no readable trace of rank {_shorten(missing)}")
+        where = "" if ranks else "; the run script writes one of each rank to trace/ (docs/your-framework.md)"
+        return Verdict(rule=rule, ok=False, detail=f"no readable trace of rank {_shorten(missing)}{where}")
     return Verdict(rule=rule, ok=True, detail=f"traces of {count_of(len(ranks), 'rank')}")
 
 
