@@ -1,7 +1,7 @@
 """What collectives of groups get from measured links: the slowest group decides, and in it the slowest link.
 
 All groups of an axis work at the same time, and share the network ports of their nodes. A ring passes every link
-between neighbours (Thakur et al. 2005); a tree those between parent and child. NCCL builds a ring for each network port
+between neighbours (Thakur et al. 2005). NCCL builds a ring for each network port
 of a node, so that a group with several members in a node uses the ports of all of them; gloo has one ring.
 """
 
@@ -40,18 +40,6 @@ def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -
     if groups_GM.shape[1] < 2:
         return ALONE
     return _slowest(links, groups_GM, np.roll(groups_GM, -1, axis=1), ring_per_port=ring_per_port)
-
-
-def slowest_tree(links: LinkMatrix, groups_GM: Places) -> GroupLink:
-    """Return what binary trees over these groups get: member k is a child of member (k - 1) // 2.
-
-    As in NCCL's pair of trees, a member's port carries its data once each way, whatever the number of its children.
-    """
-    members = groups_GM.shape[1]
-    if members < 2:
-        return ALONE
-    parents = (np.arange(1, members) - 1) // 2
-    return _slowest(links, groups_GM[:, 1:], groups_GM[:, parents], ring_per_port=True)
 
 
 def slowest_chain(links: LinkMatrix, groups_GM: Places) -> GroupLink:
