@@ -24,6 +24,7 @@ from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.measurements import find_mfu
 from cclsearch.tasks.training.network import Network
 from cclsearch.tasks.training.placement import find_layers
 from cclsearch.tasks.training.stages import shift_layers, split_layers
@@ -130,6 +131,13 @@ def test_gradient_rings_stay_on_the_fast_network_where_stages_are_groups() -> No
     assert rate[1] < rate[0] / 10
     fast, slow = step_s(card, inside, across)
     assert slow > 1.5 * fast
+
+
+def test_utilization_is_of_the_mean_peak_of_all_accelerators() -> None:
+    alone = find_mfu(card_of([MIXED[0], MIXED[0]]), 1000.0)
+    mixed = find_mfu(card_of(MIXED), 1000.0)
+    assert alone is not None
+    assert mixed == pytest.approx(alone * 989.4 / ((989.4 + 312) / 2), rel=1e-3)
 
 
 @pytest.mark.parametrize(

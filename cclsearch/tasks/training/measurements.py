@@ -100,8 +100,10 @@ def find_step_flops(card: Card) -> float:
 
 def find_mfu(card: Card, tokens_per_s_per_accelerator: float) -> float | None:
     """Model FLOPs utilization (MFU), 0 to 1; None if the accelerator's peak at the card's precision is unknown."""
-    accelerator = card.hardware.chip
-    if accelerator.nominal:
-        return None
-    peak = accelerator.peak_flops_of(card.precision)
+    hardware = card.hardware
+    chips = [hardware.of_group(number).chip for number in range(len(hardware.groups))] or [hardware.chip]
+    peaks = [None if chip.nominal else chip.peak_flops_of(card.precision) for chip in chips]
+    counts = [group.num_accelerators for group in hardware.groups] or [1]
+    known = [peak * count for peak, count in zip(peaks, counts, strict=True) if peak]
+    peak = sum(known) / sum(counts) if len(known) == len(peaks) else None
     return None if not peak else tokens_per_s_per_accelerator * find_step_flops(card) / tokens_per_step(card) / peak
