@@ -453,3 +453,12 @@ def test_a_framework_declares_how_closely_losses_agree(tmp_path: Path, declared:
 def test_every_shipped_framework_says_whether_its_losses_agree(name: str) -> None:
     declared = load_framework(name).same_losses
     assert bool(declared.bounds) != bool(declared.none)
+
+
+def test_a_broken_framework_file_harms_only_those_that_name_it(project: Path) -> None:
+    (project / "launchers").mkdir()
+    (project / "launchers" / "broken.framework.yaml").write_text("title: x\nscript: x.py\nrunner: process\nknobs: []\n")
+    assert load_framework("megatron-lm").name == "megatron"
+    assert load_framework("cpu").name == "cpu"
+    with pytest.raises(UserError, match=r"broken\.framework\.yaml: knobs: must not be empty$"):
+        load_framework("broken")

@@ -29,6 +29,9 @@ def test_the_smallest_framework_is_admitted_by_every_rule(project: Path) -> None
     verdicts = json.loads(call(project, "admit", "one", "--json"))["trials"]
     broken = {v["rule"]: v["detail"] for trial in verdicts for v in trial["verdicts"] if v["ok"] is False}
     assert broken.keys() <= {"load", "spread"}, broken
+    for part in (Path("trials") / "0001", Path("trials") / "0001" / "trace"):
+        scored = call(project, "score", str(Path("runs") / "one" / part), "--metric", "tokens_per_s", "--metric", "mfu")
+        assert "(--card)" not in scored, "the run has the card"
     seen = {v["rule"] for v in verdicts[0]["verdicts"] if v["ok"]}
     assert seen >= {"warmup", "steps", "ranks_traced", "trace_origin", "trace_time", "training_loss"}
 

@@ -9,6 +9,7 @@ import orjson
 
 from cclsearch.core.errors import require_writable
 from cclsearch.core.text import plain
+from cclsearch.run.folder import find_trial_inputs
 from cclsearch.trace.ccl_bench import StepScoreReference
 from cclsearch.trace.export.perfetto import export_perfetto
 from cclsearch.trace.kernel_classes import use_classes
@@ -26,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
         overlays=args.overlay,
         sets=args.set,
         config=args.config,
+        find_inputs=find_trial_inputs,
         metrics=args.metric,
         all_metrics=args.all or args.json,
         reference=StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight),

@@ -122,6 +122,8 @@ def _describe_problem(error: Any) -> str:
         return "is missing"
     if error["type"] == "extra_forbidden":
         return "is not a known field"
+    if error["type"] == "too_short" and not error["input"]:
+        return "must not be empty"
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "tuple_type":
         message = "must be a list"

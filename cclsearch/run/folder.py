@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cclsearch.card.model import KnobDeclaration
+from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import trial_folder
+from cclsearch.core.values import Config
 from cclsearch.record.event import EndKind, Event, SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower, fold_ledger
 from cclsearch.record.line import explain_bad_lines
@@ -158,3 +159,13 @@ def resume_command(spec: RunSpec, state: RunState, name: str) -> str:
     left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
     is_used_up = left <= 0 and not state.num_unfinished and state.best is None
     return f"ccl-search resume {name}" + (f" --budget {state.num_spent + spec.limits.budget}" if is_used_up else "")
+
+
+def find_trial_inputs(path: Path) -> tuple[Card, Config] | None:
+    """Card and configuration of the trial that a path is part of, `RUN/trials/0001` or below; None without one."""
+    for folder in (path.resolve(), *path.resolve().parents):
+        if folder.parent.name == "trials" and folder.name.isdigit() and (folder.parent.parent / SPEC_FILE).is_file():
+            run = load_run(folder.parent.parent)
+            trial = run.state.trials.get(int(folder.name))
+            return None if trial is None else (run.spec.card, trial.config)
+    return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -343,7 +344,7 @@ def choose_framework(card: Card, chosen: str | None = None) -> Framework:
     found = find_framework(card.framework)
     if found is not None:
         return found
-    able = [framework.name for framework in map(_read, list_frameworks()) if framework.can_run(card)]
+    able = [framework.name for framework in _read_all() if framework.can_run(card)]
     named = (
         f"the framework {one_line(card.framework, 60)!r}, for which there is no run script" if card.framework else ""
     )
@@ -366,11 +367,17 @@ def load_framework(name: str) -> Framework:
 def find_framework(name: str) -> Framework | None:
     """The framework of that name or alias (case and underscores ignored), if it is known."""
     wanted = _normalize(name)
-    for candidate in list_frameworks():
-        framework = _read(candidate)
-        if wanted in {_normalize(each) for each in (framework.name, *framework.aliases)}:
-            return framework
-    return None
+    named = next((candidate for candidate in list_frameworks() if _normalize(candidate) == wanted), None)
+    if named is not None:
+        return _read(named)
+    return next((each for each in _read_all() if wanted in map(_normalize, each.aliases)), None)
+
+
+def _read_all() -> Iterator[Framework]:
+    """The frameworks that can be read: a broken file of another one harms only those that name it."""
+    for name in list_frameworks():
+        with contextlib.suppress(UserError):
+            yield _read(name)
 
 
 def _read(name: str) -> Framework:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config
 from cclsearch.plugins import METRICS
 from cclsearch.trace.call_tree import build_call_tree
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
@@ -51,6 +53,8 @@ class ScoreRequest:
     overlays: Sequence[str] = ()
     sets: Sequence[str] = ()
     config: str | None = None
+    find_inputs: Callable[[Path], tuple[Card, Config] | None] = lambda path: None
+    """Finds card and configuration of a path's trial, for traces without `cards`."""
     metrics: Sequence[str] = ()
     all_metrics: bool = False
     reference: StepScoreReference = field(default_factory=StepScoreReference)
@@ -150,8 +154,10 @@ def _open_views(request: ScoreRequest) -> tuple[TraceView, ...]:
     views: list[TraceView] = []
     for i, path in enumerate(request.traces):
         baseline = views[0] if views else None
-        card = cards[min(i, len(cards) - 1)] if cards else None
-        views.append(open_trace(Path(path), card=card, config=config, baseline=baseline, workers=request.workers))
+        card, knobs = cards[min(i, len(cards) - 1)] if cards else None, config
+        if card is None and (found := request.find_inputs(Path(path))) is not None:
+            card, knobs = found[0], config or found[1]
+        views.append(open_trace(Path(path), card=card, config=knobs, baseline=baseline, workers=request.workers))
     return tuple(views)
 
 
