@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -155,3 +157,22 @@ def test_every_built_in_part_is_in_a_suite() -> None:
     assert set(TASKS.names()) == {each.task for each in (TestTraining, TestServing, TestInference)}
     runs_scripts = {name for name in LAUNCHERS.names() if getattr(LAUNCHERS.get(name), "runs_scripts", True)}
     assert runs_scripts == {"local", "slurm", "tpu-vm"}, "the others run no script, and have tests of their own"
+
+
+def test_launchers_share_what_the_page_says() -> None:
+    """Each name exists; each module is used by the launchers of Slurm and of TPU VMs."""
+    root = Path(__file__).parent.parent
+    page = (root / "docs" / "extending.md").read_text().split("## What launchers share")[1].split("\n## ")[0]
+    used = {
+        place: "".join(path.read_text() for path in (root / "cclsearch" / "launch" / place).glob("*.py"))
+        for place in ("slurm", "tpu_vm")
+    }
+    rows = re.findall(r"(?m)^\| (`cclsearch[^|]*) \| (.*) \|$", page)
+    assert len(rows) == 7
+    for modules, names in rows:
+        found = [importlib.import_module(name) for name in re.findall(r"`([\w.]+)`", modules)]
+        for name in re.findall(r"`(\w+)`", names):
+            assert any(hasattr(module, name) for module in found), name
+        for module in found:
+            lacking = [place for place, text in used.items() if f"from {module.__name__} import" not in text]
+            assert lacking == [] or module.__name__ == "cclsearch.launch.environment", (module.__name__, lacking)
