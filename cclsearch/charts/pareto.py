@@ -129,8 +129,7 @@ def draw_weight_choices(points: Sequence[FrontPoint], score_title: str) -> Chart
         {"data": {"values": thick}, "mark": {"type": "line", "strokeWidth": 4},
          "encoding": {"x": x, "y": y, "color": color, "tooltip": tooltip}},
         {"data": {"values": thick}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-         "encoding": {"x": x, "y": y, "color": color, "shape": category("point", legend={"title": None}),
-                      "tooltip": tooltip}},
+         "encoding": {"x": x, "y": y, "color": color, "shape": category("point", legend=None), "tooltip": tooltip}},
     ]  # fmt: skip
     summary = "; ".join(f"trial {p.name} from weight {low:.3g} to {high:.3g}" for p, _, (low, high) in kept)
     return Chart("weights", "Configuration chosen by each weight", summary, make_spec(whole, 300, layer=layers))
