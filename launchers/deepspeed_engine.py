@@ -63,6 +63,10 @@ def train(trial: Trial) -> None:
             f"deepspeed must be importable by {sys.executable}, but it has no module {error.name!r}: pip install"
             " --no-build-isolation deepspeed there, or set the profile's `python`, `modules` or `container`"
         ) from None
+    if not on_gpu:
+        # Only inference needs this C++ op. Built at first start, it leaves a lock when the trial is killed meanwhile,
+        # and every later trial would wait for that lock.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
     if not on_gpu:
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
