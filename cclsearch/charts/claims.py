@@ -1,4 +1,4 @@
-"""Charts of traces and clusters side by side: overlap against time, and the utility of resources."""
+"""Charts of the claims: overlap against time, utility of resources, and frameworks side by side."""
 
 from __future__ import annotations
 
@@ -62,3 +62,28 @@ def draw_utilities(shares: Mapping[str, Mapping[str, float]], title: str) -> Cha
     count = max((len(found) for found in shares.values()), default=1)
     height = max(len(shares), 1) * (13 * count + 12)
     return Chart("utility", title, summary, make_spec(rows, height, mark={"type": "bar"}, encoding=encoding))
+
+
+def draw_frameworks(speeds: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Grouped bars: for each case, how fast each framework's best configuration is; the fastest is 1."""
+    rows: list[Row] = [
+        {"name": cut(name, 60), "framework": cut(framework, 24), "v": speed, "zero": 0, "shown": f"{speed:.2f}"}
+        for name, found in speeds.items()
+        for framework, speed in found.items()
+    ]
+    encoding = {
+        "y": category("name"),
+        "yOffset": category("framework"),
+        "x": quantity("v", "best configuration of each framework (the fastest of a case is 1)")
+        | {"scale": {"zero": True}},
+        "color": category("framework", None),
+        "tooltip": tips(name="case", framework="framework", shown="share of the fastest"),
+    }
+    summary = "; ".join(
+        f"{name}: " + ", ".join(f"{framework} {speed:.2f}" for framework, speed in found.items())
+        for name, found in speeds.items()
+    )
+    count = max((len(found) for found in speeds.values()), default=1)
+    height = max(len(speeds), 1) * (13 * count + 12)
+    spec = make_spec(rows, height, mark={"type": "bar"}, encoding=encoding)
+    return Chart("frameworks", "Frameworks, each with its best configuration", summary, spec)

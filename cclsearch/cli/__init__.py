@@ -55,7 +55,7 @@ GROUPS = {
     "traces and strategies": {
         "score": "metrics of profiler traces, and where the time of a step goes",
         "what-if": "step time with other links or collectives, projected from a trace",
-        "claims": "what CCL-Bench's paper claims, shown on your traces: overlap, and utility of links",
+        "claims": "what CCL-Bench's paper claims, shown on your traces, recordings and runs",
         "sweep-hardware": "a trace or a prediction on other clusters and accelerators, simulated",
         "bench": "compare samplers on recorded landscapes",
         "policy": "list, show, copy or test policy programs: what they propose for each workload",

@@ -1,4 +1,4 @@
-"""`ccl-search claims`: what CCL-Bench's paper claims of traces, as a table and a picture of traces of yours."""
+"""`ccl-search claims`: what CCL-Bench's paper claims, as a table and a picture of your evidence."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import argparse
 
 import orjson
 
+from cclsearch.analysis.frameworks import show_frameworks
 from cclsearch.cli.picture import check_picture, write_picture
+from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
 from cclsearch.trace.claims import show_claim
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return exit code 0 if every trace gave a result, 1 if some did not."""
+    """Return exit code 0 if every source gave a result, 1 if some did not."""
     check_picture(args.picture)
-    shown = show_claim(args.claim, args.trace, workers=args.workers)
+    if args.claim == "frameworks":
+        shown = show_frameworks(args.source, args.limit, args.runs)
+    elif args.limit:
+        raise UserError(f"--limit is for `claims frameworks`, not for `claims {args.claim}`")
+    else:
+        shown = show_claim(args.claim, args.source, workers=args.workers)
     if args.json:
         print(orjson.dumps(shown.data).decode())
     else:

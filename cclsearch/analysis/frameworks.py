@@ -1,0 +1,277 @@
+"""Framework against framework, each at its best: over recordings that have several, and over runs of equal work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cclsearch.card.model import PRECISION
+from cclsearch.charts.claims import draw_frameworks
+from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import show_number
+from cclsearch.core.text import count_of, one_line
+from cclsearch.core.values import Config, Provenance, format_config
+from cclsearch.plan.target import find_recording
+from cclsearch.plugins import TASKS
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.table import RowStatus
+from cclsearch.report.gather import describe_work
+from cclsearch.report.objective_figure import find_figure
+from cclsearch.run.catalog import find_run
+from cclsearch.run.folder import Run, load_run
+from cclsearch.run.spec import SPEC_FILE
+from cclsearch.score.objective import Objective
+from cclsearch.search.bench import RecordedTable, limit_recording
+from cclsearch.trace.claims import ShownClaim
+from cclsearch.trace.text_report import format_table
+
+FRAMEWORK_KNOBS = ("framework", "engine", "backend")
+"""Knobs that name the framework of a configuration."""
+NUMERIC_KNOBS = (PRECISION, "quantisation", "quantization")
+"""Knobs that change what is computed: only configurations with equal values of them are compared."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was measured of one framework."""
+
+    framework: str
+    num_measured: int
+    num_ranked: int
+    """Of these, how many ran and keep the limits."""
+    behind: float | None = None
+    """How many times worse its best configuration is than the best of all frameworks; None if none is ranked."""
+    middle: float | None = None
+    """How many times worse its middle ranked configuration is than its best."""
+    value: float | None = None
+    """The figure of its best configuration, in the unit of the case."""
+    config: str = ""
+    """Its best configuration: the knobs that differ between the configurations of the case."""
+
+
+@dataclass(frozen=True)
+class FrameworkCase:
+    """Equal work on equal hardware in at least two frameworks, best first."""
+
+    name: str
+    measure: str
+    """What the frameworks are compared by, with its unit."""
+    provenance: Provenance
+    frameworks: tuple[Tuned, ...]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    framework: str
+    config: Config
+    loss: float | None = None
+    value: float | None = None
+
+
+def show_frameworks(sources: Sequence[str], limits: Sequence[str], runs: Path | None = None) -> ShownClaim:
+    """Compare the best configurations of frameworks in recordings, and in runs of equal work and hardware.
+
+    `limits` are constraints for recordings with several loads (default: those of the task's bench). Raises UserError
+    for a source that is neither a run nor a recording; one without two frameworks is in `missing`.
+    """
+    recordings, searched = _open_all(sources, runs)
+    if limits and searched:
+        raise UserError("--limit is for recordings: runs have the constraints that they were searched with")
+    cases, missing = [], {}
+    for name, found in (*_cases_of_recordings(recordings, limits), *_cases_of_runs(searched)):
+        if isinstance(found, str):
+            missing[name] = found
+        else:
+            cases.append(found)
+    chart = draw_frameworks({_label(case): _speeds(case) for case in cases}) if cases else None
+    data: dict[str, object] = {"cases": [asdict(case) for case in cases], "summary": _summarize(cases)}
+    return ShownClaim(_write_text(cases), data, chart, missing, len(cases))
+
+
+def _open_all(sources: Sequence[str], runs: Path | None) -> tuple[list[Recording], list[Run]]:
+    recordings, searched = [], []
+    for source in dict.fromkeys(sources):
+        folder = Path(source).expanduser()
+        try:
+            searched.append(load_run(find_run(source, runs)))
+        except UserError as no_run:
+            if (folder / SPEC_FILE).exists():
+                raise
+            try:
+                recordings.append(load_recording(find_recording(source)))
+            except UserError as no_recording:
+                if folder.is_dir():
+                    raise
+                raise UserError(f"{source!r} is neither a run nor a recording: {no_run}; {no_recording}") from None
+    return recordings, searched
+
+
+def _cases_of_recordings(
+    recordings: Iterable[Recording], limits: Sequence[str]
+) -> Iterator[tuple[str, FrameworkCase | str]]:
+    for recording in recordings:
+        names = {_split(row.config, recording.card.framework)[0] for row in recording.rows}
+        if len(names) < 2:
+            yield recording.name, _only(names)
+            continue
+        has_loads = any(len(row.loads) > 1 for row in recording.rows)
+        usual = TASKS.get(recording.card.task).bench_limits if has_loads else ()
+        for limit in limits or usual or ("",):
+            name = f"{recording.name}, {limit}" if limit else recording.name
+            by_precision: dict[str, list[_Measured]] = {}
+            for precision, measured in _read_rows(*limit_recording(recording, limit)):
+                by_precision.setdefault(precision, []).append(measured)
+            for precision, rows in by_precision.items():
+                case = f"{name}, {precision}" if len(by_precision) > 1 else name
+                yield case, _compare(case, recording.primary.words_with_unit, Provenance.RECORDED, rows)
+
+
+def _read_rows(recording: Recording, objective: Objective | None) -> Iterator[tuple[str, _Measured]]:
+    table = RecordedTable(recording, objective)
+    for number, row in enumerate(recording.rows):
+        framework, config = _split(row.config, recording.card.framework)
+        precision = ", ".join(str(row.config[name]) for name in NUMERIC_KNOBS if name in row.config)
+        seen = table.ask(number, number, row.config) if row.status is RowStatus.OK else None
+        value = seen.metrics.get(recording.primary.name) if seen is not None and seen.loss is not None else None
+        yield precision, _Measured(framework, config, None if seen is None else seen.loss, value)
+
+
+def _split(config: Config, framework: str) -> tuple[str, Config]:
+    """Return the framework of a configuration, and the configuration without the knob that names it."""
+    knob = next((name for name in FRAMEWORK_KNOBS if name in config), None)
+    if knob is None:
+        return framework, config
+    return str(config[knob]), Config({name: value for name, value in config.items() if name != knob})
+
+
+def _only(names: Iterable[str]) -> str:
+    return f"only one framework ({', '.join(names) or 'none'}) has configurations of this work and hardware"
+
+
+def _cases_of_runs(runs: Sequence[Run]) -> Iterator[tuple[str, FrameworkCase | str]]:
+    grouped: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        spec = run.spec
+        objective = spec.objective.model_dump_json()
+        hardware = (spec.card.hardware, spec.simulated_cluster, spec.provenance)
+        key = (spec.card.task, describe_work(spec), hardware, objective)
+        grouped.setdefault(key, []).append(run)
+    for group in grouped.values():
+        spec = group[0].spec
+        rows = [measured for run in group for measured in _read_trials(run)]
+        name = " and ".join(run.spec.run_id for run in group)
+        yield name, _compare(name, find_figure(spec).metric.words_with_unit, spec.provenance, rows)
+
+
+def _read_trials(run: Run) -> Iterator[_Measured]:
+    """The configurations that were run, each with its best ranked trial."""
+    bests: dict[Config, _Measured] = {}
+    for trial in run.state.trials.values():
+        if trial.outcome is None:
+            continue
+        framework, config = _split(trial.config, run.spec.framework)
+        value = find_figure(run.spec).value(trial) if trial.loss is not None else None
+        one = _Measured(framework, config, trial.loss, value)
+        before = bests.get(trial.config)
+        if before is None or (one.loss is not None and (before.loss is None or one.loss < before.loss)):
+            bests[trial.config] = one
+    yield from bests.values()
+
+
+def _compare(name: str, measure: str, provenance: Provenance, rows: Sequence[_Measured]) -> FrameworkCase | str:
+    by_framework: dict[str, list[_Measured]] = {}
+    for row in rows:
+        by_framework.setdefault(row.framework, []).append(row)
+    if len(by_framework) < 2:
+        return _only(by_framework)
+    bests = {name: _find_best(found) for name, found in by_framework.items()}
+    losses = [best.loss for best in bests.values() if best is not None and best.loss is not None]
+    if not losses:
+        return "no configuration of any framework ran and keeps the limit"
+    lowest = min(losses)
+    knobs = dict.fromkeys(name for row in rows for name in row.config)
+    varied = [name for name in knobs if len({row.config.get(name) for row in rows}) > 1]
+    tuned = [_describe(framework, found, bests[framework], lowest, varied) for framework, found in by_framework.items()]
+    tuned.sort(key=lambda one: (one.behind is None, one.behind or 0.0, one.framework))
+    return FrameworkCase(name, measure, provenance, tuple(tuned))
+
+
+def _find_best(rows: Sequence[_Measured]) -> _Measured | None:
+    ranked = [row for row in rows if row.loss is not None]
+    return min(ranked, key=lambda row: row.loss or 0.0) if ranked else None
+
+
+def _describe(
+    framework: str, rows: Sequence[_Measured], best: _Measured | None, lowest: float, varied: Sequence[str]
+) -> Tuned:
+    losses = [row.loss for row in rows if row.loss is not None]
+    if best is None or best.loss is None:
+        return Tuned(framework, len(rows), 0)
+    middle = float(np.quantile(losses, 0.5, method="higher")) / best.loss
+    shown = one_line(format_config({name: best.config[name] for name in varied if name in best.config}), 80)
+    return Tuned(framework, len(rows), len(losses), best.loss / lowest, middle, best.value, shown)
+
+
+def _label(case: FrameworkCase) -> str:
+    marked = {Provenance.SIMULATED, Provenance.RECORDED}
+    return f"{case.name} ({case.provenance.value})" if case.provenance in marked else case.name
+
+
+def _speeds(case: FrameworkCase) -> dict[str, float]:
+    return {one.framework: 1 / one.behind for one in case.frameworks if one.behind}
+
+
+def _summarize(cases: Sequence[FrameworkCase]) -> dict[str, object]:
+    """Spreads of tuned frameworks, of configurations within one, and how often each is best."""
+    spreads = [max(found) for case in cases if len(found := [one.behind for one in case.frameworks if one.behind]) > 1]
+    middles = [one.middle for case in cases for one in case.frameworks if one.middle and one.num_ranked > 2]
+    best: Mapping[str, int] = Counter(case.frameworks[0].framework for case in cases)
+    return {
+        "num_compared": len(spreads),
+        "tuned_spread_median": float(np.median(spreads)) if spreads else None,
+        "tuned_spread_largest": max(spreads, default=None),
+        "middle_over_best_median": float(np.median(middles)) if middles else None,
+        "best": dict(best),
+    }
+
+
+def _write_text(cases: Sequence[FrameworkCase]) -> str:
+    if not cases:
+        return "no two frameworks to compare"
+    head = ("framework", "configurations", "best", "behind the best", "its middle one", "best configuration")
+    blocks = []
+    for case in cases:
+        cells = [
+            (one.framework, f"{one.num_ranked} of {one.num_measured} ranked", *_cells(one)) for one in case.frameworks
+        ]
+        blocks.append(f"{_label(case)}: {case.measure}\n{format_table(head, cells)}\n")
+    summary = _summarize(cases)
+    lines = [
+        f"{count_of(len(cases), 'case')} of equal work on equal hardware; each framework by its best configuration:"
+    ]
+    if summary["num_compared"]:
+        lines.append(
+            f"- the slowest framework is {summary['tuned_spread_median']:.2f} times behind the best in the median case,"
+            f" {summary['tuned_spread_largest']:.2f} times at most"
+        )
+    if summary["middle_over_best_median"] is not None:
+        lines.append(
+            "- the middle configuration of a framework is"
+            f" {summary['middle_over_best_median']:.2f} times behind its own best (median)"
+        )
+    best = summary["best"]
+    assert isinstance(best, dict)
+    ranked = sorted(best.items(), key=lambda pair: -pair[1])
+    lines.append("- best in: " + ", ".join(f"{framework} {count}" for framework, count in ranked))
+    return "\n".join((*blocks, *lines))
+
+
+def _cells(one: Tuned) -> tuple[str, str, str, str]:
+    if one.behind is None:
+        return "none", "", "", "no configuration keeps the limit"
+    value = "" if one.value is None else show_number(one.value)
+    return value, f"{one.behind:.2f} x", f"{one.middle:.2f} x", one.config
