@@ -293,6 +293,12 @@ def host_name() -> str:
     return socket.gethostname()
 
 
+def node_name() -> str:
+    """The node as its scheduler names it, and host files must; else the host's name."""
+    named = os.environ.get("CCL_NODE_NAME") or os.environ.get("SLURMD_NODENAME")
+    return named or host_name()
+
+
 def device_name() -> str:
     """Return the processor's model name."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:

@@ -1,13 +1,11 @@
 """Run script `links-probe`: measures the links between ranks with torch.distributed, over NCCL or gloo.
 
 Each pair of endpoints is measured while the others wait: an endpoint is a rank, or a node if there are more than
-`MAX_RANKS` ranks. Then all ranks of two nodes send at once, which shows how many share a network port, and all ranks
-reduce together. `links.json` has the matrix; `result.json` only says that it ran.
+`MAX_RANKS` ranks. `evidence.jsonl` has the matrix; `result.json` only says that it ran.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import statistics
 import sys
@@ -18,7 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Trial, host_name, package_versions, run_rank, say_phase, write_json, write_result
+from common import Trial, node_name, package_versions, run_rank, say_phase, write_json, write_result
+from links_matrix import REPEATS, measure_all
 from torch import Tensor
 
 MAX_RANKS = 32
@@ -26,7 +25,6 @@ MAX_RANKS = 32
 SMALL, LARGE = 1 << 16, 1 << 28
 """Bytes of the first message of a pair, and of the largest."""
 PINGS = 10
-REPEATS = 3
 
 
 class Probe:
@@ -45,13 +43,9 @@ class Probe:
         self.seconds = float(trial.config["pair_seconds"])
         self.buffer = torch.ones(SMALL, dtype=torch.uint8, device=self.device)
         found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, (os.environ.get("CCL_NODE_NAME") or host_name(), local), group=self.control)
+        dist.all_gather_object(found, (node_name(), local), group=self.control)
         self.nodes = [node for node, _ in found]
         self.names = [f"{node}:{index}" for node, index in found]
-
-    def of_node(self, node: str) -> list[int]:
-        """Return the ranks of a node."""
-        return [rank for rank, other in enumerate(self.nodes) if other == node]
 
     def wait(self) -> None:
         dist.barrier(group=self.control)
@@ -105,6 +99,20 @@ class Probe:
         more_bytes = size - size // 4 if large_s > quarter_s else size
         return more_bytes / max(more_s, 1e-9), round_trip_s / 2
 
+    def reduce_together(self, size: int) -> float:
+        """Return the seconds of an all-reduce of `size` bytes over all ranks."""
+        data = torch.ones(size // 4, device=self.device)
+        seconds = []
+        for _ in range(1 + REPEATS):
+            self.wait()
+            self.sync()
+            start_s = time.perf_counter()
+            dist.all_reduce(data)
+            self.sync()
+            seconds.append(self.slowest(time.perf_counter() - start_s))
+            data.fill_(1)
+        return statistics.median(seconds[1:])
+
     def slowest(self, seconds: float) -> float:
         worst = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=self.control)
@@ -115,59 +123,12 @@ def probe(trial: Trial) -> None:
     """Measure pairs, ports and collectives, and write the matrix."""
     links = Probe(trial)
     say_phase(trial, links.rank, "timing")
-    by_node = {node: links.of_node(node) for node in dict.fromkeys(links.nodes)}
-    by_rank = links.world <= MAX_RANKS
-    leads = list(range(links.world)) if by_rank else [ranks[0] for ranks in by_node.values()]
-    rates = [[0.0] * len(leads) for _ in leads]
-    latencies = [[0.0] * len(leads) for _ in leads]
-    for i, j in itertools.permutations(range(len(leads)), 2):
-        rates[i][j], latencies[i][j] = links.measure([(leads[i], leads[j])])
-    if not by_rank:
-        for i, ranks in enumerate(by_node.values()):
-            if len(ranks) > 1:
-                rates[i][i], latencies[i][i] = links.measure([(ranks[0], ranks[1])])
-    ports = count_ports(links, list(by_node.values()))
-    reduced = [reduce_together(links, size) for size in (1 << 10, 1 << 20, 1 << 22)]
+    data = measure_all(links, MAX_RANKS)
     if links.rank == 0:
-        data = {
-            "endpoints": links.names if by_rank else list(by_node),
-            "nodes": links.nodes if by_rank else list(by_node),
-            "places": 1 if by_rank else len(next(iter(by_node.values()))),
-            "bytes_s": rates,
-            "latency_s": latencies,
-            "places_per_port": ports,
-            "all_reduce": reduced,
-            "backend": links.backend,
-        }
-        write_json(trial.folder / "links.json", data)
+        write_json(trial.folder / "evidence.jsonl", data)
         write_result(trial, world_size=links.world, versions=package_versions("torch"), hosts=links.nodes)
     links.wait()
     dist.destroy_process_group()
-
-
-def count_ports(links: Probe, nodes: Sequence[Sequence[int]]) -> int:
-    """Return how many ranks of a node share a network port: all of the first two nodes send at once."""
-    if len(nodes) < 2 or min(len(nodes[0]), len(nodes[1])) < 2:
-        return 1
-    alone, _ = links.measure([(nodes[0][0], nodes[1][0])])
-    together, _ = links.measure(list(zip(nodes[0], nodes[1], strict=False)))
-    sharers = min(len(nodes[0]), len(nodes[1]))
-    return min(sharers, max(1, round(alone / together)))
-
-
-def reduce_together(links: Probe, size: int) -> dict[str, float]:
-    """Return the seconds of an all-reduce of `size` bytes over all ranks."""
-    data = torch.ones(size // 4, device=links.device)
-    seconds = []
-    for _ in range(1 + REPEATS):
-        links.wait()
-        links.sync()
-        start_s = time.perf_counter()
-        dist.all_reduce(data)
-        links.sync()
-        seconds.append(links.slowest(time.perf_counter() - start_s))
-        data.fill_(1)
-    return {"bytes": size, "seconds": statistics.median(seconds[1:])}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +28,24 @@ def test_a_repeatedly_killed_search_loses_and_repeats_nothing() -> None:
         assert tally.finished == 10
         assert (tally.finished_twice, tally.doubled, tally.lost, tally.alive) == ([], [], [], [])
         _leave_jobs_and_clean(cluster, runs)
+
+
+def test_links_between_ranks_of_a_slurm_job_are_measured(project: Path) -> None:
+    hardware = "{num_accelerators: 2, accelerators_per_node: 1}"
+    profile = project / "launchers" / "cluster.yaml"
+    profile.parent.mkdir()
+    profile.write_text(
+        f"launcher: slurm\ncpu_only: true\npoll_s: 0.5\npython: {sys.executable}\nhardware: {hardware}\n"
+        "environment: {OMP_NUM_THREADS: 1, GLOO_SOCKET_IFNAME: lo}\n"
+    )
+    with start_cluster("--no-db"):
+        command = [sys.executable, "-m", "cclsearch", "links", "measure", "--launcher", str(profile), "--json"]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert len(measured["endpoints"]) == len(set(measured["nodes"])) == 2, "one rank on each of two nodes"
+    assert min(measured["gbps"][0][1], measured["gbps"][1][0]) > 0.01
+    assert (profile.parent / "cluster.links.csv").read_text().startswith("#")
 
 
 def _leave_jobs_and_clean(cluster: Cluster, runs: Path) -> None:

@@ -390,6 +390,26 @@ def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd: None, 
     assert verdicts["work"]["ok"]
 
 
+@pytest.mark.serial
+@pytest.mark.untimed
+def test_links_between_devices_of_two_workers_are_measured_with_xla(sshd: None, project: Path) -> None:
+    pytest.importorskip("jax")
+    hardware = {"accelerators_per_node": 1, "num_accelerators": 2}
+    with slices.open_cloud(project / "cloud", framework="jax-cpu", hardware=hardware) as cloud:
+        done = call(project, "links", "measure", "--launcher", str(cloud.profile), "--json")
+        assert cloud.resources() == {}
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert len(set(measured["endpoints"])) == 2
+    assert "xla cpu" in measured["source"]
+    for i, j in ((0, 1), (1, 0)):
+        assert 0.01 < measured["gbps"][i][j] < 1000, "of a socket of this machine"
+        assert 1 < measured["latency_us"][i][j] < 1e5
+    (small, small_s, _), *_, (large, large_s, _) = measured["all_reduce"]
+    assert large == 4096 * small
+    assert large_s > small_s > 0
+
+
 @pytest.mark.parametrize("profile", ["tpu-v5e", "tpu-v5p", "tpu-v6e"])
 def test_shipped_profile_without_workers_is_refused_in_one_line(project: Path, profile: str) -> None:
     done = call(project, "run", "--workload", "tiny-jax", "--launcher", profile, "--dry-run")

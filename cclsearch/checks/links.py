@@ -1,4 +1,4 @@
-"""Measures the links of a profile's cluster: one job of the run script `links-probe`."""
+"""Measures the links of a profile's cluster: one job of a probe, with torch.distributed or JAX."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, Model
 from cclsearch.launch.base import Job, JobState, Launcher
 from cclsearch.launch.collect import collect_end
-from cclsearch.launch.contract import TrialInput
+from cclsearch.launch.contract import EVIDENCE_FILE, TrialInput
 from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.links.groups import slowest_ring
 from cclsearch.links.matrix import LinkMatrix
 from cclsearch.run.trial_folder import prepare_folder
+from cclsearch.space.framework import find_framework
 
-PROBE = "links-probe"
-LINKS_FILE = "links.json"
+PROBES = {"torch": "links-probe", "jax": "links-probe-jax"}
+"""Python package that moves the bytes -> framework whose run script measures with it."""
 MAX_BYTES = 64 * 2**20
 
 
@@ -38,7 +39,7 @@ class Reduced(Model):
 
 
 class ProbedLinks(Model):
-    """`links.json`: what the probe measured."""
+    """`evidence.jsonl` of a probe, one line: what it measured."""
 
     endpoints: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -60,11 +61,22 @@ class Measured:
 
 
 def measure_links(
-    profile: Profile, *, num_ranks: int, folder: Path, timeout_s: float, say: Callable[[str], None]
+    profile: Profile,
+    *,
+    num_ranks: int,
+    folder: Path,
+    timeout_s: float,
+    say: Callable[[str], None],
+    package: str | None = None,
 ) -> Measured:
-    """Run the probe as a job and return what it measured; UserError says in one line why it failed."""
+    """Run the probe as a job and return what it measured; UserError says in one line why it failed.
+
+    `package` is one of `PROBES`; by default what the profile's framework is built on, or torch.
+    """
+    own = find_framework(profile.framework) if profile.framework else None
+    probe = PROBES[package or (own.package if own is not None and own.package in PROBES else "torch")]
     per_node = min(profile.hardware.accelerators_per_node or num_ranks, num_ranks)
-    launcher = make_launcher(profile.model_copy(update={"framework": PROBE}), run_dir=folder)
+    launcher = make_launcher(profile.model_copy(update={"framework": probe}), run_dir=folder)
     payload = TrialInput(
         run_id=folder.name,
         trial=1,
@@ -86,7 +98,7 @@ def measure_links(
         _run(launcher, job)
     finally:
         launcher.close()
-    return read_probe(job.trial_dir / LINKS_FILE, ring_per_port=None)
+    return read_probe(job.trial_dir / EVIDENCE_FILE, ring_per_port=None)
 
 
 def _run(launcher: Launcher, job: Job) -> None:

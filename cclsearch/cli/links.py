@@ -22,6 +22,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"`links {args.action}` takes no file; `links import` does")
     if args.ranks is not None and args.action != "measure":
         raise UserError(f"`links {args.action}` takes no --ranks; `links measure` does")
+    if args.package is not None and args.action != "measure":
+        raise UserError(f"`links {args.action}` takes no --package; `links measure` does")
     if args.action != "place" and (args.workload or args.config or args.knob):
         raise UserError(f"`links {args.action}` takes no workload and no configuration; `links place` does")
     if args.action == "place":
@@ -45,7 +47,9 @@ def _measure(profile: Profile, args: argparse.Namespace) -> int:
         raise UserError(f"links are between ranks: --ranks must be at least 2, not {ranks}")
     folder = project_root() / "runs" / f"links-{profile.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     say = _say_nothing if args.json else _say
-    measured = measure_links(profile, num_ranks=ranks, folder=folder, timeout_s=60 * args.timeout_min, say=say)
+    measured = measure_links(
+        profile, num_ranks=ranks, folder=folder, timeout_s=60 * args.timeout_min, say=say, package=args.package
+    )
     path = _keep(profile, measured.links)
     if args.json:
         print(json.dumps({**_as_data(measured.links, path), "all_reduce": measured.reduced}))

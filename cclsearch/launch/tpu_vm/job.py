@@ -20,6 +20,7 @@ from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
 from cclsearch.launch.contract import (
     CONFIG_FILE,
+    EVIDENCE_FILE,
     RESULT_FILE,
     STDERR_FILE,
     STDOUT_FILE,
@@ -37,6 +38,8 @@ CANCELLED_FILE = "cancelled"
 WORKER_PROGRAM = Path(__file__).with_name("worker.py")
 BUNDLE_BYTES = 64 * 2**20
 RETURN_BYTES = 16 * 2**30
+UNPACKED = (RESULT_FILE, EVIDENCE_FILE, TRACE_FOLDER, FAILURES_FOLDER)
+"""What a worker's archive may contain: files of these names, and files in folders of these names."""
 _SCRIPT_SUFFIXES = (".py", ".txt", ".yml", ".json")
 
 
@@ -159,7 +162,9 @@ def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
 
 
 def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path) -> None:
-    """Unpack traces, failures and, last of all, `result.json` into the trial's folder.
+    """Unpack traces, failures, evidence and, last of all, `result.json` into the trial's folder.
+
+    Evidence is that of the process whose result counts.
 
     Raises ValueError if an archive contains other files.
     """
@@ -173,9 +178,10 @@ def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path)
             if relative.parts[0] in (TRACE_FOLDER, FAILURES_FOLDER):
                 _move(source, trial_dir, relative, process)
     for process in sorted(archives):
-        result = scratch / str(process) / RESULT_FILE
-        if result.is_file():
-            os.replace(result, trial_dir / RESULT_FILE)
+        if (scratch / str(process) / RESULT_FILE).is_file():
+            for name in (EVIDENCE_FILE, RESULT_FILE):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(scratch / str(process) / name, trial_dir / name)
             break
     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -197,7 +203,7 @@ def _unpack(archive: Path, target: Path) -> None:
                 parts = PurePosixPath(member.name).parts
                 if member.isdir() or not member.isreg():
                     continue
-                if not parts or parts[0] not in (RESULT_FILE, TRACE_FOLDER, FAILURES_FOLDER) or ".." in parts:
+                if not parts or parts[0] not in UNPACKED or ".." in parts:
                     raise ValueError(f"the worker's archive contains {member.name!r}")
                 total += member.size
                 if total > RETURN_BYTES:

@@ -31,7 +31,7 @@ from cclsearch.core.processes import boot_clock_s, boot_id, count_oom_kills, fin
 MARK = "CCL-WORKER "
 CHUNK_BYTES = 192 * 1024
 LINGER_S = 30.0
-OUTPUTS = ("result.json", "failures", "trace")
+OUTPUTS = ("result.json", "evidence.jsonl", "failures", "trace")
 
 MAX_JSON_CHARS = 64 * 2**20
 
