@@ -91,6 +91,26 @@ def test_collectives_take_what_their_closed_forms_say(
     assert seconds(text, kind, algorithm) == pytest.approx(expected, rel=1e-6)
 
 
+def test_pairs_that_take_turns_end_one_after_the_other() -> None:
+    net = network("switch:2:400:0")
+    ends = drain(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), np.array([1.0, 1.0]), np.array([-1, 0]))
+    assert ends.tolist() == [1.0, 3.0]
+    with pytest.raises(ValueError, match="wait for each other"):
+        drain(np.array([0, 1]), np.array([0, 1]), np.ones(2), np.ones(2), np.array([1, 0]))
+    both = Collectives(net).schedule("all_to_all", everyone(net), M, "direct").seconds
+    assert Collectives(net).schedule("all_to_all", everyone(net), M, "turns").seconds == pytest.approx(2 * both)
+    assert Collectives(net).schedule("all_to_all", everyone(net), M).algorithm == "direct", "always the faster one"
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 8])
+def test_turns_cost_at_most_one_more_exchange(ranks: int) -> None:
+    net = network(f"switch:{ranks}:400:0")
+    direct, turns = (
+        Collectives(net).schedule("all_to_all", everyone(net), M, name).seconds for name in ("direct", "turns")
+    )
+    assert 1.2 * direct < turns <= 2 * direct * (1 + 1e-9)
+
+
 def test_latencies_add_up_along_the_steps() -> None:
     net = network("switch:16:400:3")
     found = {

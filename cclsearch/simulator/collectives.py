@@ -11,7 +11,7 @@ reduce-scatter the input, all-to-all what a rank sends to all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +26,10 @@ MAX_FLOWS = 1 << 21
 """An exchange with more flows than this is computed from some of its shifts (rank r to rank r + shift)."""
 MAX_DRAINED = 4096
 """Flows of unequal size up to which their rates are shared anew at each end."""
+NEVER_FASTEST = frozenset({"turns"})
+"""Algorithms that are what some library does, but that another one is always faster than."""
+ORDERS = 8
+"""Orders in which members reach an exchange with turns, of which the mean is taken."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Collectives:
         if self.compression is not None:
             wire = message_bytes / self.compression.ratio
             extra_s = 2 * message_bytes / self.compression.quantize_bytes_s
-        names = tuple(options) if algorithm == "auto" else (algorithm,)
+        names = [name for name in options if name not in NEVER_FASTEST] if algorithm == "auto" else [algorithm]
         found = []
         for name in names:
             segments = options[name](self, kind, groups_GM, wire / pieces)
@@ -138,19 +142,26 @@ class Collectives:
         return replace(segment, floor_s=original / self.compression.code_bytes_s)
 
     def pattern(
-        self, name: str, groups_GM: Ids, make: Callable[[], tuple[Ids, Ids, Array]], *, passes_all: bool = False
+        self,
+        name: str,
+        groups_GM: Ids,
+        make: Callable[[], tuple[Ids, Ids, Array]],
+        *,
+        passes_all: bool = False,
+        afters: Sequence[Ids] = (),
     ) -> Segment:
         """Return the segment of flows of relative sizes; `make` returns source, target and size of each flow.
 
         `passes_all`: a message passes all routes one after the other, so that their mean latency counts.
+        `afters`: ways in which flows wait for flows, as `drain` has them; the time is the mean over them.
         """
         key = (name, groups_GM.shape, groups_GM.tobytes())
         if key not in self._patterns:
             source, target, size = make()
-            self._patterns[key] = self._measure(source, target, size, passes_all)
+            self._patterns[key] = self._measure(source, target, size, passes_all, afters)
         return self._patterns[key]
 
-    def _measure(self, source: Ids, target: Ids, size: Array, passes_all: bool) -> Segment:
+    def _measure(self, source: Ids, target: Ids, size: Array, passes_all: bool, afters: Sequence[Ids] = ()) -> Segment:
         moves = (source != target) & (size > 0)
         source, target, size = source[moves], target[moves], size[moves]
         if not len(source):
@@ -163,6 +174,9 @@ class Collectives:
         alone = float((load[links] / capacity[links]).max(initial=0.0))
         if size.min() != size.max() and len(size) <= MAX_DRAINED:
             alone = float(drain(routes.flow, routes.link, size, capacity).max())
+        if afters:
+            ends = [drain(routes.flow, routes.link, size, capacity, after).max() for after in afters]
+            alone = float(np.mean(ends))
         mean = float(size.mean())
         latency_s = float(routes.latency_s.mean() if passes_all else routes.latency_s.max())
         sent = float(np.bincount(source, weights=size).max())
@@ -204,6 +218,15 @@ def _ring(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segment
     size = groups_GM.shape[1]
     steps = (size - 1) * (2 if kind == "all_reduce" else 1)
     return (_sized(_ring_pattern(on, groups_GM), message / size, steps),)
+
+
+def _ring_with_turns(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segments:
+    """A ring as Gloo's all-gather has it: two members send to each other, in two pieces, and take turns as in `_turns`.
+
+    The second piece of one overlaps with the first of the other: three pieces one after the other, in place of two.
+    """
+    (step,) = _ring(on, kind, groups_GM, message)
+    return (replace(step, repeats=step.repeats * (1.5 if groups_GM.shape[1] == 2 else 1.0)),)
 
 
 def _chain(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segments:
@@ -299,6 +322,38 @@ def _direct(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segme
     return (_sized(step, message / size, 1),)
 
 
+def _turns(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segments | None:
+    """Every member sends to every other, as Gloo does: some pairs send one after the other, not both at once.
+
+    A member posts, for distance 1, 2, ..., a send to the member so far ahead and a receive from the one so far behind
+    (gloo/alltoall.cc). The word that a receive is posted goes through the queue of that pair's socket
+    (gloo/transport/tcp/pair.cc), so that it waits behind a message that was posted before. In a pair the member that
+    posts its send first, if it is also the later one to arrive, finds the other ready and sends at once: its own
+    receive is then announced behind that message. The time is the mean over some orders of arrival.
+    """
+    groups, size = groups_GM.shape
+    if groups * size * (size - 1) > MAX_DRAINED:
+        return None
+    shifts = np.arange(1, size)
+    target_DM = (np.arange(size) + shifts[:, None]) % size
+    group = np.arange(groups)[None, :, None]
+    reverse_DGM = ((size - 1 - shifts)[:, None, None] * groups + group) * size + target_DM[:, None]
+
+    def waits(arrival_M: Ids) -> Ids:
+        """Return, of each flow, the flow that goes first; -1 if it waits for none."""
+        held_DM = (2 * shifts[:, None] >= size) & (arrival_M[target_DM] > arrival_M)
+        return np.where(held_DM[:, None], reverse_DGM, -1).ravel()
+
+    def make() -> tuple[Ids, Ids, Array]:
+        source = np.concatenate([groups_GM] * len(shifts))
+        return _edges(source, np.concatenate([np.roll(groups_GM, -shift, axis=1) for shift in shifts]))
+
+    generator = np.random.default_rng(0)
+    orders = [waits(generator.permutation(size)) for _ in range(ORDERS)]
+    step = on.pattern("turns", groups_GM, make, afters=orders)
+    return (_sized(step, message / size, 1),)
+
+
 def _point(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segments:
     step = on.pattern("point", groups_GM, lambda: _edges(groups_GM[:, 0], groups_GM[:, 1]))
     return (_sized(step, message, 1),)
@@ -370,9 +425,9 @@ _SPREAD: dict[str, Algorithm] = {
 }
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": _SPREAD | {"tree": _tree},
-    "all_gather": _SPREAD,
+    "all_gather": _SPREAD | {"turns": _ring_with_turns},
     "reduce_scatter": _SPREAD,
-    "all_to_all": {"direct": _direct},
+    "all_to_all": {"direct": _direct, "turns": _turns},
     "gather": {"direct": _direct},
     "scatter": {"direct": _direct},
     "broadcast": {"chain": _chain, "tree": _tree, "binomial": _binomial},

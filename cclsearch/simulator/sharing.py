@@ -41,13 +41,20 @@ def share_flows(flow: Ids, link: Ids, num_flows: int, capacity_L: Array) -> Arra
     return rate
 
 
-def drain(flow: Ids, link: Ids, bytes_F: Array, capacity_L: Array) -> Array:
-    """(F,) seconds after which each flow is complete if all begin together and rates are shared anew at each end."""
+def drain(flow: Ids, link: Ids, bytes_F: Array, capacity_L: Array, after_F: Ids | None = None) -> Array:
+    """(F,) seconds after which each flow is complete, with rates shared anew at each end.
+
+    All begin together, but flow f once flow `after_F[f]` is complete, unless that is negative.
+    """
     remaining = bytes_F.astype(np.float64).copy()
     finish = np.zeros(len(remaining))
     now = 0.0
-    active = remaining > 0
-    while active.any():
+    left = remaining > 0
+    waits = np.zeros(len(remaining), dtype=bool) if after_F is None else after_F >= 0
+    while left.any():
+        active = left if after_F is None else left & ~(waits & left[after_F])
+        if not active.any():
+            raise ValueError("flows wait for each other")
         keep = active[flow]
         rate = share_flows(flow[keep], link[keep], len(remaining), capacity_L)
         wait = np.where(active, remaining / rate, np.inf)
@@ -56,7 +63,7 @@ def drain(flow: Ids, link: Ids, bytes_F: Array, capacity_L: Array) -> Array:
         ended = active & (wait <= first * NEAR)
         remaining = np.where(active & ~ended, remaining - np.where(active, rate, 0.0) * first, remaining)
         finish[ended] = now
-        active &= ~ended
+        left = left & ~ended
     return finish
 
 
