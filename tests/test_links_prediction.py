@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -197,4 +198,33 @@ def test_place_writes_the_host_of_each_rank(
     given, found = (float(line.split()[0]) for line in out.splitlines() if "(predicted)" in line)
     assert found < given
     assert main(["links", "show", "--launcher", "site", "--config", "tp=8"]) == 2
-    assert "`links place` does" in capsys.readouterr().err
+    assert "`place` and `what-if` do" in capsys.readouterr().err
+
+
+def test_what_if_says_what_mending_a_slow_link_brings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launchers").mkdir()
+    (tmp_path / "launchers" / "site.yaml").write_text(
+        "launcher: slurm\nhardware: {num_accelerators: 32, accelerators_per_node: 8}\n"
+    )
+    ask = ["links", "what-if", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
+    assert main(ask) == 2
+    assert "profile site has no measured links" in capsys.readouterr().err
+    (tmp_path / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
+    assert main([*ask, "--json"]) == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert asked["provenance"] == "predicted"
+    seconds = {each["links"]: each["value"] for each in asked["links"]}
+    measured = seconds["as measured"]
+    repaired = seconds["n1 and n2 (the slowest) as fast as the median"]
+    assert repaired < measured / 1.2
+    assert repaired == pytest.approx(seconds["no link slower than the median"]), "only one pair was slow"
+    assert seconds["links inside nodes twice as fast"] < measured
+    (tmp_path / "launchers" / "site.links.csv").write_text(write_links(nodes(4)))
+    assert main([*ask, "--json"]) == 0
+    whole = {each["links"]: each["value"] for each in json.loads(capsys.readouterr().out)["links"]}
+    assert whole["as measured"] == pytest.approx(repaired)
+    assert main(ask[:-2]) == 0
+    assert "predicted, before calibration by trials" in capsys.readouterr().out

@@ -24,10 +24,12 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"`links {args.action}` takes no --ranks; `links measure` does")
     if args.package is not None and args.action != "measure":
         raise UserError(f"`links {args.action}` takes no --package; `links measure` does")
-    if args.action != "place" and (args.workload or args.config or args.knob):
-        raise UserError(f"`links {args.action}` takes no workload and no configuration; `links place` does")
-    if args.action == "place":
-        return _place(args)
+    if args.action not in ("place", "what-if") and (args.workload or args.config or args.knob):
+        raise UserError(f"`links {args.action}` takes no workload and no configuration; `place` and `what-if` do")
+    if args.action in ("place", "what-if"):
+        if args.workload is None:
+            raise UserError(f"`links {args.action}` needs --workload NAME, whose configuration it is about")
+        return _place(args) if args.action == "place" else _what_if(args)
     if args.action == "measure":
         return _measure(load_profile(args.launcher), args)
     if args.action == "import":
@@ -93,8 +95,6 @@ def _place(args: argparse.Namespace) -> int:
     """Print, and write as a rank file, the order of the nodes that suits one configuration."""
     from cclsearch.checks.placement import PLACED, place_config
 
-    if args.workload is None:
-        raise UserError("`links place` needs --workload NAME, whose configuration is placed")
     placed = place_config(args.workload, args.launcher, args.config, args.knob)
     if args.write is not None:
         require_writable(args.write, "--write")
@@ -110,6 +110,23 @@ def _place(args: argparse.Namespace) -> int:
         print(plain(f"wrote {args.write}: the host of each rank, one a line"))
         print(f"  Slurm:    SLURM_HOSTFILE={args.write} srun --distribution=arbitrary --ntasks={len(placed.hosts)} ...")
         print("  torchrun: --node-rank N on the N-th node of the order above, from 0; --master-addr is the first")
+    return EXIT_OK
+
+
+def _what_if(args: argparse.Namespace) -> int:
+    """Print what is predicted with other links, for one configuration and for the best one there."""
+    from cclsearch.checks.placement import predict_on_links
+
+    config, unit, found = predict_on_links(args.workload, args.launcher, args.config, args.knob)
+    if args.json:
+        rows = [{"links": each.name, "value": each.value, "best_value": each.best_value, "best": dict(each.best)}
+                for each in found]  # fmt: skip
+        print(json.dumps({"provenance": "predicted", "config": dict(config), "unit": unit, "links": rows}))
+        return EXIT_OK
+    print(plain(f"{config}\npredicted, before calibration by trials:"))
+    for each in found:
+        other = "" if each.best == config else f"; best there: {each.best_value:.4g} {unit}, {each.best}"
+        print(plain(f"  {each.value:.4g} {unit}  {each.name}{other}"))
     return EXIT_OK
 
 
