@@ -11,6 +11,7 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.cli.space import read_asked
 from cclsearch.core.errors import UserError, require_writable
+from cclsearch.plan.adapted import adapt_predictor
 from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.subject import find_subject
 from cclsearch.report.predicted import (
@@ -36,11 +37,15 @@ def run(args: argparse.Namespace) -> int:
     card = subject.card
     topology = _find_topology(card, args.aot)
     space = subject.build_space()
-    prediction = predict_space(card, space)
+    predictor, notes = predictor_of(card, space), list(subject.notes)
+    if args.learn_from:
+        predictor, note = adapt_predictor(card, space, subject.framework_name, args.learn_from, args.runs)
+        notes.append(note)
+    prediction = predict_space(card, space, predictor)
     if prediction is None:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs")
     rows = _choose(space, prediction, args)
-    derived = predictor_of(card, space).derived
+    derived = predictor.derived
     shown = [name for name in task_of(card).highlights if name in derived]
     described = [describe_prediction(space, prediction, row, {name: derived[name] for name in shown}) for row in rows]
     cost = None if args.config or subject.recording else estimate_search(card, space, DEFAULT_BUDGET, prediction)
@@ -51,12 +56,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         inferred = [each.model_dump(mode="json") for each in card.inferred]
         head = {"workload": card.name, "provenance": "simulated", "legal": len(space), "inferred": inferred}
+        head |= {"notes": notes} if args.learn_from else {}
         more = {"search_node_hours": cost.node_hours, "search_cost": cost.describe()} if cost else {}
         fits = {"memory_limit_gib": card.hardware.memory_gib, "any_fits": not describe_none_fits(card, prediction)}
         print(json.dumps(head | fits | {"configurations": described} | more))
     else:
         formulas = {name: derived[name].formula for name in shown}
-        for line in describe_predictions(card, space, described, prediction, formulas, subject.notes):
+        for line in describe_predictions(card, space, described, prediction, formulas, notes):
             print(line)
         if cost is not None:
             print(f"  expected cost of a search on a cluster: {cost.describe()}")
