@@ -39,6 +39,11 @@ class KnownModel:
     shape_note: str
     """What the fields leave out."""
     source: str
+    latent: Mapping[str, int]
+    """Fields of latent attention (`kv_lora_rank`, `head_dim` with the rotary part, ...); empty for plain attention."""
+    windowed_layers: int
+    """Layers whose attention sees the last `window` tokens; 0 for those of linear attention, which keep no keys."""
+    window: int
 
     @property
     def shape(self) -> frozenset[tuple[str, int | bool]]:
@@ -150,6 +155,7 @@ def _read_row(row: Mapping[str, str]) -> KnownModel:
             else numbers.get("dense_layers_first", 0),
         }
     is_latent = "v_head_dim" in numbers
+    latent = ("head_dim", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
     notes = (row["shape_note"], "latent attention is described as plain attention" if is_latent else "")
     return KnownModel(
         name=row["name"],
@@ -158,6 +164,9 @@ def _read_row(row: Mapping[str, str]) -> KnownModel:
         num_params=numbers.get("params_total"),
         shape_note="; ".join(filter(None, notes)),
         source=row["source"],
+        latent={name: numbers[name] for name in latent if name in numbers} if "kv_lora_rank" in numbers else {},
+        windowed_layers=numbers.get("windowed_layers", 0),
+        window=numbers.get("window", 0),
     )
 
 

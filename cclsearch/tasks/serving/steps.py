@@ -19,6 +19,7 @@ from cclsearch.card.model import PRECISION, Card, ModelArch
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import Machine, read_machine
+from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
 
 Array = NDArray[np.float64]
 
@@ -156,15 +157,21 @@ class LoadParts:
 
 def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, output_len: float) -> LoadParts:
     """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
-    arch, counts, machine = card.arch, count_parts(card.arch), read_machine(card)
+    model, machine = find_served(card), read_machine(card)
+    arch, counts = model.arch, count_parts(model.arch)
     replicas = at.dp
     clients = np.maximum(concurrency / replicas, 1.0)
     batch = np.minimum(clients, at.sequences)
     group = np.maximum(batch / at.pp, 1.0)  # the stages work on different groups of sequences
     routed = group * np.where(at.ep > at.tp, replicas, 1.0)
     layers, bandwidth = arch.num_layers, machine.hbm_bytes_s * MEMORY_SHARE
-    other = counts.dense_layers * counts.dense_mlp + counts.head + counts.embedding * arch.tied_embeddings
-    dense = counts.attention * layers / at.attention_ranks + other / at.tp
+    head, mlp = counts.head + counts.embedding * arch.tied_embeddings, counts.dense_layers * counts.dense_mlp
+    other = mlp + head
+    plain = other_weight_bytes(arch, at.weight_bytes)
+    # the output projection is not quantized
+    dense = (counts.attention * layers / at.attention_ranks + mlp / at.tp) * plain + head / at.tp * np.maximum(
+        plain, UNQUANTIZED
+    )
     computed = np.full(len(at.tp), float(counts.attention * layers + other))  # parameters that a token is multiplied by
     used = np.zeros(len(at.tp))
     exchange, prompt_exchange = np.zeros(len(at.tp)), np.zeros(len(at.tp))
@@ -175,20 +182,25 @@ def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, 
         ranks = np.maximum(at.ep, at.tp)
         own_experts = moe.num_experts / ranks
         most = np.where(at.ep > 1, np.minimum(_find_most(share * own_experts, at.ep), own_experts) / own_experts, share)
-        used = counts.moe_layers * (counts.experts * most / ranks + counts.shared_experts / at.tp)
+        used = counts.moe_layers * (
+            counts.experts * most / ranks * at.weight_bytes + counts.shared_experts / at.tp * plain
+        )
         sent = 2.0 * arch.hidden_size * np.minimum(moe.top_k, ranks)
         exchange = _exchange_tokens(at, machine, counts.moe_layers, group * sent)
         prompt_exchange = _exchange_tokens(at, machine, counts.moe_layers, input_len * sent)
         computed = computed + counts.moe_layers * (counts.active_experts + counts.shared_experts)
-    held = input_len + output_len / 2
+    held = model.held_tokens(input_len + output_len / 2)
     cached = 2.0 * kv_numbers(arch) if arch.kv_lora_rank is None else kv_numbers(arch)
     kv_ranks = np.minimum(at.attention_ranks, arch.num_kv_heads if arch.kv_lora_rank is None else 1.0)
     own = group * at.attention_ranks / at.tp  # with data-parallel attention each rank has a part of the sequences
-    weights = (dense + used) * at.weight_bytes / bandwidth
+    weights = (dense + used) / bandwidth
     kv_cache = own * held * cached * layers * at.cache_bytes / kv_ranks / bandwidth
-    products = 2.0 * group * computed / at.tp / at.flops_per_s
+    # each new token meets all that is held; latent keys are met as they are kept, by every head (absorbed weights)
+    met = arch.num_heads * 2.0 * kv_numbers(arch) if arch.kv_lora_rank else 2.0 * score_width(arch)
+    scores = 2.0 * own * held * met * layers / at.attention_ranks
+    products = (2.0 * group * computed / at.tp + scores) / at.flops_per_s
     # half of the attention matrix is masked: input_len / 2 keys per token, two products
-    attention = 2.0 * input_len**2 * score_width(arch) * layers
+    attention = 4.0 * input_len * model.held_tokens(input_len / 2) * score_width(arch) * layers
     prompt = (2.0 * computed * input_len + attention) / at.tp / at.flops_per_s
     reads = np.ceil(input_len / at.tokens) * weights
     prefill = np.maximum(prompt, reads)
