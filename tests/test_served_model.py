@@ -9,8 +9,11 @@ from cclsearch.card.arch import count_parameters
 from cclsearch.card.catalogue import find_by_name
 from cclsearch.card.model import Card, Hardware, ModelArch, make_model
 from cclsearch.core.values import Config
+from cclsearch.space.table import Knob, space_from_rows
+from cclsearch.stats.closed_form import predict_space
+from cclsearch.tasks.serving.memory import find_least_memory
 from cclsearch.tasks.serving.served_model import find_served, other_weight_bytes
-from cclsearch.tasks.serving.steps import kv_numbers
+from cclsearch.tasks.serving.steps import kv_numbers, read_replica
 
 
 def card_of(name: str, **changes: object) -> Card:
@@ -61,10 +64,49 @@ def test_a_model_of_that_name_with_other_widths_is_left_as_it_is() -> None:
 
 
 def test_only_experts_have_four_bits_in_a_mixture() -> None:
-    bytes_N = np.array([0.5, 1.0, 2.0])
+    bytes_N = np.array([0.53, 1.0, 2.0])
     mixture, dense = card_of("openai/gpt-oss-120b").arch, card_of("Qwen2.5-72B").arch
     assert other_weight_bytes(mixture, bytes_N).tolist() == [2.0, 1.0, 2.0]
-    assert other_weight_bytes(dense, bytes_N).tolist() == [0.5, 1.0, 2.0]
+    assert other_weight_bytes(dense, bytes_N).tolist() == [0.53, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "gib"),
+    [
+        ("openai/gpt-oss-120b", "mxfp4", 60.8),  # OpenAI 2025, gpt-oss model card, table 1: size of the checkpoint
+        ("openai/gpt-oss-20b", "mxfp4", 12.8),
+        ("meta-llama/Llama-3.1-405B", "bf16", 756),  # 405.9 billion parameters, 2 bytes each
+        ("deepseek-ai/DeepSeek-R1", "fp8", 626.6),  # 671 billion, of which 1.85 billion are in 16 bits
+    ],
+)
+def test_weights_are_as_large_as_published_checkpoints(name: str, precision: str, gib: float) -> None:
+    card = card_of(name).model_copy(update={"precision": precision})
+    space = space_from_rows([Knob("tp", (1, 8))], [{"tp": 1}, {"tp": 8}])
+    need = find_least_memory(card, read_replica(card, space), tokens=2048)
+    one, eight = need.parts["weights"].tolist()
+    assert one == pytest.approx(gib, rel=0.015)
+    assert eight == pytest.approx(one / 8)
+
+
+def test_latent_keys_are_on_every_rank_and_others_are_divided() -> None:
+    space = space_from_rows([Knob("tp", (1, 8))], [{"tp": 1}, {"tp": 8}])
+    for name, divided in (("DeepSeek-V3", 1), ("meta-llama/Llama-3.1-405B", 8)):
+        card = card_of(name)
+        cache = find_least_memory(card, read_replica(card, space), tokens=1000).parts["kv_cache"]
+        assert cache[0] / cache[1] == pytest.approx(divided)
+
+
+def test_too_large_a_model_is_predicted_not_to_fit() -> None:
+    card = card_of("meta-llama/Llama-3.1-405B")
+    work = Config({"input_len": 1024, "output_len": 1024, "concurrency": 8})
+    card = card.model_copy(update={"work": work})
+    space = space_from_rows([Knob("tp", (4, 8))], [{"tp": 4}, {"tp": 8}])
+    prediction = predict_space(card, space)
+    assert prediction is not None
+    assert prediction.fits_N.tolist() == pytest.approx([0, 0], abs=0.02), "94 GiB of weights on 80"
+    prediction = predict_space(card.model_copy(update={"precision": "fp8"}), space)
+    assert prediction is not None
+    assert prediction.fits_N.tolist() == pytest.approx([0, 1], abs=0.02)
 
 
 def test_the_shape_of_the_card_itself_is_not_changed() -> None:

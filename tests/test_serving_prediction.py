@@ -116,5 +116,5 @@ def test_names_of_precisions_give_bytes_and_none_gives_the_cards() -> None:
     card = make_card()
     space = make_space(quantization=("none", "fp8", "awq"), kv_cache_dtype=("auto", "fp8_e5m2"))
     at = read_replica(card, space)
-    assert sorted(set(at.weight_bytes)) == [0.5, 1.0, 2.0]
+    assert sorted(set(at.weight_bytes)) == [0.53125, 1.0, 2.0]
     assert sorted(set(at.cache_bytes)) == [1.0, 2.0]

@@ -78,7 +78,7 @@ def describe_predictions(
         yield f"  {row['label']:<{width}}  {figures}   {shares}"
     first, unit = described[0], metric.unit or ""
     cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
-    for title, unit, key in ((*cost, form.parts_key), ("memory", "GiB", "memory_parts_gib")):
+    for title, unit, key in ((*cost, form.parts_key), (prediction.memory_label, "GiB", "memory_parts_gib")):
         if first[key]:
             yield f"\n  {title} of {first['label']}"
         for name, value in first[key].items():

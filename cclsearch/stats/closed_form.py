@@ -68,7 +68,7 @@ class MemoryForm:
     """Memory of the fullest device in closed form, and its limit."""
 
     form: ClosedForm
-    """Of `peak_memory_gib`."""
+    """Of `peak_memory_gib`, or of what a job needs at least."""
     log_limit: float
     """Log of the GiB that a job can use of one device."""
     softness: float = 0.05
@@ -76,6 +76,8 @@ class MemoryForm:
     undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
     """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
     declare; one of them applies to the whole space. None: density of the form's prior."""
+    is_measured: bool = True
+    """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ class Prediction:
     """Probability that it fits into the device's memory; 1 without a closed form of the memory."""
     memory_parts_gib: Mapping[str, Array]
     """Part -> (N,) GiB; they add up to `memory_gib_N`."""
+    memory_label: str = ""
+    """What the GiB are: words for people, such as `least memory`."""
 
     def order(self, rows: Rows | None = None) -> Rows:
         """Return these rows, or all: first those that are likely to fit, each group best first."""
@@ -177,7 +181,7 @@ def predict_space(card: Card, space: Space, predictor: Predictor | None = None) 
     posterior = calibrate(memory.form.log_cost, predictor.features, memory.form.prior, no_data)
     spread = np.sqrt(_variance(posterior, np.arange(size)) + memory.softness**2)
     fits_N = ndtr((memory.log_limit - log_gib_N) / spread)
-    return Prediction(form, value_N, parts, np.exp(log_gib_N), fits_N, memory_parts_gib)
+    return Prediction(form, value_N, parts, np.exp(log_gib_N), fits_N, memory_parts_gib, memory.form.metric.words)
 
 
 def _variance(posterior: Posterior, rows: Rows) -> Array:

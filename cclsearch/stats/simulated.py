@@ -118,7 +118,10 @@ class SimulatedCluster:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that a trial reports."""
-        return (*self.predictor.forms, *([PEAK_MEMORY] if self.predictor.memory else []))
+        return (
+            *self.predictor.forms,
+            *([PEAK_MEMORY] if self.predictor.memory and self.predictor.memory.is_measured else []),
+        )
 
     def run(self, row: int, attempt: int) -> SimulatedTrial:
         """Return what that attempt at the configuration gives: always the same."""
@@ -137,7 +140,7 @@ class SimulatedCluster:
         for name in self.predictor.forms:
             noise = self.settings.noise * float(self._draw("noise", name, *labels).standard_normal())
             metrics[name] = float(self.values(name, rows)[0] * np.exp(noise))
-        if needed_gib is not None:
+        if memory is not None and memory.is_measured and needed_gib is not None:
             metrics[PEAK_MEMORY] = needed_gib
         return SimulatedTrial(metrics)
 

@@ -42,7 +42,7 @@ def learn_priors(
             if earlier and (own := earlier.forms.get(metric)) and (fit := _fit_measured(own, earlier, trials))
         ]
         found[metric] = _learn(form, fits)
-    if predictor.memory:
+    if predictor.memory and predictor.memory.is_measured:
         fits = [_fit_memory(earlier, trials) for earlier, trials in known if earlier and _has_peak(trials)]
         found[PEAK_MEMORY] = _learn(predictor.memory.form, fits)
     return {metric: priors for metric, priors in found.items() if priors}

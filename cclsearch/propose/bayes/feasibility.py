@@ -200,11 +200,11 @@ def _hypothesis_priors(form: MemoryForm) -> Iterator[tuple[Prior, float]]:
 def memory_evidence(
     seen: Sequence[Observation], form: MemoryForm, blamed: Mapping[int, float] = NOT_BLAMED
 ) -> CalibrationData:
-    """Return each measured peak; for a trial without one, only whether it is above or below the limit.
+    """Return each measured peak of this memory; for a trial without one, only whether it is above or below the limit.
 
     `blamed` is row -> probability that something other than memory makes it fail.
     """
-    peaks = [o.metrics.get(PEAK_MEMORY) if o.failure is None else None for o in seen]
+    peaks = [o.metrics.get(PEAK_MEMORY) if form.is_measured and o.failure is None else None for o in seen]
     failed = np.array([o.failure is not None for o in seen], dtype=bool)
     values = np.log(np.array([peak or np.nan for peak in peaks], dtype=np.float64))
     label_noise = [

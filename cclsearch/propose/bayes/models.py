@@ -103,7 +103,9 @@ class MetricModels:
         derived = self.predictor.derived.get(metric)
         base = derived.base if derived else metric
         known = {self.view.primary.name, NUM_ACCELERATORS, *self.predictor.forms}
-        return base if base in known or (base == PEAK_MEMORY and self.predictor.memory) else None
+        memory = self.predictor.memory
+        is_peak = base == PEAK_MEMORY and memory is not None and memory.is_measured
+        return base if base in known or is_peak else None
 
     def derive(self, metric: str, log_base: Array, rows: NDArray[np.int64]) -> Array:
         """Return the log of the metric at these rows, given that of its base."""

@@ -95,7 +95,8 @@ class CandidatePosterior:
         """Return what candidate `m` is expected to measure; without a closed form, nothing before a first trial."""
         is_known = self.metric in self.models.predictor.forms or len(self.models.primary.most_likely.rows_n) > 0
         expected = {self.metric: float(self.value_m[m])} if is_known else {}
-        if np.isfinite(self.memory_gib_m[m]):
+        memory = self.models.predictor.memory
+        if memory is not None and memory.is_measured and np.isfinite(self.memory_gib_m[m]):
             expected[PEAK_MEMORY] = float(self.memory_gib_m[m])
         return ExpectedOutcome(expected, fits=float(self.p_fits_m[m]))
 

@@ -1,7 +1,6 @@
-"""What serving and inference predict: throughput and latencies of a whole space in closed form.
+"""What serving and inference predict: throughput, latencies and the least memory of a whole space in closed form.
 
-The priors are our choice, not fitted: trials calibrate the multipliers. Memory is not predicted, since servers take a
-share of the device's memory whatever they need.
+The priors are our choice, not fitted: trials calibrate the multipliers.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, Predictor, Rows
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
+from cclsearch.tasks.serving.memory import make_memory_form
 from cclsearch.tasks.serving.steps import (
     MULTIPLIERS,
     SHARES,
@@ -79,6 +79,7 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
             TPOT: form(metrics[TPOT], lambda served: served.tpot_s),
             TTFT: form(metrics[TTFT], lambda served: served.ttft_s),
         },
+        memory=make_memory_form(card, at, sum(lengths)),
         hint_parts=HINT_PARTS,
         derived=_derive_all(at.accelerators),
     )

@@ -12,7 +12,8 @@ from cclsearch.card.model import Card, ModelArch
 
 UNQUANTIZED = 2.0
 """Bytes of weights that quantized checkpoints leave as they are."""
-FOUR_BITS = 0.5
+FOUR_BITS = 0.6
+"""Bytes of a weight with 4 bits, and its share of scales, at most."""
 
 
 @dataclass(frozen=True)

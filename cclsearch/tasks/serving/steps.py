@@ -36,6 +36,9 @@ COLLECTIVE_S = 1.6e-5
 MEMORY_SHARE = 0.85
 """Share of the data-sheet bandwidth that reads of weights reach. This and the number above were chosen on measured
 servers (benchmarks/serving_fit.py)."""
+BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
+"""Bits of a weight in formats whose names contain these words, with the scales of their blocks: 8 bits for 16 weights
+(NVFP4), 8 for 32 (Open Compute Project 2023, microscaling formats), 32 for 128 (AWQ, GPTQ)."""
 REQUEST_S = 1e-2
 """Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues (our choice)."""
 TOGETHER = 0.5
@@ -120,7 +123,7 @@ def _is_on(value: Value) -> float:
 def _bytes_of(name: str, default: float) -> float:
     """Return the bytes of a number in that precision, `default` if the name is none (`auto`, `none`)."""
     lowered = name.lower()
-    for bits, words in ((4, ("fp4", "int4", "nvfp4", "mxfp4", "awq", "gptq")), (8, ("fp8", "int8", "w8a8"))):
+    for bits, words in BITS:
         if any(word in lowered for word in words):
             return bits / 8
     known = {"bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "half": 2.0, "fp32": 4.0, "float32": 4.0}

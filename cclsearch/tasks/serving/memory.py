@@ -1,0 +1,88 @@
+"""The least memory with which a server starts: weights, the keys and values of one request, and the engine itself.
+
+An engine takes a share of the device whatever it needs, so that a trial's peak does not show this; whether it started
+does. Weights and latent keys are divided as parallelism does it (Narayanan et al. 2021, section 3; vLLM and
+TensorRT-LLM replicate the keys of latent attention on every tensor-parallel rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cclsearch.card.arch import count_parts
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.stats.calibration import Prior, RowModel
+from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Rows
+from cclsearch.stats.kernel import KernelShape
+from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
+from cclsearch.tasks.serving.steps import Array, Replica, kv_numbers
+
+MIN_MEMORY = MetricInfo(
+    name="least_memory_gib",
+    unit="GiB",
+    direction=Direction.MINIMIZE,
+    source="result",
+    label="least memory",
+    is_positive=True,
+)
+GIB = float(2**30)
+PARTS = ("weights", "kv_cache", "engine")
+ENGINE_GIB = 1.0
+"""Of a process with its libraries and the tensors of a step (our choice)."""
+USABLE = 0.97
+"""Share of the device's memory that one process can have (our choice; engines leave 5 to 10 % by default)."""
+PRIOR = Prior(
+    mean_P=np.zeros(len(PARTS)),
+    sd_P=np.array([0.05, 0.3, 0.5]),
+    shape=KernelShape(0.02, 1.5, 0.01, 0.02),
+    noise=0.02,
+    dof=4.0,
+)
+"""Our choice: weights are counted, the rest is small beside them."""
+
+
+@dataclass(frozen=True)
+class LeastMemory:
+    """GiB of the fullest accelerator of each configuration, by part; (N,) each."""
+
+    parts: Mapping[str, Array]
+
+    def log_cost(self, rows: Rows) -> RowModel:
+        """Return the model log multipliers -> log GiB at these rows."""
+        each = np.stack([self.parts[name][rows] for name in PARTS])
+        return lambda theta: np.asarray(np.log(np.einsum("...p,pn->...n", np.exp(np.asarray(theta)), each)))
+
+    def split(self, theta_P: Array) -> dict[str, Array]:
+        """Return part -> (N,) its share."""
+        return {name: np.exp(theta_P[p]) * self.parts[name] for p, name in enumerate(PARTS)}
+
+
+def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
+    """Return what each configuration needs for its weights and one request of so many tokens."""
+    model = find_served(card)
+    arch, counts = model.arch, count_parts(model.arch)
+    plain = other_weight_bytes(arch, at.weight_bytes)
+    outside = np.maximum(plain, UNQUANTIZED) * (counts.embedding * (not arch.tied_embeddings) + counts.head)
+    tied = np.maximum(plain, UNQUANTIZED) * counts.embedding * arch.tied_embeddings
+    layers = counts.attention * arch.num_layers / at.attention_ranks + counts.dense_layers * counts.dense_mlp / at.tp
+    weights = layers * plain / at.pp + (outside / np.minimum(at.pp, 2.0) + tied) / at.tp
+    if arch.moe is not None:
+        shared = counts.shared_experts * plain / at.tp
+        weights = weights + counts.moe_layers / at.pp * (
+            counts.experts * at.weight_bytes / np.maximum(at.ep, at.tp) + shared
+        )
+    numbers = kv_numbers(arch) if arch.kv_lora_rank else 2.0 * kv_numbers(arch)
+    ranks = np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank else arch.num_kv_heads)
+    cache = numbers * model.held_tokens(tokens) * arch.num_layers / at.pp * at.cache_bytes / ranks
+    return LeastMemory({"weights": weights / GIB, "kv_cache": cache / GIB, "engine": np.full(len(at.tp), ENGINE_GIB)})
+
+
+def make_memory_form(card: Card, at: Replica, tokens: float) -> MemoryForm:
+    """Return the closed form of the least memory, and its limit."""
+    need = find_least_memory(card, at, tokens)
+    form = ClosedForm(MIN_MEMORY, PARTS, PRIOR, need.log_cost, need.split)
+    return MemoryForm(form, float(np.log(USABLE * card.hardware.memory_gib)), is_measured=False)
