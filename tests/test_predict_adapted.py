@@ -6,9 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cclsearch.cli import main
+from cclsearch.plan.target import find_recording
+from cclsearch.recording.load import load_recording
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 
@@ -58,6 +61,22 @@ def test_a_run_teaches_as_a_recording_does(tmp_path: Path, capsys: pytest.Captur
     after, found = predict(capsys, "--learn-from", "first", "--runs", runs)
     assert after != before
     assert "first (" in str(found["notes"])
+
+
+def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+    """The longer prompts were measured too: what the short ones teach brings the prediction nearer to it."""
+    short, long = "srv-llama-3-1-70b-h100-1024x1024", "srv-llama-3-1-70b-h100-8192x1024"
+    predicted = []
+    for more in ([], ["--learn-from", short]):
+        assert main(["predict", "--recording", long, "--json", *more]) == 0
+        configurations = json.loads(capsys.readouterr().out)["configurations"]
+        predicted.append({each["label"]: each["output_tokens_per_s_per_accelerator"] for each in configurations})
+    recording = load_recording(find_recording(long))
+    measured = {str(row.config): row.metrics["output_tokens_per_s_per_accelerator"] for row in recording.rows}
+    before, after = (
+        float(np.median([abs(np.log(each[label] / value)) for label, value in measured.items()])) for each in predicted
+    )
+    assert after < before
 
 
 @pytest.mark.parametrize(
