@@ -39,10 +39,11 @@ servers (benchmarks/serving_fit.py)."""
 BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
 """Bits of a weight in formats whose names contain these words, with the scales of their blocks: 8 bits for 16 weights
 (NVFP4), 8 for 32 (Open Compute Project 2023, microscaling formats), 32 for 128 (AWQ, GPTQ)."""
-REQUEST_S = 1e-2
-"""Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues (our choice)."""
-TOGETHER = 0.5
-"""Share of the requests of a closed loop that arrive together: answers of equal length end together (our choice)."""
+REQUEST_S = 0.05
+"""Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues."""
+TOGETHER = 0.15
+"""Share of the requests of a closed loop that arrive together: answers of equal length end together. This and the
+number above were chosen on measured servers (benchmarks/serving_fit.py)."""
 DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
 """`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
 
