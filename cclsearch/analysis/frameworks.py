@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.card.model import PRECISION
+from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_frameworks
 from cclsearch.core.errors import UserError
 from cclsearch.core.numbers import show_number
@@ -87,7 +88,7 @@ def show_frameworks(sources: Sequence[str], limits: Sequence[str], runs: Path | 
             missing[name] = found
         else:
             cases.append(found)
-    chart = draw_frameworks({_label(case): _speeds(case) for case in cases}) if cases else None
+    chart = _draw(cases) if cases else None
     data: dict[str, object] = {"cases": [asdict(case) for case in cases], "summary": _summarize(cases)}
     return ShownClaim(_write_text(cases), data, chart, missing, len(cases))
 
@@ -219,6 +220,16 @@ def _describe(
 def _label(case: FrameworkCase) -> str:
     marked = {Provenance.SIMULATED, Provenance.RECORDED}
     return f"{case.name} ({case.provenance.value})" if case.provenance in marked else case.name
+
+
+def _draw(cases: Sequence[FrameworkCase]) -> Chart:
+    """Return the chart; each case is named by what differs between the cases, and the rest is said at the axis."""
+    parts = [case.name.split(", ") for case in cases]
+    shared = [part for part in parts[0] if len(cases) > 1 and all(part in each for each in parts)]
+    names = [", ".join(part for part in each if part not in shared) for each in parts]
+    words = dict.fromkeys(case.provenance.value for case in cases if case.provenance is not Provenance.MEASURED)
+    speeds = {name: _speeds(case) for name, case in zip(names, cases, strict=True)}
+    return draw_frameworks(speeds, ", ".join([*shared, *words]))
 
 
 def _speeds(case: FrameworkCase) -> dict[str, float]:

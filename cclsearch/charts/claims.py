@@ -64,8 +64,12 @@ def draw_utilities(shares: Mapping[str, Mapping[str, float]], title: str) -> Cha
     return Chart("utility", title, summary, make_spec(rows, height, mark={"type": "bar"}, encoding=encoding))
 
 
-def draw_frameworks(speeds: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Grouped bars: for each case, how fast each framework's best configuration is; the fastest is 1."""
+def draw_frameworks(speeds: Mapping[str, Mapping[str, float]], about: str = "") -> Chart:
+    """Grouped bars: for each case, how fast each framework's best configuration is; the fastest is 1.
+
+    `about` is said of all cases.
+    """
+    of_all = f"; {about}" if about else ""
     rows: list[Row] = [
         {"name": cut(name, 60), "framework": cut(framework, 24), "v": speed, "zero": 0, "shown": f"{speed:.2f}"}
         for name, found in speeds.items()
@@ -74,7 +78,7 @@ def draw_frameworks(speeds: Mapping[str, Mapping[str, float]]) -> Chart:
     encoding = {
         "y": category("name"),
         "yOffset": category("framework"),
-        "x": quantity("v", "best configuration of each framework (the fastest of a case is 1)")
+        "x": quantity("v", f"best configuration of each framework (the fastest of a case is 1){of_all}")
         | {"scale": {"zero": True}},
         "color": category("framework", None),
         "tooltip": tips(name="case", framework="framework", shown="share of the fastest"),
@@ -86,4 +90,4 @@ def draw_frameworks(speeds: Mapping[str, Mapping[str, float]]) -> Chart:
     count = max((len(found) for found in speeds.values()), default=1)
     height = max(len(speeds), 1) * (13 * count + 12)
     spec = make_spec(rows, height, mark={"type": "bar"}, encoding=encoding)
-    return Chart("frameworks", "Frameworks, each with its best configuration", summary, spec)
+    return Chart("frameworks", f"Frameworks, each with its best configuration{of_all}", summary, spec)
