@@ -206,7 +206,7 @@ class RunState:
         """The first ranked trial of the best configuration; None if no trial is ranked.
 
         The lowest mean loss wins, except for lucky runs: a configuration with fewer runs replaces one with more runs
-        only if it is better by more than the noise.
+        only if it is likely to be better (`REPLACED_FROM`).
         """
         groups = self._group_ranked()
         if not groups:
@@ -236,15 +236,16 @@ class RunState:
         return sum(self._loss(number) for number in numbers) / len(numbers)
 
     def _choose_best(self, groups: list[list[int]]) -> list[int]:
-        """The best group with the most runs, unless one with fewer runs is better by more than the noise."""
-        from cclsearch.stats.noise import estimate_noise, is_better
+        """The best group with the most runs, unless one with fewer runs is likely to be better."""
+        from cclsearch.stats.noise import REPLACED_FROM, estimate_noise, is_better
 
         noise = estimate_noise(list(self.losses_by_trial().values())).widened(self.window_errors)
         counts = sorted(set(map(self._count_runs, groups)), reverse=True)
         bests = [min((g for g in groups if self._count_runs(g) == count), key=self._mean_loss) for count in counts]
         best = bests[0]
         for challenger in bests[1:]:
-            if is_better([self._loss(n) for n in challenger], [self._loss(n) for n in best], noise):
+            new, old = ([self._loss(number) for number in group] for group in (challenger, best))
+            if is_better(new, old, noise, confidence=REPLACED_FROM):
                 best = challenger
         return best
 

@@ -24,6 +24,9 @@ runs of one configuration differ by at most 7.5 %."""
 PRIOR_DOF = 2.0
 """Number of repeats that the prior counts as."""
 DEFAULT_CONFIDENCE = 0.95
+REPLACED_FROM = 0.6
+"""Confidence from which a configuration with fewer runs replaces the best one: in simulations a wrong choice then costs
+1.05 times the least possible, and 2.4 times at 0.95 (benchmarks/choose_best.py)."""
 MAX_NOISE_AWAY = 12
 """A configuration whose mean is further from the lowest, in standard deviations, has no chance and is not drawn."""
 MIN_CHANCE = 0.01
