@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, Trial, package_versions, run_rank
+from serving_model import find_longest
 from serving_run import Server, serve_trial
 
 SERVER = Path(__file__).with_name("cpu_serving_server.py")
@@ -33,7 +34,7 @@ KNOBS = {
 def serve(trial: Trial) -> None:
     """Run the whole trial."""
     options = {knob: trial.config.get(knob, default) for knob, default in KNOBS.items()}
-    longest = max(request["input_tokens"] + request["output_tokens"] for request in trial.data["requests"])
+    longest = find_longest(trial.data)
     held = options["kv_cache_mib"] * 2**20 // bytes_per_token(trial.data["arch"])
     held = held // options["block_size"] * options["block_size"]
     if held < longest + options["block_size"]:

@@ -20,7 +20,13 @@ MOST_HEADER_BYTES = 100_000_000
 
 def find_max_len(data: Mapping[str, Any]) -> int:
     """Return the tokens of the longest request, and some to spare."""
-    return max(each["input_tokens"] + each["output_tokens"] for each in data["requests"]) + SPARE_TOKENS
+    return find_longest(data) + SPARE_TOKENS
+
+
+def find_longest(data: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest request of all loads, prompt and answer."""
+    requests = [*data["requests"], *(data.get("other") or {"requests": ()})["requests"]]
+    return max(int(each["input_tokens"] + each["output_tokens"]) for each in requests)
 
 
 def require_one_machine(data: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from common import CpuClock, Trial, device_name, foreign_cores, host_name, say_phase, write_result
+from energy import energy_per_step, open_cpu_counter, read_energy
 from serving_load import OPENAI, Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
 
 LOG_FILE = "evidence.jsonl"
@@ -126,6 +127,10 @@ def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+Joules = Mapping[str, float | None]
+"""Device -> what its energy counter shows; None if it cannot be read."""
+
+
 @dataclass
 class Report:
     """What was measured so far."""
@@ -135,9 +140,13 @@ class Report:
 
 
 def measure_loads(
-    trial: Trial, server: Server, target: Target, read_stats: Callable[[], Mapping[str, float]]
+    trial: Trial,
+    server: Server,
+    target: Target,
+    read_stats: Callable[[], Mapping[str, float]],
+    read_joules: Callable[[], Joules],
 ) -> Report:
-    """Warm up, then measure the trial's load, or the loads of a search for the largest concurrency."""
+    """Warm up, then measure the trial's load, or the loads of a search for the largest concurrency; last a second."""
     data, report = trial.data, Report()
     planned, limits = data["requests"], data["limits"]
     seed, prefix = data["seed"], data["shared_prefix_tokens"]
@@ -149,23 +158,41 @@ def measure_loads(
     report.records += _require_answered(server, records)
     say_phase(trial, 0, "timing")
 
-    def measure(concurrency: int | None) -> bool:
-        load = Load(len(report.loads), planned, concurrency, seed, prefix)
+    def send(requests: Sequence[Mapping[str, Any]], concurrency: int | None, **facts: Any) -> list[Record]:
+        load = Load(len(report.loads), requests, concurrency, seed, prefix)
         read_stats()
+        before = read_joules()
         records, window_s = run_load(target, load)
+        used = find_used(before, read_joules())
         report.records += _require_answered(server, records)
-        found: dict[str, Any] = {"window_s": window_s, "metrics": dict(read_stats())}
-        rate = None if concurrency is not None else len(planned) / max(planned[-1]["arrival_s"], 1e-9)
+        energy_j = energy_per_step(used, window_s, 1)
+        metrics = dict(read_stats()) | ({} if energy_j is None else {"energy_j": energy_j})
+        found: dict[str, Any] = {"window_s": window_s, "metrics": metrics, **facts}
+        rate = None if concurrency is not None else len(requests) / max(requests[-1]["arrival_s"], 1e-9)
         found |= {"concurrency": concurrency} if rate is None else {"request_rate": rate}
         report.loads.append(found)
-        return keeps_limits(summarize_load(records, data["num_ranks"]), limits)
+        return records
+
+    def measure(concurrency: int | None) -> bool:
+        return keeps_limits(summarize_load(send(planned, concurrency), data["num_ranks"]), limits)
 
     for _ in range(data["repeats"]):
         if data.get("max_concurrency"):
             search_concurrency(data["max_concurrency"], measure)
         else:
             measure(data.get("concurrency"))
+    if other := data.get("other"):
+        send(other["requests"], other["concurrency"], is_other=True)
     return report
+
+
+def find_used(before: Joules, after: Joules) -> Joules:
+    """Return each device's joules between two readings; None where one of them is missing."""
+    used: dict[str, float | None] = {}
+    for device in {**before, **after}:
+        start, end = before.get(device), after.get(device)
+        used[device] = None if start is None or end is None else end - start
+    return used
 
 
 def _require_answered(server: Server, records: list[Record]) -> list[Record]:
@@ -186,12 +213,17 @@ def serve_trial(
     describe: Callable[[Server], Mapping[str, Any]],
     model: str = "model",
     api: str = OPENAI,
+    read_joules: Callable[[Server], Joules] | None = None,
 ) -> None:
     """Run one trial: start, measure, stop, then write the request log and `result.json`.
 
     `read_stats` returns what the server reports since it was last called (`preemptions`, `kv_cache_use_peak`), and
-    `describe` further fields of the result (`num_params`, `precision`, `peak_memory_bytes`).
+    `describe` further fields of the result (`num_params`, `precision`, `peak_memory_bytes`). `read_joules` reads the
+    energy counters of the server's devices; without it, those of this host's processors are read.
     """
+    counter = open_cpu_counter(host=host_name())
+    own_joules: Joules = {} if counter is None else {counter.device: None}
+    read_own = read_joules or (lambda _: {device: read_energy(counter) for device in own_joules})
     say_phase(trial, 0, "starting")
     limit_s = float(os.environ.get("CCL_TIMEOUT_S", "inf"))
     vocab = trial.data["arch"]["vocab_size"]
@@ -200,7 +232,7 @@ def serve_trial(
         healthy_s = time.monotonic()
         start, server_s = CpuClock.read(), group_cpu_s(server.process.pid)
         target = Target(server.port, vocab, model, timeout_s=min(0.5 * limit_s, 600.0), api=api)
-        report = measure_loads(trial, server, target, lambda: read_stats(server))
+        report = measure_loads(trial, server, target, lambda: read_stats(server), lambda: read_own(server))
         end, measured_s = CpuClock.read(), time.monotonic()
         own_s = end.own_s - start.own_s + group_cpu_s(server.process.pid) - server_s
         described = dict(describe(server))

@@ -199,12 +199,16 @@ def serve(trial: Trial) -> None:
     def describe(server: Server) -> Mapping[str, Any]:
         return describe_server(server, trial.degree("tp") * trial.degree("pp"))
 
-    serve_trial(trial, command, read_stats, describe)
+    def read_joules(server: Server) -> Mapping[str, float | None]:
+        return dict(_ask_workers(server, "ccl_energy"))
+
+    on_cpu = trial.data.get("accelerator", "cpu") == "cpu"
+    serve_trial(trial, command, read_stats, describe, read_joules=None if on_cpu else read_joules)
 
 
 def describe_server(server: Server, split: int) -> Mapping[str, Any]:
     """Return what ran, as the workers say; `split` of them hold the model's parameters once."""
-    workers = _ask_workers(server)
+    workers: list[dict[str, Any]] = _ask_workers(server, "ccl_describe")
     names = {dtype: precision for precision, dtype in DTYPES.items() if precision != FP8} | {"float8_e4m3fn": FP8}
     dtypes = {worker["dtype"] for worker in workers}
     on_gpu = any(worker["device"] for worker in workers)
@@ -219,10 +223,10 @@ def describe_server(server: Server, split: int) -> Mapping[str, Any]:
     }
 
 
-def _ask_workers(server: Server) -> list[dict[str, Any]]:
+def _ask_workers(server: Server, method: str) -> list[Any]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{server.port}/collective_rpc",
-        json.dumps({"method": "ccl_describe"}).encode(),
+        json.dumps({"method": method}).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as answer:

@@ -33,6 +33,13 @@ class DescribesWorker:
             "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else 0,
         }
 
+    def ccl_energy(self) -> tuple[str, float | None]:
+        """Return this worker's GPU and the joules that its counter shows; None if it cannot be read."""
+        from energy import open_counter, read_energy
+
+        counter = open_counter()
+        return ("", None) if counter is None else (counter.device, read_energy(counter))
+
 
 def count_packed(layer: Any) -> int:
     """Return the weights of a linear layer that has no parameter for them; 0 for any other layer."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -127,6 +128,27 @@ def powercap(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@contextlib.contextmanager
+def counting(powercap: Path) -> Iterator[None]:
+    """A thread counts 20 W into the files."""
+    ticking, start_s = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        path = powercap / "intel-rapl:1" / "energy_uj"
+        while not ticking.wait(0.005):
+            partial = path.with_name("partial")
+            partial.write_text(str(int((time.monotonic() - start_s) * 20e6)))
+            partial.rename(path)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        yield
+    finally:
+        ticking.set()
+        thread.join()
+
+
 def test_processors_count_packages_and_memory_once_and_through_the_end_of_the_counter(
     energy: Any, powercap: Path
 ) -> None:
@@ -162,22 +184,8 @@ def test_run_scripts_report_the_energy_of_processors(tmp_path: Path, powercap: P
     pytest.importorskip({"cpu.py": "torch", "jax_cpu.py": "jax", "hf_trainer.py": "accelerate"}[script])
     payload = make_input({"micro_batch_size": 1}, global_batch=32, seq_len=128)
     payload = payload.model_copy(update={"accelerator": "cpu", "timed_steps": 5})
-    ticking, start_s = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        path = powercap / "intel-rapl:1" / "energy_uj"
-        while not ticking.wait(0.005):
-            partial = path.with_name("partial")
-            partial.write_text(str(int((time.monotonic() - start_s) * 20e6)))
-            partial.rename(path)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
+    with counting(powercap):
         result = run_script(tmp_path / "job", payload, script=script, environment={"CCL_POWERCAP": str(powercap)})
-    finally:
-        ticking.set()
-        thread.join()
     if result.timed_window_s is not None and result.timed_window_s < 0.5:
         assert result.energy_j is None, "too short to measure"
         return

@@ -9,6 +9,7 @@ from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.job_file import RECORD_BYTES, read_tail
 from cclsearch.core.text import plain
 from cclsearch.report.launch_form import describe_launch, launch_as_json
+from cclsearch.report.power import describe_power_limit
 from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
@@ -18,6 +19,10 @@ from cclsearch.run.trial_folder import SCRIPT_FILE
 def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best
+    if args.power_limit is not None:
+        for line in describe_power_limit(loaded.spec, loaded.state, args.power_limit):
+            print(plain(line))
+        return EXIT_OK
     if args.json:
         closest = closest_as_json(loaded.spec, loaded.state)
         without = {"run": loaded.spec.run_id, "trial": None, "closest": closest} if closest else None

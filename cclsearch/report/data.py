@@ -169,6 +169,8 @@ class RunPage:
     """Interval of the best trial's score; None if it is unknown."""
     drift: tuple[str, ...] = ()
     """How each window of the cluster compares with the first, one sentence each."""
+    other_load: tuple[str, ...] = ()
+    """How the best does on a second load that trials measured too."""
     neighbors: tuple[Neighbor, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

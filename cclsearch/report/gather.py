@@ -31,7 +31,7 @@ from cclsearch.report.evidence import gather_environment, gather_turns, list_fil
 from cclsearch.report.figures import show_value
 from cclsearch.report.launch_form import describe_launch
 from cclsearch.report.objective_figure import find_figure
-from cclsearch.report.summary import describe_confidence, describe_drift
+from cclsearch.report.summary import describe_confidence, describe_drift, describe_other_load
 from cclsearch.run.annotations import read_annotations
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
@@ -81,6 +81,7 @@ def gather_run(run: Run) -> RunPage:
         confidence=_gather_confidence(run),
         interval=(low_high[0], low_high[1]) if low_high else None,
         drift=tuple(clean(line) for line in describe_drift(state)),
+        other_load=tuple(clean(line) for line in describe_other_load(spec, state)),
         neighbors=_find_neighbors(rows, best),
         costs=_gather_costs(run, rows),
         notes=_gather_notes(run),

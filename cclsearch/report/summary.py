@@ -31,6 +31,10 @@ from cclsearch.tasks.base import task_of
 ONLY_ONE = "only one configuration was admitted: nothing to compare with"
 
 
+OTHER_LOAD_DOUBT, OTHER_LOAD_SDS = 0.05, 3.0
+"""A trial is better on the second load if it is by this share, and by so many times the noise of a run."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """The result of a search, for the terminal."""
@@ -130,6 +134,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
     lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
     lines += [f"drift: {text}" for text in describe_drift(state)]
+    lines += [f"second load: {text}" for text in describe_other_load(spec, state)]
     left = [event.text for event in state.reported if isinstance(event, Note) and event.topic == NOTHING_LEFT]
     lines += [f"outlook: {text.split(':')[0]}" for text in left[:1]]
     lines += _comparison_lines(spec, state, best)
@@ -223,6 +228,29 @@ def describe_drift(state: RunState) -> list[str]:
     if lines and state.num_controls:
         lines.append(f"{count_of(state.num_controls, 'control')} ran outside the budget")
     return lines
+
+
+def describe_other_load(spec: RunSpec, state: RunState) -> list[str]:
+    """How the best does on the other work that each trial measured too, and which trial is better there."""
+    metric, best = task_of(spec.card).other_metric(spec.card), state.best
+    if metric is None or best is None:
+        return []
+    ranked = [(t.number, t.outcome) for t in state.trials.values() if t.loss is not None and t.outcome]
+    found = {number: outcome.metrics[metric.name] for number, outcome in ranked if metric.name in outcome.metrics}
+    own = found.get(best.number)
+    if own is None:
+        return []
+    first = min(found, key=lambda number: metric.sign * found[number])
+    gain = found[first] / own if metric.greater_is_better else own / found[first]
+    certainty = estimate_certainty(state, spec.provenance)
+    doubt = max(OTHER_LOAD_DOUBT, 0.0 if certainty is None else certainty.noise.relative * OTHER_LOAD_SDS)
+    of_best = f"{metric.words} {format_value(metric, own)}"
+    if gain <= 1 + doubt:
+        return [f"{of_best}; no trial is better there by more than {doubt:.0%}"]
+    return [
+        f"warning: trial {best.number} is not the best there ({of_best}): trial {first} is {gain:.3g} times better"
+        f" ({format_value(metric, found[first])}; {state.trials[first].config})"
+    ]
 
 
 def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:

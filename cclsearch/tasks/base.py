@@ -47,6 +47,8 @@ class Task:
     """What its trials measure, or derive from the run script's result and the card."""
     primary: str
     """The metric that searches optimize by default and reports show of every trial; it must be `is_positive`."""
+    rate: str | None = None
+    """The metric that is work per second of everything that a trial uses; None if there is none."""
     objective: str | None = None
     """The objective of a search that names none (a file in `objectives/`); None: the primary metric."""
     sweep: str | None = None
@@ -185,6 +187,10 @@ class Task:
     def saved_s(self, payload: TrialInput, result: TrialResult, primary: float) -> float:
         """The seconds that a trial which ended early did not run, by the primary metric that it measured."""
         return 0.0
+
+    def other_metric(self, card: Card) -> MetricInfo | None:
+        """The metric of other work that trials measure too: a winner that another trial beats there is warned of."""
+        return None
 
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.core.text import count_of, one_line
 from cclsearch.score import admission as general
 from cclsearch.score.outcome import Verdict
-from cclsearch.tasks.serving.contract import Arrival, RequestRecord, ServingEvidence
+from cclsearch.tasks.serving.contract import Arrival, AskedLoad, PlannedRequest, RequestRecord, ServingEvidence
 
 PARAMETERS_OFF = 0.02
 """Relative difference between the parameters that were built and those of the card's model."""
@@ -50,11 +50,16 @@ def check_requests(evidence: ServingEvidence) -> Verdict:
 
 
 def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
-    planned = evidence.payload.requests
-    if not evidence.result.loads:
+    loads = evidence.result.loads
+    if not any(not load.is_other for load in loads):
         yield "no load was measured"
+    num_other, num_asked = sum(load.is_other for load in loads), int(evidence.payload.other is not None)
+    if num_other != num_asked:
+        yield f"the second load was measured {num_other} times; {num_asked} were asked"
+        return
     for number, records in enumerate(list_loads(evidence)):
         of = f"load {number + 1}: "
+        planned = _asked(evidence, number).requests
         if sorted(record.number for record in records) != list(range(len(planned))):
             yield f"{of}{len(records)} requests were logged; each of the {len(planned)} must be once"
             return
@@ -72,31 +77,37 @@ def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
                     yield f"{of}the {what} of request {record.number} has {count_of(got, 'token')}; {want} were asked"
 
 
+def _asked(evidence: ServingEvidence, number: int) -> AskedLoad:
+    """What was asked of a load; of a second one that was not asked, the first."""
+    asked = evidence.payload.asked(is_other=evidence.result.loads[number].is_other)
+    return asked or evidence.payload.asked(is_other=False)  # type: ignore[return-value]
+
+
 def check_asked_load(evidence: ServingEvidence) -> Verdict:
     """Whether requests came as asked: so many at once and no more, or at their times."""
-    rule, payload = "asked_load", evidence.payload
+    rule = "asked_load"
     if not evidence.is_measured:
         return _skip(rule, evidence)
     wrong, said = "", ""
     for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
-        if payload.arrival is Arrival.CLOSED:
+        asked = _asked(evidence, number - 1)
+        if asked.arrival is Arrival.CLOSED:
             want = min(load.concurrency or 0, len(records))
-            most = payload.max_concurrency or payload.concurrency or 0
+            most = asked.max_concurrency or asked.concurrency or 0
             got, said = count_at_once(records), f"up to {want} requests at once, as asked"
             if load.concurrency is None or load.concurrency not in range(
-                1 if payload.max_concurrency else most, most + 1
+                1 if asked.max_concurrency else most, most + 1
             ):
                 wrong = wrong or f"load {number} has a concurrency of {load.concurrency}; {most} was asked"
             elif got != want:
                 wrong = wrong or f"load {number}: at most {got} requests ran at once; {want} were asked"
         else:
             said = "requests were sent at their times"
-            wrong = wrong or _find_late(evidence, number, records)
+            wrong = wrong or _find_late(asked.requests, number, records)
     return _verdict(rule, wrong, said)
 
 
-def _find_late(evidence: ServingEvidence, number: int, records: list[RequestRecord]) -> str:
-    planned = evidence.payload.requests
+def _find_late(planned: Sequence[PlannedRequest], number: int, records: list[RequestRecord]) -> str:
     moved = [r for r in records if r.number < len(planned) and abs(r.arrival_s - planned[r.number].arrival_s) > 1e-3]
     if moved:
         return f"load {number}: request {moved[0].number} is logged with another arrival than asked"

@@ -39,6 +39,18 @@ class PlannedRequest(Model):
     output_tokens: PositiveCount
 
 
+class AskedLoad(Model):
+    """What is sent to the server, and how."""
+
+    requests: tuple[PlannedRequest, ...]
+    """In the order in which they arrive."""
+    arrival: Arrival
+    concurrency: PositiveCount | None = None
+    """Clients of a closed loop."""
+    max_concurrency: PositiveCount | None = None
+    """The script finds the largest concurrency up to this one that keeps the limits."""
+
+
 class ServingInput(TrialInput):
     """`config.json` of serving and inference."""
 
@@ -60,6 +72,19 @@ class ServingInput(TrialInput):
     """First tokens that all prompts have in common."""
     limits: dict[str, tuple[Number | None, Number | None]] = {}
     """Metric of a load -> its least and greatest value."""
+    other: AskedLoad | None = None
+    """A second load, which is measured once after the first on the same server; the limits do not apply to it."""
+
+    def asked(self, *, is_other: bool) -> AskedLoad | None:
+        """The first or the second load."""
+        if is_other:
+            return self.other
+        return AskedLoad(
+            requests=self.requests,
+            arrival=self.arrival,
+            concurrency=self.concurrency,
+            max_concurrency=self.max_concurrency,
+        )
 
 
 class RequestRecord(Model):
@@ -94,6 +119,8 @@ class RequestRecord(Model):
 class MeasuredLoad(Model):
     """One load of a trial: what was asked of the server, and what the engine itself reports."""
 
+    is_other: StrictBool = False
+    """Whether it is the second load (`ServingInput.other`)."""
     concurrency: PositiveCount | None = None
     request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Requests per second that were asked."""

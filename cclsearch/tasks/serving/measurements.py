@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction, MetricInfo
-from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, SIZE, result_metric
+from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
 from cclsearch.tasks.serving.contract import RequestRecord
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
@@ -62,6 +62,20 @@ LOAD_METRICS: tuple[MetricInfo, ...] = (
         is_positive=False,
     ),
 )  # fmt: skip
+OTHER_LOAD = "other_load_"
+"""Begins the names of metrics of the second load."""
+OTHER_LOAD_METRICS = tuple(
+    metric.model_copy(
+        update={
+            "name": OTHER_LOAD + metric.name,
+            "label": f"{metric.label}, second load",
+            "heading": "",
+            "missing": "the card has no second load (`other_concurrency` or `other_request_rate`)",
+        }
+    )
+    for metric in LOAD_METRICS
+    if metric.name in (THROUGHPUT, GOODPUT, "ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s")
+)
 COLUMNS = {
     **{f"{name}_s": f"{name}_mean_s" for name in LATENCIES},
     "tok_s_per_user": "output_tokens_per_s_per_user",
@@ -76,7 +90,15 @@ COLUMNS = {
 }
 """Columns of published tables (aiconfigurator's, GPUStack's, LLM-Inference-Bench's) -> metric."""
 BATCH_LATENCY = result_metric("batch_latency_s", "s", _LOW, _NO_REQUESTS, label="time of a batch", short="batch")
-GENERAL = (SIZE, MEMORY, HEADROOM, ENERGY)
+ENERGY_METRICS = (
+    ENERGY,
+    result_metric("energy_j_per_mtoken", "J/Mtoken", _LOW, NO_ENERGY, label="energy per token", needs=ENERGY.needs),
+    result_metric("power_w", "W", _LOW, NO_ENERGY, label="power", needs=ENERGY.needs),
+)
+"""Of a load; a token is one of an answer."""
+REPORTED = (ENERGY.name, "kv_cache_use_peak", "preemptions")
+"""Metrics of a load that a run script states itself: the request log does not show them."""
+GENERAL = (SIZE, MEMORY, HEADROOM, *ENERGY_METRICS)
 LIMITED = frozenset(metric.name for metric in (*LOAD_METRICS, BATCH_LATENCY))
 """The metrics of a load, which a limit may bound."""
 Bounds = tuple[float | None, float | None]
@@ -111,6 +133,15 @@ def measure_load(
     if metrics.get("tpot_mean_s"):
         metrics["output_tokens_per_s_per_user"] = 1 / metrics["tpot_mean_s"]
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def derive_energy(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Energy per token and power of a load whose energy and throughput are known; nothing otherwise."""
+    energy_j, tokens_per_s = metrics.get(ENERGY.name, 0.0), metrics.get("output_tokens_per_s")
+    window_s = metrics.get("batch_latency_s")
+    if not 0 < energy_j < math.inf or not tokens_per_s or not window_s:
+        return {}
+    return {"energy_j_per_mtoken": energy_j / (tokens_per_s * window_s) * 1e6, "power_w": energy_j / window_s}
 
 
 def find_latencies(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.model import Card, StatedCard
-from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
+from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
@@ -23,8 +23,12 @@ from cclsearch.tasks.serving.measurements import (
     GENERAL,
     LIMITED,
     LOAD_METRICS,
+    OTHER_LOAD,
+    OTHER_LOAD_METRICS,
+    REPORTED,
     THROUGHPUT,
     choose_load,
+    derive_energy,
     measure_load,
 )
 from cclsearch.tasks.serving.request_log import read_request_log
@@ -32,9 +36,11 @@ from cclsearch.tasks.serving.workload import (
     SERVING_FIELDS,
     check_limits,
     check_load,
+    check_other_load,
     constrain,
     draw_requests,
     find_arrival,
+    find_other_card,
     hash_trace,
     is_recorded_load,
     limit_work,
@@ -53,6 +59,7 @@ class RequestTask(Task):
 
     metrics = (*LOAD_METRICS, *GENERAL)
     primary = THROUGHPUT
+    rate = "output_tokens_per_s"
     highlights: tuple[str, ...] = ("ttft_p99_s", "ttft_mean_s", "tpot_mean_s", "concurrency", "peak_memory_gib")
     efficiency = ("tpot_mean_s", "ttft_mean_s")
     causes = ("tpot_mean_s", "ttft_mean_s")
@@ -115,8 +122,14 @@ class RequestTask(Task):
 
     def measure(self, evidence: ServingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
         metrics, loads = derive_general(evidence), self.measure_loads(evidence)
-        best = self.choose_load(evidence.card, loads)
-        return metrics | ({} if best is None else loads[best]), None
+        is_other = [load.is_other for load in evidence.result.loads]
+        own = [load for load, other in zip(loads, is_other, strict=True) if not other]
+        best = self.choose_load(evidence.card, own)
+        metrics |= {} if best is None else own[best]
+        for load in (load for load, other in zip(loads, is_other, strict=True) if other):
+            named = {OTHER_LOAD + name: value for name, value in load.items()}
+            metrics |= {m.name: named[m.name] for m in OTHER_LOAD_METRICS if m.name in named}
+        return metrics, None
 
     def choose_load(self, card: Card, loads: Sequence[Mapping[str, float]]) -> int | None:
         return choose_load(loads, read_limits(card.work), read_load_choice(card.work))
@@ -137,9 +150,10 @@ class RequestTask(Task):
             metrics = {name: value for name, value in load.metrics.items() if name in known}
             if evidence.is_measured:
                 records = [record for record in result.requests if record.load == number]
-                measured = measure_load(records, accelerators, targets)
-                own = {name: value for name, value in metrics.items() if name in ("kv_cache_use_peak", "preemptions")}
-                metrics = {name: value for name, value in (own | measured).items() if name in known}
+                own = {name: value for name, value in metrics.items() if name in REPORTED}
+                measured = own | measure_load(records, accelerators, targets)
+                measured |= derive_energy(measured)
+                metrics = {name: value for name, value in measured.items() if name in known}
             if load.concurrency is not None:
                 metrics["concurrency"] = float(load.concurrency)
             found.append(metrics)
@@ -160,6 +174,8 @@ class ServingTask(RequestTask):
     """Serves a decoder-only transformer to clients; latency and throughput of a load are measured."""
 
     name = "serving"
+    metrics = (*RequestTask.metrics, *OTHER_LOAD_METRICS)
+    highlights = (*RequestTask.highlights, OTHER_LOAD + THROUGHPUT)
     card_fields = SERVING_FIELDS
     loads: Mapping[str, str] = {"concurrency": "concurrency"}
     bench_limits = tuple(f"tpot_mean_s <= {limit / 1e3:g}" for limit in (8, 10, 15, 20, 30, 50))
@@ -174,6 +190,7 @@ class ServingTask(RequestTask):
 
     def freeze(self, card: Card, objective: Objective) -> Card:
         check_load(card)
+        check_other_load(card, objective)
         card = super().freeze(card, objective)
         if find_arrival(card) is Arrival.TRACE:
             draw_requests(card, 0)  # a wrong trace stops the search here
@@ -181,15 +198,10 @@ class ServingTask(RequestTask):
         return card
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
-        work = card.work
-        requests = draw_requests(card, int(fields.get("seed", 0))) if is_measured else ()
-        arrival = find_arrival(card)
-        most = work.get("max_concurrency") if arrival is Arrival.CLOSED else None
+        work, seed, other = card.work, int(fields.get("seed", 0)), find_other_card(card)
         own = {
-            "requests": requests,
-            "arrival": arrival,
-            "concurrency": work.get("concurrency") if arrival is Arrival.CLOSED and most is None else None,
-            "max_concurrency": most,
+            **_ask_load(card, seed, is_measured=is_measured),
+            "other": None if other is None else _ask_load(other, seed, is_measured=is_measured),
             "repeats": work.as_int("repeats"),
             "warmup_requests": work.as_int("warmup_requests", 4),
             "shared_prefix_tokens": work.as_int("shared_prefix_tokens", 0),
@@ -201,6 +213,13 @@ class ServingTask(RequestTask):
         """The requests that a load has at once; None if the card does not say."""
         is_closed = find_arrival(card) is Arrival.CLOSED
         return float(card.work["concurrency"]) if is_closed and "concurrency" in card.work else None
+
+    def other_metric(self, card: Card) -> MetricInfo | None:
+        """Throughput of the second load in a closed loop, else the time of its requests: the rate is given."""
+        other = find_other_card(card)
+        if other is None:
+            return None
+        return self.metric(OTHER_LOAD + (THROUGHPUT if find_arrival(other) is Arrival.CLOSED else "e2e_mean_s"))
 
     def describe_work(self, card: Card) -> str:
         """The load: `1024 tokens in and 128 out, 64 requests at once, ttft_p99_s <= 0.5`."""
@@ -221,7 +240,21 @@ class ServingTask(RequestTask):
             load = f"{work.get('request_rate', '?')} requests/s ({arrival.value})"
         spread = "" if work.get("lengths", "fixed") == "fixed" else f" ({work['lengths']})"
         lengths = f"{work.get('input_len', '?')} tokens in and {work.get('output_len', '?')} out{spread}"
-        return ", ".join([*([] if arrival is Arrival.TRACE else [lengths]), load, *describe_limits(work)])
+        other = find_other_card(card)
+        then = [] if other is None else [f"then a second load ({self.describe_work(other)})"]
+        return ", ".join([*([] if arrival is Arrival.TRACE else [lengths]), load, *describe_limits(work), *then])
+
+
+def _ask_load(card: Card, seed: int, *, is_measured: bool) -> dict[str, Any]:
+    """The fields of `AskedLoad`; a trial that is not measured has no requests."""
+    work, arrival = card.work, find_arrival(card)
+    most = work.get("max_concurrency") if arrival is Arrival.CLOSED else None
+    return {
+        "requests": draw_requests(card, seed) if is_measured else (),
+        "arrival": arrival,
+        "concurrency": work.get("concurrency") if arrival is Arrival.CLOSED and most is None else None,
+        "max_concurrency": most,
+    }
 
 
 def describe_limits(work: Config) -> list[str]:

@@ -7,6 +7,7 @@ import hashlib
 import math
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,8 +19,17 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.score.objective import Constraint, Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest
-from cclsearch.tasks.serving.measurements import GOODPUT, LATENCIES, LATENCY_METRICS, LIMITED, THROUGHPUT, Bounds
+from cclsearch.tasks.serving.measurements import (
+    GOODPUT,
+    LATENCIES,
+    LATENCY_METRICS,
+    LIMITED,
+    OTHER_LOAD,
+    THROUGHPUT,
+    Bounds,
+)
 
+AnyCard = TypeVar("AnyCard", bound=StatedCard)
 MAX_REQUESTS = 20_000
 LENGTHS = ("fixed", "uniform", "lognormal")
 _AT_MOST, _AT_LEAST = "at_most.", "at_least."
@@ -61,6 +71,16 @@ _PRIVATE = (
 )
 INFERENCE_FIELDS = (*OTHER_WORK_FIELDS, *_PRIVATE)
 """One batch of prompts of one length: `batch_size`, `input_len`, `output_len`."""
+OTHER = "other_"
+"""Begins the names of the fields of a second load."""
+OTHER_FIELDS = (
+    _data(f"{OTHER}concurrency", FieldKind.COUNT, maximum=MAX_REQUESTS),
+    _data(f"{OTHER}request_rate", FieldKind.NUMBER, maximum=1e6),
+    _data(f"{OTHER}input_len", FieldKind.COUNT),
+    _data(f"{OTHER}output_len", FieldKind.COUNT),
+    _data(f"{OTHER}num_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
+)
+"""Where the second load differs from the first."""
 SERVING_FIELDS = (
     *OTHER_WORK_FIELDS,
     _data("arrival", FieldKind.TEXT),
@@ -74,6 +94,7 @@ SERVING_FIELDS = (
     _data("warmup_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
     _data("request_trace", FieldKind.TEXT),
     _data("dataset", FieldKind.TEXT),
+    *OTHER_FIELDS,
     *_PRIVATE,
 )
 """A load: arrivals, lengths, number of requests, limits."""
@@ -180,6 +201,45 @@ def check_load(card: StatedCard) -> None:
         refuse("arrival is trace, but no request_trace is named: --set request_trace=FILE")
     if int(work.get("shared_prefix_tokens", 0)) >= int(work.get("input_len", 1)):
         refuse("shared_prefix_tokens must be fewer than input_len: each prompt ends with tokens of its own")
+
+
+def find_other_card(card: AnyCard) -> AnyCard | None:
+    """The card with the second load in place of the first, without limits; None if it states none."""
+    changed = {name.removeprefix(OTHER): value for name, value in card.work.items() if name.startswith(OTHER)}
+    if not changed:
+        return None
+    replaced = {"num_requests", "max_concurrency"}
+    if "request_rate" in changed or "concurrency" in changed:
+        replaced |= {"arrival", "concurrency", "request_rate", "request_trace", "burstiness"}
+    starts = (OTHER, _AT_MOST, _AT_LEAST)
+    kept = {name: v for name, v in card.work.items() if name not in replaced and not name.startswith(starts)}
+    return card.model_copy(update={"work": Config({**kept, **changed})})
+
+
+def check_other_load(card: StatedCard, objective: Objective) -> None:
+    """Raise UserError, in one line, if the card's second load cannot be sent, or if the objective needs one."""
+    other = find_other_card(card)
+    if other is None:
+        if needed := [name for name in objective.needed_metrics if name.startswith(OTHER_LOAD)]:
+            raise UserError(f"{card.name}: {needed[0]} needs a second load: give --set {OTHER}concurrency=N")
+        return
+    if card.recording is not None:
+        raise UserError(f"{card.name}: a recording cannot be asked for a second load: leave {OTHER}... out")
+    if {"concurrency", "request_rate"} <= set(other.work):
+        raise UserError(
+            f"{card.name}: the second load has {OTHER}concurrency and {OTHER}request_rate: leave one of them out"
+        )
+    if not {"concurrency", "request_rate"} & set(other.work):
+        raise UserError(
+            f"{card.name}: the second load needs a concurrency or a rate of its own: --set {OTHER}concurrency=N or"
+            f" --set {OTHER}request_rate=N"
+        )
+    if missing := [f"--set {OTHER}{name}=N" for name in ("input_len", "output_len") if name not in other.work]:
+        raise UserError(f"{card.name}: the second load has no lengths: give {' '.join(missing)}")
+    try:
+        check_load(other)
+    except UserError as error:
+        raise UserError(f"{error} (of the second load, {OTHER}...)") from None
 
 
 def is_recorded_load(card: StatedCard) -> bool:

@@ -34,6 +34,7 @@ class TrainingTask(Task):
     name = "training"
     metrics = METRICS
     primary = "step_time_s"
+    rate = "tokens_per_s"
     objective = "step_time"
     sweep = "composite"
     highlights = ("tokens_per_s", "tokens_per_s_per_accelerator", "mfu", "peak_memory_gib")
