@@ -98,6 +98,52 @@ def test_a_search_for_the_largest_concurrency_is_predicted_at_the_load_that_keep
     assert throughput[0] < throughput[1] < throughput[2] < throughput[3]
 
 
+def test_a_configuration_that_keeps_a_limit_at_fewer_clients_may_keep_it() -> None:
+    """The chosen load breaks the limit if the prediction is a little off; a trial then measures a smaller one."""
+    card, space = make_card(max_concurrency=64, concurrency=None), make_space(tp=(1, 2, 4, 8))
+    task = task_of(card)
+    objective = task.constrain(card, choose_objective(THROUGHPUT, ("tpot_mean_s <= 0.03",), task="serving"))
+    limited = task.freeze(card, objective)
+    form = predictor_of(limited, space).forms["tpot_mean_s"]
+    assert form.slack is not None
+    at_choice, slack = form.predict(4)[0], form.slack(np.arange(4))(ZERO)
+    alone = predictor_of(make_card(concurrency=1), space).forms["tpot_mean_s"].predict(4)[0]
+    assert at_choice - slack == pytest.approx(alone)
+    is_kept = alone < np.log(0.03)
+    assert 0 < is_kept.sum() < 4
+    assert (slack[is_kept] > 0).all(), "a load near the limit is chosen"
+    assert slack[~is_kept] == pytest.approx(0.0), "one that breaks it least is the smallest"
+    assert predictor_of(make_card(concurrency=8), space).forms["tpot_mean_s"].slack is None
+
+
+def test_engines_that_a_source_compares_are_predicted_apart_and_others_alike() -> None:
+    space = make_space(backend=("vllm", "trtllm", "mine"), tp=(8,))
+    forms = predictor_of(make_card(), space).forms
+    rate, tpot = (np.exp(forms[name].predict(3)[0]) for name in (THROUGHPUT, "tpot_mean_s"))
+    assert rate[1] / rate[0] == pytest.approx(1 / 0.82, rel=1e-6)
+    assert tpot[1] / tpot[0] == pytest.approx(0.82, rel=1e-6)
+    assert (rate[2], tpot[2]) == (rate[0], tpot[0])
+
+
+def test_static_graphs_compute_what_they_are_padded_to() -> None:
+    """33 sequences of 1,152 tokens in steps for multiples of 32, and with room for 2,048 tokens each."""
+    knobs = {"batch_bucket": (1, 32), "context_bucket": (1, 2048), "reserve_kv_cache": (False, True)}
+    card, space = make_card(concurrency=33), make_space(tp=(8,), max_num_seqs=(64,), **knobs)
+    parts = compute_load(card, read_replica(card, space), 33, 1024, 256)
+    rows = {tuple(space.config(n)[name] for name in knobs): n for n in range(len(space))}
+    free, batch = rows[1, 1, False], rows[32, 1, False]
+    alone = compute_load(card, read_replica(card, space), 64, 1024, 256)
+    assert parts.kv_cache[batch] == pytest.approx(alone.kv_cache[free])
+    assert parts.products[batch] == pytest.approx(alone.products[free])
+    assert parts.batch[batch] == 33, "padding answers no request"
+    assert parts.kv_cache[rows[1, 2048, False]] / parts.kv_cache[free] == pytest.approx(2048 / 1152)
+    prediction = predict_space(card, space)
+    assert prediction is not None
+    cache = prediction.memory_parts_gib["kv_cache"]
+    assert cache[rows[1, 1, True]] == pytest.approx(64 * cache[free])
+    assert prediction.value_N[batch] < prediction.value_N[free]
+
+
 @pytest.mark.parametrize("change", [{"arrival": "poisson", "request_rate": 2.0}])
 def test_an_open_loop_is_not_predicted(change: dict[str, Any]) -> None:
     card = make_card(concurrency=None, **change)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cclsearch.card.model import PRECISION
+from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_frameworks
 from cclsearch.core.errors import UserError
@@ -30,8 +30,6 @@ from cclsearch.search.bench import RecordedTable, limit_recording
 from cclsearch.trace.claims import ShownClaim
 from cclsearch.trace.text_report import format_table
 
-FRAMEWORK_KNOBS = ("framework", "engine", "backend")
-"""Knobs that name the framework of a configuration."""
 NUMERIC_KNOBS = (PRECISION, "quantisation", "quantization")
 """Knobs that change what is computed: only configurations with equal values of them are compared."""
 

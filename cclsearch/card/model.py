@@ -17,6 +17,8 @@ from cclsearch.links.matrix import LinkMatrix
 
 PRECISION = "precision"
 """The knob of a card with alternative precisions."""
+FRAMEWORK_KNOBS = ("framework", "engine", "backend")
+"""Knobs that name the framework of a configuration."""
 
 
 class Phase(StrEnum):

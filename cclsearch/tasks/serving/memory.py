@@ -18,6 +18,7 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Rows
 from cclsearch.stats.kernel import KernelShape
+from cclsearch.tasks.serving.disaggregation import Deployment
 from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
 from cclsearch.tasks.serving.steps import Array, Replica, kv_numbers
 
@@ -78,11 +79,23 @@ def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
     numbers = kv_numbers(arch) if arch.kv_lora_rank else 2.0 * kv_numbers(arch)
     ranks = np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank else arch.num_kv_heads)
     cache = numbers * model.held_tokens(tokens) * arch.num_layers / at.pp * at.cache_bytes / ranks
+    cache = cache * np.where(at.reserves > 0, at.sequences * at.attention_ranks / at.tp, 1.0)
     return LeastMemory({"weights": weights / GIB, "kv_cache": cache / GIB, "engine": np.full(len(at.tp), ENGINE_GIB)})
 
 
-def make_memory_form(card: Card, at: Replica, tokens: float) -> MemoryForm:
+def find_deployed_memory(card: Card, at: Deployment, tokens: float) -> LeastMemory:
+    """Return what the fuller of a configuration's two kinds of workers needs, or its servers that do both."""
+    whole = find_least_memory(card, at.whole, tokens)
+    if at.prefill is None or at.decode is None or at.is_apart is None:
+        return whole
+    prefill, decode = (find_least_memory(card, role, tokens).parts for role in (at.prefill, at.decode))
+    is_fuller = sum(prefill.values()) > sum(decode.values())
+    fuller = {name: np.where(is_fuller, prefill[name], decode[name]) for name in PARTS}
+    return LeastMemory({name: np.where(at.is_apart, fuller[name], whole.parts[name]) for name in PARTS})
+
+
+def make_memory_form(card: Card, at: Deployment, tokens: float) -> MemoryForm:
     """Return the closed form of the least memory, and its limit."""
-    need = find_least_memory(card, at, tokens)
+    need = find_deployed_memory(card, at, tokens)
     form = ClosedForm(MIN_MEMORY, PARTS, PRIOR, need.log_cost, need.split)
     return MemoryForm(form, float(np.log(USABLE * card.hardware.memory_gib)), is_measured=False)

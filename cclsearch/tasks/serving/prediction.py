@@ -15,6 +15,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, Predictor, Rows
 from cclsearch.stats.kernel import KernelShape, read_features
+from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
 from cclsearch.tasks.serving.steps import (
@@ -23,8 +24,6 @@ from cclsearch.tasks.serving.steps import (
     Array,
     LoadParts,
     Served,
-    compute_load,
-    read_replica,
     serve,
 )
 from cclsearch.tasks.serving.workload import read_limits
@@ -49,10 +48,10 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
     if most is None or not {"input_len", "output_len"} <= set(work) or card.model is None:
         return None
-    at = read_replica(card, space)
+    at = read_deployment(card, space)
     lengths = float(work["input_len"]), float(work["output_len"])
     clients = _list_loads(most, "max_concurrency" in work)
-    loads = _stack([compute_load(card, at, number, *lengths) for number in clients])
+    loads = _stack([compute_parts(card, at, number, *lengths) for number in clients])
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
@@ -61,7 +60,14 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
             chosen = _take(loads, rows)
             return lambda theta: np.log(_best(chosen, theta, limits, read))
 
-        return ClosedForm(metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "")
+        def slack(rows: Rows) -> RowModel:
+            chosen = _take(loads, rows)
+            return lambda theta: np.log(_best(chosen, theta, limits, read) / _least(chosen, theta, read))
+
+        chooses = metric.name in (TPOT, TTFT) and len(clients) > 1
+        return ClosedForm(
+            metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "", slack=slack if chooses else None
+        )
 
     throughput = form(metrics[THROUGHPUT], lambda served: served.cost)
     whole = ClosedForm(
@@ -117,6 +123,11 @@ def _best(loads: LoadParts, theta: Array, limits: dict[str, float], read: Callab
     # a load that breaks a limit counts as much dearer, so that the nearest to the limits comes first among those
     chosen = np.argmin(np.log(found.cost) + 1e3 * over, axis=-2)[..., None, :]
     return np.asarray(np.take_along_axis(values, chosen, axis=-2)[..., 0, :])
+
+
+def _least(loads: LoadParts, theta: Array, read: Callable[[Served], Array]) -> Array:
+    """Return the least value over the loads, any of which a trial may choose."""
+    return np.asarray(read(serve(loads, np.asarray(theta)[..., None, :])).min(axis=-2))
 
 
 def _derive_all(accelerators_N: Array) -> dict[str, Derived]:

@@ -8,18 +8,19 @@ activations twice a layer by all-reduce (Narayanan et al. 2021, section 3), expe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.arch import count_parts, score_width
-from cclsearch.card.model import PRECISION, Card, ModelArch
+from cclsearch.card.model import PRECISION, Card, ModelArch, MoEArch
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import Machine, read_machine
-from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
+from cclsearch.tasks.serving.engines import find_engine_times
+from cclsearch.tasks.serving.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
 
 Array = NDArray[np.float64]
 
@@ -30,7 +31,8 @@ SHARES = ("prefill", "weights", "kv_cache", "collectives", "engine")
 ENGINE_STEP_S = 2e-3
 """Seconds in which an engine plans a step, before calibration (our choice; vLLM's of tiny models take more)."""
 SEQUENCE_S = 2e-5
-"""Further seconds per sequence of a step: sampling and streaming its token (our choice)."""
+"""Further seconds per sequence of a step: sampling and streaming its token (our choice). Ranks that attend to sequences
+of their own do that apart."""
 COLLECTIVE_S = 1.6e-5
 """Seconds of a collective of few bytes besides the latency of its links: launch, and waiting for the slowest rank."""
 MEMORY_SHARE = 0.85
@@ -44,8 +46,15 @@ REQUEST_S = 0.05
 TOGETHER = 0.15
 """Share of the requests of a closed loop that arrive together: answers of equal length end together. This and the
 number above were chosen on measured servers (benchmarks/serving_fit.py)."""
+HANDOVER_S = 0.15
+"""Seconds from a prompt that another worker prefilled to its place in a step, besides moving its keys and values.
+Chosen on measured servers (benchmarks/serving_disaggregated.py)."""
 DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
 """`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
+
+
+AGGREGATED = {name: name for name in ("tp", "dp", "ep", "dp_attention")}
+"""Knobs of servers that prefill and decode."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +77,21 @@ class Replica:
     cache_bytes: Array
     """Bytes of a number of the KV cache."""
     flops_per_s: Array
+    engine_time: Array
+    """Time of everything beside another engine's, 1 if not known."""
+    batch_bucket: Array
+    """A step computes a multiple of so many sequences: static graphs are compiled for those only."""
+    context_bucket: Array
+    """It reads keys and values for a multiple of so many tokens of each."""
+    reserves: Array
+    """1 if each place of a sequence has the memory of a whole request at all times, else 0."""
 
 
-def read_replica(card: Card, space: Space) -> Replica:
-    """Return the columns of a space; an absent knob has the value of a server that is started without it."""
+def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
+    """Return the columns of a space; an absent knob has the value of a server that is started without it.
+
+    `layout` has the names of its knobs, so that workers which only prefill or only decode can be read too.
+    """
 
     def column(name: str, read: Callable[[Value], float], default: float) -> Array:
         knob = space.find(name)
@@ -83,7 +103,7 @@ def read_replica(card: Card, space: Space) -> Replica:
     def number(name: str, default: float = 1.0) -> Array:
         return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)
 
-    tp, is_split = number("tp"), column("dp_attention", _is_on, 0.0) > 0
+    tp, is_split = number(layout["tp"]), column(layout["dp_attention"], _is_on, 0.0) > 0
     chosen = space.find(PRECISION)
     names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
     rates = {name: read_machine(card.model_copy(update={"precision": name})).flops_per_s for name in names}
@@ -91,22 +111,27 @@ def read_replica(card: Card, space: Space) -> Replica:
     precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
     quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
     weight_bytes = np.where(quantized > 0, quantized, precision)
+    attention_ranks = np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0))
     half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
-    replicas = number("dp")
+    replicas = number(layout["dp"])
     step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
     is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
     return Replica(
         tp=tp,
         pp=number("pp"),
         dp=replicas,
-        ep=np.where(is_whole, tp * replicas, number("ep")),
+        ep=np.where(is_whole, tp * replicas, number(layout["ep"])),
         accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
-        attention_ranks=np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0)),
-        sequences=number("max_num_seqs", DEFAULT_SEQUENCES),
+        attention_ranks=attention_ranks,
+        sequences=number("max_num_seqs", DEFAULT_SEQUENCES) * tp / attention_ranks,  # of each rank with its own
         tokens=number(step, DEFAULT_TOKENS),
         weight_bytes=weight_bytes,
         cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
         flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
+        engine_time=find_engine_times(card, space),
+        batch_bucket=number("batch_bucket"),
+        context_bucket=number("context_bucket"),
+        reserves=column("reserve_kv_cache", _is_on, 0.0),
     )
 
 
@@ -157,16 +182,24 @@ class LoadParts:
     prefill_engine: Array
     answer: Array
     """Tokens of an answer."""
+    prefillers: Array
+    """Workers that only prefill, to which `prefill...` belongs then; 0 if every replica prefills its own prompts."""
+    prefill_share: Array
+    """Share of the accelerators that they have."""
+    clients: Array
+    """Requests at once, over everything."""
+    transfer: Array
+    """Moving the keys and values of a prompt from the worker that prefilled it."""
 
 
-def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, output_len: float) -> LoadParts:
+def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len: float, output_len: float) -> LoadParts:
     """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
     model, machine = find_served(card), read_machine(card)
     arch, counts = model.arch, count_parts(model.arch)
     replicas = at.dp
     clients = np.maximum(concurrency / replicas, 1.0)
     batch = np.minimum(clients, at.sequences)
-    group = np.maximum(batch / at.pp, 1.0)  # the stages work on different groups of sequences
+    group = _pad(np.maximum(batch / at.pp, 1.0), at.batch_bucket)  # the stages work on different groups of sequences
     routed = group * np.where(at.ep > at.tp, replicas, 1.0)
     layers, bandwidth = arch.num_layers, machine.hbm_bytes_s * MEMORY_SHARE
     head, mlp = counts.head + counts.embedding * arch.tied_embeddings, counts.dense_layers * counts.dense_mlp
@@ -177,23 +210,20 @@ def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, 
         plain, UNQUANTIZED
     )
     computed = np.full(len(at.tp), float(counts.attention * layers + other))  # parameters that a token is multiplied by
-    used = np.zeros(len(at.tp))
+    used = prompt_used = np.zeros(len(at.tp))
     exchange, prompt_exchange = np.zeros(len(at.tp)), np.zeros(len(at.tp))
     # replicas that share experts step together: a prompt of one is waited for by all, unless theirs come at once
     waits = np.where(at.ep > at.tp, TOGETHER + (1 - TOGETHER) * replicas, 1.0)
     if (moe := arch.moe) is not None:
-        share = 1 - (1 - moe.top_k / moe.num_experts) ** routed
-        ranks = np.maximum(at.ep, at.tp)
-        own_experts = moe.num_experts / ranks
-        most = np.where(at.ep > 1, np.minimum(_find_most(share * own_experts, at.ep), own_experts) / own_experts, share)
-        used = counts.moe_layers * (
-            counts.experts * most / ranks * at.weight_bytes + counts.shared_experts / at.tp * plain
-        )
-        sent = 2.0 * arch.hidden_size * np.minimum(moe.top_k, ranks)
+        shared = counts.moe_layers * counts.shared_experts / at.tp * plain
+        experts = counts.moe_layers * counts.experts * at.weight_bytes
+        used = shared + experts * _share_experts(at, moe, routed)
+        prompt_used = shared + experts * _share_experts(at, moe, np.minimum(input_len, at.tokens))
+        sent = 2.0 * arch.hidden_size * np.minimum(moe.top_k, np.maximum(at.ep, at.tp))
         exchange = _exchange_tokens(at, machine, counts.moe_layers, group * sent)
         prompt_exchange = _exchange_tokens(at, machine, counts.moe_layers, input_len * sent)
         computed = computed + counts.moe_layers * (counts.active_experts + counts.shared_experts)
-    held = model.held_tokens(input_len + output_len / 2)
+    held = _pad(np.full(len(at.tp), model.held_tokens(input_len + output_len / 2)), at.context_bucket)
     cached = 2.0 * kv_numbers(arch) if arch.kv_lora_rank is None else kv_numbers(arch)
     kv_ranks = np.minimum(at.attention_ranks, arch.num_kv_heads if arch.kv_lora_rank is None else 1.0)
     own = group * at.attention_ranks / at.tp  # with data-parallel attention each rank has a part of the sequences
@@ -203,30 +233,61 @@ def compute_load(card: Card, at: Replica, concurrency: float, input_len: float, 
     met = arch.num_heads * 2.0 * kv_numbers(arch) if arch.kv_lora_rank else 2.0 * score_width(arch)
     scores = 2.0 * own * held * met * layers / at.attention_ranks
     products = (2.0 * group * computed / at.tp + scores) / at.flops_per_s
-    # half of the attention matrix is masked: input_len / 2 keys per token, two products
-    attention = 4.0 * input_len * model.held_tokens(input_len / 2) * score_width(arch) * layers
-    prompt = (2.0 * computed * input_len + attention) / at.tp / at.flops_per_s
-    reads = np.ceil(input_len / at.tokens) * weights
+    prompt, alone = _compute_prompt(at, model, computed, counts.attention * layers, input_len)
+    reads = np.ceil(input_len / at.tokens) * (dense + prompt_used) / bandwidth
     prefill = np.maximum(prompt, reads)
     hidden = 2.0 * arch.hidden_size
-    collectives = _sum_activations(at, machine, layers, group * hidden) + exchange
-    prompt_collectives = _sum_activations(at, machine, layers, input_len * hidden) + prompt_exchange
+    chosen = np.inf if arch.moe is None else float(arch.moe.top_k)
+    collectives = _sum_activations(at, machine, layers, group * hidden, chosen) + exchange
+    prompt_collectives = _sum_activations(at, machine, layers, input_len * hidden, chosen) + prompt_exchange
+    slow = at.engine_time
     return LoadParts(
         batch=batch,
         waiting=clients - batch,
         replicas=replicas,
         accelerators=at.accelerators,
-        weights=weights,
-        kv_cache=kv_cache,
-        products=products,
-        collectives=collectives,
-        engine=ENGINE_STEP_S + SEQUENCE_S * group,
-        prefill=waits * prefill / at.pp,
-        prefill_alone=prefill,
-        prefill_collectives=waits * prompt_collectives / at.pp,
-        prefill_engine=waits * ENGINE_STEP_S * input_len / at.tokens,
+        weights=slow * weights,
+        kv_cache=slow * kv_cache,
+        products=slow * products,
+        collectives=slow * collectives,
+        engine=slow * (ENGINE_STEP_S + SEQUENCE_S * own),
+        prefill=slow * waits * prefill / at.pp,
+        prefill_alone=slow * np.maximum(alone, reads),
+        prefill_collectives=slow * waits * prompt_collectives / at.pp,
+        prefill_engine=slow * waits * ENGINE_STEP_S * input_len / at.tokens,
         answer=np.full(len(at.tp), float(output_len)),
+        prefillers=np.zeros(len(at.tp)),
+        prefill_share=np.zeros(len(at.tp)),
+        clients=np.broadcast_to(np.asarray(concurrency, dtype=np.float64), at.tp.shape),
+        transfer=np.zeros(len(at.tp)),
     )
+
+
+def _share_experts(at: Replica, moe: MoEArch, tokens: Array) -> Array:
+    """Return the share of all experts that the rank with most of them reads for so many tokens."""
+    ranks = np.maximum(at.ep, at.tp)
+    own = moe.num_experts / ranks
+    share = 1 - (1 - moe.top_k / moe.num_experts) ** tokens
+    most = np.minimum(_find_most(share * own, at.ep), own) / own
+    return np.asarray(np.where(at.ep > 1, most, share) / ranks)
+
+
+def _compute_prompt(
+    at: Replica, model: ServedModel, computed: Array, attention: float, input_len: float
+) -> tuple[Array, Array]:
+    """Return the seconds in which a prompt is computed among others, and alone: then by the ranks that share one
+    attention layer. `computed` parameters a token is multiplied by, `attention` of them in attention."""
+    arch = model.arch
+    # half of the attention matrix is masked: input_len / 2 keys per token, two products
+    scores = 4.0 * input_len * model.held_tokens(input_len / 2) * score_width(arch) * arch.num_layers
+    prompt = (2.0 * computed * input_len + scores) / at.tp / at.flops_per_s
+    attending = 2.0 * attention * input_len + scores
+    return prompt, prompt + attending * (1.0 / at.attention_ranks - 1.0 / at.tp) / at.flops_per_s
+
+
+def _pad(number: Array, bucket: Array) -> Array:
+    """Return the next multiple of the bucket; the number itself, which is a mean, if the bucket is 1."""
+    return np.asarray(np.where(bucket > 1, np.ceil(number / bucket) * bucket, number))
 
 
 def _find_most(mean: Array, ranks: Array) -> Array:
@@ -249,13 +310,20 @@ def kv_numbers(arch: ModelArch) -> float:
     return float(arch.num_kv_heads * arch.head_dim)
 
 
-def _sum_activations(at: Replica, machine: Machine, layers: int, num_bytes: Array | float) -> Array:
-    """Return the seconds of a step's two all-reduces a layer over the tensor-parallel ranks, and of its transfers."""
+def _sum_activations(at: Replica, machine: Machine, layers: int, num_bytes: Array | float, chosen: float) -> Array:
+    """Return the seconds of a step's two collectives a layer over the tensor-parallel ranks, and of its transfers.
+
+    Both are all-reduces, unless each rank attends to sequences of its own: then tokens are gathered before the experts
+    and summed into their ranks after them, or go to the experts that they choose alone, whichever takes less.
+    """
     inside = at.tp <= machine.node
     bandwidth = np.where(inside, machine.up_bytes_s, machine.out_bytes_s)
     latency = np.where(inside, machine.up_latency_s, machine.out_latency_s) + COLLECTIVE_S
-    ring = 2.0 * (at.tp - 1) / at.tp * num_bytes / bandwidth
-    return 2.0 * layers * (at.tp > 1) * (ring + latency) + (at.pp - 1) * (num_bytes / bandwidth + latency)
+    others = (at.tp - 1) / at.tp
+    routed = np.where(at.ep > 1, np.minimum(chosen, at.ep) / at.tp, np.inf)
+    share = np.where(at.attention_ranks < at.tp, np.minimum(others, routed), 2.0 * others)
+    seconds = share * num_bytes / bandwidth + latency
+    return 2.0 * layers * (at.tp > 1) * seconds + (at.pp - 1) * (num_bytes / bandwidth + latency)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,32 +338,92 @@ class Served:
     """Part -> its share of the cost."""
 
 
-def serve(parts: LoadParts, theta: Array) -> Served:
-    """Return the steady state of continuous batching: while a replica answers a batch, it prefills one prompt each."""
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Seconds after multipliers; (..., N) each."""
+
+    step: Array
+    prefill: Array
+    """Of one prompt, when all stages are busy."""
+    alone: Array
+    """Of one prompt from its first to its last stage."""
+    request: Array
+    step_parts: dict[str, Array]
+    """Part -> its share of a step."""
+
+
+def time_parts(parts: LoadParts, theta: Array) -> Times:
+    """Return the seconds of a step and of a prompt."""
     by_name = dict(zip(MULTIPLIERS, np.moveaxis(np.exp(theta), -1, 0)[..., None], strict=True))
     scale = by_name["scale"]
     weights, kv_cache = scale * by_name["weights"] * parts.weights, scale * by_name["kv_cache"] * parts.kv_cache
     decode = np.maximum(weights + kv_cache, scale * by_name["prefill"] * parts.products)
     links, engine = scale * by_name["collectives"], scale * by_name["engine"]
-    step = decode + links * parts.collectives + engine * parts.engine
     own = scale * by_name["prefill"]
-    prefill = own * parts.prefill + links * parts.prefill_collectives + engine * parts.prefill_engine
-    alone = own * parts.prefill_alone + links * parts.prefill_collectives + engine * parts.engine
-    cycle = parts.answer * step + parts.batch * prefill
-    busy = parts.batch * prefill / cycle
-    queue = 0.5 * (TOGETHER + (1 - TOGETHER) * busy) * parts.batch * prefill
-    ttft = REQUEST_S * by_name["engine"] + alone + step / 2 + queue + parts.waiting / parts.batch * cycle
+    return Times(
+        step=decode + links * parts.collectives + engine * parts.engine,
+        prefill=own * parts.prefill + links * parts.prefill_collectives + engine * parts.prefill_engine,
+        alone=own * parts.prefill_alone + links * parts.prefill_collectives + engine * parts.engine,
+        request=REQUEST_S * by_name["engine"],
+        step_parts={
+            "weights": np.maximum(decode - kv_cache, 0.0),
+            "kv_cache": np.minimum(kv_cache, decode),
+            "collectives": links * parts.collectives,
+            "engine": engine * parts.engine,
+        },
+    )
+
+
+def serve(parts: LoadParts, theta: Array) -> Served:
+    """Return the steady state of a closed loop."""
+    times = time_parts(parts, theta)
+    together = _serve_together(parts, times)
+    if not parts.prefillers.any():
+        return together
+    apart, is_apart = _serve_apart(parts, times), parts.prefillers > 0
+    return Served(
+        cost=np.where(is_apart, apart.cost, together.cost),
+        tpot_s=np.where(is_apart, apart.tpot_s, together.tpot_s),
+        ttft_s=np.where(is_apart, apart.ttft_s, together.ttft_s),
+        parts={name: np.where(is_apart, apart.parts[name], together.parts[name]) for name in SHARES},
+    )
+
+
+def _serve_together(parts: LoadParts, times: Times) -> Served:
+    """Continuous batching: while a replica answers a batch, it prefills one prompt for each of its sequences."""
+    prompts = parts.batch * times.prefill
+    cycle = parts.answer * times.step + prompts
+    queue = 0.5 * (TOGETHER + (1 - TOGETHER) * prompts / cycle) * prompts
     tokens = parts.replicas * parts.batch * parts.answer / parts.accelerators
-    shares = {
-        "prefill": parts.batch * prefill,
-        "weights": parts.answer * np.maximum(decode - kv_cache, 0.0),
-        "kv_cache": parts.answer * np.minimum(kv_cache, decode),
-        "collectives": parts.answer * links * parts.collectives,
-        "engine": parts.answer * engine * parts.engine,
-    }
+    shares = {"prefill": prompts, **{name: parts.answer * seconds for name, seconds in times.step_parts.items()}}
     return Served(
         cost=cycle / tokens,
-        tpot_s=step + (1 - TOGETHER) * np.maximum(parts.batch - 1, 0.0) * prefill / parts.answer,
-        ttft_s=ttft,
+        tpot_s=times.step + (1 - TOGETHER) * np.maximum(parts.batch - 1, 0.0) * times.prefill / parts.answer,
+        ttft_s=times.request + times.alone + times.step / 2 + queue + parts.waiting / parts.batch * cycle,
         parts={name: seconds / tokens for name, seconds in shares.items()},
+    )
+
+
+def _serve_apart(parts: LoadParts, times: Times) -> Served:
+    """Workers that only prefill beside workers that only decode: the slower of the two sets the rate.
+
+    Requests wait where the rate is set, so that the time to the first token follows from Little's law there.
+    """
+    workers, decode = np.maximum(parts.prefillers, 1.0), parts.answer * times.step
+    prompts = parts.clients / workers * times.prefill  # one prompt of each client
+    arrive = times.request + times.alone + parts.transfer + HANDOVER_S + times.step / 2
+    busy = np.minimum(prompts / (arrive + decode), 1.0)
+    ttft = arrive + 0.5 * (TOGETHER + (1 - TOGETHER) * busy) * prompts
+    places = np.where(parts.waiting > 0, parts.replicas * parts.batch / decode, np.inf)
+    rate = np.minimum(np.minimum(workers / times.prefill, places), parts.clients / (ttft + decode))
+    cost = parts.accelerators / (rate * parts.answer)
+    of_decode = cost * (1 - parts.prefill_share) / times.step
+    return Served(
+        cost=cost,
+        tpot_s=times.step,
+        ttft_s=np.maximum(ttft, parts.clients / rate - decode),
+        parts={
+            "prefill": cost * parts.prefill_share,
+            **{name: of_decode * seconds for name, seconds in times.step_parts.items()},
+        },
     )

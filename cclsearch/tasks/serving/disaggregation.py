@@ -1,0 +1,116 @@
+"""Workers that only prefill and workers that only decode, as Splitwise (Patel et al. 2024) and DistServe (Zhong et al.
+2024) have it: their columns in a space, and the load of each in the steady state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.card.model import Card
+from cclsearch.space.table import Space
+from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.serving.served_model import find_served
+from cclsearch.tasks.serving.steps import (
+    MULTIPLIERS,
+    Array,
+    LoadParts,
+    Replica,
+    compute_load,
+    kv_numbers,
+    read_replica,
+    serve,
+    time_parts,
+)
+
+PREFILL, DECODE = "prefill", "decode"
+ROUNDS = 8
+"""How often the number of sequences that decode is computed again; after 8 rounds costs change by less than 0.01 %."""
+
+
+@dataclass(frozen=True, eq=False)
+class Deployment:
+    """The columns of a space: servers that do both, or workers of two kinds."""
+
+    whole: Replica
+    prefill: Replica | None = None
+    decode: Replica | None = None
+    is_apart: NDArray[np.bool_] | None = None
+    """(N,) whether a configuration has workers of two kinds."""
+
+    @property
+    def accelerators(self) -> Array:
+        """(N,)"""
+        return self.whole.accelerators
+
+
+def read_deployment(card: Card, space: Space) -> Deployment:
+    """Return the columns of a space. A configuration with `prefill_workers=0` has servers that do both."""
+    whole = read_replica(card, space)
+    knob = space.find(f"{PREFILL}_workers")
+    if knob is None:
+        return Deployment(whole)
+    prefill, decode = (read_replica(card, space, _name_knobs(role)) for role in (PREFILL, DECODE))
+    is_apart = np.array([float(choice) for choice in knob.choices])[space.codes_NK[:, space.knobs.index(knob)]] > 0
+    count = prefill.tp * prefill.dp + decode.tp * decode.dp
+    total = np.where(is_apart, count, whole.accelerators)
+    prefill, decode = (replace(role, pp=np.ones(len(space)), accelerators=total) for role in (prefill, decode))
+    return Deployment(replace(whole, accelerators=total), prefill, decode, is_apart)
+
+
+def _name_knobs(role: str) -> dict[str, str]:
+    return {
+        "tp": f"{role}_gpus_per_worker",
+        "dp": f"{role}_workers",
+        "ep": f"{role}_ep",
+        "dp_attention": f"{role}_dp_attention",
+    }
+
+
+def compute_parts(card: Card, at: Deployment, concurrency: float, input_len: float, output_len: float) -> LoadParts:
+    """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
+    together = compute_load(card, at.whole, concurrency, input_len, output_len)
+    if at.prefill is None or at.decode is None or at.is_apart is None:
+        return together
+    apart = _compute_apart(card, at.prefill, at.decode, concurrency, input_len, output_len)
+    return LoadParts(
+        **{
+            name: np.where(at.is_apart, getattr(apart, name), getattr(together, name))
+            for name in LoadParts.__dataclass_fields__
+        }
+    )
+
+
+def _compute_apart(
+    card: Card, prefill: Replica, decode: Replica, concurrency: float, input_len: float, output_len: float
+) -> LoadParts:
+    """The sequences that decode at once are those of the prior: answers a second times the seconds of an answer."""
+    lengths = input_len, output_len
+    front = compute_load(card, prefill, concurrency, *lengths)
+    transfer = _move_prompt(card, prefill, input_len)
+    no_change, held = np.zeros(len(MULTIPLIERS)), np.full(len(prefill.tp), float(concurrency))
+    for _ in range(ROUNDS):
+        back = compute_load(card, decode, held, *lengths)
+        parts = replace(
+            back,
+            prefill=front.prefill,
+            prefill_alone=front.prefill_alone,
+            prefill_collectives=front.prefill_collectives,
+            prefill_engine=front.prefill_engine,
+            prefillers=prefill.dp,
+            prefill_share=prefill.tp * prefill.dp / prefill.accelerators,
+            clients=np.full(len(held), float(concurrency)),
+            transfer=transfer,
+        )
+        answers_per_s = back.accelerators / serve(parts, no_change).cost / output_len
+        held = np.maximum(answers_per_s * output_len * time_parts(parts, no_change).step, 1.0)
+    return parts
+
+
+def _move_prompt(card: Card, prefill: Replica, input_len: float) -> Array:
+    """Return the seconds in which the keys and values of a prompt leave their worker, all its ranks at once."""
+    model, machine = find_served(card), read_machine(card)
+    numbers = kv_numbers(model.arch) * (1.0 if model.arch.kv_lora_rank else 2.0)
+    num_bytes = numbers * model.held_tokens(input_len) * model.arch.num_layers * prefill.cache_bytes
+    return np.asarray(machine.out_latency_s + num_bytes / prefill.attention_ranks / machine.out_bytes_s)

@@ -1,0 +1,28 @@
+"""How long engines take beside vLLM, where a source that compares them knows."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from cclsearch.card.model import FRAMEWORK_KNOBS, Card
+from cclsearch.space.table import Space
+from cclsearch.stats.kernel import Array
+
+ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
+"""Engine -> time for the same work / vLLM's, by LLM-Inference-Bench (`benchmarks/serving_engines.py`). llama.cpp is
+left out: how much slower it is depends on the batch."""
+
+
+def find_engine_times(card: Card, space: Space) -> Array:
+    """(N,) time of each configuration's engine / vLLM's; 1 for one that is not known."""
+    knob = next((found for name in FRAMEWORK_KNOBS if (found := space.find(name))), None)
+    if knob is None:
+        return np.full(len(space), _find_time(card.framework))
+    times = np.array([_find_time(str(choice)) for choice in knob.choices])
+    return np.asarray(times[space.codes_NK[:, space.knobs.index(knob)]])
+
+
+def _find_time(engine: str) -> float:
+    return ENGINE_TIMES.get(re.sub("[^a-z0-9]", "", engine.lower()), 1.0)
