@@ -1,0 +1,136 @@
+"""Our load generator beside vLLM's own (`vllm bench serve`), in turns on the same real vLLM server.
+
+    python benchmarks/load_generators.py --python VLLM_PYTHON [--turns 5]
+
+VLLM_PYTHON is the interpreter that `python tests/vllm/install.py FOLDER` prints. The server has a small Llama with
+random weights and a tokenizer of one word per token, since the other one sends text. Both ask for the same lengths with
+the same number of clients, each with prompts of its own. TPOT is (end - first token) / (tokens - 1) of each request,
+averaged over requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+
+LAUNCHERS = Path(__file__).resolve().parent.parent / "launchers"
+sys.path.insert(0, str(LAUNCHERS))
+
+from serving_load import Load, Target, run_load, summarize_load  # noqa: E402
+from serving_run import Server, find_port  # noqa: E402
+from vllm_serve import describe_model  # noqa: E402
+
+INPUT, OUTPUT, CLIENTS, REQUESTS, VOCAB = 192, 32, 8, 96, 1024
+ARCH = {
+    "num_layers": 4, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32, "hidden_size": 256, "intermediate_size": 512,
+    "vocab_size": VOCAB, "tied_embeddings": False, "gated_mlp": True, "moe": None,
+}  # fmt: skip
+TOKENIZER = f"""
+import sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+words = {{f"w{{number}}": number for number in range({VOCAB})}}
+tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w2").save_pretrained(sys.argv[1])
+"""
+FIGURES = ("ttft_ms", "tpot_ms", "output_tokens_per_s")
+
+
+@contextlib.contextmanager
+def serve(python: Path, folder: Path) -> Iterator[Server]:
+    """A vLLM server of the small model, ended after the block."""
+    model, port = folder / "model", find_port()
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(describe_model(ARCH, 1024)))
+    subprocess.run([python, "-c", TOKENIZER, model], check=True)
+    command = [python, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "model"]
+    command += ["--port", port]
+    command += ["--load-format", "dummy", "--max-model-len", 1024, "--enforce-eager", "--dtype", "float32"]
+    command += ["--host", "127.0.0.1", "--no-enable-prefix-caching", "--max-num-seqs", 16]
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=out, stderr=out, start_new_session=True, env=make_environment()
+        )
+    server = Server(process, port, log)
+    try:
+        server.await_health(300)
+        yield server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        server.stop()
+
+
+def make_environment() -> dict[str, str]:
+    """The variables of the server and of the other generator: nothing is downloaded or reported."""
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    return {**{name: value for name, value in os.environ.items() if name != "PYTHONPATH"}, **quiet}
+
+
+def run_ours(server: Server, number: int) -> Mapping[str, float]:
+    requests = [{"arrival_s": 0.0, "input_tokens": INPUT, "output_tokens": OUTPUT}] * REQUESTS
+    found = summarize_load(run_load(Target(server.port, VOCAB), Load(number, requests, CLIENTS, 0))[0])
+    times = {name: 1e3 * found[f"{name}_mean_s"] for name in ("ttft", "tpot")}
+    return dict(zip(FIGURES, (times["ttft"], times["tpot"], found["output_tokens_per_s"]), strict=True))
+
+
+def run_vllm_bench(server: Server, python: Path, folder: Path, number: int) -> Mapping[str, float]:
+    command = [python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--model", "model"]
+    command += ["--tokenizer", folder / "model", "--base-url", f"http://127.0.0.1:{server.port}", "--seed", number]
+    command += ["--dataset-name", "random", "--random-input-len", INPUT, "--random-output-len", OUTPUT, "--ignore-eos"]
+    command += ["--num-prompts", REQUESTS, "--max-concurrency", CLIENTS, "--save-result"]
+    command += ["--result-dir", folder, "--result-filename", f"bench-{number}.json"]
+    call(command)
+    found = json.loads((folder / f"bench-{number}.json").read_text())
+    assert found["completed"] == REQUESTS, found
+    return dict(zip(FIGURES, (found["mean_ttft_ms"], found["mean_tpot_ms"], found["output_throughput"]), strict=True))
+
+
+def call(command: list[object]) -> None:
+    """Run a command; its output is shown if it fails."""
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=make_environment(), check=False)
+    if done.returncode:
+        sys.exit(f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--turns", type=int, default=5)
+    args = parser.parse_args()
+    python = args.python.absolute()
+    with tempfile.TemporaryDirectory() as name, serve(python, Path(name)) as server:
+        folder = Path(name)
+        generators = {
+            "ours": lambda turn: run_ours(server, turn),
+            "vllm bench serve": lambda turn: run_vllm_bench(server, python, folder, turn),
+        }
+        run_ours(server, 1000)  # warms up
+        found: dict[str, list[Mapping[str, float]]] = {}
+        for turn in range(args.turns):
+            for generator in sorted(generators, reverse=bool(turn % 2)):
+                found.setdefault(generator, []).append(generators[generator](turn))
+    print(f"{args.turns} turns of {REQUESTS} requests, {INPUT} tokens in and {OUTPUT} out, {CLIENTS} at once\n")
+    print("| generator | TTFT (ms) | TPOT (ms) | tokens/s | beside ours |\n| --- | --- | --- | --- | --- |")
+    for generator, turns in found.items():
+        middle = {name: median(each[name] for each in turns) for name in FIGURES}
+        beside = [
+            f"{median(each[n] / o[n] for each, o in zip(turns, found['ours'], strict=True)):.2f}" for n in FIGURES
+        ]
+        values = [f"{middle[name]:.1f}" for name in FIGURES]
+        print(f"| {generator} | {' | '.join(values)} | {', '.join(beside)} |")
+
+
+if __name__ == "__main__":
+    main()
