@@ -29,6 +29,8 @@ KNOBS = {
     "threads": 1,
 }
 """Knob -> its value in a space without it."""
+STATS = ("preemptions", "kv_cache_use_peak", "queue_mean_s", "tokens_per_step", "prefix_cache_hit_rate")
+"""What the server reports of a load."""
 
 
 def serve(trial: Trial) -> None:
@@ -56,7 +58,7 @@ def serve(trial: Trial) -> None:
 
     def read_stats(server: Server) -> Mapping[str, float]:
         found = read(server)
-        return {name: float(found[name]) for name in ("preemptions", "kv_cache_use_peak") if name in found}
+        return {name: float(found[name]) for name in STATS if name in found}
 
     def describe(server: Server) -> Mapping[str, Any]:
         found = read(server)

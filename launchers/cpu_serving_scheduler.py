@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ class Answer:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     """Tokens whose keys and values are in the cache."""
+    arrived_s: float = field(default_factory=time.monotonic)
+    is_new: bool = True
+    """Whether no step has computed a part of it yet."""
 
 
 class Blocks:
@@ -74,6 +78,36 @@ class Blocks:
                     self.free.append(block)
 
 
+@dataclass
+class Seen:
+    """Sums over requests and steps."""
+
+    requests: int = 0
+    """Requests of which a step computed the first part."""
+    queue_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of these prompts that were in the cache of prefixes."""
+    steps: int = 0
+    tokens: int = 0
+
+    def add(self, answer: Answer) -> None:
+        """Count a request that starts now."""
+        self.requests += 1
+        self.queue_s += time.monotonic() - answer.arrived_s
+        self.prompt_tokens += len(answer.sequence)
+        self.cached_tokens += answer.computed
+
+    def summarize(self, *, has_prefixes: bool) -> dict[str, float]:
+        """Return the means by the names of the metrics; none of what was not seen."""
+        found = {"tokens_per_step": self.tokens / self.steps} if self.steps else {}
+        if self.requests:
+            found |= {"queue_mean_s": self.queue_s / self.requests}
+        if self.requests and has_prefixes:
+            found |= {"prefix_cache_hit_rate": self.cached_tokens / self.prompt_tokens}
+        return found
+
+
 class Scheduler:
     """Continuous batching: each step computes some tokens of some sequences, at most `max_num_batched_tokens`."""
 
@@ -84,22 +118,25 @@ class Scheduler:
         self.blocks = Blocks(model.num_blocks, options["block_size"], is_cached=options["prefix_caching"])
         self.waiting: list[Answer] = []
         self.running: list[Answer] = []
-        self.preemptions, self.use_peak = 0, 0.0
+        self.preemptions, self.use_peak, self.seen = 0, 0.0, Seen()
 
     @property
     def is_idle(self) -> bool:
         return not self.waiting and not self.running
 
     def read_stats(self) -> dict[str, float]:
-        """Return preemptions and the peak use of the cache since the last call."""
+        """Return what happened since the last call, by the names of the metrics."""
         found = {"preemptions": float(self.preemptions), "kv_cache_use_peak": self.use_peak}
-        self.preemptions, self.use_peak = 0, self.blocks.share_used
+        found |= self.seen.summarize(has_prefixes=self.blocks.is_cached)
+        self.preemptions, self.use_peak, self.seen = 0, self.blocks.share_used, Seen()
         return found
 
     def step(self) -> list[tuple[Answer, int]]:
         """Compute one step; returns the tokens that it produced."""
         chunks = self._plan()
         self.use_peak = max(self.use_peak, self.blocks.share_used)
+        self.seen.steps += 1
+        self.seen.tokens += sum(len(chunk.tokens) for chunk in chunks)
         tokens = self.model.forward(chunks)
         produced = []
         for chunk, token in zip(chunks, tokens, strict=True):
@@ -148,6 +185,9 @@ class Scheduler:
                 break
             self.waiting.pop(0)
             self.running.append(answer)
+            if answer.is_new:
+                answer.is_new = False
+                self.seen.add(answer)
             chunks.append(self._cut(answer, length))
             budget -= length
         return chunks

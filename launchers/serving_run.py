@@ -252,11 +252,29 @@ def serve_trial(
     )
 
 
-def read_counter(server: Server, name: str) -> float | None:
-    """Return the sum of one counter of the server's Prometheus text; None if it has none."""
-    text = (server.get("/metrics") or b"").decode("utf-8", "replace")
-    values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-    return sum(map(float, values)) if values else None
+@dataclass
+class EngineCounters:
+    """Metrics of a load from counters of the server's Prometheus text."""
+
+    names: Mapping[str, tuple[str, ...]]
+    """Metric -> one counter, or two whose quotient it is, such as the sum and the count of a histogram."""
+    before: dict[str, float] = field(default_factory=dict)
+
+    def read(self, server: Server) -> dict[str, float]:
+        """Return the metrics of what happened since the last call; none whose counters the server does not have."""
+        lines = (server.get("/metrics") or b"").decode("utf-8", "replace").splitlines()
+        added: dict[str, float] = {}
+        for counter in {name for names in self.names.values() for name in names}:
+            values = [float(x.rpartition(" ")[2]) for x in lines if x.startswith((f"{counter}{{", f"{counter} "))]
+            if values:
+                added[counter] = sum(values) - self.before.get(counter, 0.0)
+                self.before[counter] = sum(values)
+        found = {}
+        for metric, (counter, *count) in self.names.items():
+            divisor = added.get(count[0], 0.0) if count else 1.0
+            if counter in added and divisor > 0:
+                found[metric] = added[counter] / divisor
+        return found
 
 
 def group_cpu_s(group: int) -> float:

@@ -25,7 +25,7 @@ from common import (
 )
 from serving_load import SGLANG
 from serving_model import count_checkpoint, find_checkpoint, find_max_len, require_one_machine
-from serving_run import Server, read_counter, serve_trial
+from serving_run import EngineCounters, Server, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -55,6 +55,11 @@ NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 FP8 = "fp8"
 """A precision that SGLang makes of weights in bf16 as it loads them."""
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "preemptions": ("sglang:num_retracted_reqs_total",),
+    "queue_mean_s": ("sglang:queue_time_seconds_sum", "sglang:queue_time_seconds_count"),
+}
+"""Metric of a load -> counters of the server."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
@@ -113,19 +118,10 @@ def serve(trial: Trial) -> None:
     def command(port: int) -> Sequence[str]:
         return [sys.executable, *render_command(trial.data, str(folder), port), *more]
 
-    seen = {"preemptions": 0.0}
-
-    def read_stats(server: Server) -> Mapping[str, float]:
-        total = read_counter(server, "sglang:num_retracted_reqs_total")
-        if total is None:
-            return {}
-        before, seen["preemptions"] = seen["preemptions"], total
-        return {"preemptions": total - before}
-
     def describe(server: Server) -> Mapping[str, Any]:
         return describe_server(server) | {"num_params": count_checkpoint(folder)}
 
-    serve_trial(trial, command, read_stats, describe, api=SGLANG)
+    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG)
 
 
 def describe_server(server: Server) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ from common import (
     status_bytes,
 )
 from serving_model import MODEL, find_max_len, require_one_machine
-from serving_run import Server, find_group, read_counter, serve_trial
+from serving_run import EngineCounters, Server, find_group, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -71,6 +71,13 @@ KV_CACHE_GIB = "kv_cache_gib"
 """Knob of CPUs: vLLM reads the variable VLLM_CPU_KVCACHE_SPACE."""
 FP8 = "fp8"
 """A precision that vLLM makes of weights in bf16 as it loads them."""
+COUNTERS: dict[str, tuple[str, ...]] = {
+    "preemptions": ("vllm:num_preemptions_total",),
+    "queue_mean_s": ("vllm:request_queue_time_seconds_sum", "vllm:request_queue_time_seconds_count"),
+    "tokens_per_step": ("vllm:iteration_tokens_total_sum", "vllm:iteration_tokens_total_count"),
+    "prefix_cache_hit_rate": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
+}
+"""Metric of a load -> counters of the server (vllm/v1/metrics/loggers.py)."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
@@ -187,15 +194,6 @@ def serve(trial: Trial) -> None:
     def command(port: int) -> Sequence[str]:
         return [sys.executable, "-m", "vllm.entrypoints.cli.main", *render_command(trial.data, model, port), *more]
 
-    seen = {"preemptions": 0.0}
-
-    def read_stats(server: Server) -> Mapping[str, float]:
-        total = read_counter(server, "vllm:num_preemptions_total")
-        if total is None:
-            return {}
-        before, seen["preemptions"] = seen["preemptions"], total
-        return {"preemptions": total - before}
-
     def describe(server: Server) -> Mapping[str, Any]:
         return describe_server(server, trial.degree("tp") * trial.degree("pp"))
 
@@ -203,7 +201,7 @@ def serve(trial: Trial) -> None:
         return dict(_ask_workers(server, "ccl_energy"))
 
     on_cpu = trial.data.get("accelerator", "cpu") == "cpu"
-    serve_trial(trial, command, read_stats, describe, read_joules=None if on_cpu else read_joules)
+    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, read_joules=None if on_cpu else read_joules)
 
 
 def describe_server(server: Server, split: int) -> Mapping[str, Any]:

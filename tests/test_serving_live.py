@@ -94,8 +94,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("cpu_serving_scheduler"), importlib.import_module("cpu_serving_model")
 
 
-def answer_all(parts: Any, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], float]:
-    """The answers of the scheduler to the prompts, and the preemptions."""
+def answer_all(parts: Any, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], dict[str, float]]:
+    """The answers of the scheduler to the prompts, and what it counted."""
     import asyncio
 
     scheduler, model = parts
@@ -112,7 +112,7 @@ def answer_all(parts: Any, prompts: list[list[int]], **options: Any) -> tuple[li
     while not engine.is_idle:
         engine.step()
     assert engine.blocks.share_used == 0, "every block is given back"
-    return [a.sequence[len(p) :] for a, p in zip(answers, prompts, strict=True)], engine.read_stats()["preemptions"]
+    return [a.sequence[len(p) :] for a, p in zip(answers, prompts, strict=True)], engine.read_stats()
 
 
 def test_no_knob_of_the_server_changes_its_answers(parts: Any) -> None:
@@ -124,9 +124,22 @@ def test_no_knob_of_the_server_changes_its_answers(parts: Any) -> None:
     ):  # fmt: skip
         assert answer_all(parts, prompts, **options)[0] == alone, options
     for options in ({"num_blocks": 13}, {"num_blocks": 13, "prefix_caching": True}):
-        answers, preemptions = answer_all(parts, prompts, **options)
+        answers, stats = answer_all(parts, prompts, **options)
         assert answers == alone
-        assert preemptions > 0
+        assert stats["preemptions"] > 0
+
+
+def test_the_server_counts_tokens_of_steps_and_prompt_tokens_from_its_cache(parts: Any) -> None:
+    prompts = [[*range(10), *range(n, n + 7 + n % 4)] for n in range(20, 28)]
+    lengths = [len(prompt) for prompt in prompts]
+    _, stats = answer_all(parts, prompts, max_num_seqs=1)
+    steps = sum(-(-length // 16) + 8 for length in lengths)  # chunks of 16 tokens, then one token of the answer each
+    assert stats["tokens_per_step"] == pytest.approx(sum(length + 8 for length in lengths) / steps)
+    assert "prefix_cache_hit_rate" not in stats
+    assert stats["queue_mean_s"] > 0
+    _, stats = answer_all(parts, prompts, max_num_seqs=1, prefix_caching=True)
+    reused = 7 * 8  # two full blocks of the ten first tokens, by all requests but the first
+    assert stats["prefix_cache_hit_rate"] == pytest.approx(reused / sum(lengths))
 
 
 FAKE = r'''

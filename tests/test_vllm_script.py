@@ -77,13 +77,21 @@ def test_the_launch_by_hand_has_the_same_options(script: Any) -> None:
     assert form.environment == {"VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
-def test_counters_of_prometheus_are_summed_over_engines(script: Any) -> None:
+def test_counters_of_prometheus_are_of_a_load_and_summed_over_engines(script: Any) -> None:
+    texts = [
+        b'# HELP x\nvllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+        b"vllm:request_queue_time_seconds_sum 5.0\nvllm:request_queue_time_seconds_count 10.0\n",
+        b'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 6.0\n'
+        b"vllm:request_queue_time_seconds_sum 6.0\nvllm:request_queue_time_seconds_count 12.0\n",
+    ]
+
     class Server:
         def get(self, path: str) -> bytes:
-            return b'# HELP x\nvllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+            return texts.pop(0)
 
-    assert script.read_counter(Server(), "vllm:num_preemptions_total") == 7.0
-    assert script.read_counter(Server(), "vllm:other") is None
+    counters = script.EngineCounters(script.COUNTERS)
+    assert counters.read(Server()) == {"preemptions": 7.0, "queue_mean_s": 0.5}
+    assert counters.read(Server()) == {"preemptions": 2.0, "queue_mean_s": 0.5}, "what one load added"
 
 
 @pytest.mark.serial

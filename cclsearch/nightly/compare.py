@@ -18,6 +18,7 @@ from cclsearch.report.objective_figure import MAX_SHARE
 from cclsearch.run.closest import find_closest
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
+from cclsearch.tasks.base import task_of
 
 REFERENCE_NIGHTS = 5
 """A configuration is compared with its runs on this many of the latest nights that ran it."""
@@ -206,9 +207,9 @@ def find_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tu
                 lines.append(f"{one_line(name, 40)} {values[0]} → {values[1]}")
     lines += compare_profiles(before.run.spec.profile, tonight.run.spec.profile)
     lines = lines[:MAX_CHANGES]
-    lines += _compare_causes(before.run.state.trials[before.samples[config][-1].trial].outcome,
-                          tonight.run.state.trials[tonight.samples[config][-1].trial].outcome)  # fmt: skip
-    return tuple(lines)
+    old_trial, new_trial = (night.run.state.trials[night.samples[config][-1].trial] for night in (before, tonight))
+    unit = task_of(tonight.run.spec.card).diagnosed_unit
+    return (*lines, *_compare_causes(old_trial.outcome, new_trial.outcome, unit))
 
 
 def compare_profiles(before: Profile, now: Profile) -> list[str]:
@@ -224,17 +225,15 @@ def compare_profiles(before: Profile, now: Profile) -> list[str]:
     return lines
 
 
-def _compare_causes(old: Outcome | None, new: Outcome | None) -> list[str]:
-    """The causes whose time in a traced step grew or shrank most."""
+def _compare_causes(old: Outcome | None, new: Outcome | None, unit: str) -> list[str]:
+    """The causes whose time in a unit (`Task.diagnosed_unit`) grew or shrank most."""
     before, now = ({} if outcome is None else outcome.seconds_by_cause for outcome in (old, new))
     if not before or not now:
         return []
     moved = {cause: now.get(cause, 0.0) - before.get(cause, 0.0) for cause in before.keys() | now.keys()}
     total = sum(before.values())
     largest = sorted((c for c in moved if abs(moved[c]) >= 0.02 * total), key=lambda c: -abs(moved[c]))[:3]
-    return [
-        f"{c.replace('_', ' ')} {before.get(c, 0.0):.4g} s → {now.get(c, 0.0):.4g} s of a traced step" for c in largest
-    ]
+    return [f"{c.replace('_', ' ')} {before.get(c, 0.0):.4g} s → {now.get(c, 0.0):.4g} s of a {unit}" for c in largest]
 
 
 def _decide_verdict(

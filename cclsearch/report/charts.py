@@ -98,12 +98,12 @@ def _draw_against(points: Sequence[tuple[str, TrialPoint]], cause: str, words: s
 
 
 def _draw_causes(page: RunPage) -> Chart | None:
-    """Seconds of a traced step by cause, of the best trial and the baseline."""
+    """Seconds by cause of the best trial and the baseline."""
     pair = {"best": page.best_trial, "baseline": page.baseline_trial}
     rows = {t.number: (label, t) for label, t in reversed(pair.items()) if t is not None and t.seconds_by_cause}
     bars = [StackedBar(f"{label} (trial {t.number})", t.seconds_by_cause) for label, t in reversed(rows.values())]
     title = f"{page.metric.title if page.metric.is_time else 'Time'} by cause"
-    return draw_parts(bars, "seconds of a traced step (profiler on)", name="causes", title=title)
+    return draw_parts(bars, f"seconds of a {page.task.diagnosed_unit}", name="causes", title=title)
 
 
 def _draw_step(page: RunPage) -> list[Chart | None]:

@@ -84,7 +84,8 @@ def _outcome_lines(outcome: Outcome, task: Task) -> list[str]:
             mark = {True: "ok", False: "NO", None: "--"}[verdict.ok]
             lines.append(f"  {mark}  {verdict.rule}: {verdict.detail}")
     lines += [f"diagnosis: {text}" for text in outcome.diagnosis]
-    lines += [f"  {cause}: {seconds:.4g} s of a traced step" for cause, seconds in outcome.seconds_by_cause.items()]
+    unit = task.diagnosed_unit
+    lines += [f"  {cause}: {seconds:.4g} s of a {unit}" for cause, seconds in outcome.seconds_by_cause.items()]
     return lines + [f"note: {note}" for note in outcome.notes]
 
 

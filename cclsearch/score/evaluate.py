@@ -52,7 +52,7 @@ def evaluate_evidence(
     failure = failure or _check_primary(task.primary, metrics, evidence.result) or _check_spread(spread)
     if failure is not None:
         return evaluate_failure(failure, evidence.provenance, evidence.result)
-    trace = evidence.trace
+    trace, diagnosed = evidence.trace, task.diagnose(evidence)
     metrics, left_out = _drop_not_finite(metrics)
     by_code, failed = derive_by_code(metrics, evidence.payload.config, evidence.card)
     metrics, left_out = {**metrics, **by_code}, (*left_out, *failed)
@@ -71,8 +71,8 @@ def evaluate_evidence(
         spread=spread,
         fingerprint=task.agreement.read(evidence.payload, evidence.result) if task.agreement else (),
         notes=(*_collect_notes(evidence.result, trace), *left_out),
-        diagnosis=trace.diagnosis if trace else (),
-        seconds_by_cause=_drop_not_finite(trace.seconds_by_cause)[0] if trace else {},
+        diagnosis=diagnosed.sentences,
+        seconds_by_cause=_drop_not_finite(diagnosed.seconds_by_cause)[0],
         attempt=evidence.attempt,
         trace_digests=trace.digests if trace else (),
     )

@@ -61,6 +61,14 @@ class TraceEvidence(Model):
 
 
 @dataclass(frozen=True)
+class Diagnosed:
+    """What limits a trial: sentences, and seconds of its `Task.diagnosed_unit` by cause, which add up to it."""
+
+    sentences: tuple[str, ...] = ()
+    seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class OtherTrial:
     """What the rules compare with of another measured trial of the same search."""
 

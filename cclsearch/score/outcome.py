@@ -97,9 +97,9 @@ class Outcome(Model):
     notes: tuple[str, ...] = ()
     """One line each: partial traces, skipped checks."""
     diagnosis: tuple[str, ...] = ()
-    """Diagnosis of the step time from the traces, in sentences."""
+    """What limits it (`Task.diagnose`), in sentences."""
     seconds_by_cause: dict[str, float] = {}
-    """Seconds of a traced step by cause; adds up to `trace_step_time`."""
+    """Seconds of the task's `diagnosed_unit` by cause; of a traced step, they add up to `trace_step_time`."""
     attempt: AttemptWindow | None = None
     """When the last attempt ran; None for a trial that nothing ran for, and in runs of earlier versions."""
     window: ClusterWindow | None = None

@@ -29,7 +29,7 @@ from cclsearch.score.admission import GENERAL_RULES
 from cclsearch.score.agreement import Agreement
 from cclsearch.score.catalog import GENERAL_METRICS
 from cclsearch.score.derive import GIB, derive_general
-from cclsearch.score.evidence import Evidence
+from cclsearch.score.evidence import Diagnosed, Evidence
 from cclsearch.score.outcome import Verdict
 from cclsearch.space.table import Space, count_ranks
 
@@ -176,6 +176,11 @@ class Task:
         """Metric -> finite value, only measured ones, and the relative spread of the primary metric if it is known."""
         return derive_general(evidence), None
 
+    def diagnose(self, evidence: Evidence) -> Diagnosed:
+        """What limits a measured trial, in sentences, and seconds by cause: what its traces show."""
+        trace = evidence.trace
+        return Diagnosed(trace.diagnosis, trace.seconds_by_cause) if trace else Diagnosed()
+
     def predictor(self, card: Card, space: Space) -> Predictor | None:
         """What the task predicts of a card over a space; None: everything is learned from the trials."""
         return None
@@ -202,6 +207,8 @@ class Task:
     """What configurations change: the end of a sentence that begins with `You tune`."""
     agent_metrics: tuple[str, ...] = ()
     """Metrics that the agent's tables show beside the primary one, if they follow from it."""
+    diagnosed_unit: str = "traced step"
+    """What the seconds by cause of a diagnosis are of."""
     unit_of_work: str = "run"
     """What the primary metric measures, which has the parts that the closed form predicts: one word."""
 

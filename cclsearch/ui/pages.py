@@ -146,6 +146,7 @@ class Pages:
             metrics=[clean(describe_metric(task, name, value)) for name, value in metrics],
             verdicts=[(v.rule, v.ok, clean(v.detail)) for v in (outcome.verdicts if outcome else ())],
             diagnosis=[clean(text) for text in (outcome.diagnosis if outcome else ())],
+            diagnosed_unit=task.diagnosed_unit,
             causes=[(clean(k), s) for k, s in (outcome.seconds_by_cause if outcome else {}).items()],
             notes=[clean(text) for text in (*trial.remarks, *(outcome.notes if outcome else ()))],
             people=own, files=list_files(run, trial), has_traces=(run.trial_folder(trial.number) / "trace").is_dir(),

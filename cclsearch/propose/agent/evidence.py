@@ -19,7 +19,7 @@ class TrialEvidence(Model):
     diagnosis: tuple[str, ...] = ()
     """Sentences about the parts of the work and their time."""
     seconds_by_cause: dict[str, float] = {}
-    """Seconds of the traced work by cause (compute, exposed communication by collective and group, bubble, idle)."""
+    """Seconds by cause (compute, exposed communication, bubble, idle; of a request: queue, prefill, decode, stalls)."""
     notes: tuple[str, ...] = ()
     log_tail: str = ""
     """The last lines of the first rank that failed, or of rank 0."""

@@ -61,6 +61,17 @@ LOAD_METRICS: tuple[MetricInfo, ...] = (
         "preemptions", "requests", _LOW, "the server reports no preemptions", label="preempted requests",
         is_positive=False,
     ),
+    result_metric(
+        "queue_mean_s", "s", _LOW, "the server reports no time in its queue", label="time in the queue, mean",
+        is_positive=False,
+    ),
+    result_metric(
+        "tokens_per_step", "tokens", _HIGH, "the server reports no steps", label="tokens computed in a step, mean"
+    ),
+    result_metric(
+        "prefix_cache_hit_rate", "fraction", _HIGH, "the server reports no prefix cache",
+        label="prompt tokens from the prefix cache", is_positive=False,
+    ),
 )  # fmt: skip
 OTHER_LOAD = "other_load_"
 """Begins the names of metrics of the second load."""
@@ -96,7 +107,9 @@ ENERGY_METRICS = (
     result_metric("power_w", "W", _LOW, NO_ENERGY, label="power", needs=ENERGY.needs),
 )
 """Of a load; a token is one of an answer."""
-REPORTED = (ENERGY.name, "kv_cache_use_peak", "preemptions")
+REPORTED = (
+    ENERGY.name, "kv_cache_use_peak", "preemptions", "queue_mean_s", "tokens_per_step", "prefix_cache_hit_rate",
+)  # fmt: skip
 """Metrics of a load that a run script states itself: the request log does not show them."""
 GENERAL = (SIZE, MEMORY, HEADROOM, *ENERGY_METRICS)
 LIMITED = frozenset(metric.name for metric in (*LOAD_METRICS, BATCH_LATENCY))

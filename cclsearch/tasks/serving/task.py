@@ -12,12 +12,14 @@ from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
 from cclsearch.score.derive import derive_general
+from cclsearch.score.evidence import Diagnosed
 from cclsearch.score.objective import Objective
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.serving.answers import SameAnswers
 from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
+from cclsearch.tasks.serving.diagnosis import diagnose_load
 from cclsearch.tasks.serving.measurements import (
     COLUMNS,
     GENERAL,
@@ -65,11 +67,13 @@ class RequestTask(Task):
     causes = ("tpot_mean_s", "ttft_mean_s")
     compared = (
         "output_tokens_per_s", "requests_per_s", "goodput_requests_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_mean_s",
-        "itl_p99_s", "e2e_p99_s", "kv_cache_use_peak", "preemptions", "num_accelerators",
+        "itl_p99_s", "e2e_p99_s", "kv_cache_use_peak", "preemptions", "queue_mean_s", "tokens_per_step",
+        "prefix_cache_hit_rate", "num_accelerators",
     )  # fmt: skip
     per_accelerator = ("num_accelerators", THROUGHPUT, "accelerator_seconds_per_mtoken")
     tuned = "how a server of a large language model uses its accelerators"
     unit_of_work = "load"
+    diagnosed_unit = "mean request"
     input = ServingInput
     result = ServingResult
     admission_rules = ADMISSION_RULES
@@ -130,6 +134,20 @@ class RequestTask(Task):
             named = {OTHER_LOAD + name: value for name, value in load.items()}
             metrics |= {m.name: named[m.name] for m in OTHER_LOAD_METRICS if m.name in named}
         return metrics, None
+
+    def diagnose(self, evidence: ServingEvidence) -> Diagnosed:  # type: ignore[override]
+        """What limits the load whose metrics are the trial's; what a trace shows follows."""
+        traced = super().diagnose(evidence)
+        asked, loads = evidence.payload.asked(is_other=False), self.measure_loads(evidence)
+        own = [number for number, load in enumerate(evidence.result.loads) if not load.is_other]
+        best = self.choose_load(evidence.card, [loads[number] for number in own])
+        if best is None or asked is None or not evidence.is_measured:
+            return traced
+        records = [record for record in evidence.result.requests if record.load == own[best]]
+        found = diagnose_load(
+            records, loads[own[best]], evidence.payload.config, asked, evidence.payload.shared_prefix_tokens
+        )
+        return Diagnosed((*found.sentences, *traced.sentences), found.seconds_by_cause)
 
     def choose_load(self, card: Card, loads: Sequence[Mapping[str, float]]) -> int | None:
         return choose_load(loads, read_limits(card.work), read_load_choice(card.work))
