@@ -4,7 +4,8 @@
 prints, after 15, 200 and 2,000 trials, the median time of a trial for asking the study and for writing `study.log`, and
 the time to build the study in memory and in the file from the ledger. The sampler is Optuna's RandomSampler, which
 takes next to no time of its own. `--dashboard` does that with optuna-dashboard open on the study, which is asked for
-all trials every second, and `--kill N` kills the search with SIGKILL after N trials and resumes it.
+all trials every second, `--screenshot PATH` keeps a picture of it at the end (needs Chromium), and `--kill N` kills the
+search with SIGKILL after N trials and resumes it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,11 +121,28 @@ def poll(url: str, seen: list[int], stop: threading.Event) -> None:
             seen.append(len(json.load(answer)["trials"]))
 
 
+def take_screenshot(url: str, path: Path) -> None:
+    """Keep a picture of the last study's page as the dashboard shows it."""
+    from playwright.sync_api import sync_playwright
+
+    studies = json.load(urllib.request.urlopen(f"{url}/api/studies", timeout=60))["study_summaries"]
+    last = max(study["study_id"] for study in studies)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(f"{url}/dashboard/studies/{last}", timeout=180_000)
+        page.wait_for_selector(".js-plotly-plot .main-svg", timeout=180_000)
+        page.wait_for_timeout(5_000)
+        page.screenshot(path=str(path))
+        browser.close()
+
+
 def main() -> None:
     """Parse the arguments, run the searches and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2001)
     parser.add_argument("--dashboard", action="store_true")
+    parser.add_argument("--screenshot", type=Path)
     parser.add_argument("--kill", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="the run to continue (for the script itself)")
     args = parser.parse_args()
@@ -152,6 +171,8 @@ def main() -> None:
                 print(f"killed after {args.kill:,} trials (exit code {killed.returncode}); resumed:", flush=True)
             subprocess.run(command, check=True)
             time.sleep(2.5)
+            if args.screenshot is not None and server is not None:
+                take_screenshot(url, args.screenshot)
         finally:
             stop.set()
             if server is not None:
