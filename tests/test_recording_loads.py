@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,18 @@ def test_a_recording_is_searched_by_its_own_name(
     assert main(["run", "--workload", "my-server", "--budget", "4"]) == 0
     assert "made for this test (Apache-2.0)" in capsys.readouterr().out
     assert main(["space", "list", "--workload", "my-server"]) == 0
+
+
+def test_a_rate_of_requests_follows_from_tokens_so_that_the_fewest_accelerators_for_it_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(tmp_path / "r")
+    assert load_recording(folder).rows[1].metrics["requests_per_s"] == pytest.approx(700 * 2 / 128)
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "--recording", str(folder), "--objective", "fewest_accelerators:rate=10", "--json"]
+    assert main([*command, "--budget", "4", "--name", "few"]) == 0
+    best = json.loads(capsys.readouterr().out.splitlines()[-1])["best"]
+    assert (best["config"]["tp"], best["num_accelerators"]) == (2, 2), "one accelerator answers 6.25 requests/s"
 
 
 def test_the_time_of_a_batch_gives_its_throughput(tmp_path: Path) -> None:

@@ -242,9 +242,13 @@ def _read_row(
 
 def _complete_row(path: Path, n: int, row: RecordedRow, task: Any, data: Mapping[str, Any]) -> RecordedRow:
     """The row with the metrics that follow from its own; raises UserError if the primary one does not."""
-    if row.status is not RowStatus.OK or task.primary in row.metrics:
+    if row.status is not RowStatus.OK:
         return row
-    metrics = task.complete_recorded(data, row.metrics, row.metrics.get(NUM_ACCELERATORS) or count_ranks(row.config))
+    try:
+        accelerators = row.metrics.get(NUM_ACCELERATORS) or count_ranks(row.config)
+    except ValueError:
+        return row  # a degree that is not a number is refused when the search space is built
+    metrics = task.complete_recorded(data, row.metrics, accelerators)
     if task.primary not in metrics:
         needed = " or ".join(task.primary_from)
         raise UserError(f"{path} row {n + 2}: has no {task.primary}, and nothing that it follows from ({needed})")

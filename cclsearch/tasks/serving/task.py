@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cclsearch.card.fields import look_up
 from cclsearch.card.model import Card, StatedCard
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
@@ -155,9 +156,15 @@ class RequestTask(Task):
     def complete_recorded(
         self, data: Mapping[str, Any], metrics: Mapping[str, float], accelerators: float
     ) -> dict[str, float]:
-        """The throughput per accelerator follows from that of the whole server."""
-        rate = metrics.get("output_tokens_per_s")
-        return {**metrics, **({} if rate is None else {THROUGHPUT: rate / accelerators})}
+        """Throughput per accelerator and per server, and requests per second, follow from one of them."""
+        answer, rate = look_up(data, "workload.data.output_len"), metrics.get("output_tokens_per_s")
+        if rate is None and THROUGHPUT in metrics:
+            rate = metrics[THROUGHPUT] * accelerators
+        if rate is None:
+            return dict(metrics)
+        found = {"output_tokens_per_s": rate, THROUGHPUT: rate / accelerators}
+        found |= {"requests_per_s": rate / answer} if answer else {}
+        return {**found, **metrics}
 
     def measure_loads(self, evidence: ServingEvidence) -> list[dict[str, float]]:
         """The metrics of each load: from the request log, or as recorded; never as a script states them itself."""
