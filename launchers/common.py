@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ _read_clock = time.clock_gettime  # bound now: replacing a function of `time` la
 FAILURE_FOLDER = "failures"
 """One JSON file per failed rank: rank, time, kind and the root exception."""
 
+DEVICES = "CCL_DEVICES"
+"""Device of each rank of a node, if the trial's `places` put its ranks on other devices than those of their number."""
+DEVICES_SET = "CCL_DEVICES_SET"
+"""Set once the devices are in that order, so that processes that a rank starts do not change it again."""
 SHOW_LAUNCH = "--show-launch"
 """Given this option, a run script prints how its framework runs the configuration without it, and exits."""
 _KINDS = (
@@ -148,7 +152,10 @@ def print_launch(trial: Trial, show_launch: Callable[[Mapping[str, Any]], Launch
     """Print the form as one line of JSON if the command line asks for it; returns whether it did."""
     is_asked = SHOW_LAUNCH in sys.argv
     if is_asked:
-        print(json.dumps(asdict(show_launch(trial.data))))
+        form = show_launch(trial.data)
+        if devices := os.environ.get(DEVICES):
+            form = replace(form, environment={**form.environment, _visible_variable(trial.data): devices})
+        print(json.dumps(asdict(form)))
     return is_asked
 
 
@@ -161,6 +168,32 @@ def run_rank(
         with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
             train(trial)
     return 0
+
+
+def _visible_variable(data: Mapping[str, Any]) -> str:
+    """Return the variable that names the devices which a process sees: torch reads it for CUDA, or for ROCm."""
+    return "HIP_VISIBLE_DEVICES" if str(data.get("accelerator", "")).startswith("mi") else "CUDA_VISIBLE_DEVICES"
+
+
+def order_devices(data: Mapping[str, Any]) -> None:
+    """Make the devices of this node visible in the order that the trial asks for, before a library opens them.
+
+    Local rank k then has the device with position `CCL_DEVICES[k]` among those that were visible before.
+    """
+    asked = os.environ.get(DEVICES)
+    if not asked or DEVICES_SET in os.environ:
+        return
+    order = [int(device) for device in asked.split(",")]
+    variable = _visible_variable(data)
+    visible = os.environ.get(variable)
+    names = visible.split(",") if visible else list(map(str, range(max(order) + 1)))
+    if max(order) >= len(names):
+        raise IllegalConfig(
+            f"device_order asks for {max(order) + 1} devices, but {variable} is {visible!r}: every rank must see all"
+            " devices of its node (Slurm: --gpus-per-node or --gres, without --gpus-per-task and --gpu-bind)"
+        )
+    os.environ.update({variable: ",".join(names[device] for device in order), DEVICES_SET: "1"})
+    print(f"{variable}={os.environ[variable]}", flush=True)
 
 
 def find_packages_first() -> None:
@@ -261,6 +294,7 @@ def reporting_failures(trial: Trial, rank: int) -> Iterator[None]:
     `EndedEarly` only ends the block.
     """
     try:
+        order_devices(trial.data)
         yield
     except EndedEarly:
         return

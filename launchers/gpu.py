@@ -94,7 +94,8 @@ def _train(trial: Trial, rank: int, world: int) -> None:
     device = choose_device(int(os.environ.get("LOCAL_RANK", "0")))
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if world == 1 else {}
     dist.init_process_group(choose_backend(device, rank), timeout=timedelta(minutes=10), **alone)
-    layout = Layout(rank, tp=trial.degree("tp"), dp=trial.degree("dp"), pp=1, ep=1)
+    order = f"{trial.config.get('rank_order', 'tp-dp')}-pp"
+    layout = Layout(rank, tp=trial.degree("tp"), dp=trial.degree("dp"), pp=1, ep=1, order=order)
     made: list[Trainer] = []
     window = StepWindow(
         trial,

@@ -292,7 +292,12 @@ def make_mesh(trial: Trial) -> Any:
         raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} devices, but there are {len(devices)}")
     import numpy as np
 
-    return jax.sharding.Mesh(np.array(devices).reshape(dp // ep, ep, tp), ("data", "expert", "tensor"))
+    order = str(trial.config.get("rank_order", "tp-dp"))
+    if order not in ("tp-dp", "dp-tp"):
+        raise IllegalConfig(f"rank_order must be tp-dp or dp-tp, not {order!r}")
+    grid = np.array(devices)
+    inside = grid.reshape(dp // ep, ep, tp) if order == "tp-dp" else grid.reshape(tp, dp // ep, ep).transpose(1, 2, 0)
+    return jax.sharding.Mesh(inside, ("data", "expert", "tensor"))
 
 
 def train(trial: Trial, process: int, num_processes: int) -> None:

@@ -195,7 +195,7 @@ def test_place_writes_the_host_of_each_rank(
     order = list(dict.fromkeys(hosts))
     assert abs(order.index("n1") - order.index("n2")) == 2
     assert "SLURM_HOSTFILE=hosts srun --distribution=arbitrary --ntasks=32" in out
-    given, found = (float(line.split()[0]) for line in out.splitlines() if "(predicted)" in line)
+    given, found, *_ = (float(line.split()[0]) for line in out.splitlines() if "(predicted)" in line)
     assert found < given
     assert main(["links", "show", "--launcher", "site", "--config", "tp=8"]) == 2
     assert "`place` and `what-if` do" in capsys.readouterr().err

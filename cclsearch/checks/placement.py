@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,41 +10,145 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, Value
 from cclsearch.links.matrix import LinkMatrix
+from cclsearch.links.placement import NEARLY, count_devices
 from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.base import task_of
 
-PLACED = {"given": "nodes as the matrix has them", "links": "nodes in the order below"}
+DEFAULT = "given"
+KINDS = {
+    DEFAULT: "degrees, nodes and devices in the framework's order and the matrix's",
+    "host_order": "nodes in another order",
+    "device_order": "nodes, and the devices inside nodes, in another order",
+    "rank_order": "with the framework's degrees in another order",
+    "ranks": "each rank at a place of its own, for any order of the degrees (srun or mpirun; not torchrun)",
+}
+"""What a placement changes -> in words."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A configuration with its placement."""
+
+    kind: str
+    """One of `KINDS`."""
+    config: Config
+    """With `rank_order` if the framework has it."""
+    predicted: float
+    """The task's primary metric."""
+    hosts: tuple[str, ...]
+    """Of each rank."""
+    devices: tuple[int, ...]
+    """Of each rank of a node; empty: as they are numbered."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A configuration, the host of each of its ranks, and what is predicted with both orders of the nodes."""
+    """A configuration, and its placements of each kind, the default first."""
 
     config: Config
-    hosts: list[str]
-    predicted: Mapping[str, float]
-    """Order of the nodes -> the task's primary metric."""
     unit: str
+    placements: tuple[Placement, ...]
+
+    @property
+    def best(self) -> Placement:
+        """The fastest; of equal ones, the one that changes least."""
+        return min(self.placements, key=lambda each: each.predicted * (1 + NEARLY * list(KINDS).index(each.kind)))
 
 
 def place_config(workload: str, launcher: str, config: str | None, knobs: Sequence[str]) -> Placed:
-    """Return the order of the nodes for the configuration that is predicted to be fastest among those that match."""
-    card, space, links, row, _ = _choose(workload, launcher, config, knobs)
-    chosen = {name: v for name, v in space.config(row).items() if name != "host_order"}
-    both = predict_space(card, _two_orders(chosen))
-    assert both is not None
-    best = Config({**chosen, "host_order": "links"})
-    payload = task_of(card).make_input(card, best, is_measured=True, run_id="", trial=1)
+    """Return placements of the configuration that is predicted to be fastest among those that match, best of each kind.
+
+    The order of the degrees, of the nodes and of the devices inside them are searched together.
+    """
+    orders = _find_orders(launcher, workload, knobs)
+    added = [f"rank_order={','.join(orders)}"] if orders and not _names(knobs, "rank_order") else []
+    card, space, links, row, matching = _choose(workload, launcher, config, [*knobs, *added])
+    chosen = {name: v for name, v in space.config(row).items() if name not in PLACEMENT_KNOBS}
+    rows = _list_placements(space, matching, chosen, links)
+    found = predict_space(card, space_from_rows(_knobs_of(rows), rows))
+    assert found is not None
+    best: dict[str, tuple[float, dict[str, Value]]] = {}
+    for each, value in zip(rows, found.value_N.tolist(), strict=True):
+        for kind in _kinds_of(each, default=rows[0]):
+            if kind not in best or value < best[kind][0] * (1 - NEARLY):
+                best[kind] = value, each
+    kept = [_make_placement(card, kind, *best[kind]) for kind in KINDS if kind in best]
+    return Placed(Config(chosen), task_of(card).primary_metric.unit or "", tuple(kept))
+
+
+PLACEMENT_KNOBS = ("rank_order", "host_order", "device_order")
+Row = dict[str, Value]
+
+
+def _find_orders(launcher: str, workload: str, knobs: Sequence[str]) -> tuple[str, ...]:
+    """Return the orders of the degrees that the framework can express, its own first."""
+    framework = find_subject(Asked(workload=workload, launcher=launcher, knobs=tuple(knobs))).framework
+    knob = framework.find_optional("rank_order") if framework is not None else None
+    return tuple(map(str, knob.choices)) if knob is not None and isinstance(knob.choices, tuple) else ()
+
+
+def _names(knobs: Sequence[str], name: str) -> bool:
+    return any(text.partition("=")[0].strip() == name for text in knobs)
+
+
+def _list_placements(space: Space, matching: NDArray[np.int64], chosen: Row, links: LinkMatrix) -> list[Row]:
+    """Return the rows of all placements of a configuration, the default first."""
+    same = matching[space.matching(chosen)[matching]]
+    orders = list(dict.fromkeys(space.config(int(row)).get("rank_order") for row in same))
+    knob = space.find("rank_order")
+    if knob is not None:
+        orders.sort(key=knob.choices.index)  # type: ignore[arg-type]
+    own: list[Row] = [{} if order is None else {"rank_order": order} for order in orders]
+    devices = ("given", "links") if links.places < count_devices(links) else ("given",)
+    rows = [{**each, "host_order": hosts, "device_order": inside} for each in own for hosts in ("given", "links")
+            for inside in devices]  # fmt: skip
+    rows += [{**own[0], "host_order": "ranks", "device_order": inside} for inside in devices]
+    return [{**chosen, **row} for row in rows]
+
+
+def _knobs_of(rows: Sequence[Row]) -> list[Knob]:
+    return [Knob(name, tuple(dict.fromkeys(row[name] for row in rows))) for name in rows[0]]
+
+
+def _kinds_of(row: Row, default: Row) -> list[str]:
+    """Return the kinds that may change as much as this row does."""
+    changed = {name for name in PLACEMENT_KNOBS if row.get(name) != default.get(name)}
+    allowed = {
+        DEFAULT: set(),
+        "host_order": {"host_order"},
+        "device_order": {"host_order", "device_order"},
+        "rank_order": set(PLACEMENT_KNOBS),
+    }
+    if row["host_order"] == "ranks":
+        return ["ranks"]
+    fewest = [kind for kind, names in allowed.items() if changed <= names]
+    return fewest[:1]
+
+
+def _make_placement(card: Card, kind: str, value: float, row: Row) -> Placement:
+    payload = task_of(card).make_input(card, Config(row), is_measured=True, run_id="", trial=1)
+    links = card.hardware.links
+    assert links is not None
     places = payload.places or tuple(range(payload.num_ranks))
     nodes = links.nodes or links.endpoints
-    hosts = [nodes[int(links.endpoint_P[place])] for place in places]
-    values = dict(zip(PLACED, both.value_N.tolist(), strict=True))
-    return Placed(Config(chosen), hosts, values, task_of(card).primary_metric.unit or "")
+    hosts = tuple(nodes[int(links.endpoint_P[place])] for place in places)
+    inside = _devices_of(places, links) if row["device_order"] != "given" else ()
+    config = Config({name: v for name, v in row.items() if name not in ("host_order", "device_order")})
+    return Placement(kind, config, value, hosts, inside)
+
+
+def _devices_of(places: Sequence[int], links: LinkMatrix) -> tuple[int, ...]:
+    """Return the devices of the first rank's node in the order of its ranks; empty if they are in order."""
+    node_P = links.node_P
+    mine = [place for place in places if node_P[place] == node_P[places[0]]]
+    first = int(np.flatnonzero(node_P == node_P[places[0]])[0])
+    found = tuple(int(place) - first for place in mine)
+    return found if found != tuple(range(len(found))) else ()
 
 
 @dataclass(frozen=True)
@@ -125,10 +229,3 @@ def _choose(
     if prediction is None or not len(rows):
         raise UserError(f"no configuration of {card.name} matches --config {config!r}, or its task predicts no time")
     return card, space, links, int(prediction.order(rows)[0]), rows
-
-
-def _two_orders(config: Mapping[str, bool | int | float | str]) -> Space:
-    """Return a space of the configuration with each order of the nodes."""
-    rows = [{**config, "host_order": order} for order in PLACED]
-    knobs = [Knob(name, (value,)) for name, value in config.items()]
-    return space_from_rows([*knobs, Knob("host_order", tuple(PLACED))], rows)

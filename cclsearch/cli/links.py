@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.atomic_file import write_atomically
@@ -15,6 +17,9 @@ from cclsearch.core.text import plain
 from cclsearch.launch.profile import Profile, links_places, load_profile
 from cclsearch.links.matrix import LinkMatrix
 from cclsearch.links.read import read_links, read_nccl_tests, write_links
+
+if TYPE_CHECKING:
+    from cclsearch.checks.placement import Placement
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,25 +97,48 @@ def _import(profile: Profile, args: argparse.Namespace) -> int:
 
 
 def _place(args: argparse.Namespace) -> int:
-    """Print, and write as a rank file, the order of the nodes that suits one configuration."""
-    from cclsearch.checks.placement import PLACED, place_config
+    """Print, and write as a rank file, the placement that suits one configuration."""
+    from cclsearch.checks.placement import KINDS, place_config
 
     placed = place_config(args.workload, args.launcher, args.config, args.knob)
+    best = placed.best
     if args.write is not None:
         require_writable(args.write, "--write")
-        write_atomically(args.write, "".join(f"{host}\n" for host in placed.hosts))
+        write_atomically(args.write, "".join(f"{host}\n" for host in best.hosts))
     if args.json:
-        print(json.dumps({"config": dict(placed.config), "hosts": placed.hosts, "predicted": placed.predicted}))
+        print(json.dumps({
+            "config": dict(best.config), "hosts": best.hosts, "devices": best.devices, "kind": best.kind,
+            "predicted": {each.kind: each.predicted for each in placed.placements}, "unit": placed.unit,
+        }))  # fmt: skip
         return EXIT_OK
     print(plain(f"{placed.config}"))
-    for order, value in placed.predicted.items():
-        print(f"  {value:.4g} {placed.unit}, {PLACED[order]} (predicted)")
-    print(plain(f"nodes in order: {' '.join(dict.fromkeys(placed.hosts))}"))
-    if args.write is not None:
-        print(plain(f"wrote {args.write}: the host of each rank, one a line"))
-        print(f"  Slurm:    SLURM_HOSTFILE={args.write} srun --distribution=arbitrary --ntasks={len(placed.hosts)} ...")
-        print("  torchrun: --node-rank N on the N-th node of the order above, from 0; --master-addr is the first")
+    for each in placed.placements:
+        order = f" ({each.config['rank_order']})" if "rank_order" in each.config else ""
+        print(plain(f"  {each.predicted:.4g} {placed.unit}, {KINDS[each.kind]}{order} (predicted)"))
+    for line in _describe_placement(best, args.write):
+        print(plain(line))
     return EXIT_OK
+
+
+def _describe_placement(best: Placement, written: Path | None) -> list[str]:
+    """Return how to start a job with this placement."""
+    lines = [f"best: {best.kind}, {best.config}"]
+    consecutive = [host for host, _ in itertools.groupby(best.hosts)]
+    one_by_one = len(consecutive) > len(set(consecutive))
+    lines.append(f"nodes {'of the ranks' if one_by_one else 'in order'}: {' '.join(consecutive)}")
+    if best.devices:
+        shown = ",".join(map(str, best.devices))
+        lines.append(f"devices of each node: CUDA_VISIBLE_DEVICES={shown} (ROCm: HIP_VISIBLE_DEVICES)")
+    if written is not None:
+        lines.append(f"wrote {written}: the host of each rank, one a line")
+        lines.append(
+            f"  Slurm:    SLURM_HOSTFILE={written} srun --distribution=arbitrary --ntasks={len(best.hosts)} ..."
+        )
+        if not one_by_one:
+            lines.append(
+                "  torchrun: --node-rank N on the N-th node of the order above, from 0; --master-addr is the first"
+            )
+    return lines
 
 
 def _what_if(args: argparse.Namespace) -> int:

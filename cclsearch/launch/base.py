@@ -111,11 +111,13 @@ def write_model(path: Path, value: Model) -> None:
 
 def refuse_places(jobs: Sequence[Job], launcher: str) -> None:
     """Raise UserError if a job asks for an order of its nodes: this launcher uses them as the scheduler gives them."""
-    if any(job.payload.places for job in jobs):
-        raise UserError(
-            f"host_order=links: the {launcher} launcher uses the nodes in the scheduler's order; search with"
-            " host_order=given, and write the order for the final run with `ccl-search links place`"
-        )
+    for job in jobs:
+        if job.payload.moves_nodes:
+            asked = job.payload.config.get("host_order", "links")
+            raise UserError(
+                f"host_order={asked}: the {launcher} launcher uses the nodes in the scheduler's order; search with"
+                " host_order=given, and write the order for the final run with `ccl-search links place`"
+            )
 
 
 def submit_error(message: str) -> TrialError:

@@ -19,6 +19,8 @@ from cclsearch.core.values import Config, Failure, Model, Value
 
 RESULT_FILE = "result.json"
 CONFIG_FILE = "config.json"
+DEVICES_VARIABLE = "CCL_DEVICES"
+"""Device of each rank of a node, if it is not that of its local rank."""
 TRACE_FOLDER = "trace"
 EVIDENCE_FILE = "evidence.jsonl"
 """Single measurements, one per line, from which the task computes metrics itself; only if the task asks for them."""
@@ -93,6 +95,21 @@ class TrialInput(Model):
         """Whether every rank must write a trace."""
         return False
 
+    @property
+    def moves_nodes(self) -> bool:
+        """Whether `places` needs more than another order of the devices inside nodes, the same in each."""
+        return bool(self.places) and not self.devices
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Device of each rank of a node, if `places` changes their order and no more; else empty."""
+        size = self.ranks_per_node
+        starts = range(0, len(self.places), size)
+        nodes = [tuple(place - start for place in self.places[start : start + size]) for start in starts]
+        keeps = all(0 <= device < size for node in nodes for device in node)
+        alike = all(node == nodes[0][: len(node)] for node in nodes)
+        return nodes[0] if nodes and keeps and alike else ()
+
 
 class TrialEnd(Model):
     """The part of `result.json` that says how the run ended, whatever the task."""
@@ -145,6 +162,8 @@ def trial_environment(trial_dir: Path, payload: TrialInput) -> dict[str, str]:
     variables = {"CCL_TRIAL_DIR": str(trial_dir), "CCL_CONFIG": str(trial_dir / CONFIG_FILE)}
     if payload.nonce:
         variables["CCL_NONCE"] = payload.nonce
+    if payload.devices:
+        variables[DEVICES_VARIABLE] = ",".join(map(str, payload.devices))
     for knob, value in payload.config.items():
         variables[f"CCL_{knob.upper()}"] = str(int(value)) if isinstance(value, bool) else str(value)
     return variables

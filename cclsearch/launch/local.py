@@ -29,7 +29,7 @@ from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
 from cclsearch.launch import spread
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, refuse_places, submit_error, write_model
 from cclsearch.launch.collect import (
     EXIT_FILE,
     MEMORY_RAN_OUT,
@@ -40,7 +40,7 @@ from cclsearch.launch.collect import (
     explain_timeout,
     quote_last_line,
 )
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
+from cclsearch.launch.contract import DEVICES_VARIABLE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
 from cclsearch.launch.environment import check_passed, inherited_environment, render_script
 from cclsearch.launch.ownership import is_own, place_in, run_folder_of
 from cclsearch.launch.profile import Profile
@@ -72,6 +72,8 @@ class LocalSettings(Model):
     poll_interval_s: float = Field(default=0.1, gt=0)
     network_namespaces: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,60}$")], ...] = ()
     """Namespaces (`ip netns`) that stand for nodes, each with `accelerators_per_node` ranks; needs root."""
+    namespaces_per_node: int = Field(default=1, ge=1)
+    """Namespaces that together stand for a node, in the order above: as many as ranks if each stands for a device."""
     pass_environment: tuple[str, ...] = ()
     """Variables, or PREFIX_*, that jobs inherit besides those of `inherited.yaml`; a secret only by its exact name."""
 
@@ -97,6 +99,15 @@ class LocalJobRecord(Model):
     timeout_s: TimeLimit
     oom_kills: Count
     """Processes that the kernel had killed for memory on this machine before the job started."""
+
+
+def _refuse_devices(jobs: Sequence[Job]) -> None:
+    """Raise UserError if ranks on CPUs ask for an order of devices: only namespaces can stand for theirs."""
+    if any(job.payload.devices and job.payload.accelerator == "cpu" for job in jobs):
+        raise UserError(
+            "device_order=links: ranks on CPUs have no devices; give the profile `network_namespaces` and"
+            " `namespaces_per_node`, so that namespaces stand for them, or search with device_order=given"
+        )
 
 
 _BUSY_CORES = 0.5
@@ -146,6 +157,9 @@ class LocalLauncher:
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Start each job in its own process group."""
+        if not self.settings.network_namespaces:
+            refuse_places(jobs, self.name)
+            _refuse_devices(jobs)
         return [self._start(job) for job in jobs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
@@ -244,6 +258,7 @@ class LocalLauncher:
                 f"namespaces={','.join(where)}",
                 f"ranks={payload.num_ranks}",
                 f"per_node={payload.ranks_per_node}",
+                f"namespaces_per_node={self.settings.namespaces_per_node}",
             ]
             words += [f"places={','.join(map(str, payload.places))}"] if payload.places else []
             return [self.python, str(Path(spread.__file__)), script, *words]
@@ -259,7 +274,10 @@ class LocalLauncher:
     def _added(self, job: Job) -> dict[str, str]:
         """Return the variables besides the inherited ones; the trial's override the profile's."""
         knobs = self.framework.knob_environment(job.payload.config)
-        return {**self.profile.environment, **knobs, **trial_environment(job.trial_dir, job.payload)}
+        added = {**self.profile.environment, **knobs, **trial_environment(job.trial_dir, job.payload)}
+        if self.settings.network_namespaces:  # each rank starts in the namespace of its place
+            added.pop(DEVICES_VARIABLE, None)
+        return added
 
     def _status(self, handle: Handle) -> JobStatus:
         record, result = _read_record(handle), handle.trial_dir / RESULT_FILE

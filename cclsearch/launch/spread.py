@@ -1,7 +1,8 @@
-"""Starts the ranks of a job in several network namespaces of this machine, each of which stands for a node.
+"""Starts the ranks of a job in several network namespaces of this machine, each of which stands for a node or a device.
 
 A program, not a module of the engine: the local launcher runs it with the standard library only. Its arguments are the
-run script and `name=value` words: `namespaces`, `ranks`, `per_node`, and `places` (the place of each rank).
+run script and `name=value` words: `namespaces`, `ranks`, `per_node` (places of a node), `namespaces_per_node` (of its
+places each has an equal part), and `places` (the place of each rank).
 """
 
 from __future__ import annotations
@@ -24,30 +25,34 @@ def main(argv: Sequence[str]) -> int:
     script, options = argv[1], dict(word.split("=", 1) for word in argv[2:])
     namespaces = options["namespaces"].split(",")
     ranks, per_node = int(options["ranks"]), int(options["per_node"])
+    spaces_per_node = int(options.get("namespaces_per_node", "1"))
+    per_space = max(per_node // spaces_per_node, 1)
     places = [int(place) for place in options["places"].split(",")] if options.get("places") else list(range(ranks))
-    needed = sorted({place // per_node for place in places})
+    needed = sorted({place // per_space for place in places})
     if needed[-1] >= len(namespaces):
-        print(f"{ranks} ranks, {per_node} a node, need {needed[-1] + 1} namespaces: {namespaces}", file=sys.stderr)
+        print(
+            f"{ranks} ranks, {per_space} a namespace, need {needed[-1] + 1} namespaces: {namespaces}", file=sys.stderr
+        )
         return 2
-    links = {node: find_link(namespaces[node]) for node in needed}
-    head = links[places[0] // per_node][1]
+    links = {space: find_link(namespaces[space]) for space in needed}
+    nodes = [place // per_node for place in places]
+    head = links[places[0] // per_space][1]
     children = []
     for rank, place in enumerate(places):
-        node = place // per_node
-        local = sum(1 for other in places[:rank] if other // per_node == node)
+        space, node = place // per_space, nodes[rank]
         variables = {
             "RANK": rank,
             "WORLD_SIZE": ranks,
-            "LOCAL_RANK": local,
-            "LOCAL_WORLD_SIZE": sum(1 for other in places if other // per_node == node),
-            "GROUP_RANK": needed.index(node),
+            "LOCAL_RANK": nodes[:rank].count(node),
+            "LOCAL_WORLD_SIZE": nodes.count(node),
+            "GROUP_RANK": sorted(set(nodes)).index(node),
             "MASTER_ADDR": head,
             "MASTER_PORT": PORT,
-            "GLOO_SOCKET_IFNAME": links[node][0],
-            "CCL_NODE_NAME": namespaces[node],
+            "GLOO_SOCKET_IFNAME": links[space][0],
+            "CCL_NODE_NAME": namespaces[node * spaces_per_node],
         }
         environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        command = ["ip", "netns", "exec", namespaces[node], sys.executable, script]
+        command = ["ip", "netns", "exec", namespaces[space], sys.executable, script]
         children.append(subprocess.Popen(command, env=environment))
     return wait(children)
 

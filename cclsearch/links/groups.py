@@ -2,11 +2,15 @@
 
 All groups of an axis work at the same time, and share the network ports of their nodes. A ring passes every link
 between neighbours (Thakur et al. 2005). NCCL builds a ring for each network port
-of a node, so that a group with several members in a node uses the ports of all of them; gloo has one ring.
+of a node, so that a group with several members in a node uses the ports of all of them; gloo has one ring. NCCL also
+orders the members inside a node by its search over their links (src/graph/search.cc), and keeps the order of the nodes;
+gloo's ring is in the order of the ranks. Where devices have several links, NCCL has a ring on each: what its rings get
+together is more than the one ring that counts here.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +33,8 @@ class GroupLink:
     """Of one message over the slowest link."""
     crosses: bool
     """Whether any group leaves its node."""
+    mean_s_per_byte: float = 0.0
+    """Of all links of all groups: tells apart placements with equally slow slowest links."""
 
 
 ALONE = GroupLink(float("inf"), 0.0, False)
@@ -39,7 +45,52 @@ def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -
     """Return what rings over these groups get; each row has the places of a group in ring order."""
     if groups_GM.shape[1] < 2:
         return ALONE
+    if ring_per_port and links.is_uneven_inside:
+        groups_GM = np.array([_order_inside(links, tuple(row)) for row in groups_GM.tolist()])
     return _slowest(links, groups_GM, np.roll(groups_GM, -1, axis=1), ring_per_port=ring_per_port)
+
+
+MOST_ORDERED = 8
+"""Members inside a node up to which the ring with the fastest slowest link is found exactly; others stay in order."""
+
+
+def _order_inside(links: LinkMatrix, group: tuple[int, ...]) -> list[int]:
+    """Return a group with its members inside each node in the order of the fastest ring, or path through the node."""
+    parts = [list(part) for _, part in itertools.groupby(group, key=lambda place: int(links.node_P[place]))]
+    is_ring = len(parts) == 1
+    return [place for part in parts for place in _fastest_path(links, tuple(part), is_ring=is_ring)]
+
+
+def _fastest_path(links: LinkMatrix, members: tuple[int, ...], *, is_ring: bool) -> tuple[int, ...]:
+    """Return the members in an order whose slowest link is fastest; the given order if none is better."""
+    if not 2 < len(members) <= MOST_ORDERED:
+        return members
+    key = (is_ring, *members)
+    if key not in links.known_rings:
+        at = links.endpoint_P[list(members)]
+        rate = np.minimum(links.bytes_s_EE[np.ix_(at, at)], links.bytes_s_EE[np.ix_(at, at)].T)
+        given = [float(rate[k, k + 1]) for k in range(len(members) - 1)] + [float(rate[-1, 0])] * is_ring
+        found = tuple(range(len(members)))
+        for least in sorted({float(each) for each in rate[~np.eye(len(rate), dtype=bool)]}, reverse=True):
+            if least <= min(given):
+                break
+            starts = ((0,),) if is_ring else tuple((k,) for k in range(len(members)))
+            order = next((o for start in starts if (o := _walk(rate >= least, start, is_ring=is_ring))), None)
+            if order is not None:
+                found = order
+                break
+        links.known_rings[key] = tuple(members[k] for k in found)
+    return links.known_rings[key]
+
+
+def _walk(joined: NDArray[np.bool_], order: tuple[int, ...], *, is_ring: bool) -> tuple[int, ...] | None:
+    """Return the order continued through all that are joined, each once (and back to its start, as a ring)."""
+    if len(order) == len(joined):
+        return order if not is_ring or joined[order[-1], order[0]] else None
+    for following in np.flatnonzero(joined[order[-1]]).tolist():
+        if following not in order and (found := _walk(joined, (*order, following), is_ring=is_ring)):
+            return found
+    return None
 
 
 def slowest_chain(links: LinkMatrix, groups_GM: Places) -> GroupLink:
@@ -67,7 +118,7 @@ def slowest_exchange(links: LinkMatrix, groups_GM: Places) -> GroupLink:
     seconds = np.where(apart, sharers[port[source]], 1) / rate
     per_member = seconds.reshape(len(groups_GM), members, members - 1).sum(axis=2) / (members - 1)
     crosses = bool(np.any(node[source] != node[target]))
-    return GroupLink(float(1 / per_member.max()), float(latency.max()), crosses)
+    return GroupLink(float(1 / per_member.max()), float(latency.max()), crosses, float(per_member.mean()))
 
 
 def _pairs(
@@ -88,7 +139,7 @@ def _slowest(links: LinkMatrix, source: Places, target: Places, *, ring_per_port
         ends = np.stack([source, target])
         share = _port_share(links, groups, ends, apart, ring_per_port=ring_per_port)
         rate = np.where(apart, rate * share, rate)
-    return GroupLink(float(rate.min()), float(latency.max()), bool(apart.any()))
+    return GroupLink(float(rate.min()), float(latency.max()), bool(apart.any()), float((1 / rate).mean()))
 
 
 def _port_share(

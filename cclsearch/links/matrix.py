@@ -149,6 +149,21 @@ class LinkMatrix(Model):
             np.fill_diagonal(latency, 0.0)
         return latency
 
+    @cached_property
+    def is_uneven_inside(self) -> bool:
+        """Whether pairs of endpoints inside a node differ."""
+        import numpy as np
+
+        node_E = self.node_P[:: self.places]
+        inside = (node_E[:, None] == node_E[None, :]) & ~np.eye(len(node_E), dtype=bool)
+        rates = self.bytes_s_EE[inside]
+        return bool(len(rates)) and bool(rates.min() < rates.max())
+
+    @cached_property
+    def known_rings(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Orders of members inside a node that `groups.py` found."""
+        return {}
+
     def select(self, endpoints: Sequence[int]) -> LinkMatrix:
         """Return the matrix of these endpoints, in this order."""
         at = list(endpoints)

@@ -1,4 +1,4 @@
-"""The order of nodes: which node has the first ranks, which the next, found by local improvement of a cost."""
+"""The order of nodes, and of the devices inside each: which have the first ranks, found by local improvement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from cclsearch.links.matrix import LinkMatrix
 
 if TYPE_CHECKING:
-    from cclsearch.links.matrix import Places
+    from cclsearch.links.matrix import Array, Places
 
 MAX_TRIED = 3000
 """Orders that one improvement tries at most."""
@@ -19,7 +19,7 @@ NEARLY = 1e-9
 """Relative gain that counts as one."""
 
 Order = tuple[int, ...]
-"""Numbers of nodes; the first one has the first ranks."""
+"""Numbers of nodes, or of the devices of a node; the first one has the first ranks."""
 
 
 def identity_order(links: LinkMatrix) -> Order:
@@ -27,9 +27,19 @@ def identity_order(links: LinkMatrix) -> Order:
     return tuple(range(int(links.node_P.max()) + 1))
 
 
-def spread_nodes(links: LinkMatrix, order: Sequence[int]) -> Places:
-    """(P,) place of each rank if the nodes have ranks in this order, each all of its places."""
-    return np.concatenate([np.flatnonzero(links.node_P == node) for node in order])
+def count_devices(links: LinkMatrix) -> int:
+    """Return the places of a node; 0 if nodes have unlike numbers of them."""
+    counts = np.bincount(links.node_P)
+    return int(counts[0]) if (counts == counts[0]).all() else 0
+
+
+def spread_nodes(links: LinkMatrix, order: Sequence[int], devices: Sequence[int] | None = None) -> Places:
+    """(P,) place of each rank if the nodes have ranks in this order, each all of its places.
+
+    `devices` are the places of a node in the order of its ranks, the same in every node; None: as the matrix has them.
+    """
+    inside = slice(None) if devices is None else list(devices)
+    return np.concatenate([np.flatnonzero(links.node_P == node)[inside] for node in order])
 
 
 def chain_nodes(links: LinkMatrix, *, slowest: bool = False) -> list[Order]:
@@ -37,17 +47,31 @@ def chain_nodes(links: LinkMatrix, *, slowest: bool = False) -> list[Order]:
 
     Nodes of one zone or switch become neighbours, whatever the order in which they were given.
     """
-    nodes = identity_order(links)
-    first_P = [int(np.flatnonzero(links.node_P == node)[0]) for node in nodes]
-    at = links.endpoint_P[first_P]
-    rate = np.minimum(links.bytes_s_EE[np.ix_(at, at)], links.bytes_s_EE[np.ix_(at, at)].T)
-    rate = -rate if slowest else rate
+    first_P = np.array([int(np.flatnonzero(links.node_P == node)[0]) for node in identity_order(links)])
+    return _chain(_rates(links, first_P), slowest=slowest)
+
+
+def chain_devices(links: LinkMatrix, *, slowest: bool = False) -> list[Order]:
+    """Return the same of the devices of a node; a pair has the rate of the node in which it is slowest."""
+    nodes = [np.flatnonzero(links.node_P == node) for node in identity_order(links)]
+    return _chain(np.min([_rates(links, place_D) for place_D in nodes], axis=0), slowest=slowest)
+
+
+def _rates(links: LinkMatrix, place_N: Places) -> Array:
+    """(N, N) bytes per second between these places in the slower direction."""
+    at = links.endpoint_P[place_N]
+    rate = links.bytes_s_EE[np.ix_(at, at)]
+    return np.asarray(np.minimum(rate, rate.T))
+
+
+def _chain(rate_NN: Array, *, slowest: bool) -> list[Order]:
+    rate = -rate_NN if slowest else rate_NN
     found = []
-    for start in nodes:
-        order, left = [start], [node for node in nodes if node != start]
+    for start in range(len(rate)):
+        order, left = [start], [other for other in range(len(rate)) if other != start]
         while left:
             here = order[-1]
-            order.append(max(left, key=lambda node: (rate[here, node], -node)))
+            order.append(max(left, key=lambda other: (rate[here, other], -other)))
             left.remove(order[-1])
         found.append(tuple(order))
     return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import PRECISION, Card, KnobDeclaration
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import guess_name
+from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework, FrameworkKnob
@@ -129,6 +129,9 @@ def require_known_knobs(
     start = f"framework {framework.name!r} has"
     # the card decides about a precision, and `resolve_knobs` says so
     names = [knob.name for knob in declared if knob.name != PRECISION]
+    for name in names:
+        if name in framework.no_knobs:
+            raise UserError(f"{start} no knob {name!r}: {one_line(framework.no_knobs[name], 300)}")
     check_knob_names(names, [*known, *card.knobs, *others], start)
 
 

@@ -185,6 +185,8 @@ class Framework(Model):
     optional_knobs: tuple[FrameworkKnob, ...] = ()
     """Knobs that are in a space only if a card, a profile, the user or a growth names them. The first choice is what a
     configuration without the knob has."""
+    no_knobs: dict[str, str] = {}
+    """Knobs of other frameworks that this one cannot have -> why not, and what to do instead, one line each."""
     libraries: tuple[str, ...] = ()
     """Libraries of its processes whose variables a search may open: names in `variables.yaml`."""
     cannot: dict[str, str] = {}

@@ -73,9 +73,10 @@ def read_machine(card: Card) -> Machine:
     hardware = card.hardware
     found = hardware.chip
     flops_per_s = found.rate_for(card.precision)[1]
+    half = "fp16" if card.precision == "fp16" else "bf16"  # V100 computes bf16 without tensor cores
     return Machine(
         flops_per_s=flops_per_s,
-        half_flops_per_s=min(found.rate_for("bf16")[1], flops_per_s),
+        half_flops_per_s=min(found.rate_for(half)[1], flops_per_s),
         gemm_share=GEMM_SHARE.get(found.kind, GPU_GEMM_SHARE),
         hbm_bytes_s=found.hbm_bytes_per_s,
         up_bytes_s=(hardware.scale_up_gbps or found.scale_up_gbps) / 8 * 1e9,

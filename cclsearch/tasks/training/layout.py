@@ -31,6 +31,7 @@ _FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
 MESH = ("tp", "cp", "dp", "pp")
 """The degrees in the order of ranks, innermost first, without a knob `rank_order`: Megatron-LM's default and torch's
 device meshes, of which ours have the part that matters."""
+HOST_ORDERS = {"links": 1.0, "ranks": 2.0}
 _PLAIN_ATTENTION = ("torch", "eager", "math", "naive", "unfused", "plain", "dot_product", "fused")
 
 
@@ -74,7 +75,9 @@ class Layout:
     orders: tuple[tuple[str, ...], ...]
     """Orders of the degrees over ranks, innermost first."""
     hosts: Array
-    """Whether the nodes are put in an order that suits their measured links, 1 or 0."""
+    """What is put in an order that suits measured links: 0 nothing, 1 the nodes, 2 all ranks."""
+    devices: Array
+    """Whether the devices inside nodes are put in such an order, 1 or 0."""
     split: Array
     """Position in `splits`."""
     splits: tuple[str, ...]
@@ -139,7 +142,8 @@ def read_layout(card: Card, space: Space) -> Layout:
         precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
         order=_by_order(space, orders),
         orders=orders,
-        hosts=_by_choice(space, "host_order", lambda value, _: float(value == "links")),
+        hosts=_by_choice(space, "host_order", lambda value, _: HOST_ORDERS.get(str(value), 0.0)),
+        devices=_by_choice(space, "device_order", lambda value, _: float(value == "links")),
         split=_read_knob(space, space.find(SPLIT_KNOB), lambda choice: float(splits.index(str(choice))), 0.0),
         splits=splits,
         stage_layers=np.ceil(card.arch.num_layers / pp),

@@ -3,23 +3,33 @@
 The links are measured, or those of a simulated cluster (`simulator/axis.py`).
 
 With a matrix of links an axis gets what its slowest group gets (`links/groups.py`), with the ranks in the order of the
-knob `rank_order` and, if the knob `host_order` asks for it, with the nodes in an order found by local improvement.
+knob `rank_order` and, if the knobs `host_order` and `device_order` ask for it, with nodes, devices inside nodes, or all
+ranks in an order found by local improvement.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.errors import UserError
-from cclsearch.links.groups import ALONE, GroupLink, slowest_chain, slowest_exchange, slowest_ring
+from cclsearch.links.groups import GroupLink, slowest_chain, slowest_exchange, slowest_ring
 from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.placement import chain_nodes, identity_order, improve_order, spread_nodes
+from cclsearch.links.placement import (
+    Order,
+    chain_devices,
+    chain_nodes,
+    count_devices,
+    identity_order,
+    improve_order,
+    spread_nodes,
+)
 from cclsearch.simulator.axis import collectives_on, group_link
 from cclsearch.simulator.spec import ClusterSpec
 from cclsearch.tasks.machine import Machine
@@ -108,8 +118,8 @@ class Network:
     def _meshes(self) -> tuple[Groups, Groups]:
         """A row of each combination of degrees and orders, and (N,) which combination each row has."""
         layout = self._layout
-        degrees = [layout.tp, layout.dp, layout.pp, layout.cp, layout.ep, layout.replicated, layout.order, layout.hosts]
-        keys = np.stack(degrees, axis=1).astype(np.int64)
+        degrees = [layout.tp, layout.dp, layout.pp, layout.cp, layout.ep, layout.replicated]
+        keys = np.stack([*degrees, layout.order, layout.hosts, layout.devices], axis=1).astype(np.int64)
         _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         return first, which.reshape(-1)
 
@@ -134,10 +144,11 @@ class Network:
 
     def _place(self, links: LinkMatrix, mesh: Mesh, row: int) -> Groups:
         """(R,) place of each rank of this row."""
-        if not self._layout.hosts[row] or self._weights is None:
+        freedom = Freedom.at(self._layout, row)
+        if not freedom.any or self._weights is None:
             return np.arange(mesh.num_ranks)
         weights = {name: float(each[row]) for name, each in self._weights.items()}
-        return place_ranks(links, mesh, weights, ring_per_port=self._machine.ring_per_port)
+        return place_ranks(links, mesh, weights, freedom, ring_per_port=self._machine.ring_per_port)
 
 
 @dataclass(frozen=True)
@@ -182,26 +193,46 @@ class Mesh:
         split = stages.reshape(len(stages), -1, self.ep)
         return split.reshape(-1, self.ep), np.moveaxis(split, 1, 2).reshape(-1, split.shape[1])
 
+    def axis_groups(self) -> dict[str, tuple[str, Groups]]:
+        """Return axis -> how its groups communicate (`ring`, `exchange` or `chain`), and (G, M) ranks of each."""
+        exchange, experts = self.expert_groups()
+        return {
+            "tp": ("ring", self.groups("tp")),
+            "cp": ("ring", self.groups("cp")),
+            "sharding": ("ring", self.groups("cp", "dp_shard")),
+            "replicated": ("ring", self.groups("dp_replicate")),
+            "experts": ("ring", experts),
+            "exchange": ("exchange", exchange),
+            "pp": ("chain", self.groups("pp")),
+        }
+
+    def each_position(self, per_node: int) -> Iterator[Groups]:
+        """Yield (R,) the position of each rank in every order of the axes, the mesh's own first.
+
+        Schedulers number the ranks of a node upwards, so that those of the same node get its places in that order.
+        """
+        shape = [size for _, size in self.sizes[::-1] if size > 1]
+        ranks = np.arange(self.num_ranks).reshape(shape)
+        for axes in permutations(range(len(shape))):
+            position = np.empty(self.num_ranks, dtype=np.int64)
+            position[ranks.transpose(axes).ravel()] = np.arange(self.num_ranks)
+            node = position // max(per_node, 1)
+            position[np.argsort(node, kind="stable")] = np.arange(self.num_ranks)
+            yield position
+
 
 def links_of(links: LinkMatrix, mesh: Mesh, place_R: Groups, *, ring_per_port: bool) -> dict[str, GroupLink]:
     """Return the links of each axis for ranks at these places."""
-
-    def ring(*axes: str) -> GroupLink:
-        return slowest_ring(links, place_R[mesh.groups(*axes)], ring_per_port=ring_per_port)
-
     if mesh.num_ranks > links.num_places:
         raise ValueError(f"{mesh.num_ranks} ranks, but the links have {links.num_places} places")
-    exchange, experts = mesh.expert_groups()
-    alone = mesh.ep <= 1
-    return {
-        "tp": ring("tp"),
-        "cp": ring("cp"),
-        "sharding": ring("cp", "dp_shard"),
-        "replicated": ring("dp_replicate"),
-        "experts": slowest_ring(links, place_R[experts], ring_per_port=ring_per_port),
-        "exchange": ALONE if alone else slowest_exchange(links, place_R[exchange]),
-        "pp": slowest_chain(links, place_R[mesh.groups("pp")]),
-    }
+    groups = mesh.axis_groups().items()
+    return {name: _link(links, kind, place_R[each], ring_per_port=ring_per_port) for name, (kind, each) in groups}
+
+
+def _link(links: LinkMatrix, kind: str, groups_GM: Groups, *, ring_per_port: bool) -> GroupLink:
+    if kind == "ring":
+        return slowest_ring(links, groups_GM, ring_per_port=ring_per_port)
+    return slowest_exchange(links, groups_GM) if kind == "exchange" else slowest_chain(links, groups_GM)
 
 
 def links_on(cluster: ClusterSpec, mesh: Mesh) -> dict[str, GroupLink]:
@@ -209,31 +240,104 @@ def links_on(cluster: ClusterSpec, mesh: Mesh) -> dict[str, GroupLink]:
     if mesh.num_ranks > cluster.num_ranks:
         raise UserError(f"{mesh.num_ranks} ranks, but the cluster {cluster.describe()} has {cluster.num_ranks}")
     on, domain = collectives_on(cluster), cluster.domain
-
-    def link(kind: str, groups: Groups) -> GroupLink:
-        return group_link(on, kind, groups, domain)
-
-    exchange, experts = mesh.expert_groups()
-    return {
-        "tp": link("ring", mesh.groups("tp")),
-        "cp": link("ring", mesh.groups("cp")),
-        "sharding": link("ring", mesh.groups("cp", "dp_shard")),
-        "replicated": link("ring", mesh.groups("dp_replicate")),
-        "experts": link("ring", experts),
-        "exchange": ALONE if mesh.ep <= 1 else link("exchange", exchange),
-        "pp": link("chain", mesh.groups("pp")),
-    }
+    groups = mesh.axis_groups().items()
+    return {name: group_link(on, kind, each, domain) for name, (kind, each) in groups}
 
 
-def place_ranks(links: LinkMatrix, mesh: Mesh, weights: Mapping[str, float], *, ring_per_port: bool) -> Groups:
-    """Return (R,) the place of each rank, with the nodes in the order of the least communication time found.
+@dataclass(frozen=True)
+class Freedom:
+    """What a placement may change."""
 
-    `weights` are the bytes of each axis per step. Only nodes that the ranks fill are put in order.
+    nodes: bool = False
+    """The order of the nodes."""
+    devices: bool = False
+    """The order of the devices inside nodes, the same in each."""
+    ranks: bool = False
+    """The place of every rank: also the order of the degrees, whatever the framework's own is."""
+
+    @classmethod
+    def at(cls, layout: Layout, row: int) -> Freedom:
+        """Return what the knobs of a row ask for."""
+        hosts = int(layout.hosts[row])
+        return cls(nodes=hosts > 0, ranks=hosts > 1, devices=bool(layout.devices[row]))
+
+    @property
+    def any(self) -> bool:
+        """Whether anything may change."""
+        return self.nodes or self.devices or self.ranks
+
+
+MAX_ORDERS_IMPROVED = 4
+"""Orders of the degrees, the most promising ones, for which the nodes are put in order."""
+TIE = 0.01
+"""Weight of the mean link beside the slowest one while orders are improved: then it counts that a change repairs one of
+several equally slow links."""
+Cost = Callable[[Sequence[int], Sequence[int]], float]
+
+
+def place_ranks(
+    links: LinkMatrix,
+    mesh: Mesh,
+    weights: Mapping[str, float],
+    freedom: Freedom,
+    *,
+    ring_per_port: bool,
+    slowest: bool = False,
+) -> Groups:
+    """Return (R,) the place of each rank with the least communication time found, at most that of ranks in order.
+
+    `weights` are the bytes of each axis per step. Only nodes that the ranks fill are put in order. `slowest` looks for
+    the most time instead, for comparisons.
     """
+    used = [
+        (weights[name], kind, groups)
+        for name, (kind, groups) in mesh.axis_groups().items()
+        if weights.get(name) and groups.shape[1] > 1
+    ]
 
-    def cost(order: Sequence[int]) -> float:
-        place_R = spread_nodes(links, order)[: mesh.num_ranks]
-        found = links_of(links, mesh, place_R, ring_per_port=ring_per_port)
-        return sum(size / found[name].bytes_s for name, size in weights.items() if size)
+    def arrange(position: Groups, tie: float) -> Cost:
+        def cost(nodes: Sequence[int], devices: Sequence[int]) -> float:
+            place_R = spread_nodes(links, nodes, devices or None)[position]
+            total = 0.0
+            for size, kind, groups in used:
+                link = _link(links, kind, place_R[groups], ring_per_port=ring_per_port)
+                total += size * (1 / link.bytes_s + tie * link.mean_s_per_byte)
+            return -total if slowest else total
 
-    return spread_nodes(links, improve_order(identity_order(links), cost, chain_nodes(links)))[: mesh.num_ranks]
+        return cost
+
+    given = identity_order(links), tuple(range(count_devices(links)))
+    positions = list(mesh.each_position(len(given[1]))) if freedom.ranks else [np.arange(mesh.num_ranks)]
+    costs = [arrange(position, TIE) for position in positions]
+    chains = [given[0], *(chain_nodes(links, slowest=slowest) if freedom.nodes else ())]
+    promise = [min(cost(chain, given[1]) for chain in chains) for cost in costs]
+    promising = sorted(range(len(costs)), key=promise.__getitem__)[:MAX_ORDERS_IMPROVED]
+    found = [(index, *_improve(links, costs[index], given, freedom, slowest=slowest)) for index in sorted(promising)]
+    costs = [arrange(position, 0.0) for position in positions]
+    index, nodes, devices = min(found, key=lambda each: costs[each[0]](each[1], each[2]))
+    if costs[0](*given) <= costs[index](nodes, devices):
+        index, (nodes, devices) = 0, given
+    return np.asarray(spread_nodes(links, nodes, devices or None)[positions[index]])
+
+
+def _improve(
+    links: LinkMatrix, cost: Cost, given: tuple[Order, Order], freedom: Freedom, *, slowest: bool
+) -> tuple[Order, Order]:
+    """Return the order of nodes and of devices, each improved with the other held, until neither helps."""
+
+    def improve_nodes(nodes: Order, devices: Order) -> Order:
+        return improve_order(nodes, lambda order: cost(order, devices), chain_nodes(links, slowest=slowest))
+
+    def improve_devices(nodes: Order, devices: Order) -> Order:
+        return improve_order(devices, lambda order: cost(nodes, order), chain_devices(links, slowest=slowest))
+
+    nodes, devices = given
+    differ = links.places < len(devices)  # otherwise the matrix says nothing of single devices
+    while True:
+        before = nodes, devices
+        if freedom.nodes:
+            nodes = improve_nodes(nodes, devices)
+        if freedom.devices and differ:
+            devices = improve_devices(nodes, devices)
+        if (nodes, devices) == before or not (freedom.nodes and freedom.devices):
+            return nodes, devices

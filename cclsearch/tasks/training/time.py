@@ -101,7 +101,8 @@ def time_parts(card: Card, layout: Layout, machine: Machine) -> TimeParts:
 
 def connect(card: Card, layout: Layout, machine: Machine) -> Network:
     """Return the links of every configuration, with nodes in order of their traffic where that is asked for."""
-    weights = count_bytes(card, layout, machine) if machine.links is not None and layout.hosts.any() else None
+    is_asked = machine.links is not None and (layout.hosts.any() or layout.devices.any())
+    weights = count_bytes(card, layout, machine) if is_asked else None
     return Network(layout, machine, weights)
 
 
