@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,9 @@ from cclsearch.links.read import write_links
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.time import MULTIPLIERS, combine_time, time_parts
 
 COMMON = Path(__file__).parent.parent / "launchers"
 NVLINKS = (
@@ -138,6 +142,20 @@ def test_what_is_searched_is_never_slower_than_the_default() -> None:
             default = seconds(card, **config, host_order="given")
             assert seconds(card, **config, host_order="links") <= default * 1.001
             assert seconds(card, **config, host_order="ranks") <= default * 1.001
+
+
+def test_axes_that_share_the_ports_of_nodes_take_turns() -> None:
+    """A step takes at least as long as the ports need for all that passes them: gradients cannot hide behind messages
+    of tensor parallelism that fill the same ports."""
+    row = {"tp": 8, "dp": 4, "pp": 1, "micro_batch_size": 64, "zero_stage": 0, "activation_checkpointing": "none"}
+    card = with_links(zones(), 32, 4)
+    space = space_from_rows([Knob(name, (value,)) for name, value in row.items()], [row])  # type: ignore[arg-type,list-item]
+    parts = time_parts(card, read_layout(card, space), read_machine(card))
+    assert parts.tp_scale_out[0] > 0
+    ports_s = parts.micro_batches * parts.tp_scale_out + parts.dp
+    step_s = combine_time(parts, np.zeros(len(MULTIPLIERS)))
+    assert step_s[0] >= 0.999 * ports_s[0]
+    assert combine_time(replace(parts, shared_tp=np.zeros(1)), np.zeros(len(MULTIPLIERS)))[0] < step_s[0]
 
 
 def test_an_order_of_devices_is_set_by_the_run_script_on_any_scheduler() -> None:

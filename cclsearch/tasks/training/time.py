@@ -88,6 +88,12 @@ class TimeParts:
     """Micro-batches behind whose computation that communication can hide."""
     optimizer: Array
     """Per step."""
+    shared_tp: Array
+    """Whether gradients leave their node while tensor-parallel collectives do, over measured links: 1 or 0."""
+    shared_exchange: Array
+    """The same of exchanges with experts."""
+    shared_p2p: Array
+    """The same of pipeline stages."""
     micro_batches: Array
     virtual: Array
     pipelined: Array
@@ -150,6 +156,7 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
     staged = (layout.pp > 1).astype(np.float64)
     local_params = parameters_per_rank(counts, arch.num_layers, layout)
     sharded = np.where(layout.zero >= 1, layout.sharding, 1.0)
+    shared = [_shares_ports(machine, network, name) for name in ("tp", "exchange", "pp")]
     return TimeParts(
         gemm=_layer_gemms(card, layout, machine, tokens) * layers * turns,
         attention=attention * turns,
@@ -171,10 +178,19 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
         # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
         dp_window=np.where(layout.zero >= 2, layout.accumulation, 1.0),
         optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
+        shared_tp=shared[0],
+        shared_exchange=shared[1],
+        shared_p2p=shared[2],
         micro_batches=layout.accumulation,
         virtual=layout.virtual,
         pipelined=1 - 1 / layout.pp,
     )
+
+
+def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
+    """(N,) 1 where an axis and the gradients both leave their nodes over measured links, and so use the same ports."""
+    gradients = network.axis("sharding").crosses | network.axis("replicated").crosses
+    return np.asarray((network.axis(name).crosses & gradients) * float(machine.links is not None))
 
 
 def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
@@ -279,8 +295,13 @@ def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
 
 
 def _exposed_traffic(parts: TimeParts, m: Multipliers, slot: Array) -> Array:
-    """Return the seconds of data-parallel traffic that computation does not hide; smooth in both limits."""
-    traffic, hides = m["dp"] * parts.dp, m["dp_overlap"] * 0.5 * parts.dp_window * slot
+    """Return the seconds of data-parallel traffic that computation does not hide; smooth in both limits.
+
+    While other messages of a micro-batch use the ports of the nodes, gradients cannot.
+    """
+    busy = parts.shared_tp * m["tp_scale_out"] * parts.tp_scale_out + parts.shared_p2p * m["p2p"] * parts.p2p
+    busy = busy + parts.shared_exchange * m["expert_exchange"] * parts.expert_exchange
+    traffic, hides = m["dp"] * parts.dp, m["dp_overlap"] * 0.5 * parts.dp_window * (slot - busy)
     return np.asarray(traffic * traffic / (traffic + hides + 1e-12))
 
 
