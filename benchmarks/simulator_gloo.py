@@ -20,6 +20,9 @@ from cclsearch.simulator.collectives import Collectives
 from cclsearch.simulator.measured import MeasuredNetwork
 
 NAME = "cclsim"
+BURST = "64kb"
+"""What a shaped link passes at once after it was idle: little of a message, since the simulated links have none."""
+ROUNDS = 9
 WORKER = """
 import json, os, sys, time
 import torch, torch.distributed as dist
@@ -48,11 +51,12 @@ dist.destroy_process_group()
 
 
 INTRODUCTION = """Ranks are processes in network namespaces on one machine of 2 cores, connected by a bridge; `tc tbf`
-shapes each rank's link in both directions. Median of 3 after one warm-up, of the slowest rank. The simulator is given
-the shaped rates, the algorithm that Gloo uses (rings in one direction; a broadcast to all children of a binomial tree
-at once; all-gather and all-to-all with turns, see `cclsearch/simulator/collectives.py`), 100 us of latency, and 94.1 %
-of the rate for TCP's payload (1448 of 1538 bytes of a frame). The time of an all-to-all depends on the order in which
-ranks arrive, most over unlike links; the simulated one is the mean over some orders.
+shapes each rank's link in both directions. Mean of 9 rounds after one warm-up, of the slowest rank, with the fastest
+and the slowest round. The simulator is given the shaped rates, the algorithm that Gloo uses (rings in one direction;
+a broadcast to all children of a binomial tree at once; all-gather and all-to-all with turns, see
+`cclsearch/simulator/collectives.py`), 100 us of latency, and 94.1 % of the rate for TCP's payload (1448 of 1538 bytes
+of a frame). The time of an all-to-all depends on the order in which ranks arrive, most over unlike links; the simulated
+one is the mean over all orders of up to four ranks, or 24 orders of more.
 """
 
 
@@ -80,7 +84,7 @@ def namespaces(mbit: list[float]) -> Iterator[list[str]]:
             command("ip", "-n", space, "addr", "add", f"10.213.7.{rank + 1}/24", "dev", inner)
             command("ip", "-n", space, "link", "set", inner, "up")
             command("ip", "-n", space, "link", "set", "lo", "up")
-            limit = ("root", "tbf", "rate", f"{rate}mbit", "burst", f"{max(round(rate), 64)}kb", "latency", "15ms")
+            limit = ("root", "tbf", "rate", f"{rate}mbit", "burst", BURST, "latency", "15ms")
             command("tc", "-n", space, "qdisc", "add", "dev", inner, *limit)
             command("tc", "qdisc", "add", "dev", outer, *limit)
         yield made
@@ -90,8 +94,8 @@ def namespaces(mbit: list[float]) -> Iterator[list[str]]:
         subprocess.run(["ip", "link", "del", f"{NAME}br"], check=False, capture_output=True)
 
 
-def run_gloo(mbit: list[float], calls: list[tuple[str, int]], rounds: int = 3) -> dict[str, float]:
-    """Return `kind count` -> median seconds of the slowest rank."""
+def run_gloo(mbit: list[float], calls: list[tuple[str, int]], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """Return `kind count` -> seconds of the slowest rank in each round."""
     with namespaces(mbit) as spaces, tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "worker.py"
         script.write_text(WORKER)
@@ -106,8 +110,8 @@ def run_gloo(mbit: list[float], calls: list[tuple[str, int]], rounds: int = 3) -
         finally:
             for worker in workers:
                 worker.kill()
-    found = json.loads(outputs[0].strip().splitlines()[-1])
-    return {key: float(np.median(seconds)) for key, seconds in found.items()}
+    found: dict[str, list[float]] = json.loads(outputs[0].strip().splitlines()[-1])
+    return found
 
 
 def measure_gloo() -> None:
@@ -116,7 +120,7 @@ def measure_gloo() -> None:
         print("Not run: needs root, `ip` and `tc`.\n")
         return
     print(INTRODUCTION)
-    print("| ranks | links | collective | bytes | real | simulated | difference |\n" + "| --- " * 7 + "|")
+    print("| ranks | links | collective | bytes | real, mean | of | simulated | difference |\n" + "| --- " * 8 + "|")
     differences = []
     calls = [("all_reduce", 1 << 20), ("all_reduce", 1 << 22), ("all_gather", 1 << 21), ("broadcast", 1 << 20)]
     calls += [("send", 1 << 20), ("all_to_all", 1 << 21)]
@@ -145,9 +149,11 @@ def _compare(mbit: list[float], calls: list[tuple[str, int]]) -> Iterator[float]
         group = np.arange(ranks)[None]
         algorithm = ALGORITHMS.get(kind, "direct")
         simulated = on.schedule(kind, group[:, :2] if kind == "send" else group, size, algorithm).seconds
-        measured = real[f"{kind} {count}"]
+        each = real[f"{kind} {count}"]
+        measured = float(np.mean(each))
         links = f"{mbit[0]:g} Mbit/s" + (f", one {min(mbit):g}" if min(mbit) != max(mbit) else "")
         difference = simulated / measured - 1
-        times = f"{measured:.3f} s | {simulated:.3f} s | {100 * difference:+.1f} %"
+        extent = f"{min(each):.3f} to {max(each):.3f}"
+        times = f"{measured:.3f} s | {extent} | {simulated:.3f} s | {100 * difference:+.1f} %"
         print(f"| {ranks} | {links} | {kind} | {size:.3g} | {times} |")
         yield difference

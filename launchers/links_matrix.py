@@ -49,17 +49,29 @@ def measure_all(links: Links, max_ranks: int) -> dict[str, Any]:
         "places": 1 if by_rank else len(next(iter(by_node.values()))),
         "bytes_s": rates,
         "latency_s": latencies,
-        "places_per_port": _count_sharers(links, list(by_node.values())),
+        **_measure_port(links, list(by_node.values())),
         "all_reduce": [{"bytes": size, "seconds": links.reduce_together(size)} for size in (1 << 10, 1 << 20, 1 << 22)],
         "backend": links.backend,
     }
 
 
-def _count_sharers(links: Links, nodes: Sequence[Sequence[int]]) -> int:
-    """Return how many ranks of a node share a network port: all of the first two nodes send at once."""
-    if len(nodes) < 2 or min(len(nodes[0]), len(nodes[1])) < 2:
-        return 1
+NEARLY_WHOLE = 0.15
+"""Deviation from a whole number up to which the ranks that share a port are counted."""
+
+
+def _measure_port(links: Links, nodes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return how many ranks of a node share a network port: all of the first two nodes send at once.
+
+    If that leaves each rank neither a whole part of what it has alone nor all of it, one rank cannot fill a port: then
+    the ports of a node count as one, with what passes them together.
+    """
+    sharers = min(len(nodes[0]), len(nodes[1])) if len(nodes) > 1 else 1
+    if sharers < 2:
+        return {"places_per_port": 1}
     alone, _ = links.measure([(nodes[0][0], nodes[1][0])])
     together, _ = links.measure(list(zip(nodes[0], nodes[1], strict=False)))
-    sharers = min(len(nodes[0]), len(nodes[1]))
-    return min(sharers, max(1, round(alone / together)))
+    parts = alone / together
+    whole = min(sharers, max(1, round(parts)))
+    if parts > 1 and abs(parts / whole - 1) > NEARLY_WHOLE:
+        return {"places_per_port": sharers, "port_bytes_s": sharers * together}
+    return {"places_per_port": whole}

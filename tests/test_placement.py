@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Job, refuse_places
 from cclsearch.launch.contract import TrialInput, trial_environment
-from cclsearch.links.groups import slowest_ring
+from cclsearch.links.groups import slowest_exchange, slowest_ring
 from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.read import write_links
+from cclsearch.links.read import read_links, write_links
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.base import task_of
@@ -97,6 +98,56 @@ def test_nccl_finds_the_ring_of_a_dgx_1_and_gloo_keeps_the_order_of_the_ranks() 
     assert slowest_ring(dgx1(), group, ring_per_port=False).bytes_s == 10e9
     ring = np.array([[0, 3, 2, 1, 5, 6, 7, 4]])
     assert slowest_ring(dgx1(), ring, ring_per_port=False).bytes_s == 50e9
+
+
+def test_a_port_that_one_pair_cannot_fill_passes_more_of_several(tmp_path: Path) -> None:
+    """Two nodes of 8: a pair alone has 8 GB/s, all of a node together 47, as Galvatron's all-reduce of 16 ranks."""
+    links = LinkMatrix(
+        endpoints=("a", "b"), places=8, gbps=((1300, 64), (64, 1300)), latency_us=((3, 9), (9, 3)), places_per_port=8,
+        port_gbps=47 * 8,
+    )  # fmt: skip
+    ranks = np.arange(16)
+
+    def rate(groups: np.ndarray) -> float:
+        return slowest_ring(links, groups, ring_per_port=True).bytes_s / 1e9
+
+    assert rate(ranks[None]) == pytest.approx(47)
+    assert rate(ranks.reshape(2, 8).T[:1]) == pytest.approx(8)
+    assert rate(ranks[::4][None]) == pytest.approx(16)
+    assert rate(ranks.reshape(2, 8).T) == pytest.approx(47 / 8)
+    assert slowest_ring(links, ranks[None], ring_per_port=False).bytes_s == pytest.approx(8e9)
+    (tmp_path / "links.csv").write_text(write_links(links))
+    assert read_links(tmp_path / "links.csv").port_gbps == 376
+    assert slowest_exchange(links, ranks[None]).bytes_s < 15 / 8 * 47e9 / 8
+
+
+class FakeLinks:
+    """Two nodes of four: a pair alone has 8 bytes per second, four at once what is said."""
+
+    names, nodes, backend = [f"r{k}" for k in range(8)], ["a"] * 4 + ["b"] * 4, "fake"
+
+    def __init__(self, together: float) -> None:
+        self.together = together
+
+    def measure(self, pairs: Sequence[tuple[int, int]]) -> tuple[float, float]:
+        return (8.0 if len(pairs) == 1 else self.together), 1e-6
+
+    def reduce_together(self, size: int) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("together", "sharers", "port"), [(8.0, 1, None), (4.0, 2, None), (2.1, 4, None), (5.5, 4, 22.0)]
+)
+def test_the_probe_tells_shared_ports_from_those_that_one_rank_cannot_fill(
+    together: float, sharers: int, port: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(COMMON))
+    import links_matrix
+
+    found = links_matrix.measure_all(FakeLinks(together), 32)
+    assert found["places_per_port"] == sharers
+    assert found.get("port_bytes_s") == port
 
 
 def test_devices_are_paired_where_two_links_join_them() -> None:

@@ -47,6 +47,7 @@ class ProbedLinks(Model):
     bytes_s: tuple[tuple[float, ...], ...]
     latency_s: tuple[tuple[float, ...], ...]
     places_per_port: PositiveCount
+    port_bytes_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     all_reduce: tuple[Reduced, ...]
     backend: str
 
@@ -130,6 +131,7 @@ def read_probe(path: Path, *, ring_per_port: bool | None = None) -> Measured:
             gbps=tuple(tuple(float(f"{rate * 8e-9:.4g}") for rate in row) for row in found.bytes_s),
             latency_us=tuple(tuple(float(f"{latency * 1e6:.4g}") for latency in row) for row in found.latency_s),
             places_per_port=found.places_per_port,
+            port_gbps=None if found.port_bytes_s is None else float(f"{found.port_bytes_s * 8e-9:.4g}"),
             source=f"measured with {one_line(found.backend, 20)} over {len(found.endpoints)} endpoints",
         )
     except (OSError, JobFileError, ValidationError, ValueError) as error:

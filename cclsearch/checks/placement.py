@@ -189,7 +189,9 @@ def vary_links(links: LinkMatrix) -> list[tuple[str, LinkMatrix]]:
     rates, latencies = np.array(links.gbps), np.array(links.latency_us)
 
     def changed(gbps: NDArray[np.float64], latency: NDArray[np.float64] = latencies) -> LinkMatrix:
-        fields = {name: getattr(links, name) for name in ("endpoints", "nodes", "places", "places_per_port")}
+        fields = {
+            name: getattr(links, name) for name in ("endpoints", "nodes", "places", "places_per_port", "port_gbps")
+        }
         return LinkMatrix(**fields, gbps=gbps.tolist(), latency_us=latency.tolist())
 
     found = [("as measured", links)]

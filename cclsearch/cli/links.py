@@ -184,7 +184,8 @@ def _keep(profile: Profile, links: LinkMatrix) -> Path:
 
 def _as_data(links: LinkMatrix, path: Path) -> dict[str, object]:
     fields = {
-        name: getattr(links, name) for name in ("endpoints", "nodes", "places", "places_per_port", "gbps", "latency_us")
+        name: getattr(links, name)
+        for name in ("endpoints", "nodes", "places", "places_per_port", "port_gbps", "gbps", "latency_us")
     }
     return {"path": str(path), "source": links.source, **fields}
 
@@ -198,7 +199,8 @@ def _table(links: LinkMatrix) -> list[str]:
     names, count = links.endpoints, len(links.endpoints)
     lines = [links.describe()]
     if links.places_per_port > 1:
-        lines.append(f"{links.places_per_port} neighbouring places of a node share a network port")
+        port = f" of {links.port_gbps:.4g} Gbit/s" if links.port_gbps is not None else ""
+        lines.append(f"{links.places_per_port} neighbouring places of a node share a network port{port}")
     width = max(len(name) for name in names) + 2
     if count <= SHOWN:
         lines.append("Gbit/s from row to column:")

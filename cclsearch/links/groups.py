@@ -115,7 +115,8 @@ def slowest_exchange(links: LinkMatrix, groups_GM: Places) -> GroupLink:
     # the ranks of a port send to other nodes in turn
     port, node = links.port_P, links.node_P
     sharers = np.bincount(port[np.unique(groups_GM)], minlength=int(port.max()) + 1)
-    seconds = np.where(apart, sharers[port[source]], 1) / rate
+    fastest = rate if links.port_bytes_s is None else links.port_bytes_s
+    seconds = np.where(apart, np.maximum(1 / rate, sharers[port[source]] / fastest), 1 / rate)
     per_member = seconds.reshape(len(groups_GM), members, members - 1).sum(axis=2) / (members - 1)
     crosses = bool(np.any(node[source] != node[target]))
     return GroupLink(float(1 / per_member.max()), float(latency.max()), crosses, float(per_member.mean()))
@@ -137,29 +138,36 @@ def _slowest(links: LinkMatrix, source: Places, target: Places, *, ring_per_port
     if apart.any():
         groups = np.broadcast_to(np.arange(len(source))[:, None], source.shape)
         ends = np.stack([source, target])
-        share = _port_share(links, groups, ends, apart, ring_per_port=ring_per_port)
-        rate = np.where(apart, rate * share, rate)
+        rates, share = _port_share(links, groups, ends, apart, ring_per_port=ring_per_port)
+        port = links.port_bytes_s
+        shared = rate * share if port is None else np.minimum(rate * rates, port * share)
+        rate = np.where(apart, shared, rate)
     return GroupLink(float(rate.min()), float(latency.max()), bool(apart.any()), float((1 / rate).mean()))
 
 
 def _port_share(
     links: LinkMatrix, groups: Places, ends: Places, apart: NDArray[np.bool_], *, ring_per_port: bool
-) -> NDArray[np.float64]:
-    """Return the ports that each edge has: those of the group's members in the node, each shared with other groups."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the rings of each edge, one for each of its group's members in the node, and the ports that it has.
+
+    A port is shared by the groups whose members use it.
+    """
     port, node = links.port_P, links.node_P
-    crossing = np.unique(groups[apart])
-    if ring_per_port:
-        rows = np.isin(groups, crossing)
-        users = np.unique(np.stack([np.tile(groups[rows], 2), ends[:, rows].ravel()]), axis=1)
-        pairs = np.unique(np.stack([users[0], port[users[1]]]), axis=1)  # (group, port) that is used
-        flows = np.bincount(pairs[1], minlength=int(port.max()) + 1)
-        port_node = np.zeros(int(port.max()) + 1, dtype=np.int64)
-        port_node[port] = node
-        share = np.zeros((int(groups.max()) + 1, int(node.max()) + 1))
-        np.add.at(share, (pairs[0], port_node[pairs[1]]), 1.0 / flows[pairs[1]])
-        each = share[np.stack([groups, groups]), node[ends]]
-    else:
-        out = np.bincount(port[ends[0][apart]], minlength=int(port.max()) + 1)
-        into = np.bincount(port[ends[1][apart]], minlength=int(port.max()) + 1)
+    ports = int(port.max()) + 1
+    if not ring_per_port:
+        out = np.bincount(port[ends[0][apart]], minlength=ports)
+        into = np.bincount(port[ends[1][apart]], minlength=ports)
         each = 1.0 / np.maximum(np.stack([out[port[ends[0]]], into[port[ends[1]]]]), 1)
-    return np.asarray(np.where(apart, each.min(axis=0), 1.0))
+        return np.ones(apart.shape), np.asarray(np.where(apart, each.min(axis=0), 1.0))
+    rows = np.isin(groups, np.unique(groups[apart]))
+    users = np.unique(np.stack([np.tile(groups[rows], 2), ends[:, rows].ravel()]), axis=1)
+    pairs = np.unique(np.stack([users[0], port[users[1]]]), axis=1)  # (group, port) that is used
+    flows = np.bincount(pairs[1], minlength=ports)
+    port_node = np.zeros(ports, dtype=np.int64)
+    port_node[port] = node
+    shape = int(groups.max()) + 1, int(node.max()) + 1
+    share, members = np.zeros(shape), np.zeros(shape)
+    np.add.at(share, (pairs[0], port_node[pairs[1]]), 1.0 / flows[pairs[1]])
+    np.add.at(members, (users[0], node[users[1]]), 1.0)
+    at = np.stack([groups, groups]), node[ends]
+    return members[at].min(axis=0), np.asarray(np.where(apart, share[at].min(axis=0), 1.0))

@@ -54,6 +54,9 @@ class LinkMatrix(Model):
     """Microseconds of an empty message, of the same pairs."""
     places_per_port: int = Field(default=1, ge=1)
     """Neighbouring places of a node that share one port to other nodes: 1 if each has a network port of its own."""
+    port_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Gbit/s that pass a port in one direction while all of its places send; None: those of one pair. It is more if one
+    pair cannot fill a port."""
     source: str = ""
     """Where the figures are from: what measured them, or whose they are."""
 
@@ -139,6 +142,11 @@ class LinkMatrix(Model):
             np.fill_diagonal(rate, np.inf)
         return rate
 
+    @property
+    def port_bytes_s(self) -> float | None:
+        """Bytes per second of a port; None: those of one pair."""
+        return None if self.port_gbps is None else self.port_gbps * 1e9 / 8
+
     @cached_property
     def latency_s_EE(self) -> Array:
         """(E, E) seconds."""
@@ -174,6 +182,7 @@ class LinkMatrix(Model):
             gbps=tuple(tuple(self.gbps[i][j] for j in at) for i in at),
             latency_us=tuple(tuple(self.latency_us[i][j] for j in at) for i in at),
             places_per_port=self.places_per_port,
+            port_gbps=self.port_gbps,
             source=self.source,
         )
 

@@ -19,7 +19,7 @@ BANDWIDTH_UNITS = {"gbps": 1.0, "gbit_s": 1.0, "mbit_s": 1e-3, "GB_s": 8.0, "MB_
 """Name of a column -> Gbit/s of its unit; GB and MB are decimal."""
 LATENCY_UNITS = {"latency_us": 1.0, "latency_ms": 1e3, "latency_s": 1e6}
 """Name of a column -> microseconds of its unit."""
-_MARKS = ("places", "places_per_port", "source")
+_MARKS = ("places", "places_per_port", "port_gbps", "source")
 """Fields of the matrix that lines `# NAME: VALUE` state."""
 _RANK_LINE = re.compile(
     r"#\s+Rank\s+(?P<rank>\d+)\s.*?\bPid\s+\d+\s+on\s+(?P<host>\S+)\s+device\s+(?P<device>\d+)\s*\[[^\]]*\]\s*(?P<name>.*)"
@@ -49,6 +49,8 @@ def write_links(links: LinkMatrix) -> str:
     """Return the CSV text of a matrix, one row per ordered pair."""
     out = io.StringIO()
     out.write(f"# places: {links.places}\n# places_per_port: {links.places_per_port}\n")
+    if links.port_gbps is not None:
+        out.write(f"# port_gbps: {links.port_gbps:.6g}\n")
     if links.source:
         out.write(f"# source: {one_line(links.source, 500)}\n")
     writer = csv.writer(out, lineterminator="\n")

@@ -12,8 +12,8 @@ from cclsearch.simulator.sharing import Ids
 class MeasuredNetwork(LinkNetwork):
     """Ranks at the places of a link matrix, in order.
 
-    Links are a pair of places each, then the ports out of the nodes, then those into them. A port has the bandwidth of
-    the fastest pair that was measured through it.
+    Links are a pair of places each, then the ports out of the nodes, then those into them. A port has the bandwidth
+    that was measured while all of its places sent, or that of the fastest pair through it.
     """
 
     def __init__(self, matrix: LinkMatrix) -> None:
@@ -28,6 +28,8 @@ class MeasuredNetwork(LinkNetwork):
         np.maximum.at(out, port, np.where(between, pairs, 0.0).max(axis=1))
         np.maximum.at(into, port, np.where(between, pairs, 0.0).max(axis=0))
         ports = np.concatenate([out, into])
+        if matrix.port_bytes_s is not None:
+            ports = np.where(ports > 0, np.maximum(ports, matrix.port_bytes_s), ports)
         self.capacity_L = np.concatenate([pairs.ravel(), np.where(ports > 0, ports, np.inf)])
 
     def route(self, source: Ids, target: Ids) -> Routes:
