@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -95,17 +95,31 @@ def _read_prior(data: dict[str, Any], names: Sequence[str]) -> Prior:
     )
 
 
+def expect_measured_links(prior: Prior) -> Prior:
+    """Return the prior of step times over measured links: messages take the time that the measured rates say.
+
+    The shipped multipliers of messages are what collectives took beside the nominal bandwidths of a catalogue, which no
+    collective reaches; a measured bandwidth is what a message really gets.
+    """
+    mean_P = prior.mean_P.copy()
+    scale = mean_P[time.MULTIPLIERS.index("scale")]  # it also multiplies the messages
+    mean_P[[time.MULTIPLIERS.index(name) for name in time.LINK_MULTIPLIERS]] = -scale
+    return replace(prior, mean_P=mean_P)
+
+
 def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Predictor:
     """Return the predictor of a card over a space, with these priors or the shipped ones."""
     priors = priors or load_priors()
     layout, machine = read_layout(card, space), read_machine(card)
+    is_measured = card.hardware.links is not None
+    time_prior = expect_measured_links(priors.time) if is_measured else priors.time
     metrics = {metric.name: metric for metric in METRICS}
     steps = PartsModel(_in_each_precision(card, staged.staged_time), time.combine_time, time.split_time, layout)
     peaks = PartsModel(
         _in_each_precision(card, staged.staged_memory), memory.combine_memory, memory.split_memory, layout
     )
     step_time = ClosedForm(
-        metrics[STEP_TIME], time.MULTIPLIERS, priors.time, steps.log_cost, steps.split, "time_parts_s", "s/step"
+        metrics[STEP_TIME], time.MULTIPLIERS, time_prior, steps.log_cost, steps.split, "time_parts_s", "s/step"
     )
     peak = ClosedForm(metrics[PEAK_MEMORY], memory.MULTIPLIERS, priors.memory, peaks.log_cost, peaks.split)
     log_limit = float(np.log(USABLE_MEMORY * machine.memory_gib))

@@ -27,6 +27,8 @@ from cclsearch.tasks.training.memory import (
 )
 from cclsearch.tasks.training.network import AXES, AxisLink, Network
 
+LINK_MULTIPLIERS = ("tp_scale_up", "tp_scale_out", "expert_exchange", "p2p", "dp")
+"""Those of seconds that messages take on links."""
 MULTIPLIERS = (
     *("scale", "gemm", "attention", "elementwise", "recompute", "vocabulary", "imbalance", "launch", "tp_scale_up"),
     *("tp_scale_out", "tp_wait", "tp_wait_staged", "expert_exchange", "bubble", "p2p", "p2p_wait", "dp"),
@@ -146,7 +148,7 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
     head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * machine.gemm_share)
     logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
     tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, network, tokens, layers)
-    dp, floor = _data_parallel(card, layout, network)
+    dp, floor = _data_parallel(card, layout, machine, network)
     ring = _context_parallel(card, layout, network, tokens, layers)
     # ranks that share the cores of a host take turns
     turns = np.maximum(np.minimum(layout.ranks, machine.node) / machine.host_cores, 1.0)
@@ -343,32 +345,36 @@ def _tensor_parallel(
     return seconds * ~link.crosses, seconds * link.crosses, wait, staged
 
 
-def _data_parallel(card: Card, layout: Layout, network: Network) -> tuple[Array, Array]:
+def _data_parallel(card: Card, layout: Layout, machine: Machine, network: Network) -> tuple[Array, Array]:
     """Return the communication seconds per step, and the seconds after the optimizer that cannot overlap.
 
-    [Z] section 7: gradients, 2 bytes per parameter, reduced once per step; sharded weights gathered again. Experts are
-    reduced over the ranks that hold the same ones.
+    [Z] section 7: gradients, 2 bytes per parameter (4 over measured links in a precision of 4 bytes), reduced once per
+    step; sharded weights gathered again. Experts are reduced over the ranks that hold the same ones.
     """
+
+    def ring_s(axis: str, params: Array, group: Array) -> Array:
+        return _ring_seconds(network.axis(axis), machine.element_bytes * params, group)
+
     counts = count_parts(card.arch)
     local = parameters_per_rank(counts, card.arch.num_layers, layout)
-    once = _ring_seconds(network.axis("sharding"), local, layout.sharding)
+    once = ring_s("sharding", local, layout.sharding)
     if card.arch.moe is not None:
         experts = experts_per_rank(counts, card.arch.num_layers, layout)
-        once = _ring_seconds(network.axis("sharding"), local - experts, layout.sharding)
-        once = once + _ring_seconds(network.axis("experts"), experts, expert_group(layout)[1])
+        once = ring_s("sharding", local - experts, layout.sharding)
+        once = once + ring_s("experts", experts, expert_group(layout)[1])
     gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
     reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
     # HSDP: each rank reduces its shard of the gradients over the replicas, which are a whole sharding group apart
     share = local / layout.sharding
-    between = 2.0 * _ring_seconds(network.axis("replicated"), share, layout.replicated)
+    between = 2.0 * ring_s("replicated", share, layout.replicated)
     between = between * np.maximum(reduces, 1.0)
     return np.asarray(once * (reduces + gathers) + between), np.asarray(once * after_step)
 
 
-def _ring_seconds(link: AxisLink, params: Array, group: Array) -> Array:
-    """(N,) seconds of one pass of these parameters, 2 bytes each, around a ring of `group` ranks ([T])."""
-    moved = 2.0 * params * (group - 1) / group / link.bytes_s
+def _ring_seconds(link: AxisLink, size: Array, group: Array) -> Array:
+    """(N,) seconds of one pass of `size` bytes around a ring of `group` ranks ([T])."""
+    moved = size * (group - 1) / group / link.bytes_s
     return np.asarray(moved + link.latency_s * np.log2(group + 1) * 20 * (group > 1))
 
 
