@@ -257,7 +257,7 @@ def train(trial: Trial) -> None:
             raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} ranks, but {world} were started")
         torch.set_num_threads(int(trial.config.get("threads", os.environ["OMP_NUM_THREADS"])))
         dist.init_process_group("gloo", timeout=timedelta(minutes=10))
-        if trial.config.get("host_order") == "links" and world > trial.data["ranks_per_node"]:
+        if any(trial.config.get(knob, "given") != "given" for knob in ("host_order", "device_order")):
             say_places(trial, rank)
         order = str(trial.config.get("rank_order", "tp-dp-pp"))
         layout = Layout(rank, order=order, **{axis: trial.degree(axis) for axis in ("tp", "dp", "pp", "ep")})

@@ -14,12 +14,13 @@ from cclsearch.launch.profile import load_profile
 pytestmark = pytest.mark.serial
 
 
-def write_profile(project: Path, names: list[str]) -> None:
+def write_profile(project: Path, names: list[str], *, per_node: int = 1) -> None:
     folder = project / "launchers"
     folder.mkdir(exist_ok=True)
     (folder / "shaped.yaml").write_text(
         f"launcher: local\nnetwork_namespaces: [{', '.join(names)}]\nenvironment: {{OMP_NUM_THREADS: 1}}\n"
-        f"hardware: {{num_accelerators: {len(names)}, accelerators_per_node: 1}}\n"
+        f"namespaces_per_node: {per_node}\n"
+        f"hardware: {{num_accelerators: {len(names)}, accelerators_per_node: {per_node}}}\n"
     )
 
 
@@ -50,6 +51,32 @@ def test_a_slow_pair_is_measured_and_avoided(project: Path, capsys: pytest.Captu
     assert times["links"] < times["given"] / 2
     assert main(["links", "show", "--launcher", "shaped"]) == 0
     assert f"{names[1]}:0 to {names[2]}:0" in capsys.readouterr().out.split("slowest pairs:")[1]
+
+
+@pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and network namespaces")
+def test_devices_of_one_node_are_ordered_by_their_links(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four namespaces stand for the devices of one node: 0-2 and 1-3 are fast, all other pairs slow."""
+    rates = [[400.0 if (i + j) % 2 == 0 else 20.0 for j in range(4)] for i in range(4)]
+    with shaped(rates) as names:
+        write_profile(project, names, per_node=4)
+        assert main(["links", "measure", "--launcher", "shaped", "--json"]) == 0
+        measured = json.loads(capsys.readouterr().out)
+        assert measured["nodes"] == [names[0]] * 4
+        assert measured["endpoints"] == [f"{names[0]}:{k}" for k in range(4)]
+        config = "tp=2,dp=2,pp=1,micro_batch_size=4,activation_checkpointing=none,zero_stage=0"
+        seconds = {}
+        for order in ("given", "links"):
+            knobs = [f"--knob={each}" for each in (*config.split(","), f"device_order={order}")]
+            assert main(["run", "-w", "tiny", "-l", "shaped", "--budget", "1", "--name", order, *knobs]) in (0, 1)
+            capsys.readouterr()
+            trial = project / "runs" / order / "trials" / "0001"
+            assert main(["show", order, "1", "--json"]) == 0
+            seconds[order] = json.loads(capsys.readouterr().out)["metrics"]["step_time_s"]
+            if order == "links":
+                said = (trial / "stdout.log").read_text()
+                places = json.loads(said.split("places of the ranks: ")[1].split("\n")[0])
+                assert {places[0] % 2, places[1] % 2} in ({0}, {1}), "tensor parallelism over a fast pair"
+    assert seconds["links"] < seconds["given"] / 1.3
 
 
 def test_what_cannot_be_measured_is_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
