@@ -6,7 +6,7 @@ import pytest
 
 from cclsearch.core.errors import UserError
 from cclsearch.launch.environment import inherited_environment
-from cclsearch.launch.local import LocalSettings
+from cclsearch.launch.local_settings import LocalSettings
 from cclsearch.launch.profile import load_profile, profile_from_mapping
 
 

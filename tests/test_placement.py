@@ -23,6 +23,7 @@ from cclsearch.launch.contract import TrialInput, trial_environment
 from cclsearch.links.groups import slowest_exchange, slowest_ring
 from cclsearch.links.matrix import LinkMatrix
 from cclsearch.links.read import read_links, write_links
+from cclsearch.report.launch_form import make_launch
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.base import task_of
@@ -235,6 +236,18 @@ def test_the_visible_devices_are_put_in_order_once() -> None:
     hidden = order_devices("v100", CCL_DEVICES="2,0,1", CUDA_VISIBLE_DEVICES="0")
     assert "every rank must see all devices of its node" in hidden.stderr
     assert order_devices("v100").stdout == ""
+
+
+def test_the_launch_by_hand_has_the_order_of_the_devices() -> None:
+    card = with_links(dgx1(), 8, 8)
+    config = Config({"tp": 2, "dp": 4, "pp": 1, "micro_batch_size": 1, "device_order": "links"})
+    form = make_launch(card, "megatron", config)
+    devices = input_of(card, tp=2, dp=4, pp=1, device_order="links").devices
+    assert form.environment["CUDA_VISIBLE_DEVICES"] == ",".join(map(str, devices))
+    assert (
+        "CUDA_VISIBLE_DEVICES"
+        not in make_launch(card, "megatron", Config({**config, "device_order": "given"})).environment
+    )
 
 
 def write_site(project: Path, framework: str, links: LinkMatrix, *, accelerator: str, per_node: int) -> None:

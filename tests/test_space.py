@@ -242,6 +242,8 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
          {"tp": 1, "dp": 4, "pp": 1, "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 0,
           "host_order": "given"},
          {"host_order": "links"}, (KnobDeclaration(name="host_order", choices=("given", "links")),)),
+        ("device_order_needs_links", "wl2", "megatron", {}, {**MEGATRON, "device_order": "given"},
+         {"device_order": "links"}, (KnobDeclaration(name="device_order", choices=("given", "links")),)),
         ("stage_layers_fit", "wl2", "megatron", {}, {**MEGATRON, "stage_layers": "20-12"},
          {"stage_layers": "20-13"}, (KnobDeclaration(name="stage_layers", choices=("20-12", "20-13")),)),
     ],

@@ -120,6 +120,15 @@ def refuse_places(jobs: Sequence[Job], launcher: str) -> None:
             )
 
 
+def refuse_cpu_devices(jobs: Sequence[Job]) -> None:
+    """Raise UserError if ranks on CPUs ask for an order of devices: only namespaces can stand for theirs."""
+    if any(job.payload.devices and job.payload.accelerator == "cpu" for job in jobs):
+        raise UserError(
+            "device_order=links: ranks on CPUs have no devices; give the profile `network_namespaces` and"
+            " `namespaces_per_node`, so that namespaces stand for them, or search with device_order=given"
+        )
+
+
 def submit_error(message: str) -> TrialError:
     """Return the error about a job that could not be started now."""
     return TrialError(Failure(stage=Stage.SUBMIT, kind=FailureKind.LAUNCHER, message=message))

@@ -17,9 +17,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field, field_validator
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UserError
@@ -29,7 +26,17 @@ from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
 from cclsearch.launch import spread
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, refuse_places, submit_error, write_model
+from cclsearch.launch.base import (
+    Check,
+    Handle,
+    Job,
+    JobState,
+    JobStatus,
+    refuse_cpu_devices,
+    refuse_places,
+    submit_error,
+    write_model,
+)
 from cclsearch.launch.collect import (
     EXIT_FILE,
     MEMORY_RAN_OUT,
@@ -41,7 +48,8 @@ from cclsearch.launch.collect import (
     quote_last_line,
 )
 from cclsearch.launch.contract import DEVICES_VARIABLE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
-from cclsearch.launch.environment import check_passed, inherited_environment, render_script
+from cclsearch.launch.environment import inherited_environment, render_script
+from cclsearch.launch.local_settings import LocalSettings
 from cclsearch.launch.ownership import is_own, place_in, run_folder_of
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS
@@ -60,30 +68,6 @@ _FINISH_S = 30.0
 _SHELL = '"$@"; code=$?; echo "$code" >"$0.part" && mv -f "$0.part" "$0"; exit "$code"'
 
 
-class LocalSettings(Model):
-    """The `local` launcher's own fields of a profile."""
-
-    python: str | None = None
-    """Interpreter of the run scripts; None: the one that runs the search."""
-    fork_ranks: bool = True
-    """Let a script that supports it fork its own ranks instead of torchrun: they share one import of torch."""
-    max_parallel: int = Field(default=1, ge=1)
-    """Trials at a time: several disturb each other's timing unless they share no resources."""
-    poll_interval_s: float = Field(default=0.1, gt=0)
-    network_namespaces: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,60}$")], ...] = ()
-    """Namespaces (`ip netns`) that stand for nodes, each with `accelerators_per_node` ranks; needs root."""
-    namespaces_per_node: int = Field(default=1, ge=1)
-    """Namespaces that together stand for a node, in the order above: as many as ranks if each stands for a device."""
-    pass_environment: tuple[str, ...] = ()
-    """Variables, or PREFIX_*, that jobs inherit besides those of `inherited.yaml`; a secret only by its exact name."""
-
-    @field_validator("pass_environment")
-    @classmethod
-    def _check_passed(cls, opted: tuple[str, ...]) -> tuple[str, ...]:
-        check_passed(opted)
-        return opted
-
-
 class LocalJobRecord(Model):
     """`job.json`: the process that runs a trial."""
 
@@ -99,15 +83,6 @@ class LocalJobRecord(Model):
     timeout_s: TimeLimit
     oom_kills: Count
     """Processes that the kernel had killed for memory on this machine before the job started."""
-
-
-def _refuse_devices(jobs: Sequence[Job]) -> None:
-    """Raise UserError if ranks on CPUs ask for an order of devices: only namespaces can stand for theirs."""
-    if any(job.payload.devices and job.payload.accelerator == "cpu" for job in jobs):
-        raise UserError(
-            "device_order=links: ranks on CPUs have no devices; give the profile `network_namespaces` and"
-            " `namespaces_per_node`, so that namespaces stand for them, or search with device_order=given"
-        )
 
 
 _BUSY_CORES = 0.5
@@ -159,7 +134,7 @@ class LocalLauncher:
         """Start each job in its own process group."""
         if not self.settings.network_namespaces:
             refuse_places(jobs, self.name)
-            _refuse_devices(jobs)
+            refuse_cpu_devices(jobs)
         return [self._start(job) for job in jobs]
 
     def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:

@@ -34,7 +34,7 @@ class GroupLink:
     crosses: bool
     """Whether any group leaves its node."""
     mean_s_per_byte: float = 0.0
-    """Of all links of all groups: tells apart placements with equally slow slowest links."""
+    """Of all links of all groups: compares placements whose slowest links are equally slow."""
 
 
 ALONE = GroupLink(float("inf"), 0.0, False)
@@ -50,7 +50,7 @@ def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -
     return _slowest(links, groups_GM, np.roll(groups_GM, -1, axis=1), ring_per_port=ring_per_port)
 
 
-MOST_ORDERED = 8
+MAX_ORDERED = 8
 """Members inside a node up to which the ring with the fastest slowest link is found exactly; others stay in order."""
 
 
@@ -63,7 +63,7 @@ def _order_inside(links: LinkMatrix, group: tuple[int, ...]) -> list[int]:
 
 def _fastest_path(links: LinkMatrix, members: tuple[int, ...], *, is_ring: bool) -> tuple[int, ...]:
     """Return the members in an order whose slowest link is fastest; the given order if none is better."""
-    if not 2 < len(members) <= MOST_ORDERED:
+    if not 2 < len(members) <= MAX_ORDERED:
         return members
     key = (is_ring, *members)
     if key not in links.known_rings:
