@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.shaped_links import can_shape, shaped
 from cclsearch.cli import main
+from cclsearch.launch import spread
 from cclsearch.launch.profile import load_profile
 
 pytestmark = pytest.mark.serial
 
 
-def write_profile(project: Path, names: list[str], *, per_node: int = 1) -> None:
+def write_profile(project: Path, names: list[str]) -> None:
     folder = project / "launchers"
     folder.mkdir(exist_ok=True)
     (folder / "shaped.yaml").write_text(
         f"launcher: local\nnetwork_namespaces: [{', '.join(names)}]\nenvironment: {{OMP_NUM_THREADS: 1}}\n"
-        f"namespaces_per_node: {per_node}\n"
-        f"hardware: {{num_accelerators: {len(names)}, accelerators_per_node: {per_node}}}\n"
+        f"hardware: {{num_accelerators: {len(names)}, accelerators_per_node: 1}}\n"
     )
 
 
@@ -53,30 +56,27 @@ def test_a_slow_pair_is_measured_and_avoided(project: Path, capsys: pytest.Captu
     assert f"{names[1]}:0 to {names[2]}:0" in capsys.readouterr().out.split("slowest pairs:")[1]
 
 
+SAY = """
+import json, os, subprocess
+address = subprocess.run(["hostname", "-I"], capture_output=True, text=True).stdout.split()[0]
+names = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "CCL_NODE_NAME"
+with open(f"{os.environ['OUT']}/{os.environ['RANK']}", "w") as file:
+    json.dump([address, *(os.environ[name] for name in names)], file)
+"""
+
+
 @pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and network namespaces")
-def test_devices_of_one_node_are_ordered_by_their_links(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four namespaces stand for the devices of one node: 0-2 and 1-3 are fast, all other pairs slow."""
-    rates = [[400.0 if (i + j) % 2 == 0 else 20.0 for j in range(4)] for i in range(4)]
-    with shaped(rates) as names:
-        write_profile(project, names, per_node=4)
-        assert main(["links", "measure", "--launcher", "shaped", "--json"]) == 0
-        measured = json.loads(capsys.readouterr().out)
-        assert measured["nodes"] == [names[0]] * 4
-        assert measured["endpoints"] == [f"{names[0]}:{k}" for k in range(4)]
-        config = "tp=2,dp=2,pp=1,micro_batch_size=4,activation_checkpointing=none,zero_stage=0"
-        seconds = {}
-        for order in ("given", "links"):
-            knobs = [f"--knob={each}" for each in (*config.split(","), f"device_order={order}")]
-            assert main(["run", "-w", "tiny", "-l", "shaped", "--budget", "1", "--name", order, *knobs]) in (0, 1)
-            capsys.readouterr()
-            trial = project / "runs" / order / "trials" / "0001"
-            assert main(["show", order, "1", "--json"]) == 0
-            seconds[order] = json.loads(capsys.readouterr().out)["metrics"]["step_time_s"]
-            if order == "links":
-                said = (trial / "stdout.log").read_text()
-                places = json.loads(said.split("places of the ranks: ")[1].split("\n")[0])
-                assert {places[0] % 2, places[1] % 2} in ({0}, {1}), "tensor parallelism over a fast pair"
-    assert seconds["links"] < seconds["given"] / 1.3
+def test_namespaces_stand_for_the_devices_of_a_node(tmp_path: Path) -> None:
+    """Two nodes of two namespaces; the ranks of the first node are on its devices 1 and 0."""
+    (tmp_path / "say.py").write_text(SAY)
+    with shaped([[100.0] * 4 for _ in range(4)]) as names:
+        words = ["ranks=4", "per_node=2", "namespaces_per_node=2", "places=1,0,3,2", f"namespaces={','.join(names)}"]
+        command = [sys.executable, spread.__file__, str(tmp_path / "say.py"), *words]
+        assert subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, check=False).returncode == 0
+    said = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
+    assert [each[0] for each in said] == ["10.201.0.2", "10.201.0.1", "10.201.0.4", "10.201.0.3"]
+    assert [each[1:4] for each in said] == [["0", "2", "0"], ["1", "2", "0"], ["0", "2", "1"], ["1", "2", "1"]]
+    assert [each[4] for each in said] == [names[0], names[0], names[2], names[2]]
 
 
 def test_what_cannot_be_measured_is_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
