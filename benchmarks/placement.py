@@ -1,5 +1,6 @@
 """Placement of ranks on uneven links: real training over shaped links, and simulation on published bandwidths.
 
+    sudo python benchmarks/placement.py devices         # namespaces that stand for the devices of one node
     sudo python benchmarks/placement.py real            # namespaces with shaped links on this machine; needs root
     python benchmarks/placement.py published FOLDER     # FOLDER has sailor-multizone.csv and galvatron-allreduce.csv
 
@@ -130,14 +131,17 @@ def compare(card: Card, config: dict[str, object], *, devices: bool = False) -> 
     }
 
 
-def run_real(names: list[str], card: Card, config: dict[str, object], places: Sequence[int]) -> float:
-    """Train with the ranks on these namespaces; returns the median seconds per step."""
+def run_real(
+    names: list[str], card: Card, config: dict[str, object], places: Sequence[int], per_node: int = 1
+) -> float:
+    """Train with the ranks on these namespaces, so many of which are a node; returns the median seconds per step."""
     with tempfile.TemporaryDirectory() as folder:
         task = task_of(card)
         payload = task.make_input(card, Config(config), is_measured=False, run_id="r", trial=1)  # type: ignore[arg-type]
         data = {**json.loads(payload.model_dump_json()), "warmup_steps": 1, "timed_steps": 3}
         (Path(folder) / "config.json").write_text(json.dumps(data))
-        words = [f"namespaces={','.join(names)}", "ranks=4", "per_node=1", f"places={','.join(map(str, places))}"]
+        words = [f"namespaces={','.join(names)}", "ranks=4", f"places={','.join(map(str, places))}"]
+        words += [f"per_node={per_node}", f"namespaces_per_node={per_node}"]
         command = [sys.executable, sys.modules[_spread.__module__].__file__, ROOT / "launchers" / "cpu.py", *words]
         variables = {"CCL_TRIAL_DIR": folder, "CCL_CONFIG": f"{folder}/config.json", "OMP_NUM_THREADS": "1"}
         subprocess.run(command, env={**os.environ, **variables}, check=True, timeout=300)  # type: ignore[arg-type]
@@ -161,6 +165,25 @@ def real() -> None:
             full = {"micro_batch_size": 4, "activation_checkpointing": "none", "zero_stage": 0, **layout}
             ran += _run_layout(names, on_links, on_card, full)
         _print_errors(on_links, ran)
+
+
+def real_devices() -> None:
+    """Train on four namespaces that stand for the devices of one node, in the given order and in the better one."""
+    with shaped(MBIT_S) as names:
+        rates = tuple(tuple(rate / 1e3 for rate in row) for row in MBIT_S)
+        endpoints, latency = tuple(f"a:{k}" for k in range(4)), tuple((100.0,) * 4 for _ in range(4))
+        links = LinkMatrix(endpoints=endpoints, nodes=("a",) * 4, gbps=rates, latency_us=latency)
+        card = with_links(load_card("tiny"), links, 4, 4)
+        config = {"tp": 2, "dp": 2, "pp": 1, "micro_batch_size": 4, "activation_checkpointing": "none", "zero_stage": 0}
+        print("| device_order | devices | step s, measured | predicted |\n| --- | --- | --- | --- |")
+        for order in ("given", "links"):
+            asked = Config({**config, "device_order": order})  # type: ignore[arg-type,dict-item]
+            places = task_of(card).make_input(card, asked, is_measured=True, run_id="r", trial=1).places or range(4)
+            seconds, predicted = (
+                run_real(names, card, config, places, 4),
+                predict(card, {**config, "device_order": order}),
+            )
+            print(f"| {order} | {','.join(map(str, places))} | {seconds:.3f} | {predicted:.3f} |", flush=True)
 
 
 @dataclass(frozen=True)
@@ -432,6 +455,8 @@ def galvatron(rows: list[dict[str, str]]) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["real"]:
         real()
+    elif sys.argv[1:2] == ["devices"]:
+        real_devices()
     elif len(sys.argv) == 3 and sys.argv[1] == "published":
         published(Path(sys.argv[2]))
     else:
