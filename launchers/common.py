@@ -158,7 +158,7 @@ def run_rank(
     """Run this rank of the trial that the environment names, or print its launch; returns the exit code."""
     trial = read_trial()
     if show_launch is None or not print_launch(trial, show_launch):
-        with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
+        with reporting_failures(trial, int(os.environ.get("RANK", os.environ.get("CCL_PROCESS_ID", "0")))):
             train(trial)
     return 0
 

@@ -276,9 +276,26 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
 
 def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle() -> None:
     card = change_card(load_card("wl1-inference"), num_accelerators=8)
-    space = build_space(card, load_framework("vllm"), use_fewer=True)
+    space = build_space(card, load_framework("trtllm"), use_fewer=True)
     assert "one_machine" in space.rules
     assert set(space.num_accelerators_N) == {1, 2, 4}, "of 8 accelerators, 4 are on a machine"
+
+
+def test_a_server_over_several_machines_fills_them_alike() -> None:
+    """vLLM spreads replicas over machines, SGLang only parts of one replica: whole stages, or parts of a stage."""
+    card = change_card(load_card("wl1-inference"), num_accelerators=16)
+    degrees = [KnobDeclaration(name=name, choices=(1, 2, 3, 4, 8, 16)) for name in ("tp", "pp", "dp")]
+    found = {}
+    for name in ("vllm", "sglang"):
+        space = build_space(card, load_framework(name), extra_knobs=degrees, use_fewer=True)
+        assert "nodes_alike" in space.rules
+        columns = zip(*(space.column(degree).tolist() for degree in ("tp", "pp", "dp")), strict=True)
+        found[name] = {(tp, pp, dp) for tp, pp, dp in columns}
+    assert {(8, 1, 2), (4, 1, 4), (2, 1, 8), (8, 2, 1), (4, 1, 3), (2, 3, 1), (1, 3, 2)} <= found["vllm"]
+    assert not {(2, 1, 3), (1, 2, 3)} & found["vllm"], "3 accelerators on each of 2 machines for replicas of 2"
+    assert not {dp for tp, pp, dp in found["sglang"] if tp * pp * dp > 4} - {1}
+    assert {(16, 1, 1), (8, 2, 1), (4, 4, 1), (2, 8, 1)} <= found["sglang"]
+    assert (2, 3, 1) not in found["sglang"], "3 stages on 2 machines"
 
 
 def test_every_rule_is_used_by_the_tests_above() -> None:

@@ -5,9 +5,14 @@ CCL_VLLM_PYTHON names the interpreter of its environment; without it these tests
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +31,57 @@ ARCH = {
     "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "hidden_size": 128, "intermediate_size": 256,
     "vocab_size": 512, "tied_embeddings": False, "gated_mlp": True, "moe": None,
 }  # fmt: skip
+NORMS = 5 * 128
+COMMAND = [PYTHON, str(LAUNCHERS / "vllm_serve.py")]
 PARAMETERS = 2 * 512 * 128 + 128 + 2 * (2 * 128 + 128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256)
 
 
-def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
-    """The result of one trial, or its failure; nothing of it runs any more."""
+def prepare(folder: Path, config: dict[str, Any], **given: Any) -> tuple[str, dict[str, str]]:
+    """Write a trial's `config.json`; returns the job's name and the environment of its script."""
     requests = [{"arrival_s": 0.0, "input_tokens": 20 + n % 5, "output_tokens": 6 + n % 3} for n in range(8)]
     data = {
         "config": {"enforce_eager": True, "kv_cache_gib": 1, **config}, "arch": ARCH, "seed": 0, "precision": "bf16",
         "num_ranks": 1, "requests": requests, "arrival": "closed", "concurrency": 4, "max_concurrency": None,
-        "repeats": 1, "warmup_requests": 2, "shared_prefix_tokens": 4, "limits": {}, **given,
+        "repeats": 1, "warmup_requests": 2, "shared_prefix_tokens": 4, "limits": {}, "nonce": "n1", **given,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(data))
     name = f"vllm-test-{os.getpid()}-{folder.name}"
     own = {"CCL_CONFIG": str(folder / "config.json"), "CCL_TRIAL_DIR": str(folder), "CCL_JOB_NAME": name}
-    command, limit = [PYTHON, str(LAUNCHERS / "vllm_serve.py")], {"CCL_TIMEOUT_S": "600"}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, env={**environment, **own, **limit}, capture_output=True, timeout=600, check=False)
-    assert find_processes(name) == []
+    return name, {**environment, **own, "CCL_TIMEOUT_S": "600"}
+
+
+def read_end(folder: Path) -> dict[str, Any]:
     found = folder / "result.json"
     return dict(json.loads((found if found.is_file() else folder / "failures" / "rank-00000.json").read_text()))
+
+
+def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
+    """The result of one trial, or its failure; nothing of it runs any more."""
+    name, environment = prepare(folder, config, **given)
+    subprocess.run(COMMAND, env=environment, capture_output=True, timeout=600, check=False)
+    assert find_processes(name) == []
+    return read_end(folder)
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path, config: dict[str, Any], **given: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The scripts of a trial on two nodes, which are both this machine; nothing of it runs afterwards."""
+    name, environment = prepare(folder, config, num_ranks=2, ranks_per_node=1, **given)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meet = {"CCL_NUM_PROCESSES": "2", "CCL_COORDINATOR": f"127.0.0.1:{probe.getsockname()[1]}"}
+    scripts = []
+    for node in range(2):
+        place = {**environment, **meet, "CCL_PROCESS_ID": str(node)}
+        with (folder / f"script-{node}.log").open("wb") as log:
+            scripts.append(subprocess.Popen(COMMAND, env=place, stdout=log, stderr=log))
+    try:
+        yield scripts
+    finally:
+        for script in scripts:
+            script.wait(60)
+        assert find_processes(name) == []
 
 
 def test_a_trial_serves_the_cards_model_and_its_workers_say_what_they_hold(tmp_path: Path) -> None:
@@ -58,6 +94,41 @@ def test_a_trial_serves_the_cards_model_and_its_workers_say_what_they_hold(tmp_p
     assert sorted(record["number"] for record in measured) == list(range(8))
     assert all(r["output_tokens"] == len(r["token_times_s"]) == 6 + r["number"] % 3 for r in measured)
     assert float(result["extra"]["start_s"]) > float(result["extra"]["measuring_s"]) > 0
+
+
+@pytest.mark.parametrize("degree", ["tp", "dp"])
+def test_a_server_over_two_nodes_serves_every_request(tmp_path: Path, degree: str) -> None:
+    with two_nodes(tmp_path, {degree: 2, "max_num_seqs": 4}) as scripts:
+        assert [script.wait(600) for script in scripts] == [0, 0]
+    result = read_end(tmp_path)
+    assert result["status"] == "ok", result
+    twice = NORMS if degree == "tp" else 0  # tensor-parallel ranks share all weights but those of norms
+    assert (result["num_params"], result["precision"], result["world_size"]) == (PARAMETERS + twice, "bf16", 2)
+    assert len(result["hosts"]) == len(result["peak_memory_bytes"]) == 2
+    assert all(peak > 100e6 for peak in result["peak_memory_bytes"]), "both nodes hold vLLM"
+    log = [json.loads(line) for line in (tmp_path / "evidence.jsonl").read_text().splitlines()]
+    assert [record["error"] for record in log] == [""] * 10
+    assert not (tmp_path / "failures").exists()
+
+
+def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path: Path) -> None:
+    long = [{"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 400}] * 400
+    with two_nodes(tmp_path, {"tp": 2}, requests=long) as scripts:
+        until = time.monotonic() + 500
+        while not (phase := tmp_path / "phase").is_file() or phase.read_text() != "timing":
+            assert time.monotonic() < until
+            time.sleep(0.5)
+        job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
+        commands = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
+        shares = {os.getpgid(number) for number, words in commands.items() if b"--headless" in words.split(b"\0")}
+        os.killpg(shares.pop(), signal.SIGKILL)
+        began = time.monotonic()
+        assert scripts[0].wait(120) == 1
+        assert time.monotonic() - began < 60, "requests that hang are not waited for"
+    failure = read_end(tmp_path)
+    assert failure["message"].startswith("NodeFailed: node 1 ("), failure
+    assert "the server ended with signal 9 during the trial" in failure["message"]
+    assert [path.name for path in (tmp_path / "failures").iterdir()] == ["rank-00000.json"]
 
 
 def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:

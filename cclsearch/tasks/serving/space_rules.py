@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from cclsearch.card.model import Card
 from cclsearch.space.knobs import rank_degrees
-from cclsearch.space.rule import Clause, register_rule
+from cclsearch.space.rule import BoolArray, Clause, Columns, Counts, register_rule
 
 
 @register_rule("step_holds_every_sequence", "max_num_batched_tokens", "max_num_seqs")
@@ -42,6 +44,32 @@ def _one_machine(card: Card, options: Mapping[str, Any]) -> Clause | None:
         lambda at: at.product(rank_degrees()) <= most,
         lambda c: f"{c.product(rank_degrees())} accelerators of {most} on one machine",
     )
+
+
+@register_rule("nodes_alike", rank_degrees, needs=(), parameters={"spreads_replicas": bool, "whole_stages": bool})
+def _nodes_alike(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    """`spreads_replicas: true` if one server may have its replicas (`dp`) on several machines, `whole_stages: true` if
+    a machine must have whole pipeline stages, or a stage whole machines."""
+    most, spreads = card.hardware.accelerators_per_node, bool(options.get("spreads_replicas"))
+    any_stages = not options.get("whole_stages")
+    if card.hardware.num_accelerators <= most:
+        return None
+
+    def check(at: Columns) -> BoolArray:
+        ranks, replica = at.product(rank_degrees()), at["tp"] * at["pp"]
+        nodes = -(-ranks // most)
+        local = np.maximum(ranks // nodes, 1)
+        fits = (ranks % nodes == 0) & ((local % replica == 0) | (replica % local == 0))
+        fits &= any_stages | (at["pp"] % nodes == 0) | (nodes % at["pp"] == 0)
+        return (nodes == 1) | (fits & (spreads | (replica == ranks)))
+
+    def explain(c: Counts) -> str:
+        ranks = c.product(rank_degrees())
+        return f"tp {c['tp']} x pp {c['pp']} of {ranks} accelerators on {-(-ranks // most)} machines"
+
+    words = f"a server on several machines of {most} accelerators has as many on each, whole replicas or a part of one"
+    words += "" if any_stages else ", whole stages or a part of one"
+    return words + ("" if spreads else ", and has one replica"), check, explain
 
 
 @register_rule("inside_tensor_parallelism", "tp", "ep", "attention_dp")
