@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,11 @@ def print_launch(trial: Trial, show_launch: Callable[[Mapping[str, Any]], Launch
     """Print the form as one line of JSON if the command line asks for it; returns whether it did."""
     is_asked = SHOW_LAUNCH in sys.argv
     if is_asked:
-        print(json.dumps(asdict(show_launch(trial.data))))
+        from power_caps import describe_by_hand
+
+        form = show_launch(trial.data)
+        by_hand = describe_by_hand(trial.config, str(trial.data.get("accelerator", "cpu")))
+        print(json.dumps(asdict(replace(form, notes=[*by_hand, *form.notes]))))
     return is_asked
 
 
@@ -258,10 +262,13 @@ def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
 def reporting_failures(trial: Trial, rank: int) -> Iterator[None]:
     """Report any exception of the block and exit with 1 at once, without waiting for an orderly shutdown.
 
-    `EndedEarly` only ends the block.
+    `EndedEarly` only ends the block. During it the node's devices have the power limit and clock of the trial's knobs.
     """
+    from power_caps import hold_power
+
     try:
-        yield
+        with hold_power(trial):
+            yield
     except EndedEarly:
         return
     except BaseException as error:

@@ -24,6 +24,7 @@ from common import (
     package_versions,
     run_rank,
 )
+from power_caps import KNOBS as POWER_KNOBS
 from serving_load import SGLANG
 from serving_model import count_checkpoint, count_nodes, find_checkpoint, find_max_len, require_whole_nodes
 from serving_run import EngineCounters, Server, Share, serve_trial
@@ -52,6 +53,7 @@ OPTIONS = {
     "stream_interval": "--stream-interval",
 }
 """Knob -> option. `--disable-` options are given if the knob is false, the other switches if it is true."""
+PRECISION = "precision"
 NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 FP8 = "fp8"
@@ -68,7 +70,7 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
     """Return the options of the server for a configuration."""
     words: list[str] = []
     for knob, value in config.items():
-        if knob == "precision":  # rendered with the weights' type
+        if knob in (PRECISION, *POWER_KNOBS):  # rendered with the weights' type; set before the start
             continue
         option = OPTIONS.get(knob)
         if option is None:

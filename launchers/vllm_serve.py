@@ -31,6 +31,7 @@ from common import (
     run_rank,
     write_json,
 )
+from power_caps import KNOBS as POWER_KNOBS
 from serving_model import MODEL, count_nodes, find_max_len, require_whole_nodes
 from serving_run import EngineCounters, Server, Share, peak_resident, serve_trial
 
@@ -65,6 +66,7 @@ OPTIONS = {
 """Knob -> option of `vllm serve`. A switch has a second form, with `--no-` before its name."""
 SPELLED = {"ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'}
 """Value of a knob -> what its option takes."""
+PRECISION = "precision"
 NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 KV_CACHE_GIB = "kv_cache_gib"
@@ -85,7 +87,7 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
     """Return the options of `vllm serve` for a configuration."""
     words: list[str] = []
     for knob, value in config.items():
-        if knob == "precision":  # rendered with the weights' type
+        if knob in (PRECISION, *POWER_KNOBS):  # rendered with the weights' type; set before the start
             continue
         option = OPTIONS.get(knob)
         if option is None and knob != KV_CACHE_GIB:

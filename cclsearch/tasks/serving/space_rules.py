@@ -61,7 +61,8 @@ def _nodes_alike(card: Card, options: Mapping[str, Any]) -> Clause | None:
         local = np.maximum(ranks // nodes, 1)
         fits = (ranks % nodes == 0) & ((local % replica == 0) | (replica % local == 0))
         fits &= any_stages | (at["pp"] % nodes == 0) | (nodes % at["pp"] == 0)
-        return (nodes == 1) | (fits & (spreads | (replica == ranks)))
+        fits &= spreads | (replica == ranks)
+        return np.asarray((nodes == 1) | fits)
 
     def explain(c: Counts) -> str:
         ranks = c.product(rank_degrees())
