@@ -33,7 +33,7 @@ from common import (
 )
 from power_caps import KNOBS as POWER_KNOBS
 from serving_model import MODEL, count_nodes, find_max_len, require_whole_nodes
-from serving_run import EngineCounters, Server, Share, peak_resident, serve_trial
+from serving_run import Command, EngineCounters, Server, Share, peak_resident, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -80,6 +80,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "prefix_cache_hit_rate": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
 """Metric of a load -> counters of the server (vllm/v1/metrics/loggers.py)."""
+SUMS = frozenset({"preemptions"})
+"""Those that several servers of one request have together; the others are means over requests or steps of one server."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
@@ -194,6 +196,23 @@ NODE_NOTES = (
 
 def serve(trial: Trial) -> None:
     """Run the whole trial."""
+    model, more = prepare(trial)
+
+    def command(port: int, share: Share) -> Sequence[str]:
+        place = share.place
+        if place.num_nodes > 1:
+            os.environ.setdefault("VLLM_HOST_IP", share.address)
+        nodes = render_nodes(place.num_nodes, place.node, place.host, share.ports)
+        return [*PROGRAM, *render_command(trial.data, model, port), *nodes, *more]
+
+    measure(trial, command, trial.degree("tp") * trial.degree("pp"), port_names=(MASTER, REPLICAS))
+
+
+PROGRAM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+
+
+def prepare(trial: Trial) -> tuple[str, list[str]]:
+    """Set the environment of servers; returns the model and the options that every one of them has."""
     find_packages_first()
     if importlib.util.find_spec("vllm") is None:
         raise MissingRequirement(
@@ -213,17 +232,15 @@ def serve(trial: Trial) -> None:
         write_json(folder / "config.json", described)  # whole at any time: nodes may share the folder
         model, more = str(folder), [*more, "--load-format", "dummy", "--skip-tokenizer-init"]
         os.environ["HF_HUB_OFFLINE"] = "1"
+    return model, more
 
-    def command(port: int, share: Share) -> Sequence[str]:
-        place = share.place
-        if place.num_nodes > 1:
-            os.environ.setdefault("VLLM_HOST_IP", share.address)
-        nodes = render_nodes(place.num_nodes, place.node, place.host, share.ports)
-        words = [*render_command(trial.data, model, port), *nodes, *more]
-        return [sys.executable, "-m", "vllm.entrypoints.cli.main", *words]
 
-    def describe(server: Server) -> Mapping[str, Any]:
-        return describe_server(server, trial.degree("tp") * trial.degree("pp"))
+def measure(
+    trial: Trial, command: Command, split: int, copies: int | None = None, port_names: Sequence[str] = ()
+) -> None:
+    """Start what `command` names, send the load, and report; `split` workers, or all together `copies` times, hold the
+    model's parameters."""
+    of_all = {name: COUNTERS[name] for name in COUNTERS if copies is None or name in SUMS}
 
     def read_joules(server: Server) -> Mapping[str, float | None]:
         known = _ask_workers(server, "ccl_energy")
@@ -231,18 +248,23 @@ def serve(trial: Trial) -> None:
         return dict([*known, *unknown])
 
     on_cpu = trial.data.get("accelerator", "cpu") == "cpu"
-    own_joules = None if on_cpu else read_joules
-    read_stats = EngineCounters(COUNTERS).read
-    serve_trial(trial, command, read_stats, describe, read_joules=own_joules, port_names=(MASTER, REPLICAS))
+    serve_trial(
+        trial,
+        command,
+        EngineCounters(of_all).read,
+        lambda server: describe_server(server, split, copies),
+        read_joules=None if on_cpu else read_joules,
+        port_names=port_names,
+    )
 
 
-def describe_server(server: Server, split: int) -> Mapping[str, Any]:
-    """Return what ran, as the workers say; `split` of them hold the model's parameters once."""
+def describe_server(server: Server, split: int, copies: int | None = None) -> Mapping[str, Any]:
+    """Return what ran, as the workers say; `split` of them, or all of them `copies` times, hold the parameters."""
     workers: list[dict[str, Any]] = _ask_workers(server, "ccl_describe")
     names = {dtype: precision for precision, dtype in DTYPES.items() if precision != FP8} | {"float8_e4m3fn": FP8}
     dtypes = {worker["dtype"] for worker in workers}
     on_gpu = any(worker["device"] for worker in workers)
-    copies = max(1, len(workers) // split)
+    copies = copies or max(1, len(workers) // split)
     return {
         "num_params": round(sum(worker["num_params"] for worker in workers) / copies),
         "precision": names.get(dtypes.pop(), "unknown") if len(dtypes) == 1 else None,

@@ -22,6 +22,8 @@ from test_serving_live import LAUNCHERS, find_processes
 from cclsearch.space.framework import load_framework
 
 PYTHON = os.environ.get("CCL_VLLM_PYTHON", "")
+_FOUND = subprocess.run([PYTHON or "false", "-c", "import nixl"], capture_output=True, check=False)
+HAS_NIXL = bool(PYTHON) and _FOUND.returncode == 0
 pytestmark = [
     pytest.mark.serial,
     pytest.mark.untimed,
@@ -56,10 +58,10 @@ def read_end(folder: Path) -> dict[str, Any]:
     return dict(json.loads((found if found.is_file() else folder / "failures" / "rank-00000.json").read_text()))
 
 
-def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
+def serve(folder: Path, config: dict[str, Any], script: str = "vllm_serve.py", **given: Any) -> dict[str, Any]:
     """The result of one trial, or its failure; nothing of it runs any more."""
     name, environment = prepare(folder, config, **given)
-    subprocess.run(COMMAND, env=environment, capture_output=True, timeout=600, check=False)
+    subprocess.run([PYTHON, str(LAUNCHERS / script)], env=environment, capture_output=True, timeout=600, check=False)
     assert find_processes(name) == []
     return read_end(folder)
 
@@ -131,27 +133,59 @@ def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path
     assert [path.name for path in (tmp_path / "failures").iterdir()] == ["rank-00000.json"]
 
 
+CONNECTORS = [
+    "ExampleConnector",
+    pytest.param("NixlConnector", marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")),
+]
+
+
+@pytest.mark.parametrize("connector", CONNECTORS)
+def test_prefill_and_decode_on_servers_of_their_own_answer_every_request(tmp_path: Path, connector: str) -> None:
+    config = {
+        "devices": 2, "prefill_workers": 1, "prefill_gpus_per_worker": 1, "decode_workers": 1,
+        "decode_gpus_per_worker": 1, "kv_connector": connector, "block_size": 32, "max_num_seqs": 4,
+    }  # fmt: skip
+    long = [{"arrival_s": 0.0, "input_tokens": 90 + n, "output_tokens": 6} for n in range(8)]
+    result = serve(tmp_path, config, script="vllm_disagg.py", num_ranks=2, ranks_per_node=2, requests=long)
+    assert result["status"] == "ok", result
+    assert (result["num_params"], result["precision"], result["world_size"]) == (PARAMETERS, "bf16", 2)
+    log = [json.loads(line) for line in (tmp_path / "evidence.jsonl").read_text().splitlines()]
+    assert [record["error"] for record in log] == [""] * 10
+    assert {record["output_tokens"] for record in log} == {6}
+    decoding = (tmp_path / "server-decode-1.log").read_text()
+    moved = "Inject KV cache of 64 tokens" if connector == "ExampleConnector" else "Num successful transfers"
+    assert moved in decoding, "keys and values came from the other server"
+    assert not (tmp_path / "kv").exists()
+
+
 def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
     failure = serve(tmp_path, {"max_num_seqs": 64, "max_num_batched_tokens": 32})
     assert "must be greater than or equal to max_num_seqs" in failure["message"], failure
 
 
-@pytest.mark.parametrize("name", ["vllm-cpu", "vllm"])
+@pytest.mark.parametrize("name", ["vllm-cpu", "vllm", "vllm-cpu-disagg", "vllm-disagg"])
 def test_vllms_own_parser_takes_every_option_of_the_framework_file(name: str) -> None:
     framework = load_framework(name)
     configs: list[dict[str, Any]] = []
     for knob in (*framework.knobs, *framework.optional_knobs):
         choices = knob.choices if isinstance(knob.choices, tuple) else (1, 2, 8)
         configs += [{knob.name: choice} for choice in choices]
+    folder = str(LAUNCHERS)
     program = f"""
 import json, sys
-sys.path.insert(0, {str(LAUNCHERS)!r})
-from vllm_serve import render_options
+sys.path.insert(0, {folder!r})
+from vllm_disagg import FOLDER, NIXL, OWN_KNOBS, render_transfer
+from vllm_serve import MASTER, REPLICAS, render_nodes, render_options
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser())
 for config in json.loads(sys.stdin.read()):
-    parser.parse_args(render_options(config))
+    parser.parse_args(render_options({{knob: value for knob, value in config.items() if knob not in OWN_KNOBS}}))
+nodes = parser.parse_args(render_nodes(2, 1, "10.0.0.1", {{MASTER: 5001, REPLICAS: 5002}}))
+assert (nodes.nnodes, nodes.node_rank, nodes.master_port, nodes.headless) == (2, 1, 5001, True)
+for connector in (NIXL, FOLDER):
+    given = parser.parse_args(["--kv-transfer-config", render_transfer(connector, "/kv")]).kv_transfer_config
+    assert given.kv_connector == connector
 print("parsed")
 """
     asked = subprocess.run(

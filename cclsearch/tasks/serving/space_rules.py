@@ -73,6 +73,31 @@ def _nodes_alike(card: Card, options: Mapping[str, Any]) -> Clause | None:
     return words + ("" if spreads else ", and has one replica"), check, explain
 
 
+_SIZES = ("prefill_gpus_per_worker", "decode_gpus_per_worker")
+
+
+@register_rule("workers_add_up", "devices", "prefill_workers", "decode_workers", *_SIZES)
+def _workers_add_up(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
+        "devices is prefill_workers x prefill_gpus_per_worker + decode_workers x decode_gpus_per_worker",
+        lambda at: at["devices"] == at["prefill_workers"] * at[_SIZES[0]] + at["decode_workers"] * at[_SIZES[1]],
+        lambda c: (
+            f"{c['prefill_workers']} x {c[_SIZES[0]]} + {c['decode_workers']} x {c[_SIZES[1]]}"
+            f" accelerators of {c['devices']}"
+        ),
+    )
+
+
+@register_rule("workers_divide_heads", *_SIZES)
+def _workers_divide_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    heads = card.arch.num_heads
+    return (
+        f"prefill_gpus_per_worker and decode_gpus_per_worker divide the {heads} attention heads",
+        lambda at: (heads % at[_SIZES[0]] == 0) & (heads % at[_SIZES[1]] == 0),
+        lambda c: f"{heads} attention heads on {c[_SIZES[0]]} and {c[_SIZES[1]]} accelerators",
+    )
+
+
 @register_rule("inside_tensor_parallelism", "tp", "ep", "attention_dp")
 def _inside_tensor_parallelism(card: Card, options: Mapping[str, Any]) -> Clause:
     return (
