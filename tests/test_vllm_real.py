@@ -50,7 +50,7 @@ def prepare(folder: Path, config: dict[str, Any], **given: Any) -> tuple[str, di
     name = f"vllm-test-{os.getpid()}-{folder.name}"
     own = {"CCL_CONFIG": str(folder / "config.json"), "CCL_TRIAL_DIR": str(folder), "CCL_JOB_NAME": name}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return name, {**environment, **own, "CCL_TIMEOUT_S": "600"}
+    return name, {**environment, **own, "CCL_TIMEOUT_S": "600", "VLLM_LOG_STATS_INTERVAL": "1"}
 
 
 def read_end(folder: Path) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: P
     assert "must be greater than or equal to max_num_seqs" in failure["message"], failure
 
 
-@pytest.mark.parametrize("name", ["vllm-cpu", "vllm", "vllm-cpu-disagg", "vllm-disagg"])
+@pytest.mark.parametrize("name", ["vllm-cpu", "vllm", "vllm-tpu", "vllm-cpu-disagg", "vllm-disagg"])
 def test_vllms_own_parser_takes_every_option_of_the_framework_file(name: str) -> None:
     framework = load_framework(name)
     configs: list[dict[str, Any]] = []

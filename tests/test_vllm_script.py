@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,3 +170,24 @@ def test_a_launch_over_several_nodes_is_what_vllm_takes(
     assert form.command[form.command.index("--nnodes") + 1] == str(-(-ranks // 4))
     assert form.command[-1] == "--headless"
     assert "Run the command on every node" in form.notes[2]
+
+
+def test_workers_of_tpus_say_what_their_arrays_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner as of tpu-inference, whose `state` is a tree of JAX arrays; here they are on the CPU."""
+    jax = pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    worker = importlib.import_module("vllm_worker").DescribesWorker()
+    layers = [{"kernel": jax.numpy.zeros((8, 16), "bfloat16"), "scale": jax.numpy.zeros(16)} for _ in range(3)]
+    worker.model_runner = SimpleNamespace(state={"layers": layers, "name": "x"}, mesh=None)
+    said = worker.ccl_describe()
+    assert (said["num_params"], said["dtype"]) == (3 * (8 * 16 + 16), "bfloat16")
+    assert said["device"] == jax.local_devices()[0].device_kind
+
+
+def test_a_tpu_host_has_a_space_and_a_launch() -> None:
+    card = load_card("wl1-inference", sets=["accelerator=tpu-v6e", "total_count=8", "count_per_node=4"])
+    space = build_space(card, load_framework("vllm-tpu"), use_fewer=True)
+    assert set(space.num_accelerators_N) == {1, 2, 4}, "of the hosts' 4 each, since several hosts need Ray"
+    form = make_launch(card, "vllm-tpu", space.config(0))
+    assert "--tensor-parallel-size" in form.command
+    assert "--nnodes" not in form.command
