@@ -240,7 +240,7 @@ def measure(
 ) -> None:
     """Start what `command` names, send the load, and report; `split` workers, or all together `copies` times, hold the
     model's parameters."""
-    of_all = {name: COUNTERS[name] for name in COUNTERS if copies is None or name in SUMS}
+    counters = {name: counted for name, counted in COUNTERS.items() if copies is None or name in SUMS}
 
     def read_joules(server: Server) -> Mapping[str, float | None]:
         known = _ask_workers(server, "ccl_energy")
@@ -251,7 +251,7 @@ def measure(
     serve_trial(
         trial,
         command,
-        EngineCounters(of_all).read,
+        EngineCounters(counters).read,
         lambda server: describe_server(server, split, copies),
         read_joules=None if on_cpu else read_joules,
         port_names=port_names,
