@@ -142,9 +142,7 @@ def serve(trial: Trial) -> None:
     def describe(server: Server) -> Mapping[str, Any]:
         return describe_server(server) | {"num_params": count_checkpoint(folder)}
 
-    serve_trial(
-        trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG, port_names=(MASTER,)
-    )
+    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG, port_names=(MASTER,))
 
 
 def describe_server(server: Server) -> Mapping[str, Any]:

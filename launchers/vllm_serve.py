@@ -81,7 +81,7 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 }
 """Metric of a load -> counters of the server (vllm/v1/metrics/loggers.py)."""
 SUMS = frozenset({"preemptions"})
-"""Those that several servers of one request have together; the others are means over requests or steps of one server."""
+"""Those that servers of one request have together; the others are means over requests or steps of one server."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
