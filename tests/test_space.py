@@ -158,6 +158,10 @@ SERVER = {"tp": 4, "pp": 1, "dp": 1, "max_num_seqs": 64, "max_num_batched_tokens
           "memory_fraction": 0.9, "kv_cache_dtype": "auto"}  # fmt: skip
 SGLANG = {"tp": 4, "pp": 1, "dp": 1, "ep": 1, "attention_dp": 1, "max_num_seqs": 64, "prefill_chunk": 2048,
           "prefix_caching": True, "kv_cache_dtype": "auto"}  # fmt: skip
+APART = {"devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "decode_workers": 2,
+         "decode_gpus_per_worker": 2, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "memory_fraction": 0.9,
+         "kv_cache_dtype": "auto"}  # fmt: skip
+EIGHT = {"num_accelerators": 8, "accelerators_per_node": 8}
 CHUNKS = KnobDeclaration(name="chunked_prefill", choices=(True, False))
 TOKENS = KnobDeclaration(name="max_num_batched_tokens", choices=(512, 2048))
 SEQUENCES = KnobDeclaration(name="max_num_seqs", choices=(8, 128))
@@ -195,6 +199,9 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("step_holds_every_sequence", "tiny-serving", "vllm-cpu", {}, VLLM, {"max_num_seqs": 128}, (SEQUENCES,)),
         ("step_holds_a_request", "wl1-inference", "vllm", {}, {**SERVER, "chunked_prefill": False},
          {"max_num_batched_tokens": 512}, (CHUNKS, TOKENS)),
+        ("workers_add_up", "wl1-inference", "vllm-disagg", EIGHT, APART, {"decode_workers": 3}, ()),
+        ("workers_divide_heads", "wl1-inference", "vllm-disagg", {**EIGHT, "num_heads": 6, "num_kv_heads": 2}, APART,
+         {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "ep": 2},
          {"tp": 2, "pp": 2, "ep": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "attention_dp": 4},
