@@ -1,9 +1,9 @@
 """Knobs `power_cap_w` and `gpu_clock_mhz`: set on this node's devices before a trial, restored whatever ends it.
 
-The run script starts this file as a process of its own, the keeper, which changes the devices and waits for the end of
-its standard input: the kernel closes it however the script ends. A keeper that is killed itself leaves a record, from
-which the next trial restores first. NVIDIA GPUs by NVML, processor packages by RAPL's powercap files. Standard library
-only.
+The run script starts this file as a process of its own, the supervisor, which changes the devices and waits for the end
+of its standard input: the kernel closes it however the script ends. A supervisor that is killed itself leaves a record,
+from which the next trial restores first. NVIDIA GPUs by NVML, processor packages by RAPL's powercap files. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNCHANGED = "default"
 RECORDS = Path(os.environ.get("CCL_POWER_RECORDS", "/var/tmp/ccl-search-power"))
 """Folder of the records of one host; another for tests."""
 LEFT = "left.json"
-"""What a keeper has changed, while it runs; what it left, if it was killed."""
+"""What a supervisor has changed, while it runs; what it left, if it was killed."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 RESTORE_S = 30.0
 """Seconds that restoring may take."""
@@ -57,7 +57,7 @@ def describe_by_hand(config: Mapping[str, Any], accelerator: str) -> list[str]:
 def hold_power(trial: Trial) -> Iterator[None]:
     """Hold this node's devices at the trial's power limit and clock during the block, on one rank of the node.
 
-    Without these knobs, only restore what a keeper that was killed has left.
+    Without these knobs, only restore what a supervisor that was killed has left.
     """
     wanted = find_wanted(trial.config)
     if os.environ.get("LOCAL_RANK", "0") != "0" or not (wanted or (RECORDS / LEFT).is_file()):
@@ -65,28 +65,28 @@ def hold_power(trial: Trial) -> Iterator[None]:
         return
     order = {"wanted": wanted, "on_cpu": trial.data.get("accelerator", "cpu") == "cpu"}
     environment = {name: value for name, value in os.environ.items() if name != "CCL_JOB_NAME"}  # it outlives the job
-    keeper = subprocess.Popen(
+    supervisor = subprocess.Popen(
         [sys.executable, str(Path(__file__).resolve()), json.dumps(order)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True,
     )  # fmt: skip
-    assert keeper.stdin is not None
-    assert keeper.stdout is not None
-    said = json.loads(keeper.stdout.readline() or '{"error": "the process that sets them ended"}')
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    said = json.loads(supervisor.stdout.readline() or '{"error": "the process that sets them ended"}')
     if "error" in said:
-        keeper.wait()
+        supervisor.wait()
         raise (IllegalConfig if said.get("is_illegal") else MissingRequirement)(said["error"])
     print(f"power: {said['set']}", flush=True)
     try:
         yield
     finally:
-        keeper.stdin.close()
+        supervisor.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            keeper.wait(RESTORE_S)
-        if keeper.returncode:
+            supervisor.wait(RESTORE_S)
+        if supervisor.returncode:
             print("power: not restored; the next trial with these knobs restores first", file=sys.stderr, flush=True)
 
 
-# ---- the keeper ----------------------------------------------------------------------------------------------------
+# ---- the supervisor ------------------------------------------------------------------------------------------------
 
 
 class Refused(Exception):
@@ -223,7 +223,7 @@ def find_settings(wanted: Mapping[str, int], *, on_cpu: bool) -> list[Setting]:
 
 
 def restore_left(record: Path) -> None:
-    """Restore what a keeper that was killed has left; raises Refused if that fails."""
+    """Restore what a supervisor that was killed has left; raises Refused if that fails."""
     with contextlib.suppress(FileNotFoundError):
         left = json.loads(record.read_text())
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it may have set devices that this trial does not see
@@ -233,7 +233,7 @@ def restore_left(record: Path) -> None:
         record.unlink()
 
 
-def keep(order: Mapping[str, Any], say: Callable[..., None]) -> int:
+def supervise(order: Mapping[str, Any], say: Callable[..., None]) -> int:
     """Set the devices, wait until the trial has ended, restore; returns the exit code."""
     RECORDS.mkdir(parents=True, exist_ok=True)
     visible, record = os.environ.get("CUDA_VISIBLE_DEVICES"), RECORDS / LEFT
@@ -289,7 +289,7 @@ def main() -> int:
     for number in SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        return keep(json.loads(sys.argv[1]), say)
+        return supervise(json.loads(sys.argv[1]), say)
     except (Refused, InterruptedError) as error:
         say(error=str(error) or "interrupted", is_illegal=getattr(error, "is_illegal", False))
         return 1

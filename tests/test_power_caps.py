@@ -114,15 +114,15 @@ def test_limits_hold_during_a_trial_and_are_restored_whatever_ends_it(
     wait_for(lambda: not (tmp_path / "records" / "left.json").exists())
 
 
-def test_what_a_killed_keeper_left_is_restored_by_the_next_trial_even_without_the_knob(
+def test_what_a_killed_supervisor_left_is_restored_by_the_next_trial_even_without_the_knob(
     tmp_path: Path, rapl: Path
 ) -> None:
     runs = Runs(tmp_path, CCL_POWERCAP=str(rapl))
     script = runs.start({"power_cap_w": 90}, "waits")
     runs.await_start()
     children = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
-    (keeper,) = [int(child) for child in children if b"power_caps" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    os.kill(keeper, signal.SIGKILL)
+    (supervisor,) = [int(child) for child in children if b"power_caps" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    os.kill(supervisor, signal.SIGKILL)
     script.kill()
     script.wait(30)
     assert read_limits(rapl) == CAPPED
