@@ -44,7 +44,7 @@ test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit tha
 	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(PYTEST) -n 0 tests/test_slurm_script.py tests/test_slurm_node.py tests/test_slurm_submitit.py; \
 	done
 
-test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.5 GB, its own environment) and serve with it
+test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.7 GB, its own environment) and serve with it
 	$(BIN)/python tests/vllm/install.py .venv-vllm
 	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/test_vllm_real.py
 

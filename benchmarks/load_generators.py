@@ -1,11 +1,11 @@
-"""Our load generator beside vLLM's own (`vllm bench serve`), in turns on the same real vLLM server.
+"""Our load generator beside vLLM's own (`vllm bench serve`) and guidellm, in turns on the same real vLLM server.
 
-    python benchmarks/load_generators.py --python VLLM_PYTHON [--turns 5]
+    python benchmarks/load_generators.py --python VLLM_PYTHON [--guidellm GUIDELLM_PYTHON] [--turns 5]
 
-VLLM_PYTHON is the interpreter that `python tests/vllm/install.py FOLDER` prints. The server has a small Llama with
-random weights and a tokenizer of one word per token, since the other one sends text. Both ask for the same lengths with
-the same number of clients, each with prompts of its own. TPOT is (end - first token) / (tokens - 1) of each request,
-averaged over requests.
+VLLM_PYTHON is the interpreter that `python tests/vllm/install.py FOLDER` prints, GUIDELLM_PYTHON one of an environment
+with guidellm 0.8. The server has a small Llama with random weights and a tokenizer of one word per token, since the
+others send text. All ask for the same lengths with the same number of clients; guidellm's prompts are all the same, and
+the server caches no prefixes. TPOT is (end - first token) / (tokens - 1) of each request, averaged over requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 LAUNCHERS = Path(__file__).resolve().parent.parent / "launchers"
 sys.path.insert(0, str(LAUNCHERS))
@@ -41,7 +41,7 @@ from transformers import PreTrainedTokenizerFast
 words = {{f"w{{number}}": number for number in range({VOCAB})}}
 tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
 tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w2").save_pretrained(sys.argv[1])
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2").save_pretrained(sys.argv[1])
 """
 FIGURES = ("ttft_ms", "tpot_ms", "output_tokens_per_s")
 
@@ -64,7 +64,7 @@ def serve(python: Path, folder: Path) -> Iterator[Server]:
         )
     server = Server(process, port, log)
     try:
-        server.await_health(300)
+        server.await_health(600)
         yield server
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -97,6 +97,25 @@ def run_vllm_bench(server: Server, python: Path, folder: Path, number: int) -> M
     return dict(zip(FIGURES, (found["mean_ttft_ms"], found["mean_tpot_ms"], found["output_throughput"]), strict=True))
 
 
+def run_guidellm(server: Server, python: Path, folder: Path, number: int) -> Mapping[str, float]:
+    """The words of its prompts are unknown to the tokenizer: all become one token, which must not be a special one:
+    guidellm leaves those out, and then has no prompt to send."""
+    path, url = folder / f"guidellm-{number}.json", f"http://127.0.0.1:{server.port}"
+    command: list[object] = [python, "-m", "guidellm", "run", "--disable-console"]
+    command += ["--backend", f"kind=openai_http,target={url},model=model,request_format=/v1/completions"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={folder / 'model'}"]
+    command += ["--data", f"kind=synthetic_text,prompt_tokens={INPUT},output_tokens={OUTPUT}"]
+    command += ["--profile", f"kind=concurrent,streams={CLIENTS}"]
+    command += ["--constraint", f"kind=max_requests,count={REQUESTS}", "--output", f"kind=json,path={path}"]
+    call(command)
+    sent = json.loads(path.read_text())["benchmarks"][0]["requests"]["successful"]
+    assert len(sent) == REQUESTS
+    assert {(each["prompt_tokens"], each["output_tokens"]) for each in sent} == {(INPUT, OUTPUT)}
+    window_s = max(each["request_end_time"] for each in sent) - min(each["request_start_time"] for each in sent)
+    times = (mean(each[name] for each in sent) for name in ("time_to_first_token_ms", "inter_token_latency_ms"))
+    return dict(zip(FIGURES, (*times, REQUESTS * OUTPUT / window_s), strict=True))
+
+
 def call(command: list[object]) -> None:
     """Run a command; its output is shown if it fails."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=make_environment(), check=False)
@@ -107,6 +126,7 @@ def call(command: list[object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--guidellm", type=Path)
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
     python = args.python.absolute()
@@ -116,6 +136,9 @@ def main() -> None:
             "ours": lambda turn: run_ours(server, turn),
             "vllm bench serve": lambda turn: run_vllm_bench(server, python, folder, turn),
         }
+        if args.guidellm is not None:
+            other = args.guidellm.absolute()
+            generators["guidellm"] = lambda turn: run_guidellm(server, other, folder, turn)
         run_ours(server, 1000)  # warms up
         found: dict[str, list[Mapping[str, float]]] = {}
         for turn in range(args.turns):

@@ -152,7 +152,11 @@ def print_launch(trial: Trial, show_launch: Callable[[Mapping[str, Any]], Launch
     """Print the form as one line of JSON if the command line asks for it; returns whether it did."""
     is_asked = SHOW_LAUNCH in sys.argv
     if is_asked:
+        from power_caps import describe_by_hand
+
         form = show_launch(trial.data)
+        by_hand = describe_by_hand(trial.config, str(trial.data.get("accelerator", "cpu")))
+        form = replace(form, notes=[*by_hand, *form.notes])
         if devices := os.environ.get(DEVICES):
             form = replace(form, environment={**form.environment, _visible_variable(trial.data): devices})
         print(json.dumps(asdict(form)))
@@ -165,7 +169,7 @@ def run_rank(
     """Run this rank of the trial that the environment names, or print its launch; returns the exit code."""
     trial = read_trial()
     if show_launch is None or not print_launch(trial, show_launch):
-        with reporting_failures(trial, int(os.environ.get("RANK", "0"))):
+        with reporting_failures(trial, int(os.environ.get("RANK", os.environ.get("CCL_PROCESS_ID", "0")))):
             train(trial)
     return 0
 
@@ -291,11 +295,14 @@ def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
 def reporting_failures(trial: Trial, rank: int) -> Iterator[None]:
     """Report any exception of the block and exit with 1 at once, without waiting for an orderly shutdown.
 
-    `EndedEarly` only ends the block.
+    `EndedEarly` only ends the block. During it the node's devices have the power limit and clock of the trial's knobs.
     """
+    from power_caps import hold_power
+
     try:
         order_devices(trial.data)
-        yield
+        with hold_power(trial):
+            yield
     except EndedEarly:
         return
     except BaseException as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from common import IllegalConfig, Trial, package_versions, run_rank
 from serving_model import find_longest
-from serving_run import Server, serve_trial
+from serving_run import Server, Share, serve_trial
 
 SERVER = Path(__file__).with_name("cpu_serving_server.py")
 KNOBS = {
@@ -48,7 +48,7 @@ def serve(trial: Trial) -> None:
     path = trial.folder / "server.json"
     path.write_text(json.dumps(given), encoding="utf-8")
 
-    def command(port: int) -> Sequence[str]:
+    def command(port: int, _: Share) -> Sequence[str]:
         return [sys.executable, str(SERVER), str(path), str(port)]
 
     def read(server: Server) -> dict[str, Any]:

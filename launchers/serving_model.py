@@ -29,14 +29,42 @@ def find_longest(data: Mapping[str, Any]) -> int:
     return max(int(each["input_tokens"] + each["output_tokens"]) for each in requests)
 
 
+def count_nodes(data: Mapping[str, Any]) -> int:
+    """Return how many machines the accelerators of a configuration need."""
+    ranks = int(data.get("num_ranks", 1))
+    return -(-ranks // int(data.get("ranks_per_node", ranks)))
+
+
 def require_one_machine(data: Mapping[str, Any]) -> None:
     """Raise IllegalConfig if a server would need more accelerators than one machine has."""
-    ranks = data.get("num_ranks", 1)
-    most = data.get("ranks_per_node", ranks)
-    if ranks > most:
+    if count_nodes(data) > 1:
         raise IllegalConfig(
-            f"the server runs on one machine, which has {most} accelerators; the configuration needs {ranks}"
+            f"the server runs on one machine, which has {data['ranks_per_node']} accelerators; the configuration needs"
+            f" {data['num_ranks']}"
         )
+
+
+def require_whole_nodes(data: Mapping[str, Any], *, spreads_replicas: bool, whole_stages: bool = False) -> None:
+    """Raise IllegalConfig unless the ranks fill all nodes alike, and a replica fills whole nodes or a part of one.
+
+    `spreads_replicas`: whether one server may have its replicas (`dp`) on several nodes; `whole_stages`: whether the
+    same must hold of pipeline stages.
+    """
+    nodes, ranks, config = count_nodes(data), int(data.get("num_ranks", 1)), data["config"]
+    if nodes == 1:
+        return
+    if ranks % nodes:
+        raise IllegalConfig(f"{ranks} accelerators on {nodes} nodes: each node must have as many as the others")
+    replica, local = int(config.get("tp", 1)) * int(config.get("pp", 1)), ranks // nodes
+    if replica < ranks and not spreads_replicas:
+        raise IllegalConfig(f"dp must be 1 on {nodes} nodes, but it is {ranks // replica}")
+    if replica % local and local % replica:
+        raise IllegalConfig(
+            f"a replica has {replica} accelerators and each of {nodes} nodes {local}: one must divide the other"
+        )
+    pp = int(config.get("pp", 1))
+    if whole_stages and pp % nodes and nodes % pp:
+        raise IllegalConfig(f"pp {pp} on {nodes} nodes: one must divide the other")
 
 
 def find_checkpoint() -> Path:

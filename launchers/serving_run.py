@@ -20,14 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from common import CpuClock, Trial, device_name, foreign_cores, host_name, say_phase, write_result
+from common import CpuClock, Trial, device_name, foreign_cores, host_name, say_phase, status_bytes, write_result
 from energy import energy_per_step, open_cpu_counter, read_energy
 from serving_load import OPENAI, Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
+from serving_nodes import Leader, Place, await_end, find_open_port, following, leading
 
 LOG_FILE = "evidence.jsonl"
 SERVER_LOG = "server.log"
 STOP_S = 10.0
 """Seconds that a server gets to end by itself."""
+GIVE_UP_S = 2.0
+"""Seconds in which a server that has lost a node may end by itself: its own reason is the better one."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -44,11 +47,14 @@ def find_port() -> int:
 
 @dataclass
 class Server:
-    """A server process with its port and log."""
+    """A server process with its port and log, and the nodes that run parts of it."""
 
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    nodes: Leader = field(default_factory=Leader)
+    was_killed: bool = False
+    """Whether it was ended because another node's share had ended."""
 
     def get(self, path: str, timeout_s: float = 5.0) -> bytes | None:
         """Return what the server answers to a GET; None if it does not answer with 200."""
@@ -74,11 +80,14 @@ class Server:
         return ""
 
     def require_alive(self, when: str) -> None:
-        """Raise ServerFailed if the process has ended."""
+        """Raise ServerFailed if the process has ended by itself, else what another node reported."""
         code = self.process.poll()
+        if code is None or self.was_killed:
+            self.nodes.require_all()
         if code is not None:
             how = f"signal {-code}" if code < 0 else f"code {code}"
-            raise ServerFailed(f"the server ended with {how} {when}{self.quote_log()}")
+            beside = f"; {self.nodes.lost}" if self.nodes.lost else ""
+            raise ServerFailed(f"the server ended with {how} {when}{self.quote_log()}{beside}")
 
     def await_health(self, limit_s: float, path: str = "/health") -> None:
         """Wait until the server answers; raises ServerFailed if it ends or takes longer than the limit."""
@@ -90,37 +99,91 @@ class Server:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End every process of the server's group; raises ServerFailed if something still listens on its port."""
+        """End every process of the server's group."""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
+            self._signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_S)
                 break
+        self._signal(signal.SIGKILL)
+
+    def give_up(self) -> None:
+        """Kill a server that has lost a node and waits for it: requests to it fail now and not at their time limit."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(GIVE_UP_S)
+            return
+        self.was_killed = True
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.process.pid, number)
+
+    def require_free_port(self) -> None:
+        """Raise ServerFailed if something still listens on the port of the server, which has ended."""
         with socket.socket() as probe:
             probe.settimeout(1)
             if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                 raise ServerFailed(f"the server ended, but another process still listens on its port {self.port}")
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a node starts of the server."""
+
+    place: Place = field(default_factory=Place)
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Free ports of node 0 by what they are for, the same on every node."""
+    address: str = "127.0.0.1"
+    """Of this node, as the others reach it."""
+
+
+Command = Callable[[int, Share], Sequence[str]]
+"""Returns the command of a node's share of the server, which node 0's listens on this port."""
+
+
 @contextlib.contextmanager
-def running_server(trial: Trial, command: Callable[[int], Sequence[str]], limit_s: float) -> Iterator[Server]:
-    """Start a server (`command` takes its port), wait until it is healthy, and end it after the block."""
-    port, log = find_port(), trial.folder / SERVER_LOG
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command(port), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    server = Server(process, port, log)
-    before = signal.signal(signal.SIGTERM, _exit_on_signal)
+def running(words: Sequence[str], log: Path, port: int, nodes: Leader | None = None) -> Iterator[Server]:
+    """Start a process group and end it after the block, also if a signal ends this process."""
+    before, server = signal.signal(signal.SIGTERM, _exit_on_signal), None
     try:
-        server.await_health(limit_s)
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        server = Server(process, port, log, nodes or Leader())
         yield server
     finally:
-        server.stop()
+        if server is not None:
+            server.stop()
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def running_server(trial: Trial, command: Command, limit_s: float, port_names: Sequence[str] = ()) -> Iterator[Server]:
+    """Start a server on this node and its shares on the others, wait until it is healthy, end all after the block."""
+    port, place, ports = find_port(), Place.read(), {name: find_open_port() for name in port_names}
+    with leading(place, trial.data.get("nonce", ""), ports) as nodes:
+        words = command(port, Share(place, ports, nodes.address))
+        with running(words, trial.folder / SERVER_LOG, port, nodes) as server:
+            nodes.watch(server.give_up)
+            try:
+                server.await_health(limit_s)
+                yield server
+            finally:
+                nodes.end()  # before this node's share: the others must not see it vanish
+        server.require_free_port()
+
+
+def follow_server(trial: Trial, command: Command) -> None:
+    """Run this node's share of the server until node 0 ends the trial."""
+    place = Place.read()
+    with following(place, trial.data.get("nonce", "")) as (peer, ports):
+        port = find_port()
+        words, log = command(port, Share(place, ports, peer.address)), trial.folder / f"server-{place.node}.log"
+        with running(words, log, port) as server:
+            await_end(peer, lambda: server.require_alive("during the trial"))
+            peer.send(peak_bytes=peak_resident(server))
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
@@ -208,27 +271,32 @@ def _require_answered(server: Server, records: list[Record]) -> list[Record]:
 
 def serve_trial(
     trial: Trial,
-    command: Callable[[int], Sequence[str]],
+    command: Command,
     read_stats: Callable[[Server], Mapping[str, float]],
     describe: Callable[[Server], Mapping[str, Any]],
     model: str = "model",
     api: str = OPENAI,
     read_joules: Callable[[Server], Joules] | None = None,
+    port_names: Sequence[str] = (),
 ) -> None:
-    """Run one trial: start, measure, stop, then write the request log and `result.json`.
+    """Run one trial: start, measure, stop, then write the request log and `result.json`; on other nodes than the first,
+    run their shares of the server until it ends.
 
     `read_stats` returns what the server reports since it was last called (`preemptions`, `kv_cache_use_peak`), and
     `describe` further fields of the result (`num_params`, `precision`, `peak_memory_bytes`). `read_joules` reads the
-    energy counters of the server's devices; without it, those of this host's processors are read.
+    energy counters of the server's devices; without it, those of this host's processors are read, if it is the only
+    one. `port_names` are what node 0 needs ports for that the other nodes know (`Share.ports`).
     """
-    counter = open_cpu_counter(host=host_name())
+    if (place := Place.read()).node:
+        return follow_server(trial, command)
+    counter = open_cpu_counter(host=host_name()) if place.num_nodes == 1 else None
     own_joules: Joules = {} if counter is None else {counter.device: None}
     read_own = read_joules or (lambda _: {device: read_energy(counter) for device in own_joules})
     say_phase(trial, 0, "starting")
     limit_s = float(os.environ.get("CCL_TIMEOUT_S", "inf"))
     vocab = trial.data["arch"]["vocab_size"]
     asked_s = time.monotonic()
-    with running_server(trial, command, min(0.5 * limit_s, 1800.0)) as server:
+    with running_server(trial, command, min(0.5 * limit_s, 1800.0), port_names) as server:
         healthy_s = time.monotonic()
         start, server_s = CpuClock.read(), group_cpu_s(server.process.pid)
         target = Target(server.port, vocab, model, timeout_s=min(0.5 * limit_s, 600.0), api=api)
@@ -236,6 +304,8 @@ def serve_trial(
         end, measured_s = CpuClock.read(), time.monotonic()
         own_s = end.own_s - start.own_s + group_cpu_s(server.process.pid) - server_s
         described = dict(describe(server))
+    if described.get("memory_kind") == "rss":
+        described["peak_memory_bytes"] = [*described.get("peak_memory_bytes", ()), *server.nodes.peak_bytes.values()]
     say_phase(trial, 0, "writing")
     text = "".join(json.dumps(asdict(record)) + "\n" for record in report.records).encode()
     (trial.folder / LOG_FILE).write_bytes(text)
@@ -244,7 +314,7 @@ def serve_trial(
         world_size=trial.data["num_ranks"],
         loads=report.loads,
         request_log_sha256=hashlib.sha256(text).hexdigest(),
-        hosts=[host_name()],
+        hosts=[host_name(), *server.nodes.hosts.values()],
         foreign_cpu_cores=foreign_cores(start, end, own_s),
         logical_cores=os.cpu_count(),
         extra={"start_s": f"{healthy_s - asked_s:.2f}", "measuring_s": f"{measured_s - healthy_s:.2f}"},
@@ -280,6 +350,11 @@ class EngineCounters:
 def group_cpu_s(group: int) -> float:
     """Return the CPU seconds that the processes of a group have used."""
     return sum(find_group(group).values())
+
+
+def peak_resident(server: Server) -> int:
+    """Return the sum of the peak resident memory of the server's processes on this node."""
+    return sum(status_bytes("VmHWM", process) for process in find_group(server.process.pid))
 
 
 def find_group(group: int) -> dict[int, float]:

@@ -1,7 +1,8 @@
 """Run script `sglang`: serves the card's model with SGLang on this machine and measures the card's load.
 
-The server is `sglang.launch_server` on a port of the loopback interface. It serves the checkpoint in the folder that
-CCL_MODEL_PATH names. Requests go to `/generate` with token ids, so no tokenizer is loaded.
+The server is `sglang.launch_server` on a port of the loopback interface; on several nodes each runs a part of it. It
+serves the checkpoint in the folder that CCL_MODEL_PATH names. Requests go to `/generate` with token ids: no tokenizer
+is loaded.
 
 Knobs: see `OPTIONS`; checked by the parser of SGLang 0.5.23. No server was started with it: it needs GPUs.
 """
@@ -23,9 +24,10 @@ from common import (
     package_versions,
     run_rank,
 )
+from power_caps import KNOBS as POWER_KNOBS
 from serving_load import SGLANG
-from serving_model import count_checkpoint, find_checkpoint, find_max_len, require_one_machine
-from serving_run import EngineCounters, Server, serve_trial
+from serving_model import count_checkpoint, count_nodes, find_checkpoint, find_max_len, require_whole_nodes
+from serving_run import EngineCounters, Server, Share, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -51,6 +53,7 @@ OPTIONS = {
     "stream_interval": "--stream-interval",
 }
 """Knob -> option. `--disable-` options are given if the knob is false, the other switches if it is true."""
+PRECISION = "precision"
 NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 FP8 = "fp8"
@@ -67,7 +70,7 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
     """Return the options of the server for a configuration."""
     words: list[str] = []
     for knob, value in config.items():
-        if knob == "precision":  # rendered with the weights' type
+        if knob in (PRECISION, *POWER_KNOBS):  # rendered with the weights' type; set before the start
             continue
         option = OPTIONS.get(knob)
         if option is None:
@@ -79,12 +82,23 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
     return words
 
 
+MASTER = "master"
+"""Port of node 0 on which its workers and those of other nodes meet."""
+
+
+def render_nodes(num_nodes: int, node: int | str, address: str) -> list[str]:
+    """Return the options of a node of a server over several; `address` is node 0's."""
+    if num_nodes == 1:
+        return []
+    return ["--nnodes", str(num_nodes), "--node-rank", str(node), "--dist-init-addr", address]
+
+
 def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
     """Return the command of the server, without the interpreter."""
     dtype = DTYPES.get(data["precision"])
     if dtype is None:
         raise IllegalConfig(f"sglang serves {', '.join(DTYPES)} weights here, not {data['precision']}")
-    require_one_machine(data)
+    require_whole_nodes(data, spreads_replicas=False, whole_stages=True)
     words = ["-m", "sglang.launch_server", "--model-path", model, "--dtype", dtype]
     words += ["--quantization", FP8] if data["precision"] == FP8 else []
     words += ["--random-seed", str(data["seed"]), "--host", "127.0.0.1", "--port", str(port)]
@@ -93,15 +107,20 @@ def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list
 
 def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     """Return how to serve one configuration with SGLang alone."""
+    nodes = render_nodes(count_nodes(data), "NODE_RANK", "HEAD_NODE:29501")
     return LaunchForm(
         "sglang.launch_server",
-        ["python", *render_command(data, "MODEL", 8000)],
+        ["python", *render_command(data, "MODEL", 8000), *nodes],
         "the parser of SGLang 0.5.23 (options and their choices)",
         notes=[
             "MODEL is the checkpoint: a folder or its name on the hub.",
             "--context-length is the longest request of the card: raise it for longer ones, and measure again.",
+            *([NODES_NOTE] if nodes else []),
         ],
     )
+
+
+NODES_NOTE = "Run the command on every node: NODE_RANK is the node's number from 0, HEAD_NODE the name of node 0."
 
 
 def serve(trial: Trial) -> None:
@@ -115,13 +134,15 @@ def serve(trial: Trial) -> None:
     folder = find_checkpoint()
     more = ["--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"]
 
-    def command(port: int) -> Sequence[str]:
-        return [sys.executable, *render_command(trial.data, str(folder), port), *more]
+    def command(port: int, share: Share) -> Sequence[str]:
+        place = share.place
+        nodes = render_nodes(place.num_nodes, place.node, f"{place.host}:{share.ports.get(MASTER)}")
+        return [sys.executable, *render_command(trial.data, str(folder), port), *nodes, *more]
 
     def describe(server: Server) -> Mapping[str, Any]:
         return describe_server(server) | {"num_params": count_checkpoint(folder)}
 
-    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG)
+    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG, port_names=(MASTER,))
 
 
 def describe_server(server: Server) -> Mapping[str, Any]:

@@ -4,8 +4,8 @@ The server is `vllm serve` on a port of the loopback interface. It serves the ch
 folder or a name of the Hugging Face hub), else a model of the card's shape with random weights, whose speed is the
 same: token ids are sent and answers end after the asked number of tokens, so nothing depends on the weights' values.
 
-Knobs: see `OPTIONS`. The server, with all replicas (`dp`), runs on one machine. Tried with vLLM 0.32.0 on a CPU; on
-GPUs it was not tried.
+Knobs: see `OPTIONS`. On several nodes the script runs on each, and vLLM connects them by its own multiprocessing. Tried
+with vLLM 0.32.0 on CPUs, also with two nodes; on GPUs it was not tried.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from common import (
     find_packages_first,
     package_versions,
     run_rank,
-    status_bytes,
+    write_json,
 )
-from serving_model import MODEL, find_max_len, require_one_machine
-from serving_run import EngineCounters, Server, find_group, serve_trial
+from power_caps import KNOBS as POWER_KNOBS
+from serving_model import MODEL, count_nodes, find_max_len, require_whole_nodes
+from serving_run import Command, EngineCounters, Server, Share, peak_resident, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -65,6 +66,7 @@ OPTIONS = {
 """Knob -> option of `vllm serve`. A switch has a second form, with `--no-` before its name."""
 SPELLED = {"ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'}
 """Value of a knob -> what its option takes."""
+PRECISION = "precision"
 NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 KV_CACHE_GIB = "kv_cache_gib"
@@ -78,6 +80,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "prefix_cache_hit_rate": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
 """Metric of a load -> counters of the server (vllm/v1/metrics/loggers.py)."""
+SUMS = frozenset({"preemptions"})
+"""Those that servers of one request have together; the others are means over requests or steps of one server."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
@@ -85,7 +89,7 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
     """Return the options of `vllm serve` for a configuration."""
     words: list[str] = []
     for knob, value in config.items():
-        if knob == "precision":  # rendered with the weights' type
+        if knob in (PRECISION, *POWER_KNOBS):  # rendered with the weights' type; set before the start
             continue
         option = OPTIONS.get(knob)
         if option is None and knob != KV_CACHE_GIB:
@@ -140,12 +144,26 @@ def check_step(config: Mapping[str, Any], max_len: int) -> None:
         )
 
 
+MASTER, REPLICAS = "master", "replicas"
+"""Ports of node 0: of the process group of all workers, and of the engines of other nodes."""
+
+
+def render_nodes(num_nodes: int, node: int | str, host: str, ports: Mapping[str, int | str]) -> list[str]:
+    """Return the options of a node of a server over several (multiprocessing; no Ray); all but node 0 are headless."""
+    if num_nodes == 1:
+        return []
+    words = ["--distributed-executor-backend", "mp", "--nnodes", str(num_nodes), "--node-rank", str(node)]
+    words += ["--master-addr", host, "--master-port", str(ports[MASTER])]
+    words += ["--data-parallel-address", host, "--data-parallel-rpc-port", str(ports[REPLICAS])]
+    return words if node == 0 else [*words, "--headless"]
+
+
 def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
     """Return the command of the server, without the interpreter."""
     dtype = DTYPES.get(data["precision"])
     if dtype is None:
         raise IllegalConfig(f"vllm serves {', '.join(DTYPES)} weights, not {data['precision']}")
-    require_one_machine(data)
+    require_whole_nodes(data, spreads_replicas=True)
     check_step(data["config"], find_max_len(data))
     words = ["serve", model, "--served-model-name", "model", "--dtype", dtype, "--seed", str(data["seed"])]
     words += ["--quantization", "fp8"] if data["precision"] == FP8 else []
@@ -156,20 +174,45 @@ def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list
 def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     """Return how to serve one configuration with vLLM alone."""
     kv_cache = data["config"].get(KV_CACHE_GIB)
+    nodes = render_nodes(count_nodes(data), "NODE_RANK", "HEAD_NODE", {MASTER: 29501, REPLICAS: 29550})
     return LaunchForm(
         "vllm serve",
-        ["vllm", *render_command(data, "MODEL", 8000)],
+        ["vllm", *render_command(data, "MODEL", 8000), *nodes],
         "vLLM 0.32.0's own parser, in `make test-vllm`",
         environment={} if kv_cache is None else {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache)},
         notes=[
             "MODEL is the checkpoint: a folder or its name on the hub.",
             "--max-model-len is the longest request of the card: raise it for longer ones, and measure again.",
+            *(NODE_NOTES if nodes else ()),
         ],
     )
 
 
+NODE_NOTES = (
+    "Run the command on every node: NODE_RANK is the node's number from 0, HEAD_NODE the name of node 0.",
+    "Node 0 is the server: leave --headless out there.",
+)
+
+
 def serve(trial: Trial) -> None:
     """Run the whole trial."""
+    model, more = prepare(trial)
+
+    def command(port: int, share: Share) -> Sequence[str]:
+        place = share.place
+        if place.num_nodes > 1:
+            os.environ.setdefault("VLLM_HOST_IP", share.address)
+        nodes = render_nodes(place.num_nodes, place.node, place.host, share.ports)
+        return [*PROGRAM, *render_command(trial.data, model, port), *nodes, *more]
+
+    measure(trial, command, trial.degree("tp") * trial.degree("pp"), port_names=(MASTER, REPLICAS))
+
+
+PROGRAM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+
+
+def prepare(trial: Trial) -> tuple[str, list[str]]:
+    """Set the environment of servers; returns the model and the options that every one of them has."""
     find_packages_first()
     if importlib.util.find_spec("vllm") is None:
         raise MissingRequirement(
@@ -185,37 +228,48 @@ def serve(trial: Trial) -> None:
     model, more = os.environ.get(MODEL, ""), ["--worker-extension-cls", "vllm_worker.DescribesWorker"]
     if not model:
         folder = trial.folder / "model"
-        folder.mkdir(exist_ok=True)
         described = describe_model(trial.data["arch"], find_max_len(trial.data))
-        (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+        write_json(folder / "config.json", described)  # whole at any time: nodes may share the folder
         model, more = str(folder), [*more, "--load-format", "dummy", "--skip-tokenizer-init"]
         os.environ["HF_HUB_OFFLINE"] = "1"
+    return model, more
 
-    def command(port: int) -> Sequence[str]:
-        return [sys.executable, "-m", "vllm.entrypoints.cli.main", *render_command(trial.data, model, port), *more]
 
-    def describe(server: Server) -> Mapping[str, Any]:
-        return describe_server(server, trial.degree("tp") * trial.degree("pp"))
+def measure(
+    trial: Trial, command: Command, split: int, copies: int | None = None, port_names: Sequence[str] = ()
+) -> None:
+    """Start what `command` names, send the load, and report; `split` workers, or all together `copies` times, hold the
+    model's parameters."""
+    counters = {name: counted for name, counted in COUNTERS.items() if copies is None or name in SUMS}
 
     def read_joules(server: Server) -> Mapping[str, float | None]:
-        return dict(_ask_workers(server, "ccl_energy"))
+        known = _ask_workers(server, "ccl_energy")
+        unknown = [("", None)] if len(known) < trial.data["num_ranks"] else []  # with dp, one replica's workers answer
+        return dict([*known, *unknown])
 
     on_cpu = trial.data.get("accelerator", "cpu") == "cpu"
-    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, read_joules=None if on_cpu else read_joules)
+    serve_trial(
+        trial,
+        command,
+        EngineCounters(counters).read,
+        lambda server: describe_server(server, split, copies),
+        read_joules=None if on_cpu else read_joules,
+        port_names=port_names,
+    )
 
 
-def describe_server(server: Server, split: int) -> Mapping[str, Any]:
-    """Return what ran, as the workers say; `split` of them hold the model's parameters once."""
+def describe_server(server: Server, split: int, copies: int | None = None) -> Mapping[str, Any]:
+    """Return what ran, as the workers say; `split` of them, or all of them `copies` times, hold the parameters."""
     workers: list[dict[str, Any]] = _ask_workers(server, "ccl_describe")
     names = {dtype: precision for precision, dtype in DTYPES.items() if precision != FP8} | {"float8_e4m3fn": FP8}
     dtypes = {worker["dtype"] for worker in workers}
     on_gpu = any(worker["device"] for worker in workers)
-    copies = max(1, len(workers) // split)
+    copies = copies or max(1, len(workers) // split)
     return {
         "num_params": round(sum(worker["num_params"] for worker in workers) / copies),
         "precision": names.get(dtypes.pop(), "unknown") if len(dtypes) == 1 else None,
         "devices": [worker["device"] or device_name() for worker in workers],
-        "peak_memory_bytes": [w["peak_bytes"] for w in workers] if on_gpu else [_peak_resident(server)],
+        "peak_memory_bytes": [w["peak_bytes"] for w in workers] if on_gpu else [peak_resident(server)],
         "memory_kind": "device" if on_gpu else "rss",
         "versions": package_versions("vllm", "torch", "transformers"),
     }
@@ -229,11 +283,6 @@ def _ask_workers(server: Server, method: str) -> list[Any]:
     )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return list(json.loads(answer.read())["results"])
-
-
-def _peak_resident(server: Server) -> int:
-    """Return the sum of the peak resident memory of the server's processes."""
-    return sum(status_bytes("VmHWM", process) for process in find_group(server.process.pid))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ class DescribesWorker:
 
     def ccl_describe(self) -> dict[str, Any]:
         """Return the parameters that this worker holds, their precision, its device and its peak memory in bytes."""
+        if hasattr(self.model_runner, "mesh"):  # of vLLM for TPU: the parameters are JAX's
+            return describe_arrays(self.model_runner.state)
         import torch
 
         model = self.model_runner.model
@@ -39,6 +41,23 @@ class DescribesWorker:
 
         counter = open_counter()
         return ("", None) if counter is None else (counter.device, read_energy(counter))
+
+
+def describe_arrays(state: Any) -> dict[str, Any]:
+    """Return the same of a tree of JAX arrays, which is of all devices of this process together."""
+    import jax
+
+    leaves = [leaf for leaf in jax.tree_util.tree_leaves(state) if hasattr(leaf, "dtype")]
+    sizes: dict[str, int] = {}
+    for leaf in leaves:
+        sizes[str(leaf.dtype)] = sizes.get(str(leaf.dtype), 0) + leaf.size
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return {
+        "num_params": sum(sizes.values()),
+        "dtype": max(sizes, key=lambda name: sizes[name]),
+        "device": jax.local_devices()[0].device_kind,
+        "peak_bytes": max(each.get("peak_bytes_in_use", 0) for each in stats),
+    }
 
 
 def count_packed(layer: Any) -> int:

@@ -56,6 +56,21 @@ def test_every_knob_of_a_framework_file_is_rendered(name: str, script: str, load
         assert len(forms) == len(choices), f"{knob.name}: two choices render the same launch"
 
 
+def test_sglang_on_several_nodes_has_one_replica_in_whole_stages(load: Any) -> None:
+    module = load("sglang_serve")
+    assert module.render_nodes(2, 1, "10.0.0.1:5001") == [
+        "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:5001",
+    ]  # fmt: skip
+    form = module.show_launch(make_data({"tp": 4, "pp": 2}, num_ranks=8, ranks_per_node=4))
+    assert form.command[-2:] == ["--dist-init-addr", "HEAD_NODE:29501"]
+    for config, ranks, message in (
+        ({"tp": 4, "dp": 2}, 8, "dp must be 1 on 2 nodes, but it is 2"),
+        ({"tp": 2, "pp": 3}, 6, "pp 3 on 2 nodes: one must divide the other"),
+    ):
+        with pytest.raises(module.IllegalConfig, match=message):
+            module.show_launch(make_data(config, num_ranks=ranks, ranks_per_node=4))
+
+
 def test_switches_of_sglang_that_disable_are_given_for_false(load: Any) -> None:
     words = load("sglang_serve").render_options(
         {"prefix_caching": False, "async_scheduling": True, "mixed_chunk": True, "compile": False, "ep": 2}
@@ -82,8 +97,13 @@ def test_what_a_script_cannot_serve_is_refused(script: str, load: Any) -> None:
     module = load(script)
     with pytest.raises(module.IllegalConfig, match="has no knob 'colour'"):
         module.show_launch(make_data({"colour": "red"}))
-    with pytest.raises(module.IllegalConfig, match="which has 4 accelerators; the configuration needs 8"):
-        module.show_launch(make_data({}, num_ranks=8, ranks_per_node=4))
+    message = {
+        "trtllm_serve": "which has 4 accelerators; the configuration needs 8",
+        "sglang_serve": "5 accelerators on 2 nodes: each node must have as many as the others",
+    }
+    ranks = 8 if script == "trtllm_serve" else 5
+    with pytest.raises(module.IllegalConfig, match=message[script]):
+        module.show_launch(make_data({}, num_ranks=ranks, ranks_per_node=4))
 
 
 def test_a_checkpoint_is_a_folder_and_its_parameters_are_counted(

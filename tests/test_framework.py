@@ -318,6 +318,7 @@ def test_every_shipped_framework_but_that_of_tpus_declares_energy() -> None:
         "trtllm",
         "links-probe",
         "links-probe-jax",
+        "vllm-tpu",
     }, "TPUs have no counter that a job can read, SGLang's are not read; the probe of links trains nothing"
 
 

@@ -177,7 +177,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 sys.exit(run_rank(lambda trial: serve_trial(
-    trial, lambda port: [sys.executable, "-c", SERVER, str(port)], lambda server: {{}}, lambda server: {{}})))
+    trial, lambda port, _: [sys.executable, "-c", SERVER, str(port)], lambda server: {{}}, lambda server: {{}})))
 '''
 
 

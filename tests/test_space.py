@@ -158,6 +158,10 @@ SERVER = {"tp": 4, "pp": 1, "dp": 1, "max_num_seqs": 64, "max_num_batched_tokens
           "memory_fraction": 0.9, "kv_cache_dtype": "auto"}  # fmt: skip
 SGLANG = {"tp": 4, "pp": 1, "dp": 1, "ep": 1, "attention_dp": 1, "max_num_seqs": 64, "prefill_chunk": 2048,
           "prefix_caching": True, "kv_cache_dtype": "auto"}  # fmt: skip
+APART = {"devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "decode_workers": 2,
+         "decode_gpus_per_worker": 2, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "memory_fraction": 0.9,
+         "kv_cache_dtype": "auto"}  # fmt: skip
+EIGHT = {"num_accelerators": 8, "accelerators_per_node": 8}
 CHUNKS = KnobDeclaration(name="chunked_prefill", choices=(True, False))
 TOKENS = KnobDeclaration(name="max_num_batched_tokens", choices=(512, 2048))
 SEQUENCES = KnobDeclaration(name="max_num_seqs", choices=(8, 128))
@@ -195,6 +199,9 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("step_holds_every_sequence", "tiny-serving", "vllm-cpu", {}, VLLM, {"max_num_seqs": 128}, (SEQUENCES,)),
         ("step_holds_a_request", "wl1-inference", "vllm", {}, {**SERVER, "chunked_prefill": False},
          {"max_num_batched_tokens": 512}, (CHUNKS, TOKENS)),
+        ("workers_add_up", "wl1-inference", "vllm-disagg", EIGHT, APART, {"decode_workers": 3}, ()),
+        ("workers_divide_heads", "wl1-inference", "vllm-disagg", {**EIGHT, "num_heads": 6, "num_kv_heads": 2}, APART,
+         {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "ep": 2},
          {"tp": 2, "pp": 2, "ep": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "attention_dp": 4},
@@ -278,9 +285,26 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
 
 def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle() -> None:
     card = change_card(load_card("wl1-inference"), num_accelerators=8)
-    space = build_space(card, load_framework("vllm"), use_fewer=True)
+    space = build_space(card, load_framework("trtllm"), use_fewer=True)
     assert "one_machine" in space.rules
     assert set(space.num_accelerators_N) == {1, 2, 4}, "of 8 accelerators, 4 are on a machine"
+
+
+def test_a_server_over_several_machines_fills_them_alike() -> None:
+    """vLLM spreads replicas over machines, SGLang only parts of one replica: whole stages, or parts of a stage."""
+    card = change_card(load_card("wl1-inference"), num_accelerators=16)
+    degrees = [KnobDeclaration(name=name, choices=(1, 2, 3, 4, 8, 16)) for name in ("tp", "pp", "dp")]
+    found = {}
+    for name in ("vllm", "sglang"):
+        space = build_space(card, load_framework(name), extra_knobs=degrees, use_fewer=True)
+        assert "nodes_alike" in space.rules
+        columns = zip(*(space.column(degree).tolist() for degree in ("tp", "pp", "dp")), strict=True)
+        found[name] = {(tp, pp, dp) for tp, pp, dp in columns}
+    assert {(8, 1, 2), (4, 1, 4), (2, 1, 8), (8, 2, 1), (4, 1, 3), (2, 3, 1), (1, 3, 2)} <= found["vllm"]
+    assert not {(2, 1, 3), (1, 2, 3)} & found["vllm"], "3 accelerators on each of 2 machines for replicas of 2"
+    assert not {dp for tp, pp, dp in found["sglang"] if tp * pp * dp > 4} - {1}
+    assert {(16, 1, 1), (8, 2, 1), (4, 4, 1), (2, 8, 1)} <= found["sglang"]
+    assert (2, 3, 1) not in found["sglang"], "3 stages on 2 machines"
 
 
 def test_every_rule_is_used_by_the_tests_above() -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,12 +121,11 @@ def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name: str
     assert "1160" in form.command, "1024 tokens in, 128 out and some to spare"
 
 
-def test_a_server_stays_on_one_machine_and_a_step_holds_a_request_without_chunks() -> None:
-    card = load_card("wl1-inference", sets=["workload.hardware.xpu_spec.total_count=16", "count_per_node=4"])
+def test_without_chunks_a_step_holds_a_request() -> None:
+    card = load_card("wl1-inference")
     knobs = [KnobDeclaration(name="chunked_prefill", choices=(True, False)),
              KnobDeclaration(name="max_num_batched_tokens", choices=(1024, 2048))]  # fmt: skip
     space = build_space(card, load_framework("vllm"), extra_knobs=knobs, use_fewer=True)
-    assert set(space.num_accelerators_N) == {1, 2, 4}
     unchunked = [c for c in map(space.config, range(0, len(space), 7)) if not c["chunked_prefill"]]
     assert {c["max_num_batched_tokens"] for c in unchunked} == {2048}
 
@@ -134,5 +134,60 @@ def test_a_precision_of_the_card_quantises_as_it_loads(script: Any) -> None:
     words = script.render_command(make_data({"precision": "fp8", "tp": 2}, precision="fp8"), "MODEL", 8000)
     assert words[words.index("--quantization") + 1] == "fp8"
     assert words[words.index("--dtype") + 1] == "bfloat16"
-    with pytest.raises(script.IllegalConfig, match="one machine, which has 4 accelerators; the configuration needs 8"):
-        script.render_command(make_data({}, num_ranks=8, ranks_per_node=4), "MODEL", 8000)
+
+
+def test_nodes_get_their_number_and_the_ports_of_node_0_and_all_but_one_are_headless(script: Any) -> None:
+    ports = {script.MASTER: 5001, script.REPLICAS: 5002}
+    shares = [script.render_nodes(2, node, "10.0.0.1", ports) for node in range(2)]
+    assert shares[0] == [
+        "--distributed-executor-backend", "mp", "--nnodes", "2", "--node-rank", "0",
+        "--master-addr", "10.0.0.1", "--master-port", "5001",
+        "--data-parallel-address", "10.0.0.1", "--data-parallel-rpc-port", "5002",
+    ]  # fmt: skip
+    assert shares[1] == [*shares[0][:5], "1", *shares[0][6:], "--headless"]
+    assert script.render_nodes(1, 0, "10.0.0.1", ports) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "message"),
+    [
+        ({"tp": 3, "dp": 3}, 9, None),
+        ({"tp": 5}, 5, "5 accelerators on 2 nodes: each node must have as many as the others"),
+        ({"tp": 2, "dp": 3}, 6, "a replica has 2 accelerators and each of 2 nodes 3"),
+        ({"tp": 4, "dp": 2}, 8, None),
+        ({"tp": 4, "pp": 2}, 8, None),
+    ],
+)
+def test_a_launch_over_several_nodes_is_what_vllm_takes(
+    script: Any, config: dict[str, Any], ranks: int, message: str | None
+) -> None:
+    data = make_data(config, num_ranks=ranks, ranks_per_node=4)
+    if message is not None:
+        with pytest.raises(script.IllegalConfig, match=message):
+            script.show_launch(data)
+        return
+    form = script.show_launch(data)
+    assert form.command[form.command.index("--nnodes") + 1] == str(-(-ranks // 4))
+    assert form.command[-1] == "--headless"
+    assert "Run the command on every node" in form.notes[2]
+
+
+def test_workers_of_tpus_say_what_their_arrays_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner as of tpu-inference, whose `state` is a tree of JAX arrays; here they are on the CPU."""
+    jax = pytest.importorskip("jax")
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    worker = importlib.import_module("vllm_worker").DescribesWorker()
+    layers = [{"kernel": jax.numpy.zeros((8, 16), "bfloat16"), "scale": jax.numpy.zeros(16)} for _ in range(3)]
+    worker.model_runner = SimpleNamespace(state={"layers": layers, "name": "x"}, mesh=None)
+    said = worker.ccl_describe()
+    assert (said["num_params"], said["dtype"]) == (3 * (8 * 16 + 16), "bfloat16")
+    assert said["device"] == jax.local_devices()[0].device_kind
+
+
+def test_a_tpu_host_has_a_space_and_a_launch() -> None:
+    card = load_card("wl1-inference", sets=["accelerator=tpu-v6e", "total_count=8", "count_per_node=4"])
+    space = build_space(card, load_framework("vllm-tpu"), use_fewer=True)
+    assert set(space.num_accelerators_N) == {1, 2, 4}, "of the hosts' 4 each, since several hosts need Ray"
+    form = make_launch(card, "vllm-tpu", space.config(0))
+    assert "--tensor-parallel-size" in form.command
+    assert "--nnodes" not in form.command

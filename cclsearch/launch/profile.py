@@ -68,6 +68,8 @@ class Profile(Model):
     """Environment variables of every job."""
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs that this profile adds or limits."""
+    allow_power_caps: bool = False
+    """Whether trials may set the power limits and clocks of its devices (`power_cap_w`, `gpu_clock_mhz`)."""
     settings: dict[str, Any] = {}
     """All other top-level fields of the file."""
     source: Path | None = None

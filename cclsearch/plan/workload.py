@@ -11,6 +11,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import RunStatus
 from cclsearch.plan.hardware import resolve_hardware
+from cclsearch.plan.power import check_power_knobs, list_power_knobs
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import refuse_unlike
 from cclsearch.plan.target import IN_PROCESS, SIMULATE, Target
@@ -57,11 +58,13 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
     hardware, looked_up = resolve_hardware(card, target.profile)
     card = card.model_copy(update={"hardware": hardware})
     framework = choose_framework(card, request.framework or target.profile.framework)
-    require_known_knobs(request.knobs, card, framework, target.profile.knobs)
+    offered = (*target.profile.knobs, *list_power_knobs(target.profile))
+    require_known_knobs(request.knobs, card, framework, offered)
     knobs = (*target.profile.knobs, *request.knobs)
     rewarding = [term.metric for term in objective.terms if term.metric in task_of(card).per_accelerator]
     use_fewer = request.use_fewer or bool(rewarding)
     space = build_space(card, framework, extra_knobs=knobs, use_fewer=use_fewer)
+    check_power_knobs(card, framework, space.knobs, target.profile)
     if target.profile.launcher == SIMULATE:
         _require_simulated(objective, card, SimulatedCluster.of(SimulatedSettings(), card, space))
     elif target.profile.launcher != IN_PROCESS:  # what a function returns is not known before it is called

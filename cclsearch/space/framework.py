@@ -195,6 +195,8 @@ class Framework(Model):
     """Precisions that its run script supports; empty means any."""
     records: tuple[str, ...] = ()
     """Optional fields of `result.json` that its run script writes."""
+    caps_power: bool = False
+    """Whether its run script sets `power_cap_w` and `gpu_clock_mhz` before a trial and restores them after it."""
     same_losses: LossBounds = LossBounds()
     """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
     same_answers: LossBounds = LossBounds()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from cclsearch.card.model import Card
 from cclsearch.space.knobs import rank_degrees
-from cclsearch.space.rule import Clause, register_rule
+from cclsearch.space.rule import BoolArray, Clause, Columns, Counts, register_rule
 
 
 @register_rule("step_holds_every_sequence", "max_num_batched_tokens", "max_num_seqs")
@@ -41,6 +43,58 @@ def _one_machine(card: Card, options: Mapping[str, Any]) -> Clause | None:
         f"a server has at most {most} accelerators, those of one machine",
         lambda at: at.product(rank_degrees()) <= most,
         lambda c: f"{c.product(rank_degrees())} accelerators of {most} on one machine",
+    )
+
+
+@register_rule("nodes_alike", rank_degrees, needs=(), parameters={"spreads_replicas": bool, "whole_stages": bool})
+def _nodes_alike(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    """`spreads_replicas: true` if one server may have its replicas (`dp`) on several machines, `whole_stages: true` if
+    a machine must have whole pipeline stages, or a stage whole machines."""
+    most, spreads = card.hardware.accelerators_per_node, bool(options.get("spreads_replicas"))
+    any_stages = not options.get("whole_stages")
+    if card.hardware.num_accelerators <= most:
+        return None
+
+    def check(at: Columns) -> BoolArray:
+        ranks, replica = at.product(rank_degrees()), at["tp"] * at["pp"]
+        nodes = -(-ranks // most)
+        local = np.maximum(ranks // nodes, 1)
+        fits = (ranks % nodes == 0) & ((local % replica == 0) | (replica % local == 0))
+        fits &= any_stages | (at["pp"] % nodes == 0) | (nodes % at["pp"] == 0)
+        fits &= spreads | (replica == ranks)
+        return np.asarray((nodes == 1) | fits)
+
+    def explain(c: Counts) -> str:
+        ranks = c.product(rank_degrees())
+        return f"tp {c['tp']} x pp {c['pp']} of {ranks} accelerators on {-(-ranks // most)} machines"
+
+    words = f"a server on several machines of {most} accelerators has as many on each, whole replicas or a part of one"
+    words += "" if any_stages else ", whole stages or a part of one"
+    return words + ("" if spreads else ", and has one replica"), check, explain
+
+
+_SIZES = ("prefill_gpus_per_worker", "decode_gpus_per_worker")
+
+
+@register_rule("workers_add_up", "devices", "prefill_workers", "decode_workers", *_SIZES)
+def _workers_add_up(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
+        "devices is prefill_workers x prefill_gpus_per_worker + decode_workers x decode_gpus_per_worker",
+        lambda at: at["devices"] == at["prefill_workers"] * at[_SIZES[0]] + at["decode_workers"] * at[_SIZES[1]],
+        lambda c: (
+            f"{c['prefill_workers']} x {c[_SIZES[0]]} + {c['decode_workers']} x {c[_SIZES[1]]}"
+            f" accelerators of {c['devices']}"
+        ),
+    )
+
+
+@register_rule("workers_divide_heads", *_SIZES)
+def _workers_divide_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    heads = card.arch.num_heads
+    return (
+        f"prefill_gpus_per_worker and decode_gpus_per_worker divide the {heads} attention heads",
+        lambda at: (heads % at[_SIZES[0]] == 0) & (heads % at[_SIZES[1]] == 0),
+        lambda c: f"{heads} attention heads on {c[_SIZES[0]]} and {c[_SIZES[1]]} accelerators",
     )
 
 
