@@ -156,6 +156,10 @@ class Draws:
         self._rng = rng
         self._drawn: dict[str, Drawn] = {}
 
+    def preset(self, base: str, drawn: Drawn) -> None:
+        """Make these the models of the log of a metric that `base_of` names."""
+        self._drawn[base] = drawn
+
     def known(self, metric: str) -> Drawn | None:
         """Return models of the log of a metric that is predicted exactly or in closed form; None for another."""
         base = self.models.base_of(metric)
