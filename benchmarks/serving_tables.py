@@ -112,9 +112,8 @@ def print_tables(folder: Path) -> None:
         _print_row(f"all {kind}-*", sum(errors.loads for errors in each), joined)
     for metric, ratios in measure_after_a_trial(folder).items():
         before, after = np.expm1(np.median(np.abs(ratios), axis=0))
-        print(
-            f"\n{metric} of {len(ratios)} loads of other rows of the srv-* tables: {before:.0%}, {after:.0%} after one trial"
-        )
+        loads = f"{len(ratios)} loads of the srv-* tables' other rows"
+        print(f"\n{metric}, {loads}: {before:.0%} before, {after:.0%} after one trial of the table")
 
 
 def _print_row(name: str, loads: int, log_ratios: Mapping[str, list[float]]) -> None:

@@ -50,9 +50,6 @@ class ClosedForm:
     """Key of the parts in JSON output."""
     heading: str = ""
     """Heading of a column of the metric; its unit if empty."""
-    slack: ParametricModel | None = None
-    """If a trial chooses what it measures: rows -> log multipliers -> by how much the log of the metric can be less
-    than at that choice. An upper bound is kept if it is kept there."""
     unlearned: Prior | None = None
     """If `prior` comes from earlier searches: the prior without them, which trials that contradict them favour."""
 

@@ -34,8 +34,6 @@ def judge_constraints(draws: Draws, counted: LoadDraws | None = None) -> tuple[A
         drawn, is_log = draws.known(constraint.metric), True
         if drawn is None:
             drawn, is_log = _learn(draws, constraint.metric)
-        elif constraint.at_least is None and (slack_m := draws.models.slack(constraint.metric, draws.rows)) is not None:
-            drawn = drawn._replace(mean_km=drawn.mean_km - slack_m)
         if drawn is not None:
             p_m *= _p_satisfies(constraint, drawn, is_log)
             excess_m += _expected_excess(constraint, drawn, is_log)

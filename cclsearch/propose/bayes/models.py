@@ -126,13 +126,6 @@ class MetricModels:
             log_base = ensemble.form.metric.sign * ensemble.form.log_cost(rows)(ensemble.most_likely.theta_P)
         return self.derive(metric, log_base, rows)
 
-    def slack(self, metric: str, rows: NDArray[np.int64]) -> Array | None:
-        """(m,) by how much the log of the metric can be less than what trials report; None if that is not known."""
-        form = self.predictor.forms.get(metric)
-        if form is None or form.slack is None:
-            return None
-        return np.asarray(form.slack(rows)(self.ensemble(metric).most_likely.theta_P))
-
     def draw(self, base: str, rows: NDArray[np.int64], rng: np.random.Generator) -> Drawn:
         """Return models of the log of a metric that `base_of` names."""
         if base == NUM_ACCELERATORS:

@@ -74,15 +74,7 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
             chosen = _take(loads, rows)
             return lambda theta: np.log(_best(chosen, theta, limits, read, measured_LN[:, rows]))
 
-        def slack(rows: Rows) -> RowModel:
-            chosen = _take(loads, rows)
-            own = measured_LN[:, rows]
-            return lambda theta: np.log(_best(chosen, theta, limits, read, own) / _least(chosen, theta, read, own))
-
-        chooses = metric.name in (TPOT, TTFT) and len(clients) > 1
-        return ClosedForm(
-            metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "", slack=slack if chooses else None
-        )
+        return ClosedForm(metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "")
 
     throughput = form(metrics[THROUGHPUT], lambda served: served.cost)
     whole = ClosedForm(
@@ -194,12 +186,6 @@ def _best(
     # a load that breaks a limit counts as much dearer, so that the nearest to the limits comes first among those
     chosen = np.argmin(np.log(found.cost) + 1e3 * over, axis=-2)[..., None, :]
     return np.asarray(np.take_along_axis(values, chosen, axis=-2)[..., 0, :])
-
-
-def _least(loads: LoadParts, theta: Array, read: Callable[[Served], Array], measured_LN: NDArray[np.bool_]) -> Array:
-    """Return the least value over the loads, any of which a trial may choose."""
-    values = np.where(measured_LN, read(serve(loads, np.asarray(theta)[..., None, :])), np.inf)
-    return np.asarray(values.min(axis=-2))
 
 
 def _derive_all(accelerators_N: Array) -> dict[str, Derived]:
