@@ -31,7 +31,9 @@ def predict(recording: Recording, trials: Sequence[tuple[Recording, Sequence[int
     predictor = predictor_of(recording.card, recording.space)
     searches = [(other.card, [_observe(other, row) for row in rows]) for other, rows in trials]
     if searches:
-        predictor = apply_earlier(predictor, EarlierKnowledge(priors=learn_priors(predictor, searches)))
+        predictor = apply_earlier(
+            predictor, EarlierKnowledge(priors=learn_priors(predictor, searches, family=recording.card.family))
+        )
     prediction = predict_space(recording.card, recording.space, predictor)
     assert prediction is not None
     return prediction.value_N
@@ -39,7 +41,14 @@ def predict(recording: Recording, trials: Sequence[tuple[Recording, Sequence[int
 
 def _observe(recording: Recording, row: int) -> Observation:
     measured = recording.rows[row]
-    return Observation(0, measured.config, None, 1 / measured.metrics[recording.primary.name], metrics=measured.metrics)
+    return Observation(
+        0,
+        measured.config,
+        None,
+        1 / measured.metrics[recording.primary.name],
+        metrics=measured.metrics,
+        loads=measured.loads,
+    )
 
 
 def choose_rows(recording: Recording, count: int) -> list[int]:

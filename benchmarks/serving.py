@@ -1,12 +1,15 @@
 """Prediction and search of serving on measured landscapes: errors of TTFT and TPOT, and regret under a TPOT limit.
 
     python benchmarks/serving.py FOLDER [--peer PEER.csv]
+    python benchmarks/serving.py FOLDER --tables
 
 FOLDER has tables of an engine's TTFT and TPOT by configuration and concurrency (`landscape.csv` with `card.yaml`). A
 cell is a table with a limit on TPOT, if at least four configurations differ by over 5 % and one keeps it. A trial
 launches one configuration and measures it at every recorded concurrency; its value is the largest throughput per
-accelerator whose TPOT keeps the limit, or 0. Regret after k trials is 1 - best so far / best of the cell. Throughput
-in these tables follows from their latencies by Little's law. `--peer` has aiconfigurator's predictions of every load
+accelerator whose TPOT keeps the limit, or 0. Regret after k trials is 1 - best so far / best of the cell, and the mean
+of several seeds. The search learns from every load of a trial, and knows before which loads a row has. Throughput in
+these tables follows from their latencies by Little's law. `--tables` prints the errors of every table before any
+trial instead. `--peer` has aiconfigurator's predictions of every load
 (benchmarks/serving_peer.py): its picks are tried in the order of their predicted values, and cells that it can order
 are counted for all.
 """
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from serving_tables import print_tables
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
@@ -39,6 +43,8 @@ KNOBS = ("backend", "precision", "tp", "pp", "dp", "ep")
 LIMITS_MS = (8, 10, 15, 20, 30, 50)
 MILESTONES = (1, 3, 5)
 MIN_CONFIGS, MANY_CONFIGS = 4, 8
+SEARCHES = 3
+"""Searches of a cell, each with a seed of its own."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ def read_tables(folder: Path) -> Iterator[Table]:
         configs = [{name: _read_value(name, row) for name in KNOBS} for row in rows]
         unique = list({tuple(config.values()): config for config in configs}.values())
         knobs = tuple(Knob(name, tuple(sorted({config[name] for config in unique}))) for name in KNOBS)
-        space = space_from_rows(knobs, unique)
+        at = [[float(r["concurrency"]) for r, c in zip(rows, configs, strict=True) if c == config] for config in unique]
+        space = space_from_rows(knobs, unique, at)
         most = max(int(row["concurrency"]) for row in rows)
         sets = ["precision=bf16", "task=serving", f"max_concurrency={most}"]
         try:
@@ -123,9 +130,14 @@ def search(table: Table, limit_s: float, values: Mapping[int, tuple[float, float
         metrics = {THROUGHPUT: rate or least / 10, "tpot_mean_s": tpot}
         violation = objective.violation(metrics)
         loss = None if violation else objective.loss(metrics)
+        loads = tuple(
+            {"concurrency": c, "ttft_mean_s": ttft_s, "tpot_mean_s": tpot_s, THROUGHPUT: each}
+            for at, c, ttft_s, tpot_s, each in table.loads
+            if at == row
+        )
         seen.append(
             Observation(trial, proposals[0].config, row, loss, metrics=metrics if loss else {"tpot_mean_s": tpot},
-                        violation=violation)
+                        loads=loads, violation=violation)
         )  # fmt: skip
     tried = [o.row for o in seen if o.row is not None]
     return tried + [row for row in values if row not in tried]
@@ -165,7 +177,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peer", type=Path)
+    parser.add_argument("--tables", action="store_true")
     args = parser.parse_args()
+    if args.tables:
+        print_tables(args.folder)
+        return
     peer = read_peer(args.peer) if args.peer else {}
     tables = list(read_tables(args.folder))
     errors = np.concatenate([find_errors(table) for table in tables])
@@ -181,7 +197,7 @@ def main() -> None:
                 continue
             accelerators = table.space.num_accelerators_N
             orders = {
-                "surrogate": [search(table, limit_ms / 1e3, values, 0)],
+                "surrogate": [search(table, limit_ms / 1e3, values, seed) for seed in range(SEARCHES)],
                 "random": [list(np.random.default_rng(seed).permutation(len(values))) for seed in range(20)],
                 "fewest accelerators first": [
                     sorted(values, key=lambda row: (accelerators[row], order[row]))

@@ -11,6 +11,8 @@ import pytest
 
 from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import Card
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
@@ -99,21 +101,20 @@ def test_a_search_for_the_largest_concurrency_is_predicted_at_the_load_that_keep
 
 
 def test_a_configuration_that_keeps_a_limit_at_fewer_clients_may_keep_it() -> None:
-    """The chosen load breaks the limit if the prediction is a little off; a trial then measures a smaller one."""
+    """The load with most throughput is near the limit; where it breaks it, the trial measures a smaller one."""
     card, space = make_card(max_concurrency=64, concurrency=None), make_space(tp=(1, 2, 4, 8))
     task = task_of(card)
     objective = task.constrain(card, choose_objective(THROUGHPUT, ("tpot_mean_s <= 0.03",), task="serving"))
     limited = task.freeze(card, objective)
-    form = predictor_of(limited, space).forms["tpot_mean_s"]
-    assert form.slack is not None
-    at_choice, slack = form.predict(4)[0], form.slack(np.arange(4))(ZERO)
-    alone = predictor_of(make_card(concurrency=1), space).forms["tpot_mean_s"].predict(4)[0]
-    assert at_choice - slack == pytest.approx(alone)
-    is_kept = alone < np.log(0.03)
-    assert 0 < is_kept.sum() < 4
-    assert (slack[is_kept] > 0).all(), "a load near the limit is chosen"
-    assert slack[~is_kept] == pytest.approx(0.0), "one that breaks it least is the smallest"
-    assert predictor_of(make_card(concurrency=8), space).forms["tpot_mean_s"].slack is None
+    alone = np.exp(predictor_of(make_card(concurrency=1), space).forms["tpot_mean_s"].predict(4)[0])
+    at_choice = np.exp(predictor_of(limited, space).forms["tpot_mean_s"].predict(4)[0])
+    posterior = fit_posterior(SearchView(limited, space, (), frozenset(), 4, 0, objective))
+    assert posterior is not None
+    is_far = alone < 0.6 * 0.03
+    assert 0 < is_far.sum() < 4
+    assert (at_choice[is_far] > 0.8 * 0.03).any(), "a load near the limit is chosen"
+    assert (posterior.p_satisfies_m[is_far] > 0.9).all()
+    assert (posterior.p_satisfies_m[alone > 1.5 * 0.03] < 0.1).all()
 
 
 def test_engines_that_a_source_compares_are_predicted_apart_and_others_alike() -> None:

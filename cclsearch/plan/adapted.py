@@ -52,7 +52,7 @@ def adapt_predictor(
         searches.append((earlier, trials))
         told.append(f"{one_line(source, 60)} ({one_line(earlier.name, 40)}, {count_of(measured, 'trial')})")
     predictor = predictor_of(card, space)
-    priors = learn_priors(predictor, searches)
+    priors = learn_priors(predictor, searches, family=card.family)
     if not priors:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form that trials of other work could adapt")
     note = f"{' and '.join(priors)} adapted by {', '.join(told)}"
@@ -82,5 +82,5 @@ def _read(source: str, runs: Path | None) -> tuple[Card, str, list[Observation]]
         else:
             kind, message = RECORDED_FAILURES[row.status]
             failure = Failure(stage=Stage.RUN, kind=kind, message=message)
-        trials.append(Observation(0, row.config, None, loss, failure, metrics=row.metrics))
+        trials.append(Observation(0, row.config, None, loss, failure, metrics=row.metrics, loads=row.loads))
     return recording.card, recording.card.framework, trials

@@ -68,7 +68,9 @@ def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Se
         return spec.model_copy(update={"banner": (*spec.banner, *notes)}) if notes else spec
     knowledge = EarlierKnowledge(
         searches=tuple(_describe_search(earlier, state, len(trials)) for earlier, state, trials in taken),
-        priors=learn_priors(predictor_of(spec.card, space), [(one.card, trials) for one, _, trials in taken]),
+        priors=learn_priors(
+            predictor_of(spec.card, space), [(one.card, trials) for one, _, trials in taken], family=spec.card.family
+        ),
     )
     banner = (*spec.banner, _describe(knowledge, spec), *notes)
     return spec.model_copy(update={"earlier": knowledge, "banner": banner})

@@ -102,7 +102,10 @@ def _observe(spec: RunSpec, card: Card, row: RecordedRow, baseline: Mapping[str,
         baseline=baseline if spec.objective.needs_baseline else None,
     )  # fmt: skip
     violation = spec.objective.violation(outcome.metrics)
-    return Observation(0, row.config, None, outcome.loss, outcome.failure, metrics=outcome.metrics, violation=violation)
+    return Observation(
+        0, row.config, None, outcome.loss, outcome.failure,
+        metrics=outcome.metrics, loads=row.loads, violation=violation,
+    )  # fmt: skip
 
 
 def add_comparable_runs(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:

@@ -7,6 +7,7 @@ their origin.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -68,11 +69,24 @@ def apply_earlier(predictor: Predictor, knowledge: EarlierKnowledge | None) -> P
 def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predictor:
     forms = {metric: _replace_form(form, knowledge.priors.get(metric)) for metric, form in predictor.forms.items()}
     memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
-    return replace(predictor, forms=forms, memory=_replace_memory(memory, found) if memory and found else memory)
+    if (loads := predictor.loads) is not None:
+        known = {metric: _replace_load_prior(loads.multipliers, prior, knowledge.priors.get(metric, {}))
+                 for metric, prior in loads.priors.items()}  # fmt: skip
+        loads = replace(loads, priors=known)
+    memory = _replace_memory(memory, found) if memory and found else memory
+    return replace(predictor, forms=forms, memory=memory, loads=loads)
 
 
 def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None) -> ClosedForm:
-    return replace(form, prior=_replace_prior(form, found), unlearned=form.prior) if found else form
+    if not found:
+        return form
+    return replace(form, prior=_replace_prior(form.multipliers, form.prior, found), unlearned=form.prior)
+
+
+def _replace_load_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:
+    """The learned means; the widths are never wider than before."""
+    learned = _replace_prior(multipliers, prior, found)
+    return replace(learned, sd_P=np.minimum(learned.sd_P, prior.sd_P))
 
 
 def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior]) -> MemoryForm:
@@ -81,12 +95,15 @@ def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior]) -> Memor
         name: tuple((value, None if name in found else probability) for value, probability in each)
         for name, each in memory.undeclared.items()
     }
-    return replace(memory, form=replace(memory.form, prior=_replace_prior(memory.form, found)), undeclared=ways)
+    return replace(
+        memory,
+        form=replace(memory.form, prior=_replace_prior(memory.form.multipliers, memory.form.prior, found)),
+        undeclared=ways,
+    )
 
 
-def _replace_prior(form: ClosedForm, found: dict[str, LearnedPrior]) -> Prior:
-    prior = form.prior
-    learned = [found.get(name) for name in form.multipliers]
+def _replace_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:
+    learned = [found.get(name) for name in multipliers]
     mean = [one.mean if one else old for one, old in zip(learned, prior.mean_P.tolist(), strict=True)]
     sd = [one.sd if one else old for one, old in zip(learned, prior.sd_P.tolist(), strict=True)]
     return replace(prior, mean_P=np.array(mean), sd_P=np.array(sd))

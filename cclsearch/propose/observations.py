@@ -27,6 +27,8 @@ class Observation:
     """Relative spread of the primary metric inside the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric -> measured value; of a failed trial at most `peak_memory_gib`."""
+    loads: tuple[Mapping[str, float], ...] = ()
+    """The metrics of each load if the trial measured several; `metrics` are those of the load that counts."""
     is_confirmation: bool = False
     violation: float = 0.0
     """By how much the trial violates the objective's constraints (`Objective.violation`); 0 if it satisfies all."""

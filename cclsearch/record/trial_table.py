@@ -42,6 +42,13 @@ class _Schema(NamedTuple):
     failure: Failure | None
     violation: float
     is_pruned: bool
+    loads: tuple[tuple[str, ...], ...] = ()
+    """Names of the metrics of each load, in their order."""
+
+    @property
+    def num_values(self) -> int:
+        """Values that an observation has in the columns."""
+        return self.has_spread + len(self.metrics) + sum(map(len, self.loads))
 
 
 class TrialTable(Mapping[int, Trial]):
@@ -86,7 +93,7 @@ class TrialTable(Mapping[int, Trial]):
         self._schema_list: list[_Schema] = []
         self._starts = array("i")
         self._values = array("d")
-        """For each observation, from its start: the spread, if it has one, then its metrics."""
+        """For each observation, from its start: the spread, if it has one, its metrics, and those of its loads."""
         self._order = array("i")
         """Indices of the trials that a proposer sees, sorted by number."""
         self._observations: dict[int, Observation] = {}
@@ -220,21 +227,26 @@ class TrialTable(Mapping[int, Trial]):
         if row is None or self._space is None or not _is_same(trial.config, self._space.config(row)):
             self._configs[index] = trial.config
         names = tuple(outcome.metrics)
-        schema = _Schema(outcome.spread is not None, names, outcome.failure, outcome.violation, outcome.is_pruned)
+        loads = tuple(map(tuple, outcome.loads))
+        schema = _Schema(
+            outcome.spread is not None, names, outcome.failure, outcome.violation, outcome.is_pruned, loads
+        )
         self._schema_ids[index] = self._schemas.setdefault(schema, len(self._schemas))
         if len(self._schema_list) < len(self._schemas):
             self._schema_list.append(schema)
         self._rows[index] = -1 if row is None else row
         self._starts[index] = len(self._values)
         self._values.extend([] if outcome.spread is None else [outcome.spread])
-        self._values.extend(outcome.metrics.values())
+        for figures in (outcome.metrics, *outcome.loads):
+            self._values.extend(figures.values())
         if not was_seen:
             insort(self._order, index, key=self._numbers.__getitem__)
 
     def _build_observation(self, index: int) -> Observation:
         number = self._numbers[index]
         schema, start, row = self._schema_list[self._schema_ids[index]], self._starts[index], self._rows[index]
-        first = start + schema.has_spread
+        values = iter(self._values[start + schema.has_spread : start + schema.num_values])
+        figures = [{name: next(values) for name in names} for names in (schema.metrics, *schema.loads)]
         config = self._configs.get(index)
         if config is None:
             assert self._space is not None, "a configuration is left out only if it equals its row of the space"
@@ -246,7 +258,8 @@ class TrialTable(Mapping[int, Trial]):
             loss=self.loss(number),
             failure=schema.failure,
             spread=self._values[start] if schema.has_spread else None,
-            metrics=dict(zip(schema.metrics, self._values[first : first + len(schema.metrics)], strict=True)),
+            metrics=figures[0],
+            loads=tuple(figures[1:]),
             is_confirmation=not self.is_search(number),
             violation=schema.violation,
             is_pruned=schema.is_pruned,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cclsearch.card.catalogue import differences, find_by_name
 from cclsearch.card.fields import read_field
 from cclsearch.card.hardware import NOMINAL, find_candidates
 from cclsearch.card.load import read_task
@@ -54,13 +55,21 @@ def complete_card(
         if others and _text(model.get("precision")) is None:
             model.setdefault("alternative_precisions", others)
         _fill_in(model, {**phase, "precision": lambda _: usual}, "model", notes, _text)
-        _fill_in(_mapping(model, "model_arch"), _ARCH, "model.model_arch", notes, _positive)
+        arch = _mapping(model, "model_arch")
+        if not _is_published(model, arch):
+            _fill_in(arch, _ARCH, "model.model_arch", notes, _positive)
     hardware = _mapping(workload, "hardware")
     _complete_hardware(_mapping(hardware, "xpu_spec"), configs, notes)
     _mapping(hardware, "network_topo")
     framework = _mapping(_mapping(card, "Model-executor"), "framework")
     _fill_in(framework, {"name": lambda _: "unknown"}, "framework", notes, _text)
     return card, tuple(notes)
+
+
+def _is_published(model: Mapping[str, Any], arch: Mapping[str, Any]) -> bool:
+    """Whether the card names a model of the catalogue whose shape agrees with all that it states: that is used then."""
+    known = find_by_name(str(model.get("model_family")))
+    return known is not None and not differences(known, {n: int(v) for n in _ARCH if (v := _positive(arch.get(n)))})
 
 
 def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value]], notes: list[str]) -> None:

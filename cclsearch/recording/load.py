@@ -85,7 +85,7 @@ def load_recording(folder: Path | str) -> Recording:
     knobs, rows, precision_notes = _keep_precisions(card, knobs, rows)
     if not any(row.status is RowStatus.OK for row in rows):
         raise UserError(f"{table}: a recording needs at least one row with status ok; there is none")
-    space = space_from_rows(knobs, [row.config for row in rows])
+    space = space_from_rows(knobs, [row.config for row in rows], _list_loads(rows, task))
     notes = (
         *notes,
         *card_notes,
@@ -111,6 +111,13 @@ def _keep_precisions(
         " (list others in workload.model.alternative_precisions of the card)"
     )
     return knobs, kept, (note,)
+
+
+def _list_loads(rows: Sequence[RecordedRow], task: Any) -> list[list[float]]:
+    """The loads of each row, nothing if no row has several."""
+    names = tuple(task.loads.values())
+    loads = [[load[name] for load in row.loads for name in names if name in load] for row in rows]
+    return loads if any(len(own) > 1 for own in loads) else []
 
 
 def _note_missing_degrees(card: Card, knobs: Sequence[Knob], rows: Sequence[RecordedRow]) -> tuple[str, ...]:

@@ -67,6 +67,7 @@ def evaluate_evidence(
         admission=admission,
         loss=loss if admission.admitted and failure is None else None,
         metrics=metrics,
+        loads=tuple(_drop_not_finite(load)[0] for load in task.list_loads(evidence)),
         violation=min(objective.violation(metrics), _MAX_FLOAT) if is_valid and failure is None else 0.0,
         spread=spread,
         fingerprint=task.agreement.read(evidence.payload, evidence.result) if task.agreement else (),

@@ -86,6 +86,8 @@ class Outcome(Model):
     """Value that the objective minimizes (Pareto: of the first metric); None unless scored and admitted."""
     metrics: dict[str, float] = {}
     """Metrics of the task and the traces, and others that the run script reports. Only measured ones are present."""
+    loads: tuple[dict[str, float], ...] = ()
+    """What the surrogate learns from each load, if the trial measured several; `metrics` are of the one that counts."""
     violation: float = 0.0
     """By how much it violates the objective's constraints, if nothing else keeps it from being ranked; else 0."""
     spread: float | None = None

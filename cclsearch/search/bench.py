@@ -131,7 +131,9 @@ class RecordedTable:
         if recorded.status is not RowStatus.OK:
             return _failed(trial, row, recorded.config, *_FAILURES[recorded.status])
         loss, violation, metrics = self._judge(recorded)
-        return Observation(trial, recorded.config, row, loss, metrics=metrics, violation=violation)
+        return Observation(
+            trial, recorded.config, row, loss, metrics=metrics, loads=recorded.loads, violation=violation
+        )
 
     def _judge(self, recorded: RecordedRow) -> tuple[float | None, float, dict[str, float]]:
         """Return the loss of a row with status `ok`, None if it violates a constraint; the violation and the metrics,

@@ -82,6 +82,9 @@ class Space:
     """Number of combinations before the rules (for a recording, rows of its table)."""
     rules: tuple[str, ...] = ()
     """Names of the applied rules."""
+    loads: tuple[tuple[float, ...], ...] = ()
+    """Of a recording whose rows have several loads: those of each row, as the conditions of a trial are known before it
+    runs."""
 
     def __len__(self) -> int:
         return len(self.codes_NK)
@@ -160,12 +163,14 @@ class Space:
         return keys_N[order_N], order_N
 
 
-def space_from_rows(knobs: Sequence[Knob], configs: Sequence[Mapping[str, Value]]) -> Space:
-    """A space of exactly these configurations (the rows of a recording)."""
+def space_from_rows(
+    knobs: Sequence[Knob], configs: Sequence[Mapping[str, Value]], loads: Sequence[Sequence[float]] = ()
+) -> Space:
+    """A space of exactly these configurations (the rows of a recording), with the loads of each if they are given."""
     code_of = [{_key(choice): i for i, choice in enumerate(knob.choices)} for knob in knobs]
     codes = [[codes[_key(config[knob.name])] for knob, codes in zip(knobs, code_of, strict=True)] for config in configs]
     codes_NK = np.array(codes, dtype=np.int16).reshape(len(configs), len(knobs))
-    return Space(tuple(knobs), codes_NK, num_raw=len(configs), rules=("recorded",))
+    return Space(tuple(knobs), codes_NK, num_raw=len(configs), rules=("recorded",), loads=tuple(map(tuple, loads)))
 
 
 def _key(value: Value) -> tuple[bool, Value]:

@@ -50,9 +50,6 @@ class ClosedForm:
     """Key of the parts in JSON output."""
     heading: str = ""
     """Heading of a column of the metric; its unit if empty."""
-    slack: ParametricModel | None = None
-    """If a trial chooses what it measures: rows -> log multipliers -> by how much the log of the metric can be less
-    than at that choice. An upper bound is kept if it is kept there."""
     unlearned: Prior | None = None
     """If `prior` comes from earlier searches: the prior without them, which trials that contradict them favour."""
 
@@ -96,6 +93,39 @@ class Derived:
 
 
 @dataclass(frozen=True, eq=False)
+class Cells:
+    """What n pairs of a row and a load measure: row i of everything is pair i."""
+
+    features: Features
+    models: Mapping[str, ParametricModel]
+    """Metric -> its log, by the log multipliers."""
+    combine: Callable[[Mapping[str, Array], Rows], Array]
+    """Metric with a model -> (..., n) its log at n pairs -> (..., n) log of the primary metric's cost."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """For trials that measure several loads, one of which counts: the cheapest that keeps the limits, else the nearest
+    to them."""
+
+    metric: str
+    """The metric that says which load it is."""
+    grid: tuple[float, ...]
+    """Loads that every trial is expected to measure."""
+    priors: Mapping[str, Prior]
+    """Metric -> the prior of its model at one load."""
+    transfer: Mapping[str, Prior]
+    """Metric, the primary one too -> the prior from which searches of other work are learned from: wider, since what
+    differs between works is not in it."""
+    multipliers: tuple[str, ...]
+    """Names of the multipliers, as `ClosedForm` has them."""
+    build: Callable[[Rows, Array], Cells]
+    """(n,) rows and (n,) loads -> what these pairs measure."""
+    measured_NL: NDArray[np.bool_] | None = None
+    """Whether a trial of each row measures each load of the grid; None: all do."""
+
+
+@dataclass(frozen=True, eq=False)
 class Predictor:
     """What a task knows of one card over one space before anything runs; every part but the features is optional."""
 
@@ -110,6 +140,8 @@ class Predictor:
     memory_hint_parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """The same of the memory."""
     derived: Mapping[str, Derived] = field(default_factory=dict)
+    loads: Loads | None = None
+    """None: a trial measures one load."""
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
     """Failed rows -> all rows in the order in which a careful engineer tries them; None: the order of the space."""
 

@@ -33,6 +33,10 @@ class Features:
         """Return the features of these rows."""
         return Features(self.numbers_ND[rows], self.categories_NC[rows], self.unknown_NU[rows])
 
+    def with_number(self, number_N: Array) -> Features:
+        """Return the features with one more numeric coordinate."""
+        return replace(self, numbers_ND=np.column_stack([self.numbers_ND, number_N]))
+
 
 def read_features(space: Space) -> Features:
     """Return the features of a space: numbers on a centered log scale; knobs with one choice are left out."""

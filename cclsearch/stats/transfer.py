@@ -30,6 +30,8 @@ class EarlierFit:
     features: Features
     evidence: CalibrationData
     """One observation for each row, in their order."""
+    own_share: float = OWN_SHARE
+    """Variance that this search has for itself, relative to the prior's: more if its work is unlike the next one's."""
 
 
 def transfer_prior(prior: Prior, searches: Sequence[EarlierFit]) -> Prior:
@@ -37,11 +39,12 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit]) -> Prior:
     size = len(prior.mean_P)
     model, features = _stack(searches, size)
     own = np.sqrt(OWN_SHARE) * prior.sd_P
+    apart = [np.sqrt(search.own_share) * prior.sd_P for search in searches]
     common = np.sqrt(1 - OWN_SHARE) * prior.sd_P
     joint = replace(
         prior,
         mean_P=np.concatenate([prior.mean_P, np.zeros(size * len(searches))]),
-        sd_P=np.concatenate([common, *[own] * len(searches)]),
+        sd_P=np.concatenate([common, *apart]),
     )
     posterior = calibrate(model, features, joint, _join([search.evidence for search in searches]))
     spread = np.hypot(posterior.multiplier_sd()[:size], own)

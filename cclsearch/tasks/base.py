@@ -181,6 +181,10 @@ class Task:
         trace = evidence.trace
         return Diagnosed(trace.diagnosis, trace.seconds_by_cause) if trace else Diagnosed()
 
+    def list_loads(self, evidence: Evidence) -> list[dict[str, float]]:
+        """What the surrogate can learn from each load, if a trial measures several and one of them counts."""
+        return []
+
     def predictor(self, card: Card, space: Space) -> Predictor | None:
         """What the task predicts of a card over a space; None: everything is learned from the trials."""
         return None

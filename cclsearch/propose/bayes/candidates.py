@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.metrics import Direction
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.constraints import log_excess
+from cclsearch.propose.bayes.excess import log_excess
 from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.propose.observations import observed_losses
 from cclsearch.score.objective import Term, single_metric
@@ -35,6 +35,8 @@ MAX_CANDIDATES = 1500
 """Rows that get a full posterior; a larger space is first pruned by the calibrated closed form."""
 MAX_CANDIDATES_WINDOWED = 512
 """The same once there are more observations than are fitted: each row then costs a few times as much."""
+MAX_LOADS = 4096
+"""The same if trials measure several loads: loads of all candidates together."""
 MAX_RANKED = 8192
 """Rows that the calibrated closed form ranks for each proposal; of a larger space, those that it ranked first when the
 number of trials last doubled."""
@@ -74,6 +76,8 @@ def choose_candidates(models: MetricModels, view: SearchView, predictor: Predict
     `view` has all observations, the models those fitted; `predictor` is without the hints of an LLM.
     """
     most = MAX_CANDIDATES if len(view.observations) <= MAX_OBSERVATIONS else MAX_CANDIDATES_WINDOWED
+    if (loads := predictor.loads) is not None:
+        most = min(most, MAX_LOADS // len(loads.grid))
     if len(open_rows) <= most:
         return open_rows
     if len(view.space) <= MAX_RANKED:

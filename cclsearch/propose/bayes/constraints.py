@@ -8,29 +8,32 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from cclsearch.propose.bayes.excess import find_bounds, log_excess
+from cclsearch.propose.bayes.loads import LoadDraws
 from cclsearch.propose.bayes.models import Drawn, Draws, choose_scale
 from cclsearch.score.objective import Constraint
 from cclsearch.stats.kernel import Array
 
-TOLERANCE = 1e-6
-"""Relative; so that a value that is known exactly satisfies a bound that it equals."""
 QUANTILES_Q = ndtri((np.arange(16) + 0.5) / 16)
 """Standard normal quantiles over which an expectation is averaged."""
 MAX_LOG = 300.0
 
 
-def judge_constraints(draws: Draws) -> tuple[Array, Array]:
+def judge_constraints(draws: Draws, counted: LoadDraws | None = None) -> tuple[Array, Array]:
     """(m,) P(all constraints are satisfied), and (m,) expected log of 1 + excess over them.
 
-    A constraint on a metric that no closed form predicts and no trial has measured is ignored.
+    `counted` has judged the limits of the load that counts, if trials measure several. A constraint on a metric that
+    no closed form predicts and no trial has measured is ignored.
     """
     p_m, excess_m = np.ones(len(draws.rows)), np.zeros(len(draws.rows))
+    if counted is not None:
+        p_m, excess_m = counted.satisfies_km.mean(axis=0), counted.excess_km.mean(axis=0)
     for constraint in draws.models.view.objective.constraints:
+        if counted is not None and constraint.metric in counted.limited:
+            continue
         drawn, is_log = draws.known(constraint.metric), True
         if drawn is None:
             drawn, is_log = _learn(draws, constraint.metric)
-        elif constraint.at_least is None and (slack_m := draws.models.slack(constraint.metric, draws.rows)) is not None:
-            drawn = drawn._replace(mean_km=drawn.mean_km - slack_m)
         if drawn is not None:
             p_m *= _p_satisfies(constraint, drawn, is_log)
             excess_m += _expected_excess(constraint, drawn, is_log)
@@ -49,13 +52,8 @@ def _learn(draws: Draws, metric: str) -> tuple[Drawn | None, bool]:
     return Drawn(mean * scale.spread + scale.center, sd * scale.spread, weight), scale.is_log
 
 
-def _bounds(constraint: Constraint) -> tuple[float, float]:
-    low = -np.inf if constraint.at_least is None else constraint.at_least - TOLERANCE * abs(constraint.at_least)
-    return low, np.inf if constraint.at_most is None else constraint.at_most + TOLERANCE * abs(constraint.at_most)
-
-
 def _p_satisfies(constraint: Constraint, drawn: Drawn, is_log: bool) -> Array:
-    low, high = (_log(bound) if is_log else bound for bound in _bounds(constraint))
+    low, high = (_log(bound) if is_log else bound for bound in find_bounds(constraint))
     p_km = ndtr((high - drawn.mean_km) / drawn.sd_km) - ndtr((low - drawn.mean_km) / drawn.sd_km)
     return np.asarray(drawn.weight_k @ p_km)
 
@@ -71,11 +69,3 @@ def _expected_excess(constraint: Constraint, drawn: Drawn, is_log: bool) -> Arra
     value_mQ = mean_m[:, None] + np.sqrt(np.maximum(variance_m, 0.0))[:, None] * QUANTILES_Q
     value_mQ = np.exp(np.minimum(value_mQ, MAX_LOG)) if is_log else value_mQ
     return np.asarray(log_excess(constraint, value_mQ).mean(axis=1))
-
-
-def log_excess(constraint: Constraint, values: Array) -> Array:
-    """Return the log of 1 + `Constraint.excess` of each value."""
-    low, high = _bounds(constraint)
-    over = (values - high) / (abs(constraint.at_most or 0.0) or 1.0)
-    under = (low - values) / (abs(constraint.at_least or 0.0) or 1.0)
-    return np.asarray(np.log1p(np.maximum(np.maximum(over, under), 0.0)))

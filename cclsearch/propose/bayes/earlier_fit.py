@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import PEAK_MEMORY
@@ -16,34 +17,49 @@ from cclsearch.propose.bayes.feasibility import memory_evidence
 from cclsearch.propose.earlier import LearnedPrior
 from cclsearch.propose.observations import Observation
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.stats.calibration import CalibrationData, Prior
-from cclsearch.stats.closed_form import ClosedForm, Predictor
+from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
+from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor
 from cclsearch.stats.transfer import EarlierFit, transfer_prior
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
+SAME_MODEL, OTHER = 0.15, 2.0
+"""Variance of a multiplier that belongs to an earlier search alone, relative to the prior's, if its trials have several
+loads: of a search of the same model, and of another. Prediction errors of servers differ more between models (about
+0.14 in log units) than between accelerators (0.08), on the tables of `benchmarks/newdevice_serving.py`."""
 Trials = Sequence[tuple[Card, Sequence[Observation]]]
 """Card and finished trials of each earlier search."""
 
 
 def learn_priors(
-    predictor: Predictor, searches: Trials, predict: Callable[[Card, Space], Predictor | None] | None = None
+    predictor: Predictor,
+    searches: Trials,
+    predict: Callable[[Card, Space], Predictor | None] | None = None,
+    family: str | None = None,
 ) -> dict[str, dict[str, LearnedPrior]]:
     """Return metric -> multiplier -> its prior after these searches; `predictor` is that of the next search.
 
     `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
+    `family` is the next search's model: loads of the same model say more than those of another.
     """
-    known = [(_predict_trials(card, trials, predict or _predict_task), trials) for card, trials in searches]
+    known = [
+        (
+            _predict_trials(card, trials, predict or _predict_task),
+            trials,
+            SAME_MODEL if card.family == family else OTHER,
+        )
+        for card, trials in searches
+    ]
     found = {}
     for metric, form in predictor.forms.items():
         fits = [
             fit
-            for earlier, trials in known
-            if earlier and (own := earlier.forms.get(metric)) and (fit := _fit_measured(own, earlier, trials))
+            for earlier, trials, share in known
+            if earlier and (own := earlier.forms.get(metric)) and (fit := _fit_measured(own, earlier, trials, share))
         ]
-        found[metric] = _learn(form, fits)
+        found[metric] = _learn(form, fits, predictor.loads.transfer.get(metric) if predictor.loads else None)
     if predictor.memory and predictor.memory.is_measured:
-        fits = [_fit_memory(earlier, trials) for earlier, trials in known if earlier and _has_peak(trials)]
+        fits = [_fit_memory(earlier, trials) for earlier, trials, _ in known if earlier and _has_peak(trials)]
         found[PEAK_MEMORY] = _learn(predictor.memory.form, fits)
     return {metric: priors for metric, priors in found.items() if priors}
 
@@ -70,9 +86,17 @@ def _trials_space(trials: Sequence[Observation], shared: set[str]) -> Space:
     return space_from_rows(knobs, configs)
 
 
-def _fit_measured(form: ClosedForm, predictor: Predictor, trials: Sequence[Observation]) -> EarlierFit | None:
+def _fit_measured(
+    form: ClosedForm, predictor: Predictor, trials: Sequence[Observation], share: float
+) -> EarlierFit | None:
     """Return what the trials measured of a metric; None if none did."""
     name = form.metric.name
+    if (
+        predictor.loads is not None
+        and name in predictor.loads.transfer
+        and (fit := _fit_loads(form, predictor.loads, trials, share))
+    ):
+        return fit
     rows = np.array([n for n, o in enumerate(trials) if (o.value(name) or 0.0) > 0], dtype=np.int64)
     if not len(rows):
         return None
@@ -80,6 +104,31 @@ def _fit_measured(form: ClosedForm, predictor: Predictor, trials: Sequence[Obser
     noise = downweight_far(values, np.full(len(rows), form.prior.noise))
     evidence = CalibrationData.measured(np.arange(len(rows)), values, one_sided=True, noise_n=noise)
     return EarlierFit(lambda at: form.log_cost(rows[at]), predictor.features.take(rows), evidence)
+
+
+def _fit_loads(form: ClosedForm, loads: Loads, trials: Sequence[Observation], share: float) -> EarlierFit | None:
+    """Return what each load of the trials measured of a metric; None if no trial measured several loads."""
+    name = form.metric.name
+    found = [
+        (n, load[loads.metric], load[name])
+        for n, trial in enumerate(trials)
+        if trial.is_valid
+        for load in trial.loads
+        if load.get(loads.metric, 0.0) > 0 and load.get(name, 0.0) > 0
+    ]
+    if not found:
+        return None
+    rows, at, values = (np.array(column) for column in zip(*found, strict=True))
+    cells = loads.build(rows.astype(np.int64), at)
+
+    def combine(own: NDArray[np.int64]) -> RowModel:
+        models = {metric: model(own) for metric, model in cells.models.items()}
+        return lambda theta: cells.combine({metric: model(theta) for metric, model in models.items()}, own)
+
+    evidence = CalibrationData.measured(
+        np.arange(len(rows)), form.metric.sign * np.log(values), noise_n=np.full(len(rows), loads.transfer[name].noise)
+    )
+    return EarlierFit(cells.models.get(name, combine), cells.features, evidence, share)
 
 
 def _has_peak(trials: Sequence[Observation]) -> bool:
@@ -95,10 +144,11 @@ def _fit_memory(predictor: Predictor, trials: Sequence[Observation]) -> EarlierF
     return EarlierFit(memory.form.log_cost, predictor.features, evidence)
 
 
-def _learn(form: ClosedForm, fits: Sequence[EarlierFit]) -> dict[str, LearnedPrior]:
+def _learn(form: ClosedForm, fits: Sequence[EarlierFit], loads_prior: Prior | None = None) -> dict[str, LearnedPrior]:
+    """Return the priors that the fits leave; `loads_prior` counts in place of the form's own."""
     if not fits:
         return {}
-    prior: Prior = transfer_prior(form.prior, fits)
+    prior: Prior = transfer_prior(loads_prior or form.prior, fits)
     if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
         return {}
     pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)

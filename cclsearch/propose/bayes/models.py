@@ -126,13 +126,6 @@ class MetricModels:
             log_base = ensemble.form.metric.sign * ensemble.form.log_cost(rows)(ensemble.most_likely.theta_P)
         return self.derive(metric, log_base, rows)
 
-    def slack(self, metric: str, rows: NDArray[np.int64]) -> Array | None:
-        """(m,) by how much the log of the metric can be less than what trials report; None if that is not known."""
-        form = self.predictor.forms.get(metric)
-        if form is None or form.slack is None:
-            return None
-        return np.asarray(form.slack(rows)(self.ensemble(metric).most_likely.theta_P))
-
     def draw(self, base: str, rows: NDArray[np.int64], rng: np.random.Generator) -> Drawn:
         """Return models of the log of a metric that `base_of` names."""
         if base == NUM_ACCELERATORS:
@@ -155,6 +148,10 @@ class Draws:
         self.rows = rows
         self._rng = rng
         self._drawn: dict[str, Drawn] = {}
+
+    def preset(self, base: str, drawn: Drawn) -> None:
+        """Make these the models of the log of a metric that `base_of` names."""
+        self._drawn[base] = drawn
 
     def known(self, metric: str) -> Drawn | None:
         """Return models of the log of a metric that is predicted exactly or in closed form; None for another."""

@@ -133,7 +133,8 @@ def split_by_size(space: Space) -> list[_Size]:
     parts = []
     for n, size in enumerate(sizes.tolist()):
         rows = np.flatnonzero(position_N == n)
-        part = Space(space.knobs, space.codes_NK[rows], num_raw=len(rows), rules=space.rules)
+        loads = tuple(space.loads[int(row)] for row in rows) if space.loads else ()
+        part = Space(space.knobs, space.codes_NK[rows], num_raw=len(rows), rules=space.rules, loads=loads)
         row_of = {int(row): here for here, row in enumerate(rows)}
         parts.append(_Size(int(size), part, row_of, float(widths[n])))
     return parts

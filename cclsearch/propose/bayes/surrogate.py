@@ -17,6 +17,7 @@ from cclsearch.propose.bayes.candidates import (
     select_window,
 )
 from cclsearch.propose.bayes.constraints import judge_constraints
+from cclsearch.propose.bayes.loads import preset_counted
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels, choose_scale
 from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.stats.closed_form import Predictor
@@ -114,11 +115,12 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
     pending = np.array(sorted(view.pending), dtype=np.int64)
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
     draws = Draws(models, np.concatenate([rows, pending]), rng)
+    counted = preset_counted(draws, rng) if models.predictor.loads else None
     primary = draws.known(view.primary.name)
     assert primary is not None
     loss, best = _model_loss(draws)
     size = len(rows)
-    p_satisfies, excess = (found[:size] for found in judge_constraints(draws))
+    p_satisfies, excess = (found[:size] for found in judge_constraints(draws, counted))
     memory_gib, p_fits, p_success = models.feasibility.predict(rows)
     has_shortfall = best is None and len(view.objective.constraints) > 0
     return CandidatePosterior(

@@ -44,6 +44,13 @@ class Deployment:
         """(N,)"""
         return self.whole.accelerators
 
+    def take(self, rows: NDArray[np.int64]) -> Deployment:
+        """Return the columns of these rows."""
+        prefill, decode = (role and role.take(rows) for role in (self.prefill, self.decode))
+        return Deployment(
+            self.whole.take(rows), prefill, decode, None if self.is_apart is None else self.is_apart[rows]
+        )
+
 
 def read_deployment(card: Card, space: Space) -> Deployment:
     """Return the columns of a space. A configuration with `prefill_workers=0` has servers that do both."""
@@ -68,7 +75,9 @@ def _name_knobs(role: str) -> dict[str, str]:
     }
 
 
-def compute_parts(card: Card, at: Deployment, concurrency: float, input_len: float, output_len: float) -> LoadParts:
+def compute_parts(
+    card: Card, at: Deployment, concurrency: Array | float, input_len: float, output_len: float
+) -> LoadParts:
     """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
     together = compute_load(card, at.whole, concurrency, input_len, output_len)
     if at.prefill is None or at.decode is None or at.is_apart is None:
@@ -83,13 +92,16 @@ def compute_parts(card: Card, at: Deployment, concurrency: float, input_len: flo
 
 
 def _compute_apart(
-    card: Card, prefill: Replica, decode: Replica, concurrency: float, input_len: float, output_len: float
+    card: Card, prefill: Replica, decode: Replica, concurrency: Array | float, input_len: float, output_len: float
 ) -> LoadParts:
     """The sequences that decode at once are those of the prior: answers a second times the seconds of an answer."""
     lengths = input_len, output_len
     front = compute_load(card, prefill, concurrency, *lengths)
     transfer = _move_prompt(card, prefill, input_len)
-    no_change, held = np.zeros(len(MULTIPLIERS)), np.full(len(prefill.tp), float(concurrency))
+    no_change, held = (
+        np.zeros(len(MULTIPLIERS)),
+        np.broadcast_to(np.asarray(concurrency, dtype=np.float64), prefill.tp.shape),
+    )
     for _ in range(ROUNDS):
         back = compute_load(card, decode, held, *lengths)
         parts = replace(
@@ -100,7 +112,7 @@ def _compute_apart(
             prefill_engine=front.prefill_engine,
             prefillers=prefill.dp,
             prefill_share=prefill.tp * prefill.dp / prefill.accelerators,
-            clients=np.full(len(held), float(concurrency)),
+            clients=front.clients,
             transfer=transfer,
         )
         answers_per_s = back.accelerators / serve(parts, no_change).cost / output_len

@@ -5,17 +5,19 @@ The priors are our choice, not fitted: trials calibrate the multipliers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.space.table import Space
-from cclsearch.stats.calibration import Prior, RowModel
-from cclsearch.stats.closed_form import ClosedForm, Derived, Predictor, Rows
+from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
+from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.kernel import KernelShape, read_features
-from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
+from cclsearch.tasks.serving.disaggregation import Deployment, compute_parts, read_deployment
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
 from cclsearch.tasks.serving.steps import (
@@ -37,6 +39,17 @@ PRIOR = Prior(
 )
 """Our choice: published predictions without any trial err by 13 % (TPOT) to 46 % (TTFT) in the median, ours by more."""
 TPOT, TTFT = "tpot_mean_s", "ttft_mean_s"
+LOAD_PRIORS = {
+    TPOT: replace(PRIOR, sd_P=np.array([0.1, 0.1, 0.15, 0.15, 0.25, 0.4]), shape=KernelShape(0.2, 1.5, 0.03, 0.2)),
+    TTFT: replace(PRIOR, shape=KernelShape(0.4, 1.5, 0.03, 0.2), noise=0.12),
+}
+"""Of the latencies at one load, which are known better than what counts: the largest evidence of measured servers, and
+about the same with each model left out (`benchmarks/serving_prior.py`)."""
+TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
+"""Of the multiplier `scale`, and factor of the residual, where loads of other work are learned from: most of what a
+whole server is off by is common to its works (`benchmarks/newdevice_serving.py`; our choice)."""
+LOAD_SCALE = 0.4
+"""Doublings of a knob to which a doubling of the load is alike (also from `serving_prior.py`)."""
 FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
 HINT_PARTS = {name: {name: 1.0} for name in MULTIPLIERS if name != "scale"}
@@ -50,7 +63,8 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         return None
     at = read_deployment(card, space)
     lengths = float(work["input_len"]), float(work["output_len"])
-    clients = _list_loads(most, "max_concurrency" in work)
+    clients = _list_loads(most, "max_concurrency" in work, space)
+    measured_LN = _mark_loads(space, clients)
     loads = _stack([compute_parts(card, at, number, *lengths) for number in clients])
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
@@ -58,22 +72,15 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     def form(metric: MetricInfo, read: Callable[[Served], Array]) -> ClosedForm:
         def log_cost(rows: Rows) -> RowModel:
             chosen = _take(loads, rows)
-            return lambda theta: np.log(_best(chosen, theta, limits, read))
+            return lambda theta: np.log(_best(chosen, theta, limits, read, measured_LN[:, rows]))
 
-        def slack(rows: Rows) -> RowModel:
-            chosen = _take(loads, rows)
-            return lambda theta: np.log(_best(chosen, theta, limits, read) / _least(chosen, theta, read))
-
-        chooses = metric.name in (TPOT, TTFT) and len(clients) > 1
-        return ClosedForm(
-            metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "", slack=slack if chooses else None
-        )
+        return ClosedForm(metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "")
 
     throughput = form(metrics[THROUGHPUT], lambda served: served.cost)
     whole = ClosedForm(
         throughput.metric, MULTIPLIERS, PRIOR, throughput.log_cost,
         split=lambda theta: {
-            name: _best(loads, theta, limits, lambda served, name=name: served.parts[name])  # type: ignore[misc]
+            name: _best(loads, theta, limits, lambda served, name=name: served.parts[name], measured_LN)  # type: ignore[misc]
             for name in SHARES
         },
         parts_key="accelerator_s_per_token", heading="tokens/s",
@@ -88,16 +95,66 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         memory=make_memory_form(card, at, sum(lengths)),
         hint_parts=HINT_PARTS,
         derived=_derive_all(at.accelerators),
+        loads=_predict_loads(card, space, at, tuple(clients), measured_LN.T) if len(clients) > 1 else None,
     )
 
 
-def _list_loads(most: float, is_searched: bool) -> list[float]:
+def _predict_loads(
+    card: Card, space: Space, at: Deployment, clients: tuple[float, ...], measured_NL: NDArray[np.bool_]
+) -> Loads:
+    """Return what is known of trials that measure several loads."""
+    lengths = float(card.work["input_len"]), float(card.work["output_len"])
+    features = read_features(space)
+
+    def build(rows: Rows, concurrency_n: Array) -> Cells:
+        parts = compute_parts(card, at.take(rows), concurrency_n, *lengths)
+
+        def model(read: Callable[[Served], Array]) -> ParametricModel:
+            def log_value(own: Rows) -> RowModel:
+                taken = LoadParts(**{name: getattr(parts, name)[own] for name in parts.__dataclass_fields__})
+                return lambda theta: np.log(read(serve(taken, theta)))
+
+            return log_value
+
+        def combine(logs: Mapping[str, Array], own: Rows) -> Array:
+            # Little's law: each client waits for the first token, then for each other one
+            answer_s = np.exp(logs[TTFT]) + np.exp(logs[TPOT]) * (lengths[1] - 1)
+            return np.asarray(np.log(answer_s * at.accelerators[rows[own]] / (concurrency_n[own] * lengths[1])))
+
+        models = {TPOT: model(lambda served: served.tpot_s), TTFT: model(lambda served: served.ttft_s)}
+        return Cells(features.take(rows).with_number(LOAD_SCALE * np.log2(concurrency_n)), models, combine)
+
+    transfer = {metric: _widen(LOAD_PRIORS[near]) for metric, near in ((THROUGHPUT, TPOT), (TPOT, TPOT), (TTFT, TTFT))}
+    measured = None if measured_NL.all() else measured_NL
+    return Loads("concurrency", clients, LOAD_PRIORS, transfer, MULTIPLIERS, build, measured)
+
+
+def _widen(prior: Prior) -> Prior:
+    """Return the prior with which searches of other work are learned from."""
+    wide = np.array([TRANSFER_SCALE_SD if name == "scale" else 0.0 for name in MULTIPLIERS])
+    return replace(prior, sd_P=np.maximum(prior.sd_P, wide), shape=prior.shape.scaled(TRANSFER_RESIDUAL))
+
+
+def _list_loads(most: float, is_searched: bool, space: Space) -> list[float]:
+    """Return the loads that trials measure: those recorded, or doublings up to the largest."""
     if not is_searched:
         return [most]
+    recorded = sorted({load for own in space.loads for load in own})
+    if recorded and recorded[-1] == most:
+        return recorded
     loads = [float(FEWEST)]
     while loads[-1] * GROWTH < most:
         loads.append(loads[-1] * GROWTH)
     return [*loads, most] if most > loads[-1] else loads
+
+
+def _mark_loads(space: Space, loads: list[float]) -> NDArray[np.bool_]:
+    """(L, N) whether a trial of each row measures each load; all do unless the rows are recorded."""
+    measured_LN = np.ones((len(loads), len(space)), dtype=bool)
+    for row, own in enumerate(space.loads if len(loads) > 1 else ()):
+        if found := set(own) & set(loads):
+            measured_LN[:, row] = [load in found for load in loads]
+    return measured_LN
 
 
 def _stack(loads: list[LoadParts]) -> LoadParts:
@@ -111,23 +168,24 @@ def _take(parts: LoadParts, rows: Rows) -> LoadParts:
     return LoadParts(**{name: getattr(parts, name)[:, rows] for name in parts.__dataclass_fields__})
 
 
-def _best(loads: LoadParts, theta: Array, limits: dict[str, float], read: Callable[[Served], Array]) -> Array:
+def _best(
+    loads: LoadParts,
+    theta: Array,
+    limits: dict[str, float],
+    read: Callable[[Served], Array],
+    measured_LN: NDArray[np.bool_],
+) -> Array:
     """Return what a trial measures: of its only load, or of the cheapest that keeps the limits, else the nearest."""
     found = serve(loads, np.asarray(theta)[..., None, :])
     values = read(found)
     if values.shape[-2] == 1:
         return np.asarray(values[..., 0, :])
-    over = np.zeros_like(found.cost)
+    over = np.where(measured_LN, 0.0, np.inf) + np.zeros_like(found.cost)
     for name, most in limits.items():
         over += np.maximum(np.log((found.tpot_s if name == TPOT else found.ttft_s) / most), 0.0)
     # a load that breaks a limit counts as much dearer, so that the nearest to the limits comes first among those
     chosen = np.argmin(np.log(found.cost) + 1e3 * over, axis=-2)[..., None, :]
     return np.asarray(np.take_along_axis(values, chosen, axis=-2)[..., 0, :])
-
-
-def _least(loads: LoadParts, theta: Array, read: Callable[[Served], Array]) -> Array:
-    """Return the least value over the loads, any of which a trial may choose."""
-    return np.asarray(read(serve(loads, np.asarray(theta)[..., None, :])).min(axis=-2))
 
 
 def _derive_all(accelerators_N: Array) -> dict[str, Derived]:

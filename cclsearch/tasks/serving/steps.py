@@ -20,7 +20,7 @@ from cclsearch.core.values import Value
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.serving.engines import find_engine_times
-from cclsearch.tasks.serving.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
+from cclsearch.tasks.serving.served_model import FOUR_BITS, UNQUANTIZED, ServedModel, find_served, other_weight_bytes
 
 Array = NDArray[np.float64]
 
@@ -86,6 +86,10 @@ class Replica:
     reserves: Array
     """1 if each place of a sequence has the memory of a whole request at all times, else 0."""
 
+    def take(self, rows: NDArray[np.int64]) -> Replica:
+        """Return the columns of these rows."""
+        return Replica(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
 
 def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
     """Return the columns of a space; an absent knob has the value of a server that is started without it.
@@ -106,7 +110,7 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
     tp, is_split = number(layout["tp"]), column(layout["dp_attention"], _is_on, 0.0) > 0
     chosen = space.find(PRECISION)
     names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
-    rates = {name: read_machine(card.model_copy(update={"precision": name})).flops_per_s for name in names}
+    rates = {name: _find_rate(card, name) for name in names}
     share = read_machine(card).gemm_share
     precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
     quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
@@ -133,6 +137,16 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
         context_bucket=number("context_bucket"),
         reserves=column("reserve_kv_cache", _is_on, 0.0),
     )
+
+
+def _find_rate(card: Card, precision: str) -> float:
+    """Return the FLOP/s of linear layers with weights in that precision.
+
+    A device without units for 4 bits computes with them in 16: kernels widen the weights as they read them (vLLM's
+    documentation, quantization: MXFP4 and weights of 4 bits on Hopper).
+    """
+    widened = _bytes_of(precision, 2.0) <= FOUR_BITS and "fp4" not in card.hardware.chip.peak_flops
+    return read_machine(card.model_copy(update={"precision": "bf16" if widened else precision})).flops_per_s
 
 
 def _read_number(value: Value, default: float) -> float:

@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from cclsearch.stats.closed_form import Predictor
 
 
+LEARNED = ("concurrency", THROUGHPUT, "ttft_mean_s", "tpot_mean_s")
+"""Metrics of each load that the surrogate learns from."""
+
+
 class RequestTask(Task):
     """What both tasks that answer requests have in common."""
 
@@ -183,6 +187,14 @@ class RequestTask(Task):
                 metrics["concurrency"] = float(load.concurrency)
             found.append(metrics)
         return found
+
+    def list_loads(self, evidence: ServingEvidence) -> list[dict[str, float]]:  # type: ignore[override]
+        """The latencies and the throughput of each load of a trial that chooses among several."""
+        found = zip(self.measure_loads(evidence), evidence.result.loads, strict=True)
+        own = [load for load, reported in found if not reported.is_other and "concurrency" in load]
+        if len({load["concurrency"] for load in own}) < 2:
+            return []
+        return [{name: load[name] for name in LEARNED if name in load} for load in own]
 
     def describe_primary(self) -> str:
         return "output tokens per second and accelerator"

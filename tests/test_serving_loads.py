@@ -1,0 +1,182 @@
+"""What the loads of a trial teach: the surrogate, other searches, and the prediction of recorded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from test_recording_loads import CARD, ROWS, write
+from test_serving import ANSWERED, evidence_of
+from test_serving import make_card as make_small_card
+from test_serving_prediction import make_card, make_space
+
+from cclsearch.cli import main
+from cclsearch.plugins import TASKS
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
+from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
+from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
+from cclsearch.recording.load import load_recording
+from cclsearch.score.objective import Objective, choose_objective
+from cclsearch.space.table import Space, space_from_rows
+from cclsearch.stats.closed_form import predict_space, predictor_of
+from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load
+from cclsearch.tasks.serving.prediction import TPOT, TTFT
+from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load, read_replica, serve
+
+SPACE = make_space(tp=(1, 2, 4, 8))
+LOADS = (1.0, 4.0, 16.0, 64.0)
+LIMIT_S = 0.06
+
+
+def measure(row: int, slower: float = 1.0) -> list[dict[str, float]]:
+    """The loads of a row on a server that takes this many times as long as predicted."""
+    card, found = make_card(concurrency=16), []
+    for clients in LOADS:
+        served = serve(compute_load(card, read_replica(card, SPACE), clients, 1024, 256), np.zeros(len(MULTIPLIERS)))
+        ttft, tpot = slower * served.ttft_s[row], slower * served.tpot_s[row]
+        rate = clients * 256 / (ttft + 255 * tpot) / SPACE.num_accelerators_N[row]
+        found.append({"concurrency": clients, TTFT: float(ttft), TPOT: float(tpot), THROUGHPUT: float(rate)})
+    return found
+
+
+def observe(row: int, loads: Sequence[dict[str, float]], objective: Objective) -> Observation:
+    chosen = choose_load(loads, {TPOT: (None, LIMIT_S)})
+    assert chosen is not None
+    violation = objective.violation(loads[chosen])
+    loss = None if violation else objective.loss(loads[chosen])
+    return Observation(1, SPACE.config(row), row, loss, metrics=loads[chosen], loads=tuple(loads), violation=violation)
+
+
+def posterior_after(*loads: Sequence[dict[str, float]], space: Space = SPACE) -> CandidatePosterior:
+    """Return the posterior of the other rows after a trial of the second one for each of these."""
+    card, task = make_card(concurrency=None, max_concurrency=64), TASKS.get("serving")
+    objective = task.constrain(card, choose_objective(THROUGHPUT, (f"{TPOT} <= {LIMIT_S}",), task="serving"))
+    seen = tuple(observe(1, each, objective) for each in loads)
+    view = SearchView(task.freeze(card, objective), space, seen, frozenset(), 5, 0, objective, next_trial=2)
+    found = fit_posterior(view)
+    assert found is not None
+    return found
+
+
+def test_a_trial_teaches_every_load_that_it_measured_and_not_the_best_alone() -> None:
+    slow = measure(1, slower=1.6)
+    all_loads, best_alone = posterior_after(slow), posterior_after([slow[0]])
+    true = [max(load[THROUGHPUT] for load in measure(row, 1.6) if load[TPOT] <= LIMIT_S) for row in (2, 3)]
+    rows = [list(all_loads.rows_m).index(row) for row in (2, 3)]
+    assert all_loads.value_m[rows] == pytest.approx(true, rel=0.2)
+    assert np.all(all_loads.sd_m[rows] < best_alone.sd_m[rows])
+
+
+def test_the_chance_to_keep_a_limit_falls_if_a_trial_is_slower_than_predicted() -> None:
+    row = list(posterior_after(measure(1)).rows_m).index(0)  # one accelerator reads all weights: near the limit
+    chances = [posterior_after(measure(1, slower)).p_satisfies_m[row] for slower in (0.25, 1.0, 3.0)]
+    assert chances[0] > 0.9
+    assert chances[2] < 0.1
+    assert chances[0] >= chances[1] >= chances[2]
+
+
+def test_the_surrogate_expects_only_the_loads_that_a_row_was_recorded_with() -> None:
+    configs = [SPACE.config(row) for row in range(len(SPACE))]
+    recorded = space_from_rows(SPACE.knobs, configs, [LOADS, LOADS, LOADS, (1.0,)])
+    known, unknown = (posterior_after(space=space) for space in (recorded, SPACE))
+    assert known.value_m[3] < unknown.value_m[3] / 2, "one client at a time is all that the last row was measured with"
+    assert known.value_m[2] == pytest.approx(unknown.value_m[2], rel=0.2)
+    prediction = [predict_space(make_card(concurrency=None, max_concurrency=64), space) for space in (recorded, SPACE)]
+    assert prediction[0] is not None
+    assert prediction[1] is not None
+    assert prediction[0].value_N[3] < prediction[1].value_N[3] / 2
+
+
+def test_the_windows_beginning_and_end_lower_the_expected_throughput_as_in_the_trials() -> None:
+    whole = measure(1)
+    ramped = [load | {THROUGHPUT: 0.7 * load[THROUGHPUT]} for load in whole]
+    fast, slow = posterior_after(whole), posterior_after(ramped)
+    assert slow.value_m == pytest.approx(0.7 * fast.value_m, rel=0.05)
+
+
+def test_other_work_learns_from_every_load() -> None:
+    card = make_card(concurrency=None, max_concurrency=64)
+    predictor = predictor_of(card, SPACE)
+    objective = choose_objective(THROUGHPUT, (), task="serving")
+    trials = [observe(row, measure(row, 1.4), objective) for row in (0, 1, 3)]
+    adapted = apply_earlier(
+        predictor, EarlierKnowledge(priors=learn_priors(predictor, [(card, trials)], family=card.family))
+    )
+    before, after = predict_space(card, SPACE), predict_space(card, SPACE, adapted)
+    assert before is not None
+    assert after is not None
+    true = max(load[THROUGHPUT] for load in measure(2, 1.4))
+    assert abs(np.log(after.value_N[2] / true)) < abs(np.log(before.value_N[2] / true)) / 1.5
+    assert predictor.loads is not None
+    assert adapted.loads is not None
+    assert adapted.loads.priors[TPOT].mean_P[0] > predictor.loads.priors[TPOT].mean_P[0] == 0
+
+
+def test_a_ledger_keeps_the_loads_of_each_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write(tmp_path / "r")
+    assert main(["run", "--recording", str(folder), "--budget", "4", "--constraint", "tpot_mean_s <= 0.02"]) == 0
+    recording = load_recording(folder)
+    seen = fold_ledger(next((tmp_path / "runs").iterdir()) / LEDGER_FILE).trials.observe(recording.space)
+    assert len(seen) == 4
+    for trial in seen:
+        assert trial.row is not None
+        several = recording.rows[trial.row].loads if len(recording.rows[trial.row].loads) > 1 else ()
+        assert [load[TPOT] for load in trial.loads] == [load[TPOT] for load in several]
+        assert trial.metrics[TPOT] in [load[TPOT] for load in recording.rows[trial.row].loads]
+
+
+def test_a_trial_of_one_load_or_with_a_second_load_lists_none(tmp_path: Path) -> None:
+    task, card = TASKS.get("serving"), make_small_card(num_requests=4)
+    assert task.list_loads(evidence_of(card, tmp_path, ANSWERED)) == []
+    other = [{"concurrency": 2, "window_s": 1.0}, {"concurrency": 1, "window_s": 1.0, "is_other": True}]
+    records = [*ANSWERED, *({**each, "load": 1} for each in ANSWERED)]
+    assert task.list_loads(evidence_of(card, tmp_path, records, loads=other)) == []
+    both = [load | {"is_other": False} for load in other]
+    assert [load["concurrency"] for load in task.list_loads(evidence_of(card, tmp_path, records, loads=both))] == [2, 1]
+
+
+def test_a_recording_of_a_published_model_without_a_shape_has_the_published_one(tmp_path: Path) -> None:
+    named: dict[str, Any] = {"phase": "inference", "moe": False, "model_family": "meta-llama/Llama-3.1-8B-Instruct"}
+    known = write_model(tmp_path / "known", named)
+    assert (known.num_layers, known.num_kv_heads, known.intermediate_size, known.vocab_size) == (32, 8, 14336, 128256)
+    unknown = write_model(tmp_path / "unknown", {**named, "model_family": "my-own"})
+    assert unknown.num_kv_heads == 32, "a guess, which the notes say"
+
+
+def write_model(folder: Path, model: dict[str, Any]) -> Any:
+    card = {**CARD, "workload": {**CARD["workload"], "model": model}}  # type: ignore[dict-item]
+    write(folder, ROWS.replace("fp8", "bf16").replace("fp4", "bf16"))
+    (folder / "card.yaml").write_text(yaml.safe_dump(card))
+    return load_recording(folder).card.arch
+
+
+@pytest.mark.parametrize(("chip", "ratio"), [("nvidia_h100", 1.0), ("nvidia_b200", 4.0)])
+def test_weights_of_four_bits_are_computed_in_sixteen_unless_the_device_has_units_for_four(
+    chip: str, ratio: float
+) -> None:
+    card = make_card(alternative_precisions=["fp4"])
+    card = card.model_copy(update={"hardware": card.hardware.model_copy(update={"accelerator": chip})})
+    rates = read_replica(card, make_space(tp=(1,), precision=("bf16", "fp4"))).flops_per_s
+    assert rates[1] / rates[0] == pytest.approx(ratio)
+
+
+def test_a_trial_that_was_not_admitted_teaches_no_load() -> None:
+    loads = measure(1, slower=3.0)
+    card, objective = make_card(concurrency=None, max_concurrency=64), choose_objective(THROUGHPUT, (), task="serving")
+    seen = replace(observe(1, loads, objective), loss=None, violation=0.0)
+    view = SearchView(card, SPACE, (seen,), frozenset(), 5, 0, objective, next_trial=2)
+    after, before = fit_posterior(view), fit_posterior(replace(view, observations=()))
+    assert after is not None
+    assert before is not None
+    rows = np.isin(before.rows_m, after.rows_m)
+    assert after.value_m == pytest.approx(before.value_m[rows], rel=0.1)
