@@ -48,8 +48,9 @@ MOE_KERNELS, EXPERT_KERNELS = 60.0, 8.0
 EAGER_NORM_BYTES = 2 * 3 * 28.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that
 backward: cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written."""
-KERNELS_PER_LAYER = 60.0
-"""Kernels per layer, forward and backward, in eager mode."""
+KERNELS_PER_LAYER = 110.0
+"""Kernels per layer, forward and backward, in eager mode: counted in torch, 110 to 120 of a Llama layer whose norms and
+rotary embedding are unfused, 62 to 75 of a GPT layer."""
 STAGED_WAIT_S = 1e-4
 """Additional seconds per rank that a tensor-parallel collective waits inside a pipeline, before calibration."""
 COLLECTIVE_WAIT = 1e-3
