@@ -24,6 +24,7 @@ from cclsearch.tasks.training.memory import (
     experts_per_rank,
     name_multipliers,
     parameters_per_rank,
+    trained_share,
 )
 from cclsearch.tasks.training.network import AXES, AxisLink, Network
 
@@ -170,7 +171,7 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
         dp_exposed_floor=floor,
         # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
         dp_window=np.where(layout.zero >= 2, layout.accumulation, 1.0),
-        optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
+        optimizer=30.0 * trained_share(layout) * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
         micro_batches=layout.accumulation,
         virtual=layout.virtual,
         pipelined=1 - 1 / layout.pp,
@@ -180,7 +181,8 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
 def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
     """(N,) seconds of the linear layers, per layer: 2 FLOP per parameter and token forward, twice that backward."""
     arch, counts = card.arch, count_parts(card.arch)
-    rate = machine.flops_per_s * machine.gemm_share
+    # without gradients of the weights, which are a third of the work, if only adapters are trained
+    rate = machine.flops_per_s * machine.gemm_share * np.where(layout.frozen > 0, 1.5, 1.0)
     moe_share = counts.moe_layers / arch.num_layers
     dense = counts.attention + (1 - moe_share) * counts.dense_mlp + moe_share * (counts.shared_experts + counts.router)
     slow = (1 + HALF_RATE / tokens) * (1 + HALF_RATE * layout.tp / arch.hidden_size)
@@ -330,6 +332,7 @@ def _data_parallel(card: Card, layout: Layout, network: Network) -> tuple[Array,
     """
     counts = count_parts(card.arch)
     local = parameters_per_rank(counts, card.arch.num_layers, layout)
+    trained = trained_share(layout)
     once = _ring_seconds(network.axis("sharding"), local, layout.sharding)
     if card.arch.moe is not None:
         experts = experts_per_rank(counts, card.arch.num_layers, layout)
@@ -342,7 +345,7 @@ def _data_parallel(card: Card, layout: Layout, network: Network) -> tuple[Array,
     share = local / layout.sharding
     between = 2.0 * _ring_seconds(network.axis("replicated"), share, layout.replicated)
     between = between * np.maximum(reduces, 1.0)
-    return np.asarray(once * (reduces + gathers) + between), np.asarray(once * after_step)
+    return np.asarray(once * (trained * reduces + gathers) + trained * between), np.asarray(trained * once * after_step)
 
 
 def _ring_seconds(link: AxisLink, params: Array, group: Array) -> Array:
