@@ -54,6 +54,8 @@ KERNELS_PER_LAYER = 110.0
 rotary embedding are unfused, 62 to 75 of a GPT layer."""
 STAGED_WAIT_S = 1e-4
 """Additional seconds per rank that a tensor-parallel collective waits inside a pipeline, before calibration."""
+BUCKET_BYTES = 50e6
+"""Bytes of gradients or weights that one collective sends: 25 MiB in PyTorch's DDP, 80 MB in Megatron-LM."""
 COLLECTIVE_WAIT = 1e-3
 """Seconds for which a point-to-point transfer of a pipeline delays its stage, before calibration."""
 
@@ -333,25 +335,30 @@ def _data_parallel(card: Card, layout: Layout, network: Network) -> tuple[Array,
     counts = count_parts(card.arch)
     local = parameters_per_rank(counts, card.arch.num_layers, layout)
     trained = trained_share(layout)
-    once = _ring_seconds(network.axis("sharding"), local, layout.sharding)
+    most = np.where(layout.zero >= 3, layout.stage_layers, np.inf)  # one collective for each layer
+    once = _ring_seconds(network.axis("sharding"), local, layout.sharding, most)
     if card.arch.moe is not None:
         experts = experts_per_rank(counts, card.arch.num_layers, layout)
-        once = _ring_seconds(network.axis("sharding"), local - experts, layout.sharding)
-        once = once + _ring_seconds(network.axis("experts"), experts, expert_group(layout)[1])
+        once = _ring_seconds(network.axis("sharding"), local - experts, layout.sharding, most)
+        once = once + _ring_seconds(network.axis("experts"), experts, expert_group(layout)[1], most)
     gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
     reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
     # HSDP: each rank reduces its shard of the gradients over the replicas, which are a whole sharding group apart
     share = local / layout.sharding
-    between = 2.0 * _ring_seconds(network.axis("replicated"), share, layout.replicated)
+    between = 2.0 * _ring_seconds(network.axis("replicated"), share, layout.replicated, most)
     between = between * np.maximum(reduces, 1.0)
     return np.asarray(once * (trained * reduces + gathers) + trained * between), np.asarray(trained * once * after_step)
 
 
-def _ring_seconds(link: AxisLink, params: Array, group: Array) -> Array:
-    """(N,) seconds of one pass of these parameters, 2 bytes each, around a ring of `group` ranks ([T])."""
+def _ring_seconds(link: AxisLink, params: Array, group: Array, most_calls: Array) -> Array:
+    """(N,) seconds of one pass of these parameters, 2 bytes each, around a ring of `group` ranks ([T]).
+
+    Each bucket, of `most_calls` at most, waits for group - 1 hops: latency, not bandwidth, limits large groups.
+    """
     moved = 2.0 * params * (group - 1) / group / link.bytes_s
-    return np.asarray(moved + link.latency_s * np.log2(group + 1) * 20 * (group > 1))
+    buckets = np.maximum(np.minimum(2.0 * params / BUCKET_BYTES, most_calls), 1.0)
+    return np.asarray(moved + link.latency_s * (group - 1) * buckets)
 
 
 def _context_parallel(card: Card, layout: Layout, network: Network, tokens: Array, layers: Array) -> Array:
