@@ -20,6 +20,12 @@ from cclsearch.stats.kernel import Array, Features
 OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
 
+DOUBTS = ((1.0, 1.0), (3.0, 2.0), (10.0, 4.0))
+"""How noisy the trials may be and how far the closed form may be off, relative to the prior's: the evidence weighs these.
+Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all."""
+NOISE_PENALTY = 0.2
+"""What a doubt loses in log evidence for each log unit of noise above the prior's."""
+
 
 @dataclass(frozen=True, eq=False)
 class EarlierFit:
@@ -36,16 +42,30 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit]) -> Prior:
     """Return the prior of the next search on the same cluster with the same framework; only means and widths change."""
     size = len(prior.mean_P)
     model, features = _stack(searches, size)
+    evidence = _join([search.evidence for search in searches])
     own = np.sqrt(OWN_SHARE) * prior.sd_P
     common = np.sqrt(1 - OWN_SHARE) * prior.sd_P
-    joint = replace(
-        prior,
-        mean_P=np.concatenate([prior.mean_P, np.zeros(size * len(searches))]),
-        sd_P=np.concatenate([common, *[own] * len(searches)]),
-    )
-    posterior = calibrate(model, features, joint, _join([search.evidence for search in searches]))
-    spread = np.hypot(posterior.multiplier_sd()[:size], own)
-    return replace(prior, mean_P=posterior.theta_P[:size], sd_P=np.minimum(spread, prior.sd_P))
+    mean_P = np.concatenate([prior.mean_P, np.zeros(size * len(searches))])
+    joint = replace(prior, mean_P=mean_P, sd_P=np.concatenate([common, *[own] * len(searches)]))
+    means, variances, scores = [], [], []
+    for noise, residual in DOUBTS:
+        doubted = replace(joint, shape=joint.shape.scaled(residual), noise=joint.noise * noise)
+        posterior = calibrate(model, features, doubted, _with_noise(evidence, prior.noise, doubted.noise))
+        means.append(posterior.theta_P[:size])
+        variances.append(posterior.multiplier_sd()[:size] ** 2)
+        scores.append(posterior.log_evidence - NOISE_PENALTY * np.log(noise))
+    weights = np.exp(np.array(scores) - max(scores))
+    weights /= weights.sum()
+    mean = weights @ np.array(means)
+    variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
+    return replace(prior, mean_P=mean, sd_P=np.minimum(np.sqrt(variance + own**2), prior.sd_P))
+
+
+def _with_noise(evidence: CalibrationData, assumed: float, noise: float) -> CalibrationData:
+    """Return the observations with this noise between runs in place of the assumed one."""
+    if evidence.noise_n is None:
+        return evidence
+    return replace(evidence, noise_n=np.sqrt(evidence.noise_n**2 + noise**2 - assumed**2))
 
 
 def _stack(searches: Sequence[EarlierFit], size: int) -> tuple[ParametricModel, Features]:
