@@ -21,7 +21,8 @@ OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
 
 DOUBTS = ((1.0, 1.0), (3.0, 2.0), (10.0, 4.0))
-"""How noisy the trials and how far off the closed form may be, relative to the prior's: the evidence weighs these. Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all."""
+"""How noisy the trials and how far off the closed form may be, relative to the prior's: the evidence weighs
+these. Trials that disagree with each other move multipliers little; at the prior's noise, one slow run moves all."""
 NOISE_PENALTY = 0.2
 """What a doubt loses in log evidence for each log unit of noise above the prior's."""
 
