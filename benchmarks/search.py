@@ -1,10 +1,12 @@
 """Measures the default strategy on landscapes that its constants were not fitted on: the figures of `search.md`.
 
     python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--without NAME] [--json FILE]
+                                [--experts EXPERTS.csv MODELS.csv]
 
 Three splits. `shipped`: constants as shipped (fitted on all landscapes: an upper bound). `landscape`: each landscape is
 searched with constants fitted on all others. `framework`: with constants fitted only on the landscapes of the other
-frameworks. `fit_prior.py` refits the constants from the guess each time.
+frameworks. `fit_prior.py` refits the constants from the guess each time; with `--experts`, as for the shipped ones, to
+the published configurations too, without those of the searched framework.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experts import read_published
 from fit_prior import fit_prior
 
 from cclsearch.propose.bayes.proposer import DefaultProposer
@@ -37,14 +40,18 @@ def load_all(folders: Sequence[Path]) -> list[Recording]:
     return [load_recording(path) for path in found.values()]
 
 
-def search_one(task: tuple[Path, tuple[Path, ...], str, int]) -> tuple[str, list[ReplayedSearch]]:
+def search_one(
+    task: tuple[Path, tuple[Path, ...], tuple[Path, ...], str, int],
+) -> tuple[str, list[ReplayedSearch]]:
     """Return the searches of all seeds on one landscape under one split."""
-    path, folders, split, seeds = task
+    path, folders, experts, split, seeds = task
     recording = load_recording(path)
     priors: Priors = load_priors()
     if split in SPLITS:
         kept = [other for other in load_all(folders) if SPLITS[split](other, recording)]
-        priors = read_priors(fit_prior(kept))
+        published = read_published(*experts) if experts else []
+        others = [row for row in published if row.card.framework != recording.card.framework]
+        priors = read_priors(fit_prior(kept, others))
     proposer = DefaultProposer(partial(make_predictor, priors=priors))
     return split, [replay_search(recording, proposer, seed=seed, budget=15) for seed in range(seeds)]
 
@@ -57,6 +64,7 @@ def main() -> None:
     parser.add_argument(
         "--without", nargs="+", default=[], help="landscapes; for each, prints one more row over all others"
     )
+    parser.add_argument("--experts", type=Path, nargs=2, default=(), metavar="CSV", help="published runs, and models")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folders = tuple(args.landscapes)
@@ -66,7 +74,12 @@ def main() -> None:
         parser.error(
             f"there is no landscape {min(unknown)!r}" if unknown else f"--seeds must be at least 1; got {args.seeds}"
         )
-    tasks = [(r.folder, folders, split, args.seeds) for split in args.splits for r in recordings if r.folder]
+    tasks = [
+        (r.folder, folders, tuple(args.experts), split, args.seeds)
+        for split in args.splits
+        for r in recordings
+        if r.folder
+    ]
     with ProcessPoolExecutor(2) as pool:
         played = list(pool.map(search_one, tasks))
     figures: dict[str, Any] = {}

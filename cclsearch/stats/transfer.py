@@ -20,6 +20,16 @@ from cclsearch.stats.kernel import Array, Features
 OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
 
+NUM_FIRST = 5
+"""Trials of a search that earlier ones should predict: afterwards its own trials say more."""
+MAX_GAIN = 3.0
+"""What one search may say for or against the others, in log units: a factor of 20."""
+DOUBTS = ((1.0, 1.0), (3.0, 2.0), (10.0, 4.0))
+"""How noisy trials may be, and how far the closed form may be off, relative to the prior: the evidence weighs these.
+Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all."""
+NOISE_PENALTY = 0.2
+"""What a doubt loses in log evidence for each log unit of noise above the prior's."""
+
 
 @dataclass(frozen=True, eq=False)
 class EarlierFit:
@@ -38,17 +48,56 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit]) -> Prior:
     """Return the prior of the next search on the same cluster with the same framework; only means and widths change."""
     size = len(prior.mean_P)
     model, features = _stack(searches, size)
+    evidence = _join([search.evidence for search in searches])
     own = np.sqrt(OWN_SHARE) * prior.sd_P
     apart = [np.sqrt(search.own_share) * prior.sd_P for search in searches]
     common = np.sqrt(1 - OWN_SHARE) * prior.sd_P
-    joint = replace(
-        prior,
-        mean_P=np.concatenate([prior.mean_P, np.zeros(size * len(searches))]),
-        sd_P=np.concatenate([common, *apart]),
-    )
-    posterior = calibrate(model, features, joint, _join([search.evidence for search in searches]))
-    spread = np.hypot(posterior.multiplier_sd()[:size], own)
-    return replace(prior, mean_P=posterior.theta_P[:size], sd_P=np.minimum(spread, prior.sd_P))
+    mean_P = np.concatenate([prior.mean_P, np.zeros(size * len(searches))])
+    joint = replace(prior, mean_P=mean_P, sd_P=np.concatenate([common, *apart]))
+    means, variances, scores = [], [], []
+    for noise, residual in DOUBTS:
+        doubted = replace(joint, shape=joint.shape.scaled(residual), noise=joint.noise * noise)
+        posterior = calibrate(model, features, doubted, _with_noise(evidence, prior.noise, doubted.noise))
+        means.append(posterior.theta_P[:size])
+        variances.append(posterior.multiplier_sd()[:size] ** 2)
+        scores.append(posterior.log_evidence - NOISE_PENALTY * np.log(noise))
+    weights = np.exp(np.array(scores) - max(scores))
+    weights /= weights.sum()
+    mean = weights @ np.array(means)
+    variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
+    return replace(prior, mean_P=mean, sd_P=np.minimum(np.sqrt(variance + own**2), prior.sd_P))
+
+
+def _with_noise(evidence: CalibrationData, assumed: float, noise: float) -> CalibrationData:
+    """Return the observations with this noise between runs in place of the assumed one."""
+    if evidence.noise_n is None:
+        return evidence
+    return replace(evidence, noise_n=np.sqrt(evidence.noise_n**2 + noise**2 - assumed**2))
+
+
+def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
+    """Return the log odds that the next search is like these rather than like the prior alone.
+
+    Each search in turn is left out: how much better do the others predict its first trials than the prior does, as the
+    log of the ratio of the evidences? The mean over the searches is shrunk, as if one more search had shown no
+    difference; so few searches, or ones that disagree, say little, and one says nothing.
+    """
+    if len(searches) < 2:
+        return 0.0
+    gains = []
+    for search in searches:
+        others = transfer_prior(prior, [other for other in searches if other is not search])
+        first = _take_first(search.evidence)
+        with_others, alone = (calibrate(search.model, search.features, one, first) for one in (others, prior))
+        gains.append(float(np.clip(with_others.log_evidence - alone.log_evidence, -MAX_GAIN, MAX_GAIN)))
+    return sum(gains) / (len(gains) + 1)
+
+
+def _take_first(evidence: CalibrationData) -> CalibrationData:
+    """Return the first `NUM_FIRST` observations."""
+    columns = ("rows_n", "value_n", "censoring_n", "label_noise_n")
+    first = {name: getattr(evidence, name)[:NUM_FIRST] for name in columns}
+    return replace(evidence, **first, noise_n=None if evidence.noise_n is None else evidence.noise_n[:NUM_FIRST])
 
 
 def _stack(searches: Sequence[EarlierFit], size: int) -> tuple[ParametricModel, Features]:

@@ -14,8 +14,10 @@ GEMM_SHARE = {"tpu": 0.85}
 publishes 52 to 71 % MFU of whole steps on TPU v4 and v5p, recomputation not counted)."""
 GPU_GEMM_SHARE = 0.72
 """The same of all others ([M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end)."""
-LAUNCH_S = {"gpu": 8e-6, "tpu": 2e-6, "npu": 2e-6, "cpu": 2e-6}
-"""Host seconds to launch one kernel: 5 to 10 us for CUDA in eager mode; XLA launches whole programs."""
+LAUNCH_S = {"gpu": 20e-6, "tpu": 1e-6, "npu": 1e-6, "cpu": 1e-6}
+"""Host seconds per kernel. The bare launch takes 5 to 10 us, eager PyTorch with its modules and autograd takes 16 to
+118 us from one launch to the next (medians of four public profiles: Qwen on MI300X 16, TimeSformer on H100 62, Switch
+on A100 101, ResNet on A100 118), part of which is the profiler's. XLA launches whole programs."""
 CPU_PROCESS_GIB = 0.25
 """Resident set of a process that has imported torch for CPUs, measured; its allocator peak starts near zero."""
 TPU_RESERVED_GIB = 0.3

@@ -14,6 +14,7 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Knob, Space
+from cclsearch.tasks.training.adapters import find_base_bytes, find_frozen, find_fused_loss
 from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 
 Array = NDArray[np.float64]
@@ -68,6 +69,12 @@ class Layout:
     """Time of the attention kernels relative to FlashAttention-2."""
     unfused_norms: Array
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
+    frozen: Array
+    """Whether only adapters are trained (LoRA), 1 or 0: base weights have no gradients and no optimizer states."""
+    base_bytes: Array
+    """Bytes per base weight where it is quantised, else 0: only frozen ones are."""
+    fused_loss: Array
+    """Whether output projection and loss are one kernel, so that logits are never in memory as a whole: 1 or 0."""
     precision: Array
     """Position in the card's `precisions`; 0 is its own."""
     order: Array
@@ -139,6 +146,9 @@ def read_layout(card: Card, space: Space) -> Layout:
         plain_attention=_by_kernel_choice(space, _plain_attention, 0.1),
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
+        frozen=find_frozen(space),
+        base_bytes=find_base_bytes(space),
+        fused_loss=find_fused_loss(space),
         precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
         order=_by_order(space, orders),
         orders=orders,

@@ -21,6 +21,10 @@ GIB = float(2**30)
 EAGER_NORM_BYTES = 2 * 8.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms keep for the backward pass:
 the input and the normalized value, 4 bytes each."""
+ADAPTER_SHARE = 0.01
+"""Parameters of adapters as a share of the base's: LoRA of rank 16 to 64 on all linear layers has 0.5 to 2 %."""
+LOSS_CHUNK_SHARE = 0.1
+"""Share of the logits that a fused loss has in memory at once (Liger, Hsu et al. 2024: chunks of the tokens)."""
 Multipliers = dict[str, Array]
 """Name -> multiplier: a scalar, or (S, 1) for S sets of them at once."""
 MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed")
@@ -77,6 +81,17 @@ def expert_group(layout: Layout) -> tuple[Array, Array]:
     return apart, np.maximum(layout.sharding * layout.tp / apart, 1.0)
 
 
+def trained_share(layout: Layout) -> Array:
+    """(N,) trained parameters as a share of those of the model: with adapters, only theirs."""
+    return np.where(layout.frozen > 0, ADAPTER_SHARE, 1.0)
+
+
+def base_bytes(layout: Layout, width: float) -> Array:
+    """(N,) bytes per parameter of the weights; only frozen ones stay quantised."""
+    stored = np.where(layout.base_bytes > 0, layout.base_bytes, width)
+    return np.where(layout.frozen > 0, stored + ADAPTER_SHARE * width, width)
+
+
 def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     """Return the parts of every configuration before multipliers, in GiB."""
     arch, counts = card.arch, count_parts(card.arch)
@@ -85,9 +100,10 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     # [Z]: data-parallel ranks shard states; those of an expert only the ranks that hold it
     experts = experts_per_rank(counts, arch.num_layers, layout)
     by_dp = params / ((params - experts) / layout.sharding + experts / expert_group(layout)[1])
-    weights = width * params / np.where(layout.zero >= 3, by_dp, 1.0)
-    gradients = 4.0 * params / np.where(layout.zero >= 2, by_dp, 1.0)
-    optimizer = (12.0 if width == 2.0 else 8.0) * params
+    trained = trained_share(layout)
+    weights = base_bytes(layout, width) * params / np.where(layout.zero >= 3, by_dp, 1.0)
+    gradients = 4.0 * trained * params / np.where(layout.zero >= 2, by_dp, 1.0)
+    optimizer = (12.0 if width == 2.0 else 8.0) * trained * params
     if layout.declares_sharding:
         optimizer, unsharded = optimizer / np.where(layout.zero >= 1, by_dp, 1.0), np.zeros(len(layout))
     else:
@@ -97,6 +113,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     split, whole = _activation_bytes(card, layout, tokens)
     inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
     kept = 1 - layout.recompute
+    chunks = np.where(layout.fused_loss > 0, LOSS_CHUNK_SHARE, 1.0)
     in_flight = np.minimum(layout.pp, layout.accumulation)  # [M] section 2.2: the first stage
     interleaved = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
     return MemoryParts(
@@ -108,7 +125,7 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
         replicated=layers * kept * whole / GIB,
         working=layout.recompute * (split + 0.5 * whole) / GIB,
         in_flight=in_flight * interleaved,
-        logits=10.0 * tokens * arch.vocab_size / layout.tp / GIB,
+        logits=10.0 * tokens * arch.vocab_size * chunks / layout.tp / GIB,
         fixed=np.full(len(layout), machine.fixed_gib),
     )
 

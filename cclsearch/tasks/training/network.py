@@ -83,6 +83,8 @@ class Network:
         members = np.clip(machine.node / apart, 1.0, None)  # of one group inside one node, each with its own link
         out = np.minimum(machine.out_bytes_s * members, machine.up_bytes_s)
         latency = np.where(crosses, machine.out_latency_s, machine.up_latency_s)
+        if name != "cp":  # most hops of a reduction stay inside a node; blocks of keys and values wait for the slowest
+            latency = machine.up_latency_s + (latency - machine.up_latency_s) / members
         return AxisLink(np.where(crosses, out, machine.up_bytes_s), latency, crosses)
 
     def _spans(self, name: str) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ from cclsearch.tasks.training.memory import (
     experts_per_rank,
     name_multipliers,
     parameters_per_rank,
+    trained_share,
 )
 from cclsearch.tasks.training.network import AXES, AxisLink, Network
 
@@ -50,10 +51,13 @@ MOE_KERNELS, EXPERT_KERNELS = 60.0, 8.0
 EAGER_NORM_BYTES = 2 * 3 * 28.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that
 backward: cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written."""
-KERNELS_PER_LAYER = 60.0
-"""Kernels per layer, forward and backward, in eager mode."""
+KERNELS_PER_LAYER = 110.0
+"""Kernels per layer, forward and backward, in eager mode: counted in torch, 110 to 120 of a Llama layer whose norms and
+rotary embedding are unfused, 62 to 75 of a GPT layer."""
 STAGED_WAIT_S = 1e-4
 """Additional seconds per rank that a tensor-parallel collective waits inside a pipeline, before calibration."""
+BUCKET_BYTES = 50e6
+"""Bytes of gradients or weights that one collective sends: 25 MiB in PyTorch's DDP, 80 MB in Megatron-LM."""
 COLLECTIVE_WAIT = 1e-3
 """Seconds for which a point-to-point transfer of a pipeline delays its stage, before calibration."""
 
@@ -179,7 +183,7 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
         dp_exposed_floor=floor,
         # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
         dp_window=np.where(layout.zero >= 2, layout.accumulation, 1.0),
-        optimizer=30.0 * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
+        optimizer=30.0 * trained_share(layout) * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
         shared_tp=shared[0],
         shared_exchange=shared[1],
         shared_p2p=shared[2],
@@ -198,7 +202,8 @@ def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
 def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
     """(N,) seconds of the linear layers, per layer: 2 FLOP per parameter and token forward, twice that backward."""
     arch, counts = card.arch, count_parts(card.arch)
-    rate = machine.flops_per_s * machine.gemm_share
+    # without gradients of the weights, which are a third of the work, if only adapters are trained
+    rate = machine.flops_per_s * machine.gemm_share * np.where(layout.frozen > 0, 1.5, 1.0)
     moe_share = counts.moe_layers / arch.num_layers
     dense = counts.attention + (1 - moe_share) * counts.dense_mlp + moe_share * (counts.shared_experts + counts.router)
     slow = (1 + HALF_RATE / tokens) * (1 + HALF_RATE * layout.tp / arch.hidden_size)
@@ -353,10 +358,12 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine, network: Networ
     """
 
     def ring_s(axis: str, params: Array, group: Array) -> Array:
-        return _ring_seconds(network.axis(axis), machine.element_bytes * params, group)
+        return _ring_seconds(network.axis(axis), machine.element_bytes * params, group, most)
 
     counts = count_parts(card.arch)
     local = parameters_per_rank(counts, card.arch.num_layers, layout)
+    trained = trained_share(layout)
+    most = np.where(layout.zero >= 3, layout.stage_layers, np.inf)  # one collective for each layer
     once = ring_s("sharding", local, layout.sharding)
     if card.arch.moe is not None:
         experts = experts_per_rank(counts, card.arch.num_layers, layout)
@@ -369,13 +376,17 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine, network: Networ
     share = local / layout.sharding
     between = 2.0 * ring_s("replicated", share, layout.replicated)
     between = between * np.maximum(reduces, 1.0)
-    return np.asarray(once * (reduces + gathers) + between), np.asarray(once * after_step)
+    return np.asarray(once * (trained * reduces + gathers) + trained * between), np.asarray(trained * once * after_step)
 
 
-def _ring_seconds(link: AxisLink, size: Array, group: Array) -> Array:
-    """(N,) seconds of one pass of `size` bytes around a ring of `group` ranks ([T])."""
+def _ring_seconds(link: AxisLink, size: Array, group: Array, most_calls: Array) -> Array:
+    """(N,) seconds of one pass of `size` bytes around a ring of `group` ranks ([T]).
+
+    Each bucket, of `most_calls` at most, waits for group - 1 hops: latency, not bandwidth, limits large groups.
+    """
     moved = size * (group - 1) / group / link.bytes_s
-    return np.asarray(moved + link.latency_s * np.log2(group + 1) * 20 * (group > 1))
+    buckets = np.maximum(np.minimum(size / BUCKET_BYTES, most_calls), 1.0)
+    return np.asarray(moved + link.latency_s * (group - 1) * buckets)
 
 
 def _context_parallel(card: Card, layout: Layout, network: Network, tokens: Array, layers: Array) -> Array:
