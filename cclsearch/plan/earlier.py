@@ -14,7 +14,7 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.warm_start import add_comparable_runs, load_warm_start, set_apart_other_work
 from cclsearch.propose.bayes.earlier_fit import learn_priors
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch
-from cclsearch.propose.events import LlmTurn
+from cclsearch.propose.events import LlmTurn, find_withdrawn
 from cclsearch.propose.observations import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.state import RunState
@@ -113,8 +113,9 @@ def _usable_trials(state: RunState) -> list[Observation]:
 def _describe_search(earlier: RunSpec, state: RunState, trials: int) -> EarlierSearch:
     insights: dict[str, None] = {}
     beliefs: dict[str, str] = {}
+    withdrawn = find_withdrawn(state.reported)
     for event in state.reported:
-        if isinstance(event, LlmTurn):
+        if isinstance(event, LlmTurn) and event.turn not in withdrawn:
             beliefs |= event.beliefs
             if text := one_line(redact(event.insight), MAX_INSIGHT):
                 insights.pop(text, None)

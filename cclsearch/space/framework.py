@@ -23,7 +23,7 @@ from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.numbers import check_number, find_number, list_divisors
-from cclsearch.space.rule import PARAMETERS, RULES, Rule, list_values, make_effect_rules
+from cclsearch.space.rule import PARAMETERS, RULES, Rule, find_inert, make_effect_rules
 from cclsearch.space.table import Knob
 from cclsearch.space.variables import load_catalogue, variable_text
 
@@ -322,13 +322,7 @@ class Framework(Model):
 
     def find_inert(self, knob: str) -> tuple[InertWhen, ...]:
         """When this knob changes nothing: the rules `implies` with `same: true` that leave it one value."""
-        rules = [rule for rule in self.rules if isinstance(rule, dict) and rule["rule"] == "implies"]
-        same = [(list_values(rule["when"]), list_values(rule["then"])) for rule in rules if rule.get("same")]
-        return tuple(
-            InertWhen(tuple(when.items()), then[knob][0])
-            for when, then in same
-            if list(then) == [knob] and len(then[knob]) == 1
-        )
+        return find_inert(self.rules, knob)
 
     def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
         """The rules for that card and a space of these knobs, those of the card's task first.

@@ -162,7 +162,7 @@ def register_rule(
 @register_rule("implies", parameters={"name": str, "when": dict, "then": dict, "because": str, "same": bool})
 def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
     """With the values `when`, a configuration needs the values `then`; `same: true` if others would change nothing."""
-    when, then = list_values(options["when"]), list_values(options["then"])
+    when, then = _list_values(options["when"]), _list_values(options["then"])
 
     def check(at: Columns) -> BoolArray:
         applies = np.logical_and.reduce([at.equals(knob, values) for knob, values in when.items()])
@@ -221,7 +221,18 @@ def _describe_each(config: Mapping[str, Any], knobs: Sequence[str]) -> str:
     return " x ".join(f"{knob} {format_knob_value(config.get(knob, meaning_of(knob).neutral))}" for knob in knobs)
 
 
-def list_values(part: Mapping[str, Any]) -> dict[str, tuple[Value, ...]]:
+def find_inert(rules: Sequence[str | Mapping[str, Any]], knob: str) -> tuple[InertWhen, ...]:
+    """When a knob changes nothing by these rules of a framework file: `implies` with `same: true` and one value."""
+    entries = [rule for rule in rules if not isinstance(rule, str) and rule["rule"] == "implies" and rule.get("same")]
+    same = [(_list_values(entry["when"]), _list_values(entry["then"])) for entry in entries]
+    return tuple(
+        InertWhen(tuple(when.items()), then[knob][0])
+        for when, then in same
+        if list(then) == [knob] and len(then[knob]) == 1
+    )
+
+
+def _list_values(part: Mapping[str, Any]) -> dict[str, tuple[Value, ...]]:
     """Knob -> its values, of `when` or `then` as a framework file has it: one value, or a list."""
     return {knob: tuple(values) if isinstance(values, list) else (values,) for knob, values in part.items()}
 

@@ -94,6 +94,8 @@ class TurnResult:
             return DecisionKind.NONE
         if self.decision.adds:
             return DecisionKind.EXTEND
+        if self.decision.is_revision:
+            return DecisionKind.REVISE
         return DecisionKind.SUBMIT if self.decision.finish is None else DecisionKind.FINISH
 
     def describe(self) -> str:
@@ -104,6 +106,8 @@ class TurnResult:
             return f"finish: {self.decision.finish}"
         if self.decision.adds:
             return "extend " + json.dumps(dict(self.decision.adds), sort_keys=True)
+        if self.decision.is_revision:
+            return "revise " + json.dumps([dict(self.decision.beliefs), self.decision.withdraws], sort_keys=True)
         return "submit " + "; ".join(str(item.config) for item in self.decision.submitted)
 
 
