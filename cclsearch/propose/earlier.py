@@ -7,6 +7,7 @@ their origin.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,9 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Model
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
+
+EARLIER_ODDS = math.log(4.0)
+"""Log odds of searches that were planned before the agreement of earlier searches set them."""
 
 
 class EarlierSearch(Model):
@@ -44,6 +48,8 @@ class EarlierKnowledge(Model):
     """The newest first."""
     priors: dict[str, dict[str, LearnedPrior]] = {}
     """Metric with a closed form -> multiplier -> its prior in place of the shipped one."""
+    odds: dict[str, float] = {}
+    """Metric -> log odds, before any trial, that these priors hold for the next search rather than the shipped ones."""
 
     @property
     def has_insights(self) -> bool:
@@ -66,13 +72,16 @@ def apply_earlier(predictor: Predictor, knowledge: EarlierKnowledge | None) -> P
 
 
 def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predictor:
-    forms = {metric: _replace_form(form, knowledge.priors.get(metric)) for metric, form in predictor.forms.items()}
+    forms = {
+        metric: _replace_form(form, knowledge.priors.get(metric), knowledge.odds.get(metric, EARLIER_ODDS))
+        for metric, form in predictor.forms.items()
+    }
     memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
     return replace(predictor, forms=forms, memory=_replace_memory(memory, found) if memory and found else memory)
 
 
-def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None) -> ClosedForm:
-    return replace(form, prior=_replace_prior(form, found), unlearned=form.prior) if found else form
+def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None, odds: float) -> ClosedForm:
+    return replace(form, prior=_replace_prior(form, found), unlearned=form.prior, odds=odds) if found else form
 
 
 def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior]) -> MemoryForm:

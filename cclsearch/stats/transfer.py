@@ -20,6 +20,11 @@ from cclsearch.stats.kernel import Array, Features
 OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
 
+NUM_FIRST = 5
+"""Trials of a search that earlier ones should predict: afterwards its own trials say more."""
+MAX_GAIN = 3.0
+"""What one search may say for or against the others, in log units: a factor of 20."""
+
 
 @dataclass(frozen=True, eq=False)
 class EarlierFit:
@@ -46,6 +51,31 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit]) -> Prior:
     posterior = calibrate(model, features, joint, _join([search.evidence for search in searches]))
     spread = np.hypot(posterior.multiplier_sd()[:size], own)
     return replace(prior, mean_P=posterior.theta_P[:size], sd_P=np.minimum(spread, prior.sd_P))
+
+
+def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
+    """Return the log odds that the next search is like these rather than like the prior alone.
+
+    Each search in turn is left out: how much better do the others predict its first trials than the prior does, as the
+    log of the ratio of the evidences? The mean over the searches is shrunk, as if one more search had shown no
+    difference; so few searches, or ones that disagree, say little, and one says nothing.
+    """
+    if len(searches) < 2:
+        return 0.0
+    gains = []
+    for search in searches:
+        others = transfer_prior(prior, [other for other in searches if other is not search])
+        first = _take_first(search.evidence)
+        with_others, alone = (calibrate(search.model, search.features, one, first) for one in (others, prior))
+        gains.append(float(np.clip(with_others.log_evidence - alone.log_evidence, -MAX_GAIN, MAX_GAIN)))
+    return sum(gains) / (len(gains) + 1)
+
+
+def _take_first(evidence: CalibrationData) -> CalibrationData:
+    """Return the first `NUM_FIRST` observations."""
+    columns = ("rows_n", "value_n", "censoring_n", "label_noise_n")
+    first = {name: getattr(evidence, name)[:NUM_FIRST] for name in columns}
+    return replace(evidence, **first, noise_n=None if evidence.noise_n is None else evidence.noise_n[:NUM_FIRST])
 
 
 def _stack(searches: Sequence[EarlierFit], size: int) -> tuple[ParametricModel, Features]:

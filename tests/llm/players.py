@@ -299,7 +299,7 @@ def read_trials(text: str) -> list[Row]:
         elif bar and knobs and left.split()[1] != "-":
             words = shlex.split(re.sub(r"( \([^)]*\))+$", "", right))  # without notes, such as "(repeat)"
             config = dict(zip(knobs, map(read_word, words), strict=True))
-            rows.append({"config": config, "loss": float(left.split()[1])})
+            rows.append({"config": config, "loss": float(left.split()[1]), "trial": int(left.split()[0])})
     return rows
 
 

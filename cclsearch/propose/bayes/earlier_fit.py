@@ -18,12 +18,14 @@ from cclsearch.propose.observations import Observation
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
-from cclsearch.stats.transfer import EarlierFit, transfer_prior
+from cclsearch.stats.transfer import EarlierFit, find_odds, transfer_prior
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
 Trials = Sequence[tuple[Card, Sequence[Observation]]]
 """Card and finished trials of each earlier search."""
+Predicted = Sequence[tuple[Predictor, Sequence[Observation]]]
+"""Predictor over the trials' configurations, and the trials, of each earlier search."""
 
 
 def learn_priors(
@@ -33,19 +35,32 @@ def learn_priors(
 
     `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
     """
-    known = [(_predict_trials(card, trials, predict or _predict_task), trials) for card, trials in searches]
-    found = {}
-    for metric, form in predictor.forms.items():
-        fits = [
-            fit
-            for earlier, trials in known
-            if earlier and (own := earlier.forms.get(metric)) and (fit := _fit_measured(own, earlier, trials))
-        ]
-        found[metric] = _learn(form, fits)
+    known = _predict_all(searches, predict)
+    found = {metric: _learn(form, _list_fits(metric, known)) for metric, form in predictor.forms.items()}
     if predictor.memory and predictor.memory.is_measured:
-        fits = [_fit_memory(earlier, trials) for earlier, trials in known if earlier and _has_peak(trials)]
+        fits = [_fit_memory(earlier, trials) for earlier, trials in known if _has_peak(trials)]
         found[PEAK_MEMORY] = _learn(predictor.memory.form, fits)
     return {metric: priors for metric, priors in found.items() if priors}
+
+
+def learn_odds(
+    predictor: Predictor, searches: Trials, predict: Callable[[Card, Space], Predictor | None] | None = None
+) -> dict[str, float]:
+    """Return metric with a closed form -> log odds that the priors of `learn_priors` hold for the next search."""
+    known = _predict_all(searches, predict)
+    fits = {metric: _list_fits(metric, known) for metric in predictor.forms}
+    return {m: round(find_odds(predictor.forms[m].prior, found), DIGITS) for m, found in fits.items() if found}
+
+
+def _predict_all(searches: Trials, predict: Callable[[Card, Space], Predictor | None] | None) -> Predicted:
+    known = [(_predict_trials(card, trials, predict or _predict_task), trials) for card, trials in searches]
+    return [(earlier, trials) for earlier, trials in known if earlier]
+
+
+def _list_fits(metric: str, known: Predicted) -> list[EarlierFit]:
+    """Return what each search measured of the metric, of those that measured it."""
+    forms = [(earlier.forms.get(metric), earlier, trials) for earlier, trials in known]
+    return [fit for own, earlier, trials in forms if own and (fit := _fit_measured(own, earlier, trials))]
 
 
 def _predict_task(card: Card, space: Space) -> Predictor | None:
