@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cclsearch.analysis.report_pages import neighbor_rows
 from cclsearch.card.load import load_card
 from cclsearch.core.values import Config
 from cclsearch.recording.load import load_recording
@@ -82,3 +83,11 @@ def test_a_value_that_is_replaced_may_leave_another_knob_without_effect():
     rows = [{"inner": 1, "outer": 1, "switch": False}, {"inner": 0, "outer": 0, "switch": False}]
     space = space_from_rows(knobs, rows)
     assert space.masked_NK[0].tolist() == space.masked_NK[1].tolist()
+
+
+def test_a_configuration_is_not_its_own_neighbour_by_a_knob_without_effect():
+    space = build_space(load_card("wl2"), load_framework("megatron"))
+    row = next(n for n in range(len(space)) if space.config(n)["tp"] == 1)
+    found = neighbor_rows(space, space.config(row))
+    assert row not in found
+    assert any(other is not None for other in found)

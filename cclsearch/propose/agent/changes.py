@@ -53,15 +53,16 @@ def _describe_pair(view: SearchView, changed: str, one: Observation, other: Obse
     metric = view.primary
     ratio = (one.value(metric.name) or 0.0) / (other.value(metric.name) or 1.0)
     old, new = (_values(view, changed, o) for o in (other, one))
-    shared = {name: value for name, value in one.config.items() if _name(name) != changed}
+    shared = {name: value for name, value in view.space.config(one.row or 0).items() if _name(name) != changed}
     same = format_config(view.space, shared)
     return f"{old} -> {new}: {metric.short or metric.words} x{ratio:.3f} (trials {other.trial}, {one.trial}: {same})"
 
 
 def _values(view: SearchView, changed: str, o: Observation) -> str:
+    config = view.space.config(o.row or 0)  # with knobs that were added since
     if changed != LAYOUT:
-        return format_knob_value(o.config[changed])
-    return format_config(view.space, {name: value for name, value in o.config.items() if _name(name) == LAYOUT})
+        return format_knob_value(config[changed])
+    return format_config(view.space, {name: value for name, value in config.items() if _name(name) == LAYOUT})
 
 
 def _list_unseen(view: SearchView) -> list[str]:
