@@ -116,6 +116,13 @@ def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predicti
     assert provider.requests[2].messages[-1].results[0].is_error
 
 
+def test_after_a_stall_beliefs_cannot_be_revised_before_the_choice() -> None:
+    provider = Scripted(call("revise", {"why": "w", "insight": "trust me"}))
+    outcome = take_turn(view_of(search_rows(2)), provider, first_only=True)
+    assert outcome.stall is not None
+    assert "revise" not in {tool.name for tool in provider.requests[0].tools}
+
+
 def test_a_revision_that_changes_nothing_is_corrected() -> None:
     provider = Scripted(call("revise", {"why": "w", "beliefs": [{"part": "nonsense", "is": "more"}]}))
     assert take_turn(view_of([0]), provider).stall is not None

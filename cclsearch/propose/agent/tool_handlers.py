@@ -126,7 +126,7 @@ class ToolHandlers:
                 self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
             **({EXTEND_SPACE: self._extend} if self.extension.offers else {}),
-            **({} if just_revised(self.view) else {REVISE: self._revise}),
+            **({REVISE: self._revise} if self.can_revise else {}),
             "finish": self._finish,
         }
         if call.name not in handlers:
@@ -137,6 +137,12 @@ class ToolHandlers:
             return handlers[call.name](call.arguments)
         except CallError as error:
             return ToolReply(str(error), error.fault)
+
+    @property
+    def can_revise(self) -> bool:
+        """Whether the model may revise what it believes: once between two trials, and not while it is limited to the
+        surrogate's first candidates, which are to be chosen without its beliefs."""
+        return not self.table.first_only and not just_revised(self.view)
 
     def find_shown(self) -> dict[int, TrialEvidence]:
         """The evidence of the best trial and of the last, which the prompt shows without a look-up."""

@@ -9,7 +9,6 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.agent.configs import config_schema, where_schema
 from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.extension import extension_schema
-from cclsearch.propose.agent.history import just_revised
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
@@ -36,7 +35,7 @@ def expected_fields(view: SearchView) -> dict[str, str]:
 
 
 def make_toolset(
-    view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False
+    view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False, can_revise: bool = True
 ) -> tuple[ToolSpec, ...]:
     """All tools of a turn, in a fixed order; the last are decisions."""
     config, where = config_schema(view.space), where_schema(view.space)
@@ -70,7 +69,7 @@ def make_toolset(
         parameters["submit"] = _object({"configurations": many}, described)
     if can_extend:
         parameters[EXTEND_SPACE] = _object({"add": extension_schema(), "why": text}, lessons)
-    if not just_revised(view):
+    if can_revise:
         parameters[REVISE] = _object({"why": text}, lessons)
     parameters["finish"] = _object({"reason": text}, lessons)
     work = list(view.task.policy_inputs(view.card))

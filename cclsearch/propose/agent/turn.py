@@ -141,7 +141,11 @@ class Turn:
         self._provider = provider
         self._handlers = handlers
         can_extend = bool(handlers.extension.offers)
-        self._tools = make_toolset(prompt_input.view, options.mode, handlers.max_submitted, can_extend=can_extend)
+        self._tools = make_toolset(
+            *(prompt_input.view, options.mode, handlers.max_submitted),
+            can_extend=can_extend,
+            can_revise=handlers.can_revise,
+        )
         self.prompt = write_turn_prompt(prompt_input, self._tools, options)
         self._settings = settings
         self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user)]
