@@ -12,7 +12,6 @@ from cclsearch.propose.agent.arbiter.rules import (
     find_llm_trials,
     find_queued,
     find_stall,
-    has_improved,
     is_limited,
     is_repeat_open,
     overruled_rows,
@@ -219,10 +218,8 @@ class Arbiter(Proposer):
         return replace(view, events=(*view.events, event))
 
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
-        state = read_state(view)
-        limited = is_limited(view, state)
-        may_queue = self._parallel <= 1 and has_improved(view, state)
-        max_submitted = max(count, self._rules.max_queue if may_queue else count)
+        limited = is_limited(view, read_state(view))
+        max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 and not limited else count)
         return self._agent.run_turn(
             view,
             count,

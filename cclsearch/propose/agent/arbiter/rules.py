@@ -24,8 +24,6 @@ class ArbiterSettings(Model):
     patience: int = 1
     """Turns in a row without an improvement beyond the noise that suspend the LLM. A turn whose trials the surrogate
     would have run as well, or whose outcome the LLM knew better than the surrogate, counts half."""
-    patience_first: int = 2
-    """The same before its first stall: it may correct a theory that its first trial refutes."""
     patience_after_gain: int = 2
     """The same after a turn that improved the best."""
     same_failures: int = 2
@@ -39,8 +37,7 @@ class ArbiterSettings(Model):
     """How often the LLM may overrule the surrogate before one overrule has improved the best; after that, it chooses
     among the configurations that are free."""
     max_queue: int = 3
-    """Configurations that one turn may submit if trials run one after another, once one has improved the best: before,
-    each trial teaches the LLM before it chooses the next."""
+    """Configurations that one turn may submit if trials run one after another."""
 
     def find_explore(self, stalls: int, budget_left: int) -> int:
         """Trials of the fallback after a stall that follows `stalls` others."""
@@ -107,8 +104,7 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
         return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
     if idle and _is_running(view, idle[0][0].turn):
         return None
-    first = rules.patience_first if state.stalls == 0 else rules.patience
-    patience = rules.patience_after_gain if len(idle) < len(turns) else first
+    patience = rules.patience_after_gain if len(idle) < len(turns) else rules.patience
     if sum(map(_weigh_idle, idle)) >= patience:
         what = "turn" if len(idle) == 1 else f"{len(idle)} turns"
         return "no improvement", f"its last {what} did not improve the best beyond the noise"
@@ -131,14 +127,10 @@ def _is_running(view: SearchView, turn: int) -> bool:
     return running or (queued is not None and queued[0].turn == turn)
 
 
-def has_improved(view: SearchView, state: ArbiterState) -> bool:
-    """Whether one of the LLM's trials improved the best since it took over."""
-    return any(trial.improved for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial)
-
-
 def is_limited(view: SearchView, state: ArbiterState) -> bool:
     """Whether the LLM stalled and has not improved the best since: it chooses among the surrogate's most promising."""
-    return state.stalls > 0 and not has_improved(view, state)
+    improved = (trial.improved for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial)
+    return state.stalls > 0 and not any(improved)
 
 
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
