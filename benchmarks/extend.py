@@ -67,7 +67,7 @@ def measure_all(args: argparse.Namespace, opened: Run) -> dict[Config, float]:
 
 def search_with_opener(args: argparse.Namespace) -> Run:
     """The search with a stand-in that may open the space."""
-    opener, folder = Opener(min_trials=1), args.runs / f"{args.workload}-opened"
+    opener, folder = Opener(), args.runs / f"{args.workload}-opened"
 
     def script(request: CompletionRequest) -> Reaction:
         answer = opener.ask(request)

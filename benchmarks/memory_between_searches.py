@@ -23,7 +23,7 @@ from search import load_all
 
 from cclsearch.card.model import Card
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_odds, learn_priors
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
 from cclsearch.recording.load import Recording
@@ -71,7 +71,9 @@ def learn(recording: Recording, priors: Priors, searches: Sequence[Played]) -> E
     """Return what these searches leave to one of the recording."""
     predict = partial(make_predictor, priors=priors)
     trials = [(search.card, search.observations) for search in searches]
-    return EarlierKnowledge(priors=learn_priors(predict(recording.card, recording.space), trials, predict))
+    predictor = predict(recording.card, recording.space)
+    priors, odds = learn_priors(predictor, trials, predict), learn_odds(predictor, trials, predict)
+    return EarlierKnowledge(priors=priors, odds=odds)
 
 
 def play_framework(task: tuple[str, tuple[Path, ...], int, tuple[str, ...]]) -> dict[tuple[str, str], list[Ratios]]:

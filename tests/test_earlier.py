@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.plan.earlier import take_over
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_odds, learn_priors
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
 from cclsearch.run.catalog import list_runs
@@ -164,6 +165,8 @@ def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_eac
     priors = learn_priors(predictor_of(larger, space), [(card, seen)])
     assert priors == learn_priors(predictor_of(larger, space), [(card, seen)])
     assert "peak_memory_gib" not in priors, "no trial measured a peak"
+    odds = learn_odds(predictor_of(larger, space), [(card, seen)])
+    assert odds == {"step_time_s": 0.0}, "one search does not show whether searches are alike"
     knowledge = EarlierKnowledge(priors=priors)
     before = predictor_of(larger, space).forms["step_time_s"].predict(len(space))[0]
     learned = apply_earlier(predictor_of(larger, space), knowledge)
@@ -173,11 +176,33 @@ def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_eac
     assert apply_earlier(predictor_of(larger, space), knowledge) is learned
 
 
+def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_not() -> None:
+    space = tiny_space()
+    card = load_card("tiny")
+    form = predictor_of(card, space).forms["step_time_s"]
+
+    def odds(*factors: float) -> float:
+        searches = []
+        for factor in factors:
+            times = factor * np.exp(form.predict(len(space))[0])
+            seen = [
+                Observation(n + 1, space.config(n), n, float(t), metrics={"step_time_s": float(t)})
+                for n, t in enumerate(times)
+            ]
+            searches.append((card, seen))
+        return learn_odds(predictor_of(card, space), searches)["step_time_s"]
+
+    assert odds(3.0) == 0.0
+    assert 0.0 < odds(3.0, 3.0) < odds(3.0, 3.0, 3.0, 3.0, 3.0)
+    assert odds(0.2, 5.0) < 0.0
+
+
 def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_them() -> None:
     predictor, space = predictor_of(load_card("tiny"), tiny_space()), tiny_space()
     form = predictor.forms["step_time_s"]
     wrong = EarlierKnowledge(priors={"step_time_s": {"scale": LearnedPrior(mean=2.0, sd=0.1)}})
     learned = apply_earlier(predictor, wrong).forms["step_time_s"]
+    assert learned.odds == math.log(4.0), "of searches that were planned before odds were learned"
 
     def weigh(log_times: Array) -> float:
         """Return the weight of the hypotheses that start from what earlier searches leave."""

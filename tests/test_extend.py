@@ -45,7 +45,7 @@ def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(
     run = load_run(project / "runs" / "r")
     grown = [event for event in run.state.reported if isinstance(event, SpaceGrown)]
     assert [set(event.neutral) for event in grown] == [{"compile", "optimizer", "threads", "bucket_mib"}]
-    assert "the diagnosis shows" in grown[0].text
+    assert "the search of the present space has settled" in grown[0].text
     configs = [trial.config for trial in run.state.trials.values()]
     assert any("compile" not in config for config in configs)
     assert any(config.get("compile") for config in configs), "what was added is run"
@@ -168,3 +168,16 @@ def test_a_user_names_a_variable_and_its_values_as_they_are_written(
     growth = load_run(project / "runs" / "r").state.growth
     assert growth is not None
     assert growth.choices == {"omp_dynamic": ("default", "true"), "compile": (False, True)}, "a text, and a truth value"
+
+
+@pytest.mark.parametrize(
+    ("seen", "left", "best", "grown", "settled"),
+    [(2, 12, 2, False, False), (4, 10, 2, False, True), (7, 7, 7, False, True), (3, 9, 3, True, True)],
+)
+def test_the_stand_in_opens_the_space_only_once_its_search_has_settled(
+    seen: int, left: int, best: int, grown: bool, settled: bool
+) -> None:
+    text = f"STATE\n{seen} trials seen; budget left {left}; best: trial {best}, loss 1"
+    trials = [{"config": {}, "loss": 1.0, "trial": best}, {"config": {}, "loss": 2.0, "trial": 1}]
+    choices = {"tp": [1, 2], **({"compile": [False, True]} if grown else {})}
+    assert Opener().has_settled(text, trials, choices) == settled

@@ -133,6 +133,9 @@ def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequenc
 
 def neighbor_rows(space: Space, config: Config) -> list[int | None]:
     """Rows one step away (next choice of a knob, or one degree up and another down); None if not in the space."""
+    own = space.row(config)
+    if own is not None:
+        config = space.config(own)  # with knobs that were added since
     moved: list[dict[str, Value]] = []
     for knob in space.knobs:
         at = knob.choices.index(config[knob.name])
@@ -146,4 +149,4 @@ def neighbor_rows(space: Space, config: Config) -> list[int | None]:
             if up is not down and shrunk * 2 == int(config[down.name]):
                 moved.append({**config, up.name: grown, down.name: shrunk})
     rows = [space.row(change) for change in moved]
-    return list(dict.fromkeys(rows))
+    return list(dict.fromkeys(row for row in rows if row is None or row != own))

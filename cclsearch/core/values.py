@@ -18,6 +18,11 @@ Value = bool | int | float | str
 """Type of a knob's value."""
 
 
+def same_value(left: Value, right: Value) -> bool:
+    """Whether two values are the same choice (true is not 1)."""
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
 def format_knob_value(value: object) -> str:
     """A value as tables and the command line write it: booleans are `true` and `false`."""
     return str(value).lower() if isinstance(value, bool) else str(value)

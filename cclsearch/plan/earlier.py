@@ -12,9 +12,9 @@ from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Provenance
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.warm_start import add_comparable_runs, load_warm_start, set_apart_other_work
-from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_odds, learn_priors
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch
-from cclsearch.propose.events import LlmTurn
+from cclsearch.propose.events import LlmTurn, find_withdrawn
 from cclsearch.propose.observations import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.state import RunState
@@ -66,11 +66,11 @@ def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Se
     notes = tuple(_describe_unreadable(unreadable))
     if not taken:
         return spec.model_copy(update={"banner": (*spec.banner, *notes)}) if notes else spec
+    predictor, measured = predictor_of(spec.card, space), [(one.card, trials) for one, _, trials in taken]
     knowledge = EarlierKnowledge(
         searches=tuple(_describe_search(earlier, state, len(trials)) for earlier, state, trials in taken),
-        priors=learn_priors(
-            predictor_of(spec.card, space), [(one.card, trials) for one, _, trials in taken], family=spec.card.family
-        ),
+        priors=learn_priors(predictor, measured, family=spec.card.family),
+        odds=learn_odds(predictor, measured, family=spec.card.family),
     )
     banner = (*spec.banner, _describe(knowledge, spec), *notes)
     return spec.model_copy(update={"earlier": knowledge, "banner": banner})
@@ -115,8 +115,9 @@ def _usable_trials(state: RunState) -> list[Observation]:
 def _describe_search(earlier: RunSpec, state: RunState, trials: int) -> EarlierSearch:
     insights: dict[str, None] = {}
     beliefs: dict[str, str] = {}
+    withdrawn = find_withdrawn(state.reported)
     for event in state.reported:
-        if isinstance(event, LlmTurn):
+        if isinstance(event, LlmTurn) and event.turn not in withdrawn:
             beliefs |= event.beliefs
             if text := one_line(redact(event.insight), MAX_INSIGHT):
                 insights.pop(text, None)

@@ -7,6 +7,7 @@ their origin.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -17,6 +18,9 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Model
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
+
+EARLIER_ODDS = math.log(4.0)
+"""Log odds of searches that were planned before the agreement of earlier searches set them."""
 
 
 class EarlierSearch(Model):
@@ -45,6 +49,8 @@ class EarlierKnowledge(Model):
     """The newest first."""
     priors: dict[str, dict[str, LearnedPrior]] = {}
     """Metric with a closed form -> multiplier -> its prior in place of the shipped one."""
+    odds: dict[str, float] = {}
+    """Metric -> log odds, before any trial, that these priors hold for the next search rather than the shipped ones."""
 
     @property
     def has_insights(self) -> bool:
@@ -67,7 +73,10 @@ def apply_earlier(predictor: Predictor, knowledge: EarlierKnowledge | None) -> P
 
 
 def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predictor:
-    forms = {metric: _replace_form(form, knowledge.priors.get(metric)) for metric, form in predictor.forms.items()}
+    forms = {
+        metric: _replace_form(form, knowledge.priors.get(metric), knowledge.odds.get(metric, EARLIER_ODDS))
+        for metric, form in predictor.forms.items()
+    }
     memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
     if (loads := predictor.loads) is not None:
         known = {metric: _replace_load_prior(loads.multipliers, prior, knowledge.priors.get(metric, {}))
@@ -77,10 +86,11 @@ def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predic
     return replace(predictor, forms=forms, memory=memory, loads=loads)
 
 
-def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None) -> ClosedForm:
+def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None, odds: float) -> ClosedForm:
     if not found:
         return form
-    return replace(form, prior=_replace_prior(form.multipliers, form.prior, found), unlearned=form.prior)
+    prior = _replace_prior(form.multipliers, form.prior, found)
+    return replace(form, prior=prior, unlearned=form.prior, odds=odds)
 
 
 def _replace_load_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
@@ -83,6 +83,8 @@ class DecisionKind(StrEnum):
     FINISH = "finish"
     EXTEND = "extend"
     """It asks for knobs or values that the search space does not have; the next turn decides over the larger space."""
+    REVISE = "revise"
+    """It changes what it believes or withdraws an insight, without a trial; the next turn sees what follows."""
     NONE = "none"
 
 
@@ -116,6 +118,10 @@ class SubmittedConfig:
     """Not among the surrogate's first choices, so the fallback would not have run it."""
     is_repeat: bool = False
     """The configuration has a result that the model doubts, and runs once more."""
+    refuted_at: float | None = None
+    """Value of the primary metric from which on, on its worse side, the rationale is refuted, as the model said."""
+    predicted: ExpectedOutcome = ExpectedOutcome()
+    """What the surrogate predicted when it was submitted."""
 
 
 class LlmTurn(ReportedEvent):
@@ -132,6 +138,8 @@ class LlmTurn(ReportedEvent):
     why: str = ""
     """Why it asks for them."""
     insight: str = ""
+    withdraws: tuple[int, ...] = ()
+    """Earlier turns whose insight and beliefs the model withdraws."""
     beliefs: dict[str, str] = {}
     """Hints for the surrogate's prior: part of a step, or KNOB=VALUE -> how it compares with the prediction."""
     doubts: tuple[int, ...] = ()
@@ -141,6 +149,12 @@ class LlmTurn(ReportedEvent):
     policy: int | None = None
     """Version of the policy program that the turn submitted."""
     cost: Cost = Cost()
+
+
+def find_withdrawn(events: Iterable[ReportedEvent]) -> dict[int, int]:
+    """Turn whose insight and beliefs are withdrawn -> the turn that withdrew them last."""
+    turns = (event for event in events if isinstance(event, LlmTurn))
+    return {withdrawn: turn.turn for turn in turns for withdrawn in turn.withdraws}
 
 
 class LlmLimitsSet(ReportedEvent):

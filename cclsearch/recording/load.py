@@ -17,11 +17,13 @@ from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.plugins import TASKS
 from cclsearch.recording.defaults import complete_card
-from cclsearch.recording.table import RecordedRow, RowStatus, find_table, find_task, read_table
+from cclsearch.recording.table import RecordedRow, RowStatus, find_table, find_task, is_better, read_table
+from cclsearch.space.framework import find_framework
 from cclsearch.space.knobs import named_degrees, stated_knobs
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
@@ -83,6 +85,7 @@ def load_recording(folder: Path | str) -> Recording:
     knobs, rows, notes = read_table(table, task, data)
     card, card_notes = _read_card(folder, data, rows, task)
     knobs, rows, precision_notes = _keep_precisions(card, knobs, rows)
+    knobs, rows, equal_notes = _merge_equal(card, knobs, rows, task.primary_metric)
     if not any(row.status is RowStatus.OK for row in rows):
         raise UserError(f"{table}: a recording needs at least one row with status ok; there is none")
     space = space_from_rows(knobs, [row.config for row in rows], _list_loads(rows, task))
@@ -90,6 +93,7 @@ def load_recording(folder: Path | str) -> Recording:
         *notes,
         *card_notes,
         *precision_notes,
+        *equal_notes,
         *_note_missing_degrees(card, knobs, rows),
         *_note_too_many(card, rows),
     )
@@ -111,6 +115,26 @@ def _keep_precisions(
         " (list others in workload.model.alternative_precisions of the card)"
     )
     return knobs, kept, (note,)
+
+
+def _merge_equal(
+    card: Card, knobs: tuple[Knob, ...], rows: tuple[RecordedRow, ...], primary: MetricInfo
+) -> tuple[tuple[Knob, ...], tuple[RecordedRow, ...], tuple[str, ...]]:
+    """One row for each run: of rows that differ only in knobs without effect, the better one, and a note."""
+    framework = find_framework(card.framework)
+    if framework is not None:
+        knobs = tuple(replace(knob, inert_when=framework.find_inert(knob.name)) for knob in knobs)
+    masked_NK = space_from_rows(knobs, [row.config for row in rows]).masked_NK
+    kept: dict[bytes, RecordedRow] = {}
+    for key, row in zip((codes.tobytes() for codes in masked_NK), rows, strict=True):
+        if is_better(row, kept.setdefault(key, row), primary):
+            kept[key] = row
+    if len(kept) == len(rows):
+        return knobs, rows, ()
+    first = {id(row) for row in kept.values()}
+    dropped = count_of(len(rows) - len(kept), "row")
+    note = f"{dropped} dropped: the same run as another row but for knobs without effect"
+    return knobs, tuple(row for row in rows if id(row) in first), (note,)
 
 
 def _list_loads(rows: Sequence[RecordedRow], task: Any) -> list[list[float]]:

@@ -262,7 +262,7 @@ def _keep_better(
     kept: dict[tuple[Config, tuple[float, ...]], RecordedRow] = {}
     for row in rows:
         key = row.config, tuple(row.metrics[load] for load in loads)
-        if _is_better(row, kept.setdefault(key, row), primary):
+        if is_better(row, kept.setdefault(key, row), primary):
             kept[key] = row
     dropped = len(rows) - len(kept)
     note = (f"{dropped} duplicate rows dropped: the best row of each configuration is kept",) if dropped else ()
@@ -274,12 +274,13 @@ def _keep_better(
     found = []
     for config in dict.fromkeys(row.config for row in rows):
         own = trials[config]
-        best = next((row for row in own if not any(_is_better(other, row, primary) for other in own)), own[0])
+        best = next((row for row in own if not any(is_better(other, row, primary) for other in own)), own[0])
         measured = tuple(row.metrics for row in own if row.status is RowStatus.OK)
         found.append(replace(best, loads=measured))
     return found, note
 
 
-def _is_better(row: RecordedRow, other: RecordedRow, primary: MetricInfo) -> bool:
+def is_better(row: RecordedRow, other: RecordedRow, primary: MetricInfo) -> bool:
+    """Whether a row has a better primary metric than the other; one that failed has none."""
     ours, theirs = (each.metrics.get(primary.name) for each in (row, other))
     return ours is not None and (theirs is None or primary.sign * ours < primary.sign * theirs)

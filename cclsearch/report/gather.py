@@ -12,7 +12,7 @@ from cclsearch.core.numbers import show_number
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
-from cclsearch.propose.events import LlmTurn, leave_out_outdated
+from cclsearch.propose.events import LlmTurn, find_withdrawn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import (
@@ -98,7 +98,10 @@ def gather_run(run: Run) -> RunPage:
 def _gather_notes(run: Run) -> tuple[tuple[str, str], ...]:
     """Tags and notes of people, then the search's own notes."""
     lines = [line.split(": ", 1) for line in read_annotations(run.folder).describe()]
-    own = [(event.label, event.text) for event in leave_out_outdated(run.state.reported)]
+    reported = leave_out_outdated(run.state.reported)
+    withdrawn = find_withdrawn(reported)
+    marks = {turn: f" (withdrawn in turn {later})" for turn, later in withdrawn.items()}
+    own = [(e.label, e.text + (marks.get(e.turn, "") if isinstance(e, LlmTurn) else "")) for e in reported]
     return tuple((clean(topic), clean(text)) for topic, text in (*lines, *own))
 
 

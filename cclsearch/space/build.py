@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 from cclsearch.card.model import PRECISION, Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
-from cclsearch.core.values import Model, Value, format_knob_value
+from cclsearch.core.values import Model, Value, format_knob_value, same_value
 from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.rule import Columns, Rule, RuleKind, same_value
+from cclsearch.space.rule import Columns, Rule, RuleKind
 from cclsearch.space.table import MAX_CHOICES, Knob, Space
 from cclsearch.space.variables import find_variable
 
@@ -101,7 +102,7 @@ def resolve_knobs(
         knobs[declared.name] = Knob(declared.name, tuple(distinct.values()), description, declared.neutral)
     for knob in knobs.values():
         _check_choices(card, knob)
-    return tuple(knobs.values())
+    return tuple(replace(knob, inert_when=framework.find_inert(knob.name)) for knob in knobs.values())
 
 
 def _check_choices(card: Card, knob: Knob) -> None:

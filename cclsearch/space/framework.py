@@ -19,10 +19,11 @@ from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
+from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.numbers import check_number, find_number, list_divisors
-from cclsearch.space.rule import PARAMETERS, RULES, Rule, make_effect_rules
+from cclsearch.space.rule import PARAMETERS, RULES, Rule, find_inert, make_effect_rules
 from cclsearch.space.table import Knob
 from cclsearch.space.variables import load_catalogue, variable_text
 
@@ -322,6 +323,10 @@ class Framework(Model):
             if opened is not None:
                 written.setdefault(opened[0], []).append(opened[1])
         return {name: " ".join(texts) for name, texts in written.items()}
+
+    def find_inert(self, knob: str) -> tuple[InertWhen, ...]:
+        """When this knob changes nothing: the rules `implies` with `same: true` that leave it one value."""
+        return find_inert(self.rules, knob)
 
     def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
         """The rules for that card and a space of these knobs, those of the card's task first.

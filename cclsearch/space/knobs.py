@@ -35,6 +35,8 @@ class KnobMeaning:
     """Minimum of a knob whose choices are whole numbers; None for other knobs."""
     needs: tuple[str, ...] = ()
     """Degrees of parallelism; the knob has no effect if all of them are 1."""
+    inert_when: dict[str, tuple[Value, ...]] | None = None
+    """Knob -> values of it: the knob has no effect if all of them have one of theirs."""
     order: tuple[str, ...] = ()
     """Values that are text, in ascending order; numbers are always ordered."""
     aliases: tuple[str, ...] = ()

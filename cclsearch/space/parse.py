@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Value, format_knob_value
+from cclsearch.core.values import Value, format_knob_value, same_value
 from cclsearch.space.build import check_knob_names
 from cclsearch.space.knobs import SHORT
-from cclsearch.space.rule import same_value
 from cclsearch.space.table import Knob
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")

@@ -8,7 +8,7 @@ A framework file states further constraints with the rules `implies` and `divide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.core.values import Value, format_knob_value
+from cclsearch.core.values import Value, format_knob_value, same_value
+from cclsearch.space.inert import InertWhen, read_inert
 from cclsearch.space.knobs import meaning_of, stated_knobs
 
 BoolArray = NDArray[np.bool_]
@@ -158,16 +159,10 @@ def register_rule(
     return add
 
 
-def same_value(left: Value, right: Value) -> bool:
-    """Whether two values are the same choice (true is not 1)."""
-    return isinstance(left, bool) == isinstance(right, bool) and left == right
-
-
 @register_rule("implies", parameters={"name": str, "when": dict, "then": dict, "because": str, "same": bool})
 def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
     """With the values `when`, a configuration needs the values `then`; `same: true` if others would change nothing."""
-    when = {knob: _listed(values) for knob, values in options["when"].items()}
-    then = {knob: _listed(values) for knob, values in options["then"].items()}
+    when, then = _list_values(options["when"]), _list_values(options["then"])
 
     def check(at: Columns) -> BoolArray:
         applies = np.logical_and.reduce([at.equals(knob, values) for knob, values in when.items()])
@@ -189,35 +184,57 @@ def _implies(card: Card, options: Mapping[str, Any]) -> Rule:
 
 
 def make_effect_rules(choices: Mapping[str, tuple[Value, ...]]) -> list[Rule]:
-    """The rules of kind `same` of a space with these knobs: a knob without effect has one value only.
-
-    A knob has no effect if all degrees that it needs are 1 (`needs` in knobs.yaml).
-    """
+    """The rules of kind `same` of a space with these knobs: a knob without effect has one value only (`inert.py`)."""
     return [
-        _make_effect_rule(name, values, degrees)
+        _make_effect_rule(name, inert)
         for name, values in choices.items()
-        if len(values) > 1 and (degrees := [degree for degree in meaning_of(name).needs if degree in choices])
+        if len(values) > 1
+        for inert in read_inert(name, choices)
     ]
 
 
-def _make_effect_rule(name: str, values: tuple[Value, ...], degrees: list[str]) -> Rule:
-    neutral = meaning_of(name).neutral
-    kept = neutral if any(same_value(value, neutral) for value in values) else values[0]
-    shown = format_knob_value(kept)
-    product = " x ".join(degrees)
+def _make_effect_rule(name: str, inert: InertWhen) -> Rule:
+    others = [other for other, _ in inert.when]
+    shown = format_knob_value(inert.keep)
+    if all(meaning_of(other).splits for other in others):
+        condition = f"{' x '.join(others)} of 1"
+    else:
+        condition = _clauses(dict(inert.when))
+
+    def check(at: Columns) -> BoolArray:
+        applies = np.logical_and.reduce([at.equals(other, values) for other, values in inert.when])
+        return np.asarray(~applies | at.equals(name, (inert.keep,)), dtype=bool)
+
     return Rule(
-        f"{name}_needs_{degrees[0]}",
-        (name, *degrees),
-        f"with {product} of 1, {name} changes nothing: every other value is the same as {name}={shown}",
-        lambda at: (at.product(degrees) > 1) | at.equals(name, (kept,)),
-        lambda c: f"{name} {format_knob_value(c[name])} with {Counts(c).describe(degrees)}",
+        f"{name}_needs_{others[0]}",
+        (name, *others),
+        f"with {condition}, {name} changes nothing: every other value is the same as {name}={shown}",
+        check,
+        lambda c: f"{name} {format_knob_value(c[name])} with {_describe_each(c, others)}",
         needs=(name,),
         kind=RuleKind.SAME,
     )
 
 
-def _listed(values: Any) -> tuple[Value, ...]:
-    return tuple(values) if isinstance(values, list) else (values,)
+def _describe_each(config: Mapping[str, Any], knobs: Sequence[str]) -> str:
+    """`tp 1 x dp 4` of degrees, `activation_checkpointing none` of other knobs."""
+    return " x ".join(f"{knob} {format_knob_value(config.get(knob, meaning_of(knob).neutral))}" for knob in knobs)
+
+
+def find_inert(rules: Sequence[str | Mapping[str, Any]], knob: str) -> tuple[InertWhen, ...]:
+    """When a knob changes nothing by these rules of a framework file: `implies` with `same: true` and one value."""
+    entries = [rule for rule in rules if not isinstance(rule, str) and rule["rule"] == "implies" and rule.get("same")]
+    same = [(_list_values(entry["when"]), _list_values(entry["then"])) for entry in entries]
+    return tuple(
+        InertWhen(tuple(when.items()), then[knob][0])
+        for when, then in same
+        if list(then) == [knob] and len(then[knob]) == 1
+    )
+
+
+def _list_values(part: Mapping[str, Any]) -> dict[str, tuple[Value, ...]]:
+    """Knob -> its values, of `when` or `then` as a framework file has it: one value, or a list."""
+    return {knob: tuple(values) if isinstance(values, list) else (values,) for knob, values in part.items()}
 
 
 def _clauses(part: Mapping[str, tuple[Value, ...]]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Config, Value
+from cclsearch.space.inert import InertKnob, InertWhen, list_inert, mask_inert
 from cclsearch.space.knobs import canonical_name, meaning_of, rank_degrees
 
 MAX_CHOICES = int(np.iinfo(np.int16).max)
@@ -31,6 +32,8 @@ class Knob:
     description: str = ""
     neutral: Value | None = None
     """What configurations without the knob have, if it was added during the search; None: each must have it."""
+    inert_when: tuple[InertWhen, ...] = ()
+    """When the framework says that it changes nothing, beside what `knobs.yaml` says."""
 
     @property
     def column(self) -> NDArray[np.generic]:
@@ -98,7 +101,8 @@ class Space:
     def row(self, config: Mapping[str, Value]) -> int | None:
         """Row of this configuration; None if it is not in the space (unknown knob or value, or a violated rule).
 
-        A configuration from before a knob was added has the neutral value of that knob.
+        A configuration from before a knob was added has the neutral value of that knob. One that is not in the space,
+        but differs only in knobs without effect from one that is, has the row of that one.
         """
         if len(config) != len(self.knobs) and any(name not in self._code_of for name in config):
             return None
@@ -111,15 +115,16 @@ class Space:
             if code is None:
                 return None
             codes.append(code)
-        row = int(self.find_rows(np.array([codes], dtype=np.int16))[0])
+        codes_1K = np.array([codes], dtype=np.int16)
+        row = int(self.find_rows(codes_1K)[0])
+        if row < 0 and self.inert:
+            keys_N, rows_N = self._sorted_masked
+            row = int(_look_up(keys_N, rows_N, _pack(mask_inert(codes_1K, self.inert)))[0])
         return None if row < 0 else row
 
     def find_rows(self, codes_MK: NDArray[np.int16]) -> NDArray[np.int64]:
         """(M,) row of each configuration, given as positions of choices; -1 for one that is not in the space."""
-        keys_N, rows_N = self._sorted_keys
-        keys_M = _pack(codes_MK)
-        at_M = np.minimum(np.searchsorted(keys_N, keys_M), len(keys_N) - 1)
-        return np.where(keys_N[at_M] == keys_M, rows_N[at_M], -1)
+        return _look_up(*self._sorted_keys, _pack(codes_MK))
 
     def matching(self, values: Mapping[str, Value]) -> NDArray[np.bool_]:
         """(N,) whether each configuration has these values; knobs that the space does not have are ignored."""
@@ -158,9 +163,23 @@ class Space:
     @cached_property
     def _sorted_keys(self) -> tuple[NDArray[np.void], NDArray[np.int64]]:
         """The packed codes of every row in ascending order, and their rows: a dictionary takes 50 times as much."""
-        keys_N = _pack(self.codes_NK)
-        order_N = np.argsort(keys_N, kind="stable")
-        return keys_N[order_N], order_N
+        return _sort(_pack(self.codes_NK))
+
+    @cached_property
+    def inert(self) -> tuple[InertKnob, ...]:
+        """Every condition under which a knob changes nothing."""
+        choices = {knob.name: knob.choices for knob in self.knobs}
+        return list_inert(choices, {knob.name: knob.inert_when for knob in self.knobs})
+
+    @cached_property
+    def masked_NK(self) -> NDArray[np.int16]:
+        """(N, K) `codes_NK` with one value for each knob without effect: equal rows are the same run. Read-only."""
+        return mask_inert(self.codes_NK, self.inert)
+
+    @cached_property
+    def _sorted_masked(self) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        """As `_sorted_keys`, of the masked codes."""
+        return _sort(_pack(self.masked_NK))
 
 
 def space_from_rows(
@@ -176,6 +195,17 @@ def space_from_rows(
 def _key(value: Value) -> tuple[bool, Value]:
     """Key under which true and 1 are different choices."""
     return (isinstance(value, bool), value)
+
+
+def _sort(keys_N: NDArray[np.void]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    order_N = np.argsort(keys_N, kind="stable")
+    return keys_N[order_N], order_N
+
+
+def _look_up(keys_N: NDArray[np.void], rows_N: NDArray[np.int64], keys_M: NDArray[np.void]) -> NDArray[np.int64]:
+    """(M,) the row of each key; -1 for one that is not among the sorted keys."""
+    at_M = np.minimum(np.searchsorted(keys_N, keys_M), len(keys_N) - 1)
+    return np.where(keys_N[at_M] == keys_M, rows_N[at_M], -1)
 
 
 def _pack(codes_MK: NDArray[np.int16]) -> NDArray[np.void]:

@@ -52,6 +52,8 @@ class ClosedForm:
     """Heading of a column of the metric; its unit if empty."""
     unlearned: Prior | None = None
     """If `prior` comes from earlier searches: the prior without them, which trials that contradict them favour."""
+    odds: float = 0.0
+    """Log odds of `prior` against `unlearned` before any trial."""
 
     def predict(self, size: int) -> tuple[Array, Mapping[str, Array]]:
         """(N,) log of the metric in a space of this size, by the prior means alone, and the parts of its cost."""

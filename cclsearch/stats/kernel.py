@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.space.knobs import KNOBS, canonical_name, meaning_of
+from cclsearch.space.knobs import KNOBS, canonical_name
 from cclsearch.space.table import Knob, Space
 
 Array = NDArray[np.float64]
@@ -42,7 +42,7 @@ def read_features(space: Space) -> Features:
     """Return the features of a space: numbers on a centered log scale; knobs with one choice are left out."""
     numbers, categories, unknown = [], [], []
     for k, knob in enumerate(space.knobs):
-        codes = mask_idle(space, knob.name, space.codes_NK[:, k])
+        codes = space.masked_NK[:, k]
         if len(knob.choices) < 2:
             continue
         if canonical_name(knob.name) not in KNOBS:
@@ -58,13 +58,6 @@ def read_features(space: Space) -> Features:
 
 def _stack_codes(codes: list[NDArray[np.int16]], size: int) -> NDArray[np.int16]:
     return np.column_stack(codes).astype(np.int16) if codes else np.zeros((size, 0), dtype=np.int16)
-
-
-def mask_idle(space: Space, name: str, codes_N: NDArray[np.int16]) -> NDArray[np.int16]:
-    """Return the codes of a knob, 0 in rows where it has no effect: such configurations are the same run."""
-    degrees = [knob.name for need in meaning_of(canonical_name(name)).needs if (knob := space.find(need))]
-    idle_N = np.logical_and.reduce([space.column(degree) == 1 for degree in degrees])
-    return np.where(idle_N, np.int16(0), codes_N) if degrees else codes_N
 
 
 def _coordinates(knob: Knob) -> Array:

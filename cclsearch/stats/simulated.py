@@ -23,7 +23,6 @@ from cclsearch.simulator.spec import parse_cluster
 from cclsearch.space.knobs import canonical_name
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, Rows, predictor_of
-from cclsearch.stats.kernel import mask_idle
 
 Array = NDArray[np.float64]
 ACCIDENTS = ("preempted", "node_failed", "launcher")
@@ -150,7 +149,7 @@ class SimulatedCluster:
         log_cost = form.log_cost(rows)(self._multipliers(form, self.settings.surprise_parts))
         for k, knob in enumerate(self.space.knobs):
             effects = np.array([self._effect(metric, knob.name, choice) for choice in knob.choices])
-            log_cost = log_cost + effects[mask_idle(self.space, knob.name, self.space.codes_NK[:, k])[rows]]
+            log_cost = log_cost + effects[self.space.masked_NK[rows, k]]
         return np.asarray(np.exp(form.metric.sign * log_cost))
 
     def memory_gib(self, rows: Rows) -> Array:

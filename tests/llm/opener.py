@@ -27,27 +27,38 @@ TOGETHER = ("compile", "optimizer", "xla_cpu_multi_thread_eigen", "xla_cpu_regio
 
 
 class Opener(Expert):
-    """Asks for what is offered and worth a try after the first trials, then submits the best with added options."""
+    """Searches the space as it is until that has settled, then asks for what is offered and worth a try, and submits
+    the best with added options."""
 
     name = "compatible:opener"
 
-    def __init__(self, seed: int = 0, *, min_trials: int = 1) -> None:
+    def __init__(self, seed: int = 0, *, patience: int = 2) -> None:
+        """`patience`: trials since the best one after which the search has settled; it has in any case at half time."""
         super().__init__(seed)
-        self.min_trials = min_trials
+        self.patience = patience
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         text = request.messages[0].text
         trials = read_trials(text)
         was_refused = any(result.is_error for message in request.messages for result in message.results)
-        if len(trials) >= self.min_trials and not was_refused:
+        if trials and not was_refused and self.has_settled(text, trials, knob_choices(request)):
             wished = self.find_wishes(read_offers(text), knob_choices(request))
             if wished:
                 add = [{"knob": knob, "values": list(values)} for knob, values in wished]
-                return "extend_space", {"add": add, "why": "the diagnosis shows time that no knob changes"}
+                return "extend_space", {"add": add, "why": "the search of the present space has settled"}
             change = self.change_best(trials, knob_choices(request))
             if change is not None:
                 return submit(change, "the best trial with added options changed")
         return super().decide(request)
+
+    def has_settled(self, text: str, trials: list[Row], choices: dict[str, list[Any]]) -> bool:
+        """Whether the latest trials did not improve the best, half of the budget is used, or the space has grown."""
+        found = re.search(r"(\d+) trials seen; budget left (\d+)", text)
+        assert found is not None
+        seen, left = int(found[1]), int(found[2])
+        has_grown = any(knob in choices for wishes in WISHES.values() for knob, _ in wishes)
+        best = min(trials, key=lambda row: row["loss"])
+        return has_grown or seen >= left or seen - best["trial"] >= self.patience
 
     def find_wishes(self, offers: list[str], choices: dict[str, list[Any]]) -> list[Wish]:
         """The first group of wishes of which some are offered and not yet knobs, at most four."""

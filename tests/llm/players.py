@@ -74,6 +74,9 @@ class RandomPicker(Player):
             guess = {self.rng.choice(parts): self.rng.choice(list(LEVELS)) for _ in range(2)}
             return submit(row, "a guess", guess, doubts=[self.rng.randrange(1, 16)])
         choices = knob_choices(request)
+        if any(tool.name == "revise" for tool in request.tools) and self.rng.random() < 0.5:
+            part, level = self.rng.choice([*HINT_PARTS, *MEMORY_HINT_PARTS]), self.rng.choice(list(LEVELS))
+            return "revise", {"why": "a guess", "beliefs": [{"part": part, "is": level}]}
         knob = self.rng.choice(sorted(choices))
         where = {knob: [self.rng.choice(choices[knob])]}
         sort = self.rng.choice(["promise", "time", "memory", "fits"])
@@ -93,6 +96,9 @@ class Hostile(Player):
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         num_asked = (len(request.messages) - 1) // 2
         choices = knob_choices(request)
+        if any(tool.name == "revise" for tool in request.tools):
+            beliefs = [{"part": part, "is": level} for part, level in self.false_beliefs.items()]
+            return "revise", {"why": "trust me", "beliefs": beliefs}
         ideas = [(knob, value) for knob in sorted(choices) for value in (choices[knob][-1], choices[knob][0])]
         if num_asked < min(6, len(ideas)):
             knob, value = ideas[num_asked]
@@ -299,7 +305,7 @@ def read_trials(text: str) -> list[Row]:
         elif bar and knobs and left.split()[1] != "-":
             words = shlex.split(re.sub(r"( \([^)]*\))+$", "", right))  # without notes, such as "(repeat)"
             config = dict(zip(knobs, map(read_word, words), strict=True))
-            rows.append({"config": config, "loss": float(left.split()[1])})
+            rows.append({"config": config, "loss": float(left.split()[1]), "trial": int(left.split()[0])})
     return rows
 
 

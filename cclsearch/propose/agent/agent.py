@@ -191,6 +191,7 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
         adds=dict(decision.adds),
         why=decision.why,
         insight=decision.insight,
+        withdraws=decision.withdraws,
         beliefs=dict(decision.beliefs),
         doubts=decision.doubts,
         num_seen=len(view.observations),
@@ -218,6 +219,11 @@ def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
     elif turn.decision is DecisionKind.EXTEND:
         added = "; ".join(f"{name}={','.join(map(format_knob_value, values))}" for name, values in turn.adds.items())
         what = f"asks to add to the search space: {added}"
+    elif turn.decision is DecisionKind.REVISE:
+        beliefs = "; ".join(f"{part}: {level}" for part, level in turn.beliefs.items())
+        what = f"revises what it believes{': ' * bool(beliefs)}{beliefs}"
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"
-    return one_line(f"turn {turn.turn} ({turn.cost.describe()}): {what}", 500)
+    what += f"; withdraws what it learned in turn {', '.join(map(str, turn.withdraws))}" if turn.withdraws else ""
+    what += f"; insight: {turn.insight}" if turn.insight else ""
+    return one_line(f"turn {turn.turn} ({turn.cost.describe()}): {what}", 700)

@@ -22,6 +22,21 @@ def free_knobs(space: Space) -> tuple[Knob, ...]:
     return tuple(knob for knob in space.knobs if len(knob.choices) > 1)
 
 
+def describe_inert(space: Space) -> list[str]:
+    """Which knobs change nothing with which values of others, one line each."""
+    lines = []
+    for inert in space.inert:
+        knob = space.knobs[inert.column]
+        others = [(space.knobs[column], positions) for column, positions in inert.when]
+        with_values = [
+            f"{other.name}={'|'.join(_format_value(other.choices[n]) for n in positions)}"
+            for other, positions in others
+        ]
+        if all(positions for _, positions in others):
+            lines.append(f"with {' '.join(with_values)}, {knob.name} changes nothing: its values count as one")
+    return lines
+
+
 def config_schema(space: Space) -> dict[str, Any]:
     """JSON schema of one configuration: every free knob with its choices, and no other property."""
     knobs = free_knobs(space)

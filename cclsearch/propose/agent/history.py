@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.base import ReportedEvent, SearchView
-from cclsearch.propose.events import DecisionKind, LlmLimitsSet, LlmTurn
+from cclsearch.propose.events import DecisionKind, LlmLimitsSet, LlmTurn, find_withdrawn
 
 
 def past_turns(events: Iterable[ReportedEvent]) -> list[LlmTurn]:
@@ -48,11 +49,28 @@ def read_limits(events: Iterable[ReportedEvent], limits: LlmLimits) -> LlmLimits
     return limits
 
 
-def last_insights(view: SearchView, count: int = 6) -> list[str]:
-    """The model's insights about framework and cluster, latest last, without repetitions."""
-    found: dict[str, None] = {}
+@dataclass(frozen=True)
+class Insight:
+    """What the model wrote about framework and cluster in one turn."""
+
+    turn: int
+    text: str
+    withdrawn_in: int | None
+    """The turn that withdrew it; None if it stands."""
+
+
+def last_insights(view: SearchView, count: int = 6) -> list[Insight]:
+    """The model's insights, latest last, without repetitions; the withdrawn ones too, which are marked."""
+    withdrawn = find_withdrawn(view.events)
+    found: dict[str, Insight] = {}
     for turn in past_turns(view.events):
         if turn.insight:
             found.pop(turn.insight, None)
-            found[turn.insight] = None
-    return list(found)[-count:]
+            found[turn.insight] = Insight(turn.turn, turn.insight, withdrawn.get(turn.turn))
+    return list(found.values())[-count:]
+
+
+def just_revised(view: SearchView) -> bool:
+    """Whether the latest turn revised what it believes, and no trial has finished since."""
+    turns = past_turns(view.events)
+    return bool(turns) and turns[-1].decision is DecisionKind.REVISE and turns[-1].num_seen == len(view.observations)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
-from cclsearch.propose.agent.configs import free_knobs
+from cclsearch.propose.agent.changes import change_lines
+from cclsearch.propose.agent.configs import describe_inert, free_knobs
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights, past_turns
@@ -26,12 +27,12 @@ from cclsearch.propose.agent.surrogate_table import (
 )
 from cclsearch.propose.agent.tables import (
     FREE_MARK,
-    calibration_lines,
     candidate_lines,
     describe_memory,
     failure_lines,
     objective_line,
     running_lines,
+    theory_lines,
     trial_lines,
 )
 from cclsearch.propose.agent.words import WORDS
@@ -54,6 +55,7 @@ MAX_KNOBS_BYTES = 6500
 LEFT_OUT_BYTES = 60
 """Bytes for the line that counts what a section leaves out."""
 CANDIDATES = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
+THEORIES = "what you expected, what would change your mind, and what was measured"
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
 UNLIMITED = 10**6
@@ -182,6 +184,7 @@ def _describe_knobs(view: SearchView) -> str:
         choices = ", ".join(format_knob_value(choice) for choice in knob.choices)
         about = f"  {quote_line(knob.description, 160)}" if knob.description else ""
         lines.append(one_line(f"{knob.name}: {choices}", 300) + about)
+    lines += [one_line(line, 300) for line in describe_inert(view.space)]
     fixed = [f"{knob.name}={format_knob_value(knob.choices[0])}" for knob in view.space.knobs if len(knob.choices) == 1]
     if fixed:
         lines.append(one_line(f"fixed: {', '.join(fixed)}", 600))
@@ -213,9 +216,11 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("FAILURES by kind", failure_lines(view, facts), 1.5),
         Section(f"SURROGATE: {CANDIDATES}", candidate_lines(view, table, table.order, 12, facts), 2.0),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
-        Section("YOUR expectations against what was measured", calibration_lines(view), 1.0),
+        Section("SURROGATE: how far it was off, and what it would do now", table.review, 1.2),
+        Section("WHAT ONE CHANGE DID", change_lines(view), 1.2),
+        Section(f"YOUR THEORIES: {THEORIES}", theory_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),
-        Section("YOUR INSIGHTS so far", [quote_line(text, 300) for text in last_insights(view)][::-1], 0.7),
+        Section("YOUR INSIGHTS so far, by turn", _insight_lines(view), 0.7),
         Section("EARLIER SEARCHES here, mostly of other models", earlier_lines(view, anonymous=options.anonymous), 0.5),
         Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
         Section("REFUSED in your last submission", _refused_lines(view), 0.5),
@@ -234,10 +239,21 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
 
 def _belief_lines(view: SearchView) -> list[str]:
     hints = collect_hints(view)
+    lines = []
+    for part, hint in hints.items():
+        name, level = part if "=" in part else part.replace("_", " "), hint.level.replace("_", " ")
+        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed)")
+    doubted = sorted(find_doubted(view))
+    return lines + [f"trial {trial} is doubted: it counts little until it has run again" for trial in doubted]
+
+
+def _insight_lines(view: SearchView) -> list[str]:
+    """The latest first."""
     return [
-        f"{part.replace('_', ' ')}: {hint.level.replace('_', ' ')} (counts {hint.weight:.0%} now, fully if renewed)"
-        for part, hint in hints.items()
-    ] + [f"trial {trial} is doubted: it counts little until it has run again" for trial in sorted(find_doubted(view))]
+        f"turn {one.turn}{'' if one.withdrawn_in is None else f' (WITHDRAWN in turn {one.withdrawn_in})'}: "
+        + quote_line(one.text, 300)
+        for one in reversed(last_insights(view))
+    ]
 
 
 def _state_lines(prompt_input: PromptInput) -> list[str]:

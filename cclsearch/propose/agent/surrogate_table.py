@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.metrics import Direction
 from cclsearch.core.packed import Packed
+from cclsearch.propose.agent.review import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, find_chances, p10_halfwidth_m, summarize_posterior
@@ -26,6 +27,8 @@ NUM_PROMISING = 5
 PLAUSIBLE = 0.02
 """The one threshold of `submit` and `finish`: a configuration with at least this chance of beating the best by over 1 %
 is free, and while there is one the search cannot be finished."""
+MAX_UNSEEN = 2
+"""Failures of a value of a knob that no closed form knows after which the surrogate's judgement of it counts."""
 MIN_NOISE = 0.01
 """Relative difference below which two runs are never distinguished: repeats of one configuration differ by more."""
 
@@ -53,13 +56,22 @@ class SurrogateTable:
     """Probability that it satisfies the objective's constraints if it succeeds, 0 to 1; None without constraints."""
     wins_N: Floats | None = None
     """Chance that it runs and beats the best by over 1 %, 0 to 1; None before a trial is ranked."""
+    unseen_N: Annotated[NDArray[np.bool_], Packed(np.bool_)] | None = None
+    """Whether it has a value of a knob that no closed form knows and with which nothing has run: the surrogate cannot
+    judge it. None in records of older versions."""
+    review: tuple[str, ...] = ()
+    """The latest trials beside what was predicted of them, and what the surrogate would run next and why, in lines."""
     first_only: bool = False
     """Whether only the surrogate's first candidates, and the likeliest winner, are free."""
 
     def is_free(self, row: int) -> bool:
         """Whether the LLM may submit this row without overruling the surrogate."""
-        if row in self.order[:NUM_PROMISING] or self.wins_N is None or self.wins_N[row] < PLAUSIBLE:
-            return row in self.order[:NUM_PROMISING]
+        if row in self.order[:NUM_PROMISING]:
+            return True
+        if self.unseen_N is not None and self.unseen_N[row] and not self.first_only:
+            return True
+        if self.wins_N is None or self.wins_N[row] < PLAUSIBLE:
+            return False
         # the likeliest winner is free in any case: while it has a chance, the search cannot be finished
         return not self.first_only or bool(self.wins_N[row] >= self.wins_N.max())
 
@@ -142,8 +154,25 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
         wins_N[rows] = find_chances(posterior)
     left, why = _find_plausible(view, wins_N)
     return SurrogateTable(
-        value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot), satisfies_N, wins_N
+        *(value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot)),
+        satisfies_N=satisfies_N,
+        wins_N=wins_N,
+        unseen_N=find_unseen(view),
+        review=review_trials(view, posterior, order),
     )
+
+
+def find_unseen(view: SearchView) -> NDArray[np.bool_]:
+    """(N,) whether a row has a value of an unknown knob that neither succeeded once nor failed `MAX_UNSEEN` times."""
+    codes_NU = view.predictor.features.unknown_NU
+    unseen_N = np.zeros(len(view.space), dtype=bool)
+    fine = [o.row for o in view.observations if o.row is not None and o.failure is None]
+    failed = [o.row for o in view.observations if o.row is not None and o.failure is not None]
+    for codes_N in codes_NU.T:
+        counts = np.bincount(codes_N[failed], minlength=int(codes_N.max(initial=0)) + 1)
+        known = np.union1d(codes_N[fine], np.flatnonzero(counts >= MAX_UNSEEN))
+        unseen_N |= ~np.isin(codes_N, known)
+    return unseen_N
 
 
 def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: NDArray[np.float64]) -> None:

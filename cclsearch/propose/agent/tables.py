@@ -15,6 +15,7 @@ from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16
+MAX_THEORIES = 10
 NUM_WITH_PARTS = 8
 """Lines of a list of candidates until which their parts are listed too."""
 FREE_MARK = "*"
@@ -159,22 +160,33 @@ def candidate_lines(
     return lines
 
 
-def calibration_lines(view: SearchView) -> list[str]:
-    """What earlier turns expected, if they said it, and the measured values, latest first."""
+def theory_lines(view: SearchView) -> list[str]:
+    """What each submitted configuration was to show, what would refute it, and how it came out, latest first."""
     metric = view.primary
-    seen: dict[str, Observation] = {o.config.digest: o for o in view.observations if not o.is_confirmation}
-    lines: list[str] = []
+    seen = {o.config.digest: o for o in view.observations if not o.is_confirmation}
+    worse = "above" if metric.sign > 0 else "below"
+    lines = []
     for turn in past_turns(view.events)[::-1]:
         for item in turn.submitted:
-            o = seen.get(item.config.digest)
-            expects = item.expects.metrics
-            if o is None or not expects:
+            if (o := seen.get(item.config.digest)) is None:
                 continue
+            value, limit = o.value(metric.name), item.refuted_at
+            if value is None:
+                verdict = f"FAILED ({_kind(o)})"
+            elif limit is None:
+                verdict = "you named no value that would refute it"
+            else:
+                verdict = "REFUTED" if metric.sign * value > metric.sign * limit else "holds"
+            said = "" if limit is None else f", refuted {worse} {metric.show(limit)}"
+            ours = item.predicted.metrics.get(metric.name)
+            surrogate = "" if ours is None else f", surrogate {metric.show(ours)}"
+            expects = item.expects.metrics
             expected = _figures(metric, expects.get(metric.name), expects.get(PEAK_MEMORY))
-            got = _figures(metric, o.value(metric.name) or o.loss, o.metrics.get(PEAK_MEMORY))
+            got = _figures(metric, value, o.metrics.get(PEAK_MEMORY))
+            why = f" | {quote_line(item.rationale, 160)}" if item.rationale else ""
             error = _error(expects.get(metric.name), o, metric.name)
-            lines.append(f"trial {o.trial}: expected {expected}; got {got if o.is_valid else _kind(o)}{error}")
-    return lines[:12]
+            lines.append(f"trial {o.trial}: expected {expected}{surrogate}{said}; got {got}{error}: {verdict}{why}")
+    return lines[:MAX_THEORIES]
 
 
 def trial_summary(view: SearchView, o: Observation) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
@@ -16,6 +17,7 @@ from cclsearch.propose.agent.configs import CallError, format_config, nearest_ro
 from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
 from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.extension import Extension
+from cclsearch.propose.agent.history import just_revised, past_turns
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
@@ -28,10 +30,18 @@ from cclsearch.propose.agent.surrogate_table import (
     none_ranked,
 )
 from cclsearch.propose.agent.tables import FREE_MARK, candidate_lines, trial_summary
-from cclsearch.propose.agent.tool_schemas import LOOKUPS, MAX_LISTED, MAX_PREDICTED, expected_fields, sort_orders
+from cclsearch.propose.agent.tool_schemas import (
+    LOOKUPS,
+    MAX_LISTED,
+    MAX_PREDICTED,
+    REFUTED_AT,
+    REVISE,
+    expected_fields,
+    sort_orders,
+)
 from cclsearch.propose.base import ExpectedOutcome, SearchView
 from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, parse_hints
-from cclsearch.propose.events import LlmMode, SubmittedConfig
+from cclsearch.propose.events import LlmMode, SubmittedConfig, find_withdrawn
 
 Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
@@ -57,6 +67,10 @@ class Decision:
     """Part of the work, or KNOB=VALUE -> how it compares with the closed form: evidence for the surrogate."""
     doubts: tuple[int, ...] = ()
     """Finished trials whose measurement is doubted."""
+    withdraws: tuple[int, ...] = ()
+    """Earlier turns whose insight and beliefs are withdrawn."""
+    is_revision: bool = False
+    """Whether only beliefs, doubts and insights change, and no trial is asked for."""
     program: str | None = None
     """Source of the policy program that chose the submission."""
     adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
@@ -112,6 +126,7 @@ class ToolHandlers:
                 self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
             **({EXTEND_SPACE: self._extend} if self.extension.offers else {}),
+            **({REVISE: self._revise} if self.can_revise else {}),
             "finish": self._finish,
         }
         if call.name not in handlers:
@@ -122,6 +137,12 @@ class ToolHandlers:
             return handlers[call.name](call.arguments)
         except CallError as error:
             return ToolReply(str(error), error.fault)
+
+    @property
+    def can_revise(self) -> bool:
+        """Whether the model may revise what it believes: once between two trials, and not while it is limited to the
+        surrogate's first candidates, which are to be chosen without its beliefs."""
+        return not self.table.first_only and not just_revised(self.view)
 
     def find_shown(self) -> dict[int, TrialEvidence]:
         """The evidence of the best trial and of the last, which the prompt shows without a look-up."""
@@ -321,6 +342,7 @@ class ToolHandlers:
         row = self.view.space.row(config)
         if row is None:
             raise CallError(self._explain_illegal(config), "illegal")
+        config = self.view.space.config(row)  # the one that stands for all that differ in knobs without effect
         tried = next((o for o in self.view.observations if o.row == row), None)
         is_repeat = tried is not None and tried.trial in doubts and self.view.can_repeat
         if tried and not is_repeat:
@@ -337,8 +359,13 @@ class ToolHandlers:
                 "implausible",
             )
         expected = {metric: _positive(item.get(name)) for name, metric in expected_fields(self.view).items()}
+        refuted_at = _positive(item.get(REFUTED_AT))
+        value, memory = float(self.table.value_N[row]), float(self.table.memory_gib_N[row])
+        fits = float(self.table.fits_N[row])
         return SubmittedConfig(
             config=config,
+            refuted_at=refuted_at,
+            predicted=ExpectedOutcome({self.view.primary.name: value, PEAK_MEMORY: memory}, fits),
             expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
             is_overrule=not is_free,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
@@ -370,6 +397,12 @@ class ToolHandlers:
         wanted, why, text = self.extension.request(arguments)
         return ToolReply(text, decision=Decision(adds=wanted, why=why, **_read_lessons(arguments, self.view)))
 
+    def _revise(self, arguments: dict[str, Any]) -> ToolReply:
+        lessons = _read_lessons(arguments, self.view)
+        if not any(lessons.values()):
+            raise CallError("nothing to revise: give beliefs, doubts, an insight, or turns to withdraw, that are known")
+        return ToolReply("noted", decision=Decision(is_revision=True, **lessons))
+
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
         if best_observation(self.view) is None:
@@ -384,7 +417,11 @@ def _read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, A
     insight = arguments.get("insight")
     text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
     beliefs, doubts = parse_hints(arguments.get("beliefs"), view), parse_doubts(arguments.get("doubts"), view)
-    return {"insight": text, "beliefs": beliefs, "doubts": doubts}
+    said = {turn.turn for turn in past_turns(view.events) if turn.insight or turn.beliefs}
+    given, open_turns = arguments.get("withdraws"), said - set(find_withdrawn(view.events))
+    named = [n for n in given if isinstance(n, int) and n in open_turns] if isinstance(given, list) else []
+    withdraws = tuple(dict.fromkeys(named))
+    return {"insight": text, "beliefs": beliefs, "doubts": doubts, "withdraws": withdraws}
 
 
 def _positive(value: object) -> float | None:

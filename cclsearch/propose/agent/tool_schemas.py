@@ -16,6 +16,8 @@ from cclsearch.propose.bayes.prior_hints import LEVELS, name_parts
 from cclsearch.propose.events import LlmMode
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
+REVISE = "revise"
+REFUTED_AT = "refuted_at"
 MAX_PREDICTED = 8
 MAX_LISTED = 20
 MAX_LOOKUP_SCHEMA_BYTES = 2000
@@ -33,7 +35,7 @@ def expected_fields(view: SearchView) -> dict[str, str]:
 
 
 def make_toolset(
-    view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False
+    view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False, can_revise: bool = True
 ) -> tuple[ToolSpec, ...]:
     """All tools of a turn, in a fixed order; the last are decisions."""
     config, where = config_schema(view.space), where_schema(view.space)
@@ -43,7 +45,9 @@ def make_toolset(
     share = {"type": "number", "minimum": 0, "maximum": 1}
     lessons, described = _lessons(view), _lessons(view, with_words=True)
     expected = {name: {"type": "number"} for name in expected_fields(view)}
-    item = _object({"config": config, "rationale": {**text, "description": "why, in a sentence"}, **expected})
+    refuted = {REFUTED_AT: {"type": "number", "description": WORDS["refuted_at"].format(unit=view.primary.unit)}}
+    why = {"rationale": {**text, "description": "why, in a sentence"}}
+    item = _object({"config": config, **why, **expected}, refuted)
     many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
     if len(json.dumps(config, ensure_ascii=False).encode()) > MAX_LOOKUP_SCHEMA_BYTES:
         config = {"type": "object", "description": "every knob with one of its choices"}
@@ -58,11 +62,15 @@ def make_toolset(
         ),
     }
     if mode == LlmMode.POLICY:
-        parameters["submit_policy"] = _object({"program": text, "rationale": text, **expected}, described)
+        parameters["submit_policy"] = _object(
+            {"program": text, "rationale": text, **expected}, {**refuted, **described}
+        )
     else:
         parameters["submit"] = _object({"configurations": many}, described)
     if can_extend:
         parameters[EXTEND_SPACE] = _object({"add": extension_schema(), "why": text}, lessons)
+    if can_revise:
+        parameters[REVISE] = _object({"why": text}, lessons)
     parameters["finish"] = _object({"reason": text}, lessons)
     work = list(view.task.policy_inputs(view.card))
     words = {
@@ -91,10 +99,12 @@ def _lessons(view: SearchView, *, with_words: bool = False) -> dict[str, Any]:
         "insight": {"type": "string"},
         "beliefs": {"type": "array", "items": item},
         "doubts": {"type": "array", "items": {"type": "integer"}},
+        "withdraws": {"type": "array", "items": {"type": "integer"}},
     }
     if with_words:
         parts = "".join(f"{part}, " for part in name_parts(view.predictor))
         words = {"insight": WORDS["insight"], "beliefs": WORDS["believed"], "doubts": WORDS["doubts"]}
+        words["withdraws"] = WORDS["withdraws"]
         for name, text in words.items():
             lessons[name]["description"] = text.format(parts=parts and f"{parts}or ")
     return lessons

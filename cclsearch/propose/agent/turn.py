@@ -94,6 +94,8 @@ class TurnResult:
             return DecisionKind.NONE
         if self.decision.adds:
             return DecisionKind.EXTEND
+        if self.decision.is_revision:
+            return DecisionKind.REVISE
         return DecisionKind.SUBMIT if self.decision.finish is None else DecisionKind.FINISH
 
     def describe(self) -> str:
@@ -104,6 +106,8 @@ class TurnResult:
             return f"finish: {self.decision.finish}"
         if self.decision.adds:
             return "extend " + json.dumps(dict(self.decision.adds), sort_keys=True)
+        if self.decision.is_revision:
+            return "revise " + json.dumps([dict(self.decision.beliefs), self.decision.withdraws], sort_keys=True)
         return "submit " + "; ".join(str(item.config) for item in self.decision.submitted)
 
 
@@ -137,7 +141,11 @@ class Turn:
         self._provider = provider
         self._handlers = handlers
         can_extend = bool(handlers.extension.offers)
-        self._tools = make_toolset(prompt_input.view, options.mode, handlers.max_submitted, can_extend=can_extend)
+        self._tools = make_toolset(
+            *(prompt_input.view, options.mode, handlers.max_submitted),
+            can_extend=can_extend,
+            can_revise=handlers.can_revise,
+        )
         self.prompt = write_turn_prompt(prompt_input, self._tools, options)
         self._settings = settings
         self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user)]

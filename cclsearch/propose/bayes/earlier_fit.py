@@ -19,7 +19,7 @@ from cclsearch.propose.observations import Observation
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor
-from cclsearch.stats.transfer import EarlierFit, transfer_prior
+from cclsearch.stats.transfer import EarlierFit, find_odds, transfer_prior
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
@@ -29,6 +29,8 @@ loads: of a search of the same model, and of another. Prediction errors of serve
 0.14 in log units) than between accelerators (0.08), on the tables of `benchmarks/newdevice_serving.py`."""
 Trials = Sequence[tuple[Card, Sequence[Observation]]]
 """Card and finished trials of each earlier search."""
+Predicted = Sequence[tuple[Predictor, Sequence[Observation], float]]
+"""Of each earlier search: predictor over the trials' configurations, the trials, and the variance that it has alone."""
 
 
 def learn_priors(
@@ -42,26 +44,47 @@ def learn_priors(
     `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
     `family` is the next search's model: loads of the same model say more than those of another.
     """
-    known = [
-        (
-            _predict_trials(card, trials, predict or _predict_task),
-            trials,
-            SAME_MODEL if card.family == family else OTHER,
-        )
-        for card, trials in searches
-    ]
-    found = {}
-    for metric, form in predictor.forms.items():
-        fits = [
-            fit
-            for earlier, trials, share in known
-            if earlier and (own := earlier.forms.get(metric)) and (fit := _fit_measured(own, earlier, trials, share))
-        ]
-        found[metric] = _learn(form, fits, predictor.loads.transfer.get(metric) if predictor.loads else None)
+    known = _predict_all(searches, predict, family)
+    found = {m: _learn(form, _list_fits(m, known), _find_prior(predictor, m)) for m, form in predictor.forms.items()}
     if predictor.memory and predictor.memory.is_measured:
-        fits = [_fit_memory(earlier, trials) for earlier, trials, _ in known if earlier and _has_peak(trials)]
-        found[PEAK_MEMORY] = _learn(predictor.memory.form, fits)
+        fits = [_fit_memory(earlier, trials) for earlier, trials, _ in known if _has_peak(trials)]
+        found[PEAK_MEMORY] = _learn(predictor.memory.form, fits, predictor.memory.form.prior)
     return {metric: priors for metric, priors in found.items() if priors}
+
+
+def learn_odds(
+    predictor: Predictor,
+    searches: Trials,
+    predict: Callable[[Card, Space], Predictor | None] | None = None,
+    family: str | None = None,
+) -> dict[str, float]:
+    """Return metric with a closed form -> log odds that the priors of `learn_priors` hold for the next search."""
+    known = _predict_all(searches, predict, family)
+    fits = {metric: _list_fits(metric, known) for metric in predictor.forms}
+    return {m: round(find_odds(_find_prior(predictor, m), found), DIGITS) for m, found in fits.items() if found}
+
+
+def _find_prior(predictor: Predictor, metric: str) -> Prior:
+    """Return the prior of a metric's multipliers: where trials have several loads, that of other work's loads."""
+    transfer = {} if predictor.loads is None else predictor.loads.transfer
+    return transfer.get(metric, predictor.forms[metric].prior)
+
+
+def _predict_all(
+    searches: Trials, predict: Callable[[Card, Space], Predictor | None] | None, family: str | None
+) -> Predicted:
+    found = []
+    for card, trials in searches:
+        earlier = _predict_trials(card, trials, predict or _predict_task)
+        if earlier is not None:
+            found.append((earlier, trials, SAME_MODEL if card.family == family else OTHER))
+    return found
+
+
+def _list_fits(metric: str, known: Predicted) -> list[EarlierFit]:
+    """Return what each search measured of the metric, of those that measured it."""
+    forms = [(earlier.forms.get(metric), earlier, trials, share) for earlier, trials, share in known]
+    return [fit for own, earlier, trials, share in forms if own and (fit := _fit_measured(own, earlier, trials, share))]
 
 
 def _predict_task(card: Card, space: Space) -> Predictor | None:
@@ -144,11 +167,11 @@ def _fit_memory(predictor: Predictor, trials: Sequence[Observation]) -> EarlierF
     return EarlierFit(memory.form.log_cost, predictor.features, evidence)
 
 
-def _learn(form: ClosedForm, fits: Sequence[EarlierFit], loads_prior: Prior | None = None) -> dict[str, LearnedPrior]:
-    """Return the priors that the fits leave; `loads_prior` counts in place of the form's own."""
+def _learn(form: ClosedForm, fits: Sequence[EarlierFit], before: Prior) -> dict[str, LearnedPrior]:
+    """Return the priors that the fits leave of one before them."""
     if not fits:
         return {}
-    prior: Prior = transfer_prior(loads_prior or form.prior, fits)
+    prior: Prior = transfer_prior(before, fits)
     if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
         return {}
     pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)

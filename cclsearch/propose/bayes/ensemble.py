@@ -27,8 +27,6 @@ RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
 """Scale of the residual of the closed form in each hypothesis, relative to the prior's."""
 NOISE_FACTORS = (1.0, 3.0, 10.0)
 """Run-to-run noise in each hypothesis, relative to the prior's."""
-SURPRISE = float(np.log(4.0))
-"""Log odds, before any trial, that what earlier searches of other models leave holds for this one."""
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
@@ -83,7 +81,7 @@ def fit_ensemble(
 ) -> Ensemble:
     """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs."""
     hypotheses, scores = [], []
-    for base, penalty in [(form.prior, 0.0), *([(form.unlearned, SURPRISE)] if form.unlearned else [])]:
+    for base, penalty in [(form.prior, 0.0), *([(form.unlearned, form.odds)] if form.unlearned else [])]:
         for noise, residual in product(NOISE_FACTORS, RESIDUAL_FACTORS):
             prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
             data = _collect_data(form, observations, earlier, prior, doubted)

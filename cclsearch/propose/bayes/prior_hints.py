@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.events import ArbiterMove, ArbiterPhase, LlmTurn
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, LlmTurn, find_withdrawn
 from cclsearch.propose.observations import observed_rows
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
@@ -43,6 +43,8 @@ VALUE_FACTOR = math.log(2.0)
 """Log of the factor that `much_more` of a knob's value stands for."""
 VALUE_SD = math.log(1.5)
 """Standard deviation of the log of such a factor: how freely the trials may move it."""
+OF_MEMORY = "memory:"
+"""Before KNOB=VALUE: the belief is about the memory of the configurations with that value."""
 MAX_DOUBTED_SHARE = 0.2
 """At most this share of the finished trials may be doubted in a search, and one in any case."""
 
@@ -58,6 +60,11 @@ def name_parts(predictor: Predictor) -> tuple[str, ...]:
 def name_value(knob: str, choice: object) -> str:
     """Return how a belief names a knob's value: `zero_stage=0`."""
     return f"{knob}={format_knob_value(choice)}"
+
+
+def find_memory_value(space: Space, name: str) -> tuple[int, int] | None:
+    """Return the same of `memory:KNOB=VALUE`, a belief about the memory of the configurations with that value."""
+    return find_value(space, name.removeprefix(OF_MEMORY)) if name.startswith(OF_MEMORY) else None
 
 
 def find_value(space: Space, name: str) -> tuple[int, int] | None:
@@ -78,7 +85,7 @@ def parse_hints(raw: object, view: SearchView) -> dict[str, str]:
         part, level = (item.get("part"), item.get("is")) if isinstance(item, Mapping) else (None, None)
         if not (isinstance(part, str) and isinstance(level, str) and level in LEVELS):
             continue
-        if part in parts or find_value(view.space, part) is not None:
+        if part in parts or _names_value(view, part):
             found[part] = level
     return found
 
@@ -109,19 +116,27 @@ class ActiveHint:
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
     """Return the latest belief about each part and value since the last stall, with its present weight."""
     hints: dict[str, ActiveHint] = {}
+    withdrawn = find_withdrawn(view.events)
     known = {*LEVELS, *EARLIER_LEVELS}
     for event in view.events:
         if isinstance(event, ArbiterMove) and event.after.phase is ArbiterPhase.FALLBACK:
             hints.clear()
-        if isinstance(event, LlmTurn):
+        if isinstance(event, LlmTurn) and event.turn not in withdrawn:
             weight = 0.5 ** (max(0, len(view.observations) - event.num_seen) / HALF_LIFE)
             hints |= {part: ActiveHint(level, weight) for part, level in event.beliefs.items() if level in known}
     parts = name_parts(view.predictor)
     return {
         part: hint
         for part, hint in hints.items()
-        if hint.weight >= MIN_WEIGHT and (part in parts or find_value(view.space, part) is not None)
+        if hint.weight >= MIN_WEIGHT and (part in parts or _names_value(view, part))
     }
+
+
+def _names_value(view: SearchView, part: str) -> bool:
+    """Whether a belief's part is a value of a knob, or its memory if the task predicts memory."""
+    if part.startswith(OF_MEMORY):
+        return view.predictor.memory is not None and find_memory_value(view.space, part) is not None
+    return find_value(view.space, part) is not None
 
 
 def find_doubted(view: SearchView) -> frozenset[int]:
@@ -146,15 +161,13 @@ def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
     if not hints:
         return predictor
     form = _shift(predictor.form(view.primary), predictor.hint_parts, hints)
-    values = {part: found for part in hints if (found := find_value(view.space, part)) is not None}
-    if values:
-        member_KN = np.array([view.space.codes_NK[:, column] == code for column, code in values.values()])
-        shift_K = np.array([hints[part].shift * VALUE_FACTOR for part in values])
-        sd_K = np.array([hints[part].weight * VALUE_SD for part in values])
-        form = _add_factors(form, tuple(values), member_KN, shift_K, sd_K)
+    values = {part: found for part in hints if (found := find_value(view.space, part))}
+    form = _add_values(form, view.space, hints, values)
     memory = predictor.memory
     if memory is not None:
-        memory = replace(memory, form=_shift(memory.form, predictor.memory_hint_parts, hints))
+        own = {part: found for part in hints if (found := find_memory_value(view.space, part))}
+        of_memory = _shift(memory.form, predictor.memory_hint_parts, hints)
+        memory = replace(memory, form=_add_values(of_memory, view.space, hints, own))
     return replace(predictor, forms={**predictor.forms, view.primary.name: form}, memory=memory)
 
 
@@ -168,6 +181,18 @@ def _shift(form: ClosedForm, parts: Mapping[str, Mapping[str, float]], hints: Ma
         return form
     mean_P = form.prior.mean_P + np.clip(shift_P, -1.0, 1.0) * form.prior.sd_P
     return replace(form, prior=replace(form.prior, mean_P=mean_P))
+
+
+def _add_values(
+    form: ClosedForm, space: Space, hints: Mapping[str, ActiveHint], values: Mapping[str, tuple[int, int]]
+) -> ClosedForm:
+    """Return the form with a factor for the rows that have each of these values (belief -> column and code)."""
+    if not values:
+        return form
+    member_KN = np.array([space.codes_NK[:, column] == code for column, code in values.values()])
+    shift_K = np.array([hints[part].shift * VALUE_FACTOR for part in values])
+    sd_K = np.array([hints[part].weight * VALUE_SD for part in values])
+    return _add_factors(form, tuple(values), member_KN, shift_K, sd_K)
 
 
 def _add_factors(form: ClosedForm, names: tuple[str, ...], member_KN: Array, shift_K: Array, sd_K: Array) -> ClosedForm:

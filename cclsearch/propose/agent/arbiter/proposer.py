@@ -24,10 +24,10 @@ from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
-from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, DecisionKind, LlmTurn
 
-MAX_MOVES = 6
-"""Moves within one call: seeds, llm, fallback and back at most."""
+MAX_MOVES = 8
+"""Moves and revisions within one call: seeds, llm, a revision, fallback, back and another revision at most."""
 CLOSE_S = 2.0
 """How long the end of a search waits for a turn in the background."""
 STOPPED_S = 0.1
@@ -81,7 +81,7 @@ class Arbiter(Proposer):
             before = len(self._events)
             proposals = self._act(view, state, count)
             new_events = tuple(self._events[before:])
-            if proposals or self._ending or not any(isinstance(event, ArbiterMove) for event in new_events):
+            if proposals or self._ending or not any(map(_asks_again, new_events)):
                 break
             view = replace(view, events=view.events + new_events)
         return proposals
@@ -156,8 +156,8 @@ class Arbiter(Proposer):
             return []
         if outcome.finish is not None:
             return self._finish(view, state, outcome.finish)
-        if outcome.event.adds:
-            return []  # the search grows its space, then asks again
+        if outcome.event.adds or outcome.event.decision is DecisionKind.REVISE:
+            return []  # the search grows its space, or the beliefs changed: the model is asked again
         open_proposals = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
         if not open_proposals:
             # The turn ran in the background on an older view: its configurations may be running by now.
@@ -282,6 +282,11 @@ class Arbiter(Proposer):
         self._events += self._fallback.take_events()
         self._ending = None if proposals else self._fallback.ending()
         return proposals
+
+
+def _asks_again(event: ProposerEvent) -> bool:
+    """Whether the arbiter decides once more after this event: it moved, or the model revised what it believes."""
+    return isinstance(event, ArbiterMove) or (isinstance(event, LlmTurn) and event.decision is DecisionKind.REVISE)
 
 
 def _is_open(view: SearchView, proposal: Proposal) -> bool:

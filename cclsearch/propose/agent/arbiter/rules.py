@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
@@ -11,6 +13,9 @@ from cclsearch.propose.agent.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
+CREDIBLE = 0.5
+"""Share of the surrogate's error that the LLM's error is at most, for a trial whose outcome it knew better."""
+
 
 class ArbiterSettings(Model):
     """The arbiter's thresholds, chosen over all simulated models of `benchmarks/agent.py`."""
@@ -18,7 +23,7 @@ class ArbiterSettings(Model):
     num_seeds: int = 2
     patience: int = 1
     """Turns in a row without an improvement beyond the noise that suspend the LLM. A turn whose trials the surrogate
-    would have run as well counts half."""
+    would have run as well, or whose outcome the LLM knew better than the surrogate, counts half."""
     patience_after_gain: int = 2
     """The same after a turn that improved the best."""
     same_failures: int = 2
@@ -50,6 +55,8 @@ class LlmTrial:
     """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
     turn: int
     """Number of the turn that submitted it."""
+    is_credible: bool = False
+    """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
 
 
 def find_llm_trials(view: SearchView) -> list[LlmTrial]:
@@ -67,10 +74,19 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
             item, turn = items[o.config.digest]
-            trials.append(LlmTrial(o, item, improved, turn))
+            trials.append(LlmTrial(o, item, improved, turn, _is_credible(view, o, item, noise)))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
     return trials
+
+
+def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise: float) -> bool:
+    """Whether the surrogate erred beyond the noise, and the LLM at most by `CREDIBLE` of the log of that error."""
+    metric = view.primary.name
+    figures = (o.value(metric), item.expects.metrics.get(metric), item.predicted.metrics.get(metric))
+    measured, expected, predicted = (math.log(v) if v is not None and v > 0 else math.nan for v in figures)
+    surrogate_error = abs(measured - predicted)
+    return surrogate_error > noise and abs(measured - expected) <= CREDIBLE * surrogate_error
 
 
 def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> tuple[str, str] | None:
@@ -89,10 +105,18 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     if idle and _is_running(view, idle[0][0].turn):
         return None
     patience = rules.patience_after_gain if len(idle) < len(turns) else rules.patience
-    if sum(1.0 if any(trial.item.is_own_idea for trial in trials) else 0.5 for trials in idle) >= patience:
+    if sum(map(_weigh_idle, idle)) >= patience:
         what = "turn" if len(idle) == 1 else f"{len(idle)} turns"
         return "no improvement", f"its last {what} did not improve the best beyond the noise"
     return None
+
+
+def _weigh_idle(trials: Sequence[LlmTrial]) -> float:
+    """How much a turn without an improvement counts: half if the surrogate would have run its trials as well, or if
+    the LLM knew better than the surrogate how most of them would come out: it learns from them what to try next."""
+    if not any(trial.item.is_own_idea for trial in trials):
+        return 0.5
+    return 0.5 if 2 * sum(trial.is_credible for trial in trials) > len(trials) else 1.0
 
 
 def _is_running(view: SearchView, turn: int) -> bool:

@@ -1,0 +1,80 @@
+"""What changing one knob alone did, in pairs of trials, and which values no trial has had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.configs import format_config, free_knobs
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.space.knobs import canonical_name, list_degrees
+
+MAX_PAIRS = 3
+"""Pairs of one knob that are shown: those whose trials are best."""
+MAX_TRIALS = 40
+"""Trials that are compared with each other: the best ones."""
+MAX_UNSEEN = 6
+"""Values without a trial that are named of one knob."""
+LAYOUT = "degrees of parallelism"
+"""They count as one change: their product is fixed."""
+
+
+def change_lines(view: SearchView) -> list[str]:
+    """Return what each knob alone did between pairs of trials, a line each, and the values without a trial."""
+    measured = [o for o in view.observations if o.row is not None and o.value(view.primary.name)]
+    if not measured:
+        return []
+    ranked = sorted(measured, key=lambda o: (o.loss is None, o.loss or 0.0))[:MAX_TRIALS]
+    pairs: dict[str, list[str]] = {}
+    for one, other in combinations(ranked, 2):
+        changed = _find_change(view, one.row or 0, other.row or 0)
+        if changed and len(pairs.setdefault(changed, [])) < MAX_PAIRS:
+            pairs[changed].append(_describe_pair(view, changed, one, other))
+    lines = [f"{name}: {'; '.join(found)}" for name, found in pairs.items()]
+    unseen = _list_unseen(view)
+    return [*lines, *([f"values without a trial: {'; '.join(unseen)}"] if unseen else [])]
+
+
+def _find_change(view: SearchView, row: int, other: int) -> str:
+    """The knob in which two rows differ, `LAYOUT` if in degrees alone; empty if in more, or in none."""
+    space = view.space
+    differing = (space.masked_NK[row] != space.masked_NK[other]).nonzero()[0]
+    names = {_name(space.knobs[column].name) for column in differing}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _name(knob: str) -> str:
+    return LAYOUT if canonical_name(knob) in list_degrees() else knob
+
+
+def _describe_pair(view: SearchView, changed: str, one: Observation, other: Observation) -> str:
+    """`2 -> 4: step x0.951 (trials 3, 5: tp=2 pp=1)`: the change to the better trial, and what they share."""
+    metric = view.primary
+    ratio = (one.value(metric.name) or 0.0) / (other.value(metric.name) or 1.0)
+    old, new = (_values(view, changed, o) for o in (other, one))
+    shared = {name: value for name, value in view.space.config(one.row or 0).items() if _name(name) != changed}
+    same = format_config(view.space, shared)
+    return f"{old} -> {new}: {metric.short or metric.words} x{ratio:.3f} (trials {other.trial}, {one.trial}: {same})"
+
+
+def _values(view: SearchView, changed: str, o: Observation) -> str:
+    config = view.space.config(o.row or 0)  # with knobs that were added since
+    if changed != LAYOUT:
+        return format_knob_value(config[changed])
+    return format_config(view.space, {name: value for name, value in config.items() if _name(name) == LAYOUT})
+
+
+def _list_unseen(view: SearchView) -> list[str]:
+    """`tp 4, 8`: the values of each knob that no finished or running trial had."""
+    space = view.space
+    rows: Sequence[int] = [o.row for o in view.observations if o.row is not None] + sorted(view.pending)
+    found = []
+    for column, knob in enumerate(space.knobs):
+        if knob not in free_knobs(space):
+            continue
+        known = set(space.codes_NK[rows, column].tolist())
+        values = [format_knob_value(choice) for code, choice in enumerate(knob.choices) if code not in known]
+        more = f", and {len(values) - MAX_UNSEEN} more" if len(values) > MAX_UNSEEN else ""
+        found += [f"{knob.name} {', '.join(values[:MAX_UNSEEN])}{more}"] if values else []
+    return found
