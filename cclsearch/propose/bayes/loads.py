@@ -14,16 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.metrics import MetricInfo
-from cclsearch.propose.bayes.ensemble import DOUBTED_NOISE, OTHER_RUN_NOISE, SURPRISE
+from cclsearch.propose.bayes.ensemble import DOUBTED_NOISE, OTHER_RUN_NOISE
 from cclsearch.propose.bayes.excess import log_excess
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels
 from cclsearch.stats.calibration import CalibrationData, Posterior, calibrate
 from cclsearch.stats.closed_form import Cells, Loads
 from cclsearch.stats.kernel import Array
 
+UNLIKE = float(np.log(4.0))
+"""Log odds against a server that is unlike those of the prior."""
 HYPOTHESES = (
     *((1.0, noise, residual, 0.0) for noise in (1.0, 3.0) for residual in (0.5, 1.0, 2.0)),
-    *((4.0, 1.0, residual, SURPRISE) for residual in (1.0, 2.0)),
+    *((4.0, 1.0, residual, UNLIKE) for residual in (1.0, 2.0)),
 )
 """Scales of the multipliers' standard deviations, of noise and of residual, relative to the prior's, and the log odds
 against each: servers unlike those that the prior was fitted to are off by more."""
