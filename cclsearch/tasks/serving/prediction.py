@@ -16,6 +16,7 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, Predictor, Rows
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
+from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
 from cclsearch.tasks.serving.steps import (
@@ -51,7 +52,11 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     at = read_deployment(card, space)
     lengths = float(work["input_len"]), float(work["output_len"])
     clients = _list_loads(most, "max_concurrency" in work)
-    loads = _stack([compute_parts(card, at, number, *lengths) for number in clients])
+    kernels, rows_N = make_kernel_prior(card, space, at.whole, lengths), np.arange(len(space))
+    parts = [compute_parts(card, at, number, *lengths) for number in clients]
+    if kernels is not None:
+        parts = [kernels.lean(each, rows_N, number) for each, number in zip(parts, clients, strict=True)]
+    loads = _stack(parts)
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 

@@ -190,6 +190,14 @@ class LoadParts:
     """Requests at once, over everything."""
     transfer: Array
     """Moving the keys and values of a prompt from the worker that prefilled it."""
+    ttft_lean: Array
+    """Log by which another prediction moves the time to the first token (`kernel_tables`)."""
+    tpot_lean: Array
+    """The same of the time per token."""
+
+
+ADDED = ("prefillers", "prefill_share", "transfer", "ttft_lean", "tpot_lean")
+"""What workers that only prefill, and other predictions, add to the parts of a load."""
 
 
 def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len: float, output_len: float) -> LoadParts:
@@ -256,10 +264,8 @@ def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len:
         prefill_collectives=slow * waits * prompt_collectives / at.pp,
         prefill_engine=slow * waits * ENGINE_STEP_S * input_len / at.tokens,
         answer=np.full(len(at.tp), float(output_len)),
-        prefillers=np.zeros(len(at.tp)),
-        prefill_share=np.zeros(len(at.tp)),
         clients=np.broadcast_to(np.asarray(concurrency, dtype=np.float64), at.tp.shape),
-        transfer=np.zeros(len(at.tp)),
+        **dict.fromkeys(ADDED, np.zeros(len(at.tp))),
     )
 
 
@@ -379,13 +385,29 @@ def serve(parts: LoadParts, theta: Array) -> Served:
     times = time_parts(parts, theta)
     together = _serve_together(parts, times)
     if not parts.prefillers.any():
-        return together
+        return _lean(together, parts)
     apart, is_apart = _serve_apart(parts, times), parts.prefillers > 0
+    together = _lean(together, parts)
     return Served(
         cost=np.where(is_apart, apart.cost, together.cost),
         tpot_s=np.where(is_apart, apart.tpot_s, together.tpot_s),
         ttft_s=np.where(is_apart, apart.ttft_s, together.ttft_s),
         parts={name: np.where(is_apart, apart.parts[name], together.parts[name]) for name in SHARES},
+    )
+
+
+def _lean(served: Served, parts: LoadParts) -> Served:
+    """The state with latencies that another prediction moved; the cost follows by Little's law."""
+    if not parts.tpot_lean.any() and not parts.ttft_lean.any():
+        return served
+    ttft, tpot = served.ttft_s * np.exp(parts.ttft_lean), served.tpot_s * np.exp(parts.tpot_lean)
+    others = parts.answer - 1
+    grown = (ttft + others * tpot) / (served.ttft_s + others * served.tpot_s)
+    return Served(
+        cost=served.cost * grown,
+        tpot_s=tpot,
+        ttft_s=ttft,
+        parts={name: seconds * grown for name, seconds in served.parts.items()},
     )
 
 
