@@ -36,7 +36,8 @@ from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.measurements import THROUGHPUT
-from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load, read_replica, serve
+from cclsearch.tasks.serving.steady_state import serve
+from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load, read_replica
 
 KNOBS = ("backend", "precision", "tp", "pp", "dp", "ep")
 """`dp` is accelerators / (`tp` x `pp`): with data-parallel attention the tables count them in `ep` alone."""

@@ -20,7 +20,8 @@ import cclsearch.tasks.builtin  # noqa: F401  registers the tasks
 from cclsearch.recording.load import load_recording
 from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
 from cclsearch.tasks.serving.measurements import THROUGHPUT
-from cclsearch.tasks.serving.steps import MULTIPLIERS, serve
+from cclsearch.tasks.serving.steady_state import serve
+from cclsearch.tasks.serving.steps import MULTIPLIERS
 
 FIGURES = ("ttft_mean_s", "tpot_mean_s", THROUGHPUT)
 

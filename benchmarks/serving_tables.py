@@ -16,7 +16,8 @@ from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
 from cclsearch.tasks.serving.measurements import THROUGHPUT
 from cclsearch.tasks.serving.prediction import TPOT, TTFT
-from cclsearch.tasks.serving.steps import MULTIPLIERS, serve
+from cclsearch.tasks.serving.steady_state import serve
+from cclsearch.tasks.serving.steps import MULTIPLIERS
 
 METRICS = (TTFT, TPOT, THROUGHPUT)
 RATES = ("requests_per_s", "output_tokens_per_s", "total_tokens_per_s")

@@ -138,6 +138,7 @@ FIELDS: tuple[CardField, ...] = (
     CardField("memory_gb_per_s", FieldKind.NUMBER, (f"{_XPU}.memory_gb_per_s",), maximum=1e6),
     CardField("scale_up_domain", FieldKind.COUNT, (f"{_XPU}.scale_up_domain",), maximum=1_000_000),
     CardField("nominal", FieldKind.SWITCH, (f"{_XPU}.nominal",)),
+    CardField("kernel_tables", FieldKind.TEXT, (f"{_XPU}.kernel_tables",)),
     CardField("total_count", FieldKind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
     CardField("count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
     CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), maximum=1e7),

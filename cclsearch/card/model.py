@@ -116,13 +116,15 @@ class StatedHardware(Model):
     """Measured links of the cluster, which count instead of the two bandwidths; only a profile brings them."""
     cluster: str | None = None
     """A simulated network in one line (docs/simulator.md), which counts instead of the two bandwidths."""
+    kernel_tables: str | None = None
+    """Measured times of kernels that predictions of serving use too (docs/serving.md); None: closed forms alone."""
     groups: tuple[HardwareGroup, ...] = ()
     """Unlike hardware in one job, in the order of the ranks; the fields above then describe the first group."""
 
     @model_serializer(mode="wrap")
     def _leave_out_groups(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Groups are written only if there are some."""
-        return {name: value for name, value in write(self).items() if value or name != "groups"}
+        """Groups and kernel tables are written only if there are some."""
+        return {name: v for name, v in write(self).items() if v or name not in ("groups", "kernel_tables")}
 
 
 class Hardware(StatedHardware):

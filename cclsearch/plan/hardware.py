@@ -23,6 +23,7 @@ _OF_CHIP = (
     "scale_out_gbps",
     "torus",
     "host_cores",
+    "kernel_tables",
 )
 """Fields that a card states of its own accelerator: they are wrong for another one."""
 

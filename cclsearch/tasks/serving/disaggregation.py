@@ -12,17 +12,8 @@ from cclsearch.card.model import Card
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.served_model import find_served
-from cclsearch.tasks.serving.steps import (
-    MULTIPLIERS,
-    Array,
-    LoadParts,
-    Replica,
-    compute_load,
-    kv_numbers,
-    read_replica,
-    serve,
-    time_parts,
-)
+from cclsearch.tasks.serving.steady_state import serve, time_parts
+from cclsearch.tasks.serving.steps import MULTIPLIERS, Array, LoadParts, Replica, compute_load, kv_numbers, read_replica
 
 PREFILL, DECODE = "prefill", "decode"
 ROUNDS = 8

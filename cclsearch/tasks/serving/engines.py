@@ -17,11 +17,15 @@ left out: how much slower it is depends on the batch."""
 
 def find_engine_times(card: Card, space: Space) -> Array:
     """(N,) time of each configuration's engine / vLLM's; 1 for one that is not known."""
-    knob = next((found for name in FRAMEWORK_KNOBS if (found := space.find(name))), None)
-    if knob is None:
-        return np.full(len(space), _find_time(card.framework))
-    times = np.array([_find_time(str(choice)) for choice in knob.choices])
-    return np.asarray(times[space.codes_NK[:, space.knobs.index(knob)]])
+    names = name_engines(card, space)
+    times = {name: _find_time(name) for name in set(names)}
+    return np.array([times[name] for name in names])
+
+
+def name_engines(card: Card, space: Space) -> list[str]:
+    """The engine of each configuration: the value of the knob that names it, else the card's framework."""
+    knob = next((name for name in FRAMEWORK_KNOBS if space.has(name)), None)
+    return [card.framework] * len(space) if knob is None else list(map(str, space.column(knob)))
 
 
 def _find_time(engine: str) -> float:

@@ -18,16 +18,11 @@ from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.serving.disaggregation import Deployment, compute_parts, read_deployment
+from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
-from cclsearch.tasks.serving.steps import (
-    MULTIPLIERS,
-    SHARES,
-    Array,
-    LoadParts,
-    Served,
-    serve,
-)
+from cclsearch.tasks.serving.steady_state import Served, serve
+from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, Array, LoadParts
 from cclsearch.tasks.serving.workload import read_limits
 
 PRIOR = Prior(
@@ -52,6 +47,8 @@ LOAD_SCALE = 0.4
 """Doublings of a knob to which a doubling of the load is alike (also from `serving_prior.py`)."""
 FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
+Compute = Callable[[Rows | None, Array | float], LoadParts]
+"""Rows (None: all) and clients -> the parts of a load."""
 HINT_PARTS = {name: {name: 1.0} for name in MULTIPLIERS if name != "scale"}
 
 
@@ -63,9 +60,10 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         return None
     at = read_deployment(card, space)
     lengths = float(work["input_len"]), float(work["output_len"])
+    compute = _make_compute(card, space, at, lengths)
     clients = _list_loads(most, "max_concurrency" in work, space)
     measured_LN = _mark_loads(space, clients)
-    loads = _stack([compute_parts(card, at, number, *lengths) for number in clients])
+    loads = _stack([compute(None, number) for number in clients])
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
@@ -95,19 +93,32 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         memory=make_memory_form(card, at, sum(lengths)),
         hint_parts=HINT_PARTS,
         derived=_derive_all(at.accelerators),
-        loads=_predict_loads(card, space, at, tuple(clients), measured_LN.T) if len(clients) > 1 else None,
+        loads=_predict_loads(card, space, compute, tuple(clients), measured_LN.T) if len(clients) > 1 else None,
     )
 
 
+def _make_compute(card: Card, space: Space, at: Deployment, lengths: tuple[float, float]) -> Compute:
+    """Return the function of the parts of rows at so many clients, with measured kernels if the card asks for them."""
+    kernels = make_kernel_prior(card, space, at.whole, lengths)
+
+    def compute(rows: Rows | None, clients: Array | float) -> LoadParts:
+        parts = compute_parts(card, at if rows is None else at.take(rows), clients, *lengths)
+        if kernels is None:
+            return parts
+        return kernels.lean(parts, np.arange(len(space)) if rows is None else rows, clients)
+
+    return compute
+
+
 def _predict_loads(
-    card: Card, space: Space, at: Deployment, clients: tuple[float, ...], measured_NL: NDArray[np.bool_]
+    card: Card, space: Space, compute: Compute, clients: tuple[float, ...], measured_NL: NDArray[np.bool_]
 ) -> Loads:
     """Return what is known of trials that measure several loads."""
     lengths = float(card.work["input_len"]), float(card.work["output_len"])
     features = read_features(space)
 
     def build(rows: Rows, concurrency_n: Array) -> Cells:
-        parts = compute_parts(card, at.take(rows), concurrency_n, *lengths)
+        parts = compute(rows, concurrency_n)
 
         def model(read: Callable[[Served], Array]) -> ParametricModel:
             def log_value(own: Rows) -> RowModel:
@@ -119,7 +130,7 @@ def _predict_loads(
         def combine(logs: Mapping[str, Array], own: Rows) -> Array:
             # Little's law: each client waits for the first token, then for each other one
             answer_s = np.exp(logs[TTFT]) + np.exp(logs[TPOT]) * (lengths[1] - 1)
-            return np.asarray(np.log(answer_s * at.accelerators[rows[own]] / (concurrency_n[own] * lengths[1])))
+            return np.asarray(np.log(answer_s * parts.accelerators[own] / (concurrency_n[own] * lengths[1])))
 
         models = {TPOT: model(lambda served: served.tpot_s), TTFT: model(lambda served: served.ttft_s)}
         return Cells(features.take(rows).with_number(LOAD_SCALE * np.log2(concurrency_n)), models, combine)

@@ -21,6 +21,7 @@ from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.serving.answers import SameAnswers
 from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
 from cclsearch.tasks.serving.diagnosis import diagnose_load
+from cclsearch.tasks.serving.kernel_tables import require_kernel_tables
 from cclsearch.tasks.serving.measurements import (
     COLUMNS,
     GENERAL,
@@ -228,6 +229,7 @@ class ServingTask(RequestTask):
     def freeze(self, card: Card, objective: Objective) -> Card:
         check_load(card)
         check_other_load(card, objective)
+        require_kernel_tables(card)
         card = super().freeze(card, objective)
         if find_arrival(card) is Arrival.TRACE:
             draw_requests(card, 0)  # a wrong trace stops the search here
