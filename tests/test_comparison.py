@@ -26,7 +26,8 @@ from cclsearch.search.loop import run_search
 from cclsearch.search.reference import rank_references
 from cclsearch.search.session import Session, begin_or_resume
 from cclsearch.search.trial_input import make_input
-from cclsearch.space.framework import LossBounds, load_framework
+from cclsearch.space.framework import load_framework
+from cclsearch.space.promises import LossBounds
 from cclsearch.tasks.training.losses import SameLosses
 
 HONEST = (6.98009, 6.89341, 6.86549, 6.70390, 6.64752, 6.52565, 6.36004, 6.51139, 6.33425)

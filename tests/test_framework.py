@@ -26,8 +26,9 @@ from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.probe import read_needs
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config
-from cclsearch.space.framework import Framework, RequiredVariable, load_framework
+from cclsearch.space.framework import Framework, load_framework
 from cclsearch.space.model_limits import LIMITS
+from cclsearch.space.promises import RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Clause, register_rule
 from cclsearch.tasks.base import Task
 

@@ -27,7 +27,7 @@ from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.space.framework import RequiredVariable
+from cclsearch.space.promises import RequiredVariable
 
 pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 

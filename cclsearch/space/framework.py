@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
 from cclsearch.core.content import find_content
@@ -23,6 +23,7 @@ from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.numbers import check_number, find_number, list_divisors
+from cclsearch.space.promises import LossBounds, RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Rule, find_inert, make_effect_rules
 from cclsearch.space.table import Knob
 from cclsearch.space.variables import load_catalogue, variable_text
@@ -101,64 +102,6 @@ class FrameworkKnob(Model):
         given = self.choices
         choices = given.choices(card, use_fewer=use_fewer) if isinstance(given, Divisors) else given
         return Knob(self.name, choices, self.description or meaning_of(self.name).words)
-
-
-class RequiredVariable(Model):
-    """An environment variable that trials of the framework need on the compute nodes."""
-
-    env: str = Field(pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
-    file: str | None = None
-    """A file that must be in the folder that the variable names."""
-    what: str
-    """What the variable names, for messages."""
-
-    def is_met(self, value: str | None) -> bool:
-        """Whether that value is sufficient on this machine."""
-        return value is not None and (self.file is None or (Path(value) / self.file).is_file())
-
-    def describe(self, value: str | None, *, is_met: bool) -> str:
-        """One line about the value on a node, or its absence."""
-        wanted = self.what + (f" with {self.file}" if self.file else "")
-        if value is None:
-            return f"not set; it names {wanted}"
-        return one_line(f"{value!r} is {'' if is_met else 'not '}{wanted}", 300)
-
-    @property
-    def remedy(self) -> str:
-        """What to do if the requirement is not met."""
-        return f"set {self.env} in the profile's `environment` to {self.what} that every node sees"
-
-
-class LossBounds(Model):
-    """What a framework promises about the losses or answers of one model, seed and data in all configurations."""
-
-    bounds: dict[str, float] = {}
-    """Precision -> largest relative deviation of two configurations at one step, or share of other answers."""
-    none: str = ""
-    """Why nothing can be promised."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, declared: Any) -> Any:
-        """Take `{fp32: 1e-6, bf16: 1e-3}` or `{none: REASON}`, as a framework file has it."""
-        if not isinstance(declared, dict) or "bounds" in declared:
-            return declared
-        reason = declared.get("none", "")
-        if "none" in declared and not (isinstance(reason, str) and reason.strip() and len(declared) == 1):
-            raise ValueError("`none` needs a reason, and no bounds beside it")
-        return {"none": reason, "bounds": {name: value for name, value in declared.items() if name != "none"}}
-
-    @field_validator("bounds")
-    @classmethod
-    def _check_bounds(cls, bounds: dict[str, float]) -> dict[str, float]:
-        for precision, bound in bounds.items():
-            if not 0 < bound < 1:
-                raise ValueError(f"the bound of {precision} must be a deviation between 0 and 1")
-        return bounds
-
-    def bound(self, precision: str) -> float | None:
-        """The bound at that precision; None if there is none."""
-        return self.bounds.get(precision)
 
 
 class Framework(Model):

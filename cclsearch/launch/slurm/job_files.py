@@ -26,7 +26,7 @@ from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, tria
 from cclsearch.launch.ownership import read_inode, run_folder_of
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.space.framework import RequiredVariable
+from cclsearch.space.promises import RequiredVariable
 
 SPEC_FILE = "payload.json"
 """Same name as in version 0.1.0, whose running jobs later versions adopt."""
