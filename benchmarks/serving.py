@@ -1,6 +1,6 @@
 """Prediction and search of serving on measured landscapes: errors of TTFT and TPOT, and regret under a TPOT limit.
 
-    python benchmarks/serving.py FOLDER [--peer PEER.csv]
+    python benchmarks/serving.py FOLDER [--peer PEER.csv] [--kernel-tables]
     python benchmarks/serving.py FOLDER --tables
 
 FOLDER has tables of an engine's TTFT and TPOT by configuration and concurrency (`landscape.csv` with `card.yaml`). A
@@ -11,12 +11,14 @@ of several seeds. The search learns from every load of a trial, and knows before
 these tables follows from their latencies by Little's law. `--tables` prints the errors of every table before any
 trial instead. `--peer` has aiconfigurator's predictions of every load
 (benchmarks/serving_peer.py): its picks are tried in the order of their predicted values, and cells that it can order
-are counted for all.
+are counted for all. `--kernel-tables` has predictions and searches use its measured kernels as a prior, where it knows
+model and accelerator (needs `pip install aiconfigurator`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +37,7 @@ from cclsearch.propose.study.choose import make_sampler
 from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
 from cclsearch.tasks.serving.measurements import THROUGHPUT
 from cclsearch.tasks.serving.steady_state import serve
 from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load, read_replica
@@ -64,8 +67,8 @@ class Table:
         return max(kept) if kept else (0.0, min(tpot for _, tpot in own))
 
 
-def read_tables(folder: Path) -> Iterator[Table]:
-    """The tables of aggregated serving in a folder."""
+def read_tables(folder: Path, *, kernels: bool = False) -> Iterator[Table]:
+    """The tables of aggregated serving in a folder; with `kernels`, those whose kernels were measured ask for them."""
     for path in sorted(folder.glob("srv-*/landscape.csv")):
         if path.parent.name.startswith("srv-disagg"):
             continue
@@ -80,6 +83,11 @@ def read_tables(folder: Path) -> Iterator[Table]:
         sets = ["precision=bf16", "task=serving", f"max_concurrency={most}"]
         try:
             card = load_card(str(path.with_name("card.yaml")), sets=sets)
+            if kernels:
+                asking = load_card(str(path.with_name("card.yaml")), sets=[*sets, f"kernel_tables={PACKAGE}"])
+                with contextlib.suppress(UserError):
+                    require_kernel_tables(asking)  # type: ignore[arg-type]
+                    card = asking
         except UserError as error:
             print(f"left out {path.parent.name}: {error}", file=sys.stderr)
             continue
@@ -103,9 +111,13 @@ def find_errors(table: Table) -> np.ndarray:
     """(n, 2) log of predicted over measured TPOT and TTFT, before any trial."""
     work, at = table.card.work, read_replica(table.card, table.space)
     lengths = float(work["input_len"]), float(work["output_len"])
+    kernels, rows_N = make_kernel_prior(table.card, table.space, at, lengths), np.arange(len(table.space))
     errors = []
     for row, concurrency, ttft_s, tpot_s, _ in table.loads:
-        served = serve(compute_load(table.card, at, concurrency, *lengths), np.zeros(len(MULTIPLIERS)))
+        parts = compute_load(table.card, at, concurrency, *lengths)
+        if kernels is not None:
+            parts = kernels.lean(parts, rows_N, concurrency)
+        served = serve(parts, np.zeros(len(MULTIPLIERS)))
         errors.append((np.log(served.tpot_s[row] / tpot_s), np.log(served.ttft_s[row] / ttft_s)))
     return np.array(errors)
 
@@ -179,12 +191,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--kernel-tables", action="store_true")
     args = parser.parse_args()
     if args.tables:
         print_tables(args.folder)
         return
     peer = read_peer(args.peer) if args.peer else {}
-    tables = list(read_tables(args.folder))
+    tables = list(read_tables(args.folder, kernels=args.kernel_tables))
     errors = np.concatenate([find_errors(table) for table in tables])
     tpot, ttft = np.expm1(np.median(np.abs(errors), axis=0))
     print(f"{len(errors)} loads of {len(tables)} tables, before any trial:")

@@ -14,7 +14,7 @@ from cclsearch.stats.kernel import Array
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 NAMES = ("vtrain-h1024-l12-g8-b8", "vtrain-h1024-l20-g8-b32", "nanotron-8b-4n", "nanotron-3b-8n", "nanotron-8b-64n")
-BOUND = {50.0: 1.5, 1 / 3: 2.0}
+BOUND = {50.0: 1.5, 1 / 3: 2.2}
 """Factor on one time -> bound of the median change of the others' predictions; far less than the error itself."""
 
 
