@@ -102,6 +102,7 @@ class Agent:
             anonymous=self.options.anonymous,
             explain=self.explain,
             policies=self.policies,
+            make_table=self.make_table,
             extension=make_extension(view, self.extender),
         )
         prompt_input, settings = self._gather(handlers, slots, store), self._settings(view, number)
@@ -222,6 +223,7 @@ def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
     elif turn.decision is DecisionKind.REVISE:
         beliefs = "; ".join(f"{part}: {level}" for part, level in turn.beliefs.items())
         what = f"revises what it believes{': ' * bool(beliefs)}{beliefs}"
+        what += "".join(f"; {why}" for why in turn.refused)
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"
     what += f"; withdraws what it learned in turn {', '.join(map(str, turn.withdraws))}" if turn.withdraws else ""

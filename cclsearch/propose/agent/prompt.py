@@ -223,7 +223,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("YOUR INSIGHTS so far, by turn", _insight_lines(view), 0.7),
         Section("EARLIER SEARCHES here, mostly of other models", earlier_lines(view, anonymous=options.anonymous), 0.5),
         Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
-        Section("REFUSED in your last submission", _refused_lines(view), 0.5),
+        Section("REFUSED in your last turn", _refused_lines(view), 0.5),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
         Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),
     ]

@@ -87,6 +87,8 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
         mode=context.mode,
         anonymous=context.anonymous,
         policies=SandboxRunner(),
+        make_table=make_table,
+        refitted=record.look_with_beliefs,
         looked_up=dict(record.evidence),
         explanations=dict(record.explanations),
         extension=replay_extension(record.extension),

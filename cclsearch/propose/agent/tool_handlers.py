@@ -17,7 +17,8 @@ from cclsearch.propose.agent.configs import CallError, format_config, nearest_ro
 from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
 from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.extension import Extension
-from cclsearch.propose.agent.history import just_revised, past_turns
+from cclsearch.propose.agent.history import just_revised
+from cclsearch.propose.agent.lessons import add_lessons, changes_figures, read_lessons
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
@@ -25,6 +26,7 @@ from cclsearch.propose.agent.row_facts import RowFacts, read_row_facts
 from cclsearch.propose.agent.surrogate_table import (
     NUM_PROMISING,
     PLAUSIBLE,
+    MakeSurrogateTable,
     SurrogateTable,
     best_observation,
     none_ranked,
@@ -40,14 +42,18 @@ from cclsearch.propose.agent.tool_schemas import (
     sort_orders,
 )
 from cclsearch.propose.base import ExpectedOutcome, SearchView
-from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, parse_hints
-from cclsearch.propose.events import LlmMode, SubmittedConfig, find_withdrawn
+from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts
+from cclsearch.propose.events import LlmMode, SubmittedConfig
 
 Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
 
 NUM_FIRST_CHOICES = 3
 """The surrogate's first candidates, which it would run itself."""
+WHY_NOT_KEPT = (
+    "What you sent with it is not kept: beliefs change once between two trials, and not after a stall. "
+    "Send it with your submission"
+)
 MAX_REPLY_BYTES = 2400
 """Bytes of one look-up's result."""
 MIN_FITS = 0.05
@@ -103,6 +109,10 @@ class ToolHandlers:
     """Hides the workload's origin from policy programs too, because the model reads their errors."""
     explain: Explain | None = None
     policies: PolicyRunner | None = None
+    make_table: MakeSurrogateTable | None = None
+    """Fits the surrogate again, with beliefs that come with a request to finish."""
+    refitted: SurrogateTable | None = None
+    """The table with these beliefs, kept for the turn record; in a replay, the recorded one."""
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
     explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Digest of a configuration -> what `explain` returned for it."""
@@ -310,7 +320,7 @@ class ToolHandlers:
         decision = Decision(
             tuple(accepted),
             refused=tuple(one_line(str(error), 300) for error in refused),
-            **_read_lessons(arguments, self.view),
+            **read_lessons(arguments, self.view),
         )
         return ToolReply("accepted", decision=decision)
 
@@ -329,7 +339,7 @@ class ToolHandlers:
         except CallError as error:
             returned = format_config(self.view.space, choice.config)
             raise CallError(f"the program returned {returned}: {error}", error.fault) from None
-        decision = Decision((submitted,), program=program, **_read_lessons(arguments, self.view))
+        decision = Decision((submitted,), program=program, **read_lessons(arguments, self.view))
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
     def _check_submission(
@@ -395,33 +405,36 @@ class ToolHandlers:
 
     def _extend(self, arguments: dict[str, Any]) -> ToolReply:
         wanted, why, text = self.extension.request(arguments)
-        return ToolReply(text, decision=Decision(adds=wanted, why=why, **_read_lessons(arguments, self.view)))
+        return ToolReply(text, decision=Decision(adds=wanted, why=why, **read_lessons(arguments, self.view)))
 
     def _revise(self, arguments: dict[str, Any]) -> ToolReply:
-        lessons = _read_lessons(arguments, self.view)
+        lessons = read_lessons(arguments, self.view)
         if not any(lessons.values()):
             raise CallError("nothing to revise: give beliefs, doubts, an insight, or turns to withdraw, that are known")
         return ToolReply("noted", decision=Decision(is_revision=True, **lessons))
 
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
+        lessons = read_lessons(arguments, self.view)
+        is_kept = self.can_revise and any(lessons.values())
+        problem = self._find_problem(lessons, is_kept=is_kept)
+        if not problem:
+            return ToolReply("granted", decision=Decision(finish=reason, **lessons))
+        if not is_kept:
+            kept = f". {WHY_NOT_KEPT}" if any(lessons.values()) else ""
+            raise CallError(f"{problem}{kept}. Submit one of the open candidates", "finish refused")
+        # as `revise` does: the next request shows what the surrogate predicts with what the model has learnt
+        text = f"finish {problem}. What you sent with it is kept: all figures here are with it"
+        return ToolReply(text, decision=Decision(is_revision=True, refused=(text,), **lessons))
+
+    def _find_problem(self, lessons: Mapping[str, Any], *, is_kept: bool) -> str:
+        """Why the search may not be finished, by the figures with what the model has learnt; empty if it may."""
         if best_observation(self.view) is None:
-            raise CallError(f"refused: {none_ranked(self.view)}", "finish refused")
-        if not self.table.nothing_left:
-            raise CallError(f"refused: {self.table.why}. Submit one of the open candidates", "finish refused")
-        return ToolReply("granted", decision=Decision(finish=reason, **_read_lessons(arguments, self.view)))
-
-
-def _read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, Any]:
-    """What the model has learned: the insight, for its later turns, and the beliefs, for the surrogate."""
-    insight = arguments.get("insight")
-    text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
-    beliefs, doubts = parse_hints(arguments.get("beliefs"), view), parse_doubts(arguments.get("doubts"), view)
-    said = {turn.turn for turn in past_turns(view.events) if turn.insight or turn.beliefs}
-    given, open_turns = arguments.get("withdraws"), said - set(find_withdrawn(view.events))
-    named = [n for n in given if isinstance(n, int) and n in open_turns] if isinstance(given, list) else []
-    withdraws = tuple(dict.fromkeys(named))
-    return {"insight": text, "beliefs": beliefs, "doubts": doubts, "withdraws": withdraws}
+            return f"refused: {none_ranked(self.view)}"
+        if is_kept and changes_figures(lessons) and self.make_table and self.refitted is None:
+            self.refitted = self.make_table(add_lessons(self.view, lessons))
+        table = self.refitted if is_kept and changes_figures(lessons) and self.refitted else self.table
+        return "" if table.nothing_left else f"refused: {table.why}"
 
 
 def _positive(value: object) -> float | None:

@@ -35,7 +35,7 @@ from cclsearch.space.table import Knob, Space
 TURNS_FOLDER = "turns"
 CONTEXT_FILE = "context.json"
 VERSION = 2
-PACKED_FIELDS = {"codes", "look"}
+PACKED_FIELDS = {"codes", "look", "look_with_beliefs"}
 """Fields of packed numbers: they hold no secret, but by chance their text may look like one."""
 
 T = TypeVar("T", bound=Model)
@@ -88,6 +88,8 @@ class TurnRecord(Model):
     look: SurrogateTable | None = None
     """The surrogate's table at the time of the turn; computed later, or on another machine, it may differ. None in
     records of older versions, for which a replay computes it."""
+    look_with_beliefs: SurrogateTable | None = None
+    """The same with the beliefs of a request to finish, by which it was judged."""
     evidence: dict[int, TrialEvidence] = {}
     program: str | None = None
     program_note: str = ""
@@ -151,6 +153,7 @@ def make_record(
         max_submitted=handlers.max_submitted,
         overrules_left=handlers.overrules_left,
         look=handlers.table,
+        look_with_beliefs=handlers.refitted,
         evidence=handlers.looked_up,
         program=prompt_input.program,
         program_note=prompt_input.program_note,

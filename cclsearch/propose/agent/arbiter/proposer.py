@@ -155,7 +155,8 @@ class Arbiter(Proposer):
             )
             return []
         if outcome.finish is not None:
-            return self._finish(view, state, outcome.finish)
+            # with the beliefs that came with the request, by which the turn judged it
+            return self._finish(replace(view, events=(*view.events, outcome.event)), state, outcome.finish)
         if outcome.event.adds or outcome.event.decision is DecisionKind.REVISE:
             return []  # the search grows its space, or the beliefs changed: the model is asked again
         open_proposals = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
