@@ -94,7 +94,7 @@ def test_the_closed_form_of_a_failed_trial_says_whether_it_was_predicted_to_fit(
     agent = Agent(provider, make_table=lambda view: plain_table(), clock=FakeClock())
     agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
     text = provider.requests[0].messages[0].text
-    assert re.search(r"trial 1 \| .* \(closed form: [\d.]+ GiB, P\(fits\) \d\.\d\d\)", text)
+    assert re.search(r"trial 1 seed \| .* \(closed form: [\d.]+ GiB, P\(fits\) \d\.\d\d\)", text)
     assert "your credit: 1 configurations" in text
 
 

@@ -142,7 +142,7 @@ def test_short_sections_stay_whole_when_long_ones_are_cut() -> None:
 
 def test_failures_have_column_names_if_no_trial_succeeded() -> None:
     search = search_of([SPACE.row(Config(tp=1, pp=1, dp=16, micro_batch_size=4)) or 0])
-    assert "FAILURES by kind\ntrial | tp pp dp micro_batch_size\n" in write(make_input(search)).user
+    assert "FAILURES by kind\ntrial by | tp pp dp micro_batch_size\n" in write(make_input(search)).user
 
 
 def test_running_and_held_back_configurations_are_shown() -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
-from cclsearch.propose.base import ReportedEvent, SearchView
-from cclsearch.propose.events import DecisionKind, LlmLimitsSet, LlmTurn, find_withdrawn
+from cclsearch.propose.base import Observation, ReportedEvent, SearchView
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, DecisionKind, LlmLimitsSet, LlmTurn, find_withdrawn
 
 
 def past_turns(events: Iterable[ReportedEvent]) -> list[LlmTurn]:
@@ -74,3 +74,25 @@ def just_revised(view: SearchView) -> bool:
     """Whether the latest turn revised what it believes, and no trial has finished since."""
     turns = past_turns(view.events)
     return bool(turns) and turns[-1].decision is DecisionKind.REVISE and turns[-1].num_seen == len(view.observations)
+
+
+def find_choosers(view: SearchView) -> dict[int, str]:
+    """Trial -> who chose it: `you` (the model), `surrogate`, or `seed` for those before the model took over.
+
+    A configuration that a stall dropped from the model's queue, and that the surrogate ran later, is the surrogate's.
+    """
+    moves = [event.after for event in view.events if isinstance(event, ArbiterMove)]
+    first_seen: dict[str, int] = {}
+    for turn in past_turns(view.events):
+        for item in turn.submitted:
+            # of a repeat, only the runs after the turn are the model's choice
+            first_seen.setdefault(item.config.digest, turn.num_seen)
+
+    def choose(o: Observation) -> str:
+        phases = [move.phase for move in moves if move.since_trial <= o.trial]
+        is_mine = first_seen.get(o.config.digest, o.trial) < o.trial
+        if is_mine and (not moves or (phases and phases[-1] is ArbiterPhase.LLM)):
+            return "you"
+        return "surrogate" if phases and phases[-1] is not ArbiterPhase.SEEDS else "seed"
+
+    return {o.trial: choose(o) for o in view.observations if not o.is_confirmation}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.configs import format_config, format_header, format_row
-from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.history import find_choosers, past_turns
 from cclsearch.propose.agent.quoting import quote_line
 from cclsearch.propose.agent.row_facts import RowFacts
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, primary_term
@@ -41,9 +41,10 @@ def trial_lines(view: SearchView, noise: float, facts: RowFacts) -> list[str]:
     primary = [] if view.is_primary else [view.primary.column]
     predicted = [] if facts.prediction is None else [f"closed_form_{view.primary.column}"]
     shown = [*facts.column_names(), *_bounded_metrics(view)]
-    names = ["trial loss", *primary, "vs_best", *predicted, "mem_GiB", *shown]
+    choosers = find_choosers(view)
+    names = ["trial by loss", *primary, "vs_best", *predicted, "mem_GiB", *shown]
     lines = [f"{' '.join(names)} | {format_header(view.space)}"]
-    lines += [_trial_line(view, o, valid[0].loss, noise, facts) for o in valid[:MAX_TRIALS_SHOWN]]
+    lines += [_trial_line(view, o, choosers, valid[0].loss, noise, facts) for o in valid[:MAX_TRIALS_SHOWN]]
     if len(valid) > MAX_TRIALS_SHOWN:
         worse = "slower" if view.primary.is_time else "worse"
         lines.append(f"({len(valid) - MAX_TRIALS_SHOWN} {worse} trials left out; `trial` shows any)")
@@ -55,12 +56,15 @@ def _order(o: Observation) -> tuple[bool, float, float, int]:
     return o.is_pruned, o.violation, o.loss or 0.0, o.trial
 
 
-def _trial_line(view: SearchView, o: Observation, best: float | None, noise: float, facts: RowFacts) -> str:
+def _trial_line(
+    view: SearchView, o: Observation, choosers: Mapping[int, str], best: float | None, noise: float, facts: RowFacts
+) -> str:
     loss = view.find_loss(o) if o.is_pruned else o.loss
     ratio = loss / best if best and best > 0 and loss is not None else None
     near = "~" if ratio is not None and ratio - 1 <= noise and o.loss != best else ""
     figures = [
         str(o.trial),
+        choosers.get(o.trial, "-"),
         "-" if loss is None else f"{loss:.5g}",
         *([] if view.is_primary else [_figure(o.value(view.primary.name))]),
         f"x{ratio:.3f}{near}" if ratio is not None else "-",
@@ -95,13 +99,16 @@ def failure_lines(view: SearchView, facts: RowFacts) -> list[str]:
             by_kind.setdefault(_kind(o), []).append(o)
     # The columns are named here only if the table of ranked trials, which has the same ones, is missing.
     is_named = not by_kind or any(o.is_valid for o in view.observations)
-    lines: list[str] = [] if is_named else [f"trial | {format_header(view.space)}"]
+    lines: list[str] = [] if is_named else [f"trial by | {format_header(view.space)}"]
+    choosers = find_choosers(view)
     for kind, failed in sorted(by_kind.items(), key=lambda item: -len(item[1])):
         message = failed[-1].failure.message if failed[-1].failure else "it ran, but was not admitted"
         lines.append(f"{kind} x{len(failed)}; latest message: {quote_line(message, 240)}")
         shown = failed[-12:]
         lines += [
-            f"  trial {o.trial} | {format_row(view.space, o.config)}{_memory_note(o, facts)}" for o in shown[::-1]
+            f"  trial {o.trial} {choosers.get(o.trial, '-')} | "
+            f"{format_row(view.space, o.config)}{_memory_note(o, facts)}"
+            for o in shown[::-1]
         ]
         if len(failed) > len(shown):
             lines.append(f"  ({len(failed) - len(shown)} earlier ones left out)")

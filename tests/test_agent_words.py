@@ -1,0 +1,60 @@
+"""What the prompt says of trials, candidates, theories and knobs without effect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from llm.cases import SPACE, Search, plain_table, run_trial
+
+from cclsearch.propose.agent.history import find_choosers
+from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
+from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.tool_schemas import make_toolset
+from cclsearch.propose.base import ProposerEvent, SearchView
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
+
+FITTING = [row for row in range(len(SPACE)) if run_trial(1, SPACE.config(row)).loss is not None]
+
+
+def view_of(*rows: int, events: tuple[ProposerEvent, ...] = (), **more: Any) -> SearchView:
+    search = Search(budget=100, events=list(events))
+    search.observations = [run_trial(trial, SPACE.config(row)) for trial, row in enumerate(rows, 1)]
+    return replace(search.view, **more)
+
+
+def prompt_of(view: SearchView, table: SurrogateTable | None = None) -> str:
+    prompt = write_turn_prompt(
+        PromptInput(view, table or plain_table(), 1), make_toolset(view, "configs", 1), PromptOptions()
+    )
+    return f"{prompt.system}\n\n{prompt.user}"
+
+
+def section(text: str, title: str) -> list[str]:
+    return text.split(f"\n{title}", 1)[1].split("\n\n")[0].splitlines()[1:]
+
+
+def move(phase: ArbiterPhase, since: int, before: ArbiterPhase = ArbiterPhase.LLM) -> ArbiterMove:
+    return ArbiterMove(before=before, after=ArbiterState(phase, since), text="")
+
+
+def turn(number: int, *rows: int, seen: int) -> LlmTurn:
+    items = tuple(SubmittedConfig(SPACE.config(row)) for row in rows)
+    return LlmTurn(turn=number, decision="submit", submitted=items, num_seen=seen, text="")
+
+
+def test_the_tables_say_who_chose_each_trial() -> None:
+    rows = FITTING[:6]
+    events = (
+        move(ArbiterPhase.LLM, 2, ArbiterPhase.SEEDS),
+        turn(1, rows[1], rows[2], rows[4], seen=1),  # the last of them is dropped from the queue
+        move(ArbiterPhase.FALLBACK, 4),
+        move(ArbiterPhase.LLM, 6, ArbiterPhase.FALLBACK),
+        turn(2, rows[5], seen=5),
+    )
+    view = view_of(*rows, events=events)
+    expected = {1: "seed", 2: "you", 3: "you", 4: "surrogate", 5: "surrogate", 6: "you"}
+    assert find_choosers(view) == expected
+    header, *lines = section(prompt_of(view), "TRIALS")
+    assert header.startswith("trial by loss ")
+    assert {int(line.split()[0]): line.split()[1] for line in lines} == expected
