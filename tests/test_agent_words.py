@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from llm.cases import SPACE, Search, plain_table, run_trial
 
 from cclsearch.propose.agent.history import find_choosers
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
+from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
+from cclsearch.space.table import RECORDED_RULES, Knob, Space
 
 FITTING = [row for row in range(len(SPACE)) if run_trial(1, SPACE.config(row)).loss is not None]
 
@@ -58,3 +60,15 @@ def test_the_tables_say_who_chose_each_trial() -> None:
     header, *lines = section(prompt_of(view), "TRIALS")
     assert header.startswith("trial by loss ")
     assert {int(line.split()[0]): line.split()[1] for line in lines} == expected
+
+
+def test_the_prompt_of_a_recording_says_how_much_of_the_grid_exists() -> None:
+    view = view_of(FITTING[0])
+    text = "only 59 of the 500 combinations of these values were recorded: no other can be tried"
+    assert text in section(prompt_of(view), "KNOBS")
+    knobs = (Knob("tp", (1, 2)), Knob("pp", (1, 2)))
+    codes_NK = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.int16)
+    whole = Space(knobs, codes_NK, 4, RECORDED_RULES)
+    assert _describe_size(whole) == "all 4 combinations of these values were recorded"
+    ruled = Space(knobs, codes_NK[:3], 4, ("fits",))
+    assert _describe_size(ruled) == "the search space has 3 configurations, of 4 combinations; rules: fits"

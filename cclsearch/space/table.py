@@ -17,6 +17,9 @@ from cclsearch.space.knobs import canonical_name, meaning_of, rank_degrees
 MAX_CHOICES = int(np.iinfo(np.int16).max)
 """Maximum number of choices of a knob: their positions are kept as 16-bit numbers."""
 
+RECORDED_RULES = ("recorded",)
+"""The rules of a space that has the rows of a recording, and no other combination of their values."""
+
 
 def count_ranks(config: Mapping[str, Value]) -> int:
     """Return the number of ranks of a configuration, which is its number of accelerators."""
@@ -189,7 +192,7 @@ def space_from_rows(
     code_of = [{_key(choice): i for i, choice in enumerate(knob.choices)} for knob in knobs]
     codes = [[codes[_key(config[knob.name])] for knob, codes in zip(knobs, code_of, strict=True)] for config in configs]
     codes_NK = np.array(codes, dtype=np.int16).reshape(len(configs), len(knobs))
-    return Space(tuple(knobs), codes_NK, num_raw=len(configs), rules=("recorded",), loads=tuple(map(tuple, loads)))
+    return Space(tuple(knobs), codes_NK, num_raw=len(configs), rules=RECORDED_RULES, loads=tuple(map(tuple, loads)))
 
 
 def _key(value: Value) -> tuple[bool, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints, find_doubted
 from cclsearch.propose.events import ArbiterMove, LlmMode
+from cclsearch.space.table import RECORDED_RULES, Space
 
 ENVELOPE_BYTES = 1400
 """What a provider's protocol adds to a request of many calls, at most."""
@@ -189,12 +191,22 @@ def _describe_knobs(view: SearchView) -> str:
     fixed = [f"{knob.name}={format_knob_value(knob.choices[0])}" for knob in view.space.knobs if len(knob.choices) == 1]
     if fixed:
         lines.append(one_line(f"fixed: {', '.join(fixed)}", 600))
-    rules = f"; rules: {one_line(', '.join(view.space.rules), 300)}" if view.space.rules else ""
-    size = f"the search space has {len(view.space)} configurations, of {view.space.num_raw} combinations{rules}"
+    size = _describe_size(view.space)
     kept = clip_bytes("\n".join(lines), MAX_KNOBS_BYTES).count("\n") + 1
     if kept == len(lines) and len("\n".join(lines).encode()) <= MAX_KNOBS_BYTES:
         return "\n".join([*lines, size])
     return "\n".join([*lines[: kept - 1], f"({len(lines) - kept + 1} knobs left out: size limit)", size])
+
+
+def _describe_size(space: Space) -> str:
+    """How many configurations exist; of a recording, that the others of the grid do not."""
+    if space.rules == RECORDED_RULES:
+        grid = math.prod(len(knob.choices) for knob in space.knobs)
+        if len(space) == grid:
+            return f"all {grid} combinations of these values were recorded"
+        return f"only {len(space)} of the {grid} combinations of these values were recorded: no other can be tried"
+    rules = f"; rules: {one_line(', '.join(space.rules), 300)}" if space.rules else ""
+    return f"the search space has {len(space)} configurations, of {space.num_raw} combinations{rules}"
 
 
 @dataclass(frozen=True)
