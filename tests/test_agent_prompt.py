@@ -45,7 +45,7 @@ def search_of(rows: list[int], message: str = "CUDA out of memory") -> Search:
 def rich_search() -> Search:
     search = search_of([0, 5, 9, 14, 22])
     item = SubmittedConfig(SPACE.config(9), ExpectedOutcome({"step_time_s": 9.0, "peak_memory_gib": 35.0}))
-    after = ArbiterState(ArbiterPhase.LLM, 3, reason="the seeds are proposed")
+    after = ArbiterState(ArbiterPhase.LLM, 3, reason="the seeds are chosen")
     search.events += [
         LlmTurn(turn=1, decision="submit", submitted=(item,), insight="pipelines are slow here", text="turn 1"),
         ArbiterMove(before=ArbiterPhase.SEEDS, after=after, text=after.describe()),

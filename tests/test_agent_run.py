@@ -55,7 +55,7 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(
     check_study(project / "runs" / "asked")
     capsys.readouterr()
     assert main(["status", "asked"]) == 0
-    assert "llm since trial 2: the seeds are proposed" in capsys.readouterr().out
+    assert "llm since trial 2: the seeds are chosen" in capsys.readouterr().out
     assert main(["replay-turns", "asked", "--json"]) == 0
     turns = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert turns

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from llm.cases import SPACE, Search, plain_table, run_trial
 
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_stall
 from cclsearch.propose.agent.history import find_choosers
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
@@ -72,3 +74,19 @@ def test_the_prompt_of_a_recording_says_how_much_of_the_grid_exists() -> None:
     assert _describe_size(whole) == "all 4 combinations of these values were recorded"
     ruled = Space(knobs, codes_NK[:3], 4, ("fits",))
     assert _describe_size(ruled) == "the search space has 3 configurations, of 4 combinations; rules: fits"
+
+
+@pytest.mark.parametrize("kinds", ["same failure", "no improvement"])
+def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str) -> None:
+    rows = [row for row in range(len(SPACE)) if row not in FITTING] if kinds == "same failure" else FITTING[::-1]
+    view = view_of(FITTING[0], *rows[:2], events=(turn(1, *rows[:2], seen=1),))
+    found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings())
+    assert found is not None
+    cause, reason = found
+    assert cause == kinds
+    rules = next(part for part in prompt_of(view).split("\n\n") if part.startswith("Rules: "))
+    assert reason.startswith("stall: ")
+    said = reason.removeprefix("stall: ").split(" (")[0].replace("2 trials", "two trials")
+    for words in said.split(" that "):
+        assert all(word in rules for word in words.split()), words
+    assert "All that a turn submits runs before you are asked again" in rules

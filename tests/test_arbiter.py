@@ -121,7 +121,7 @@ def test_seeds_come_first_and_then_the_llm_decides() -> None:
     search = Search(budget=3)
     search.run(make(ScriptedModel(*FAST[4::-1])))
     assert list_proposers(search) == ["seed", "llm", "llm"]
-    assert search.moves() == ["llm since trial 2: the seeds are proposed"]
+    assert search.moves() == ["llm since trial 2: the seeds are chosen"]
 
 
 def test_a_safe_default_follows_a_seed_that_failed() -> None:
@@ -141,9 +141,9 @@ def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
     assert ending is None
     moves = search.moves()
     assert moves[1].startswith("fallback since trial 3: three proposals in a row were duplicates")
-    assert moves[2] == "llm since trial 5: 2 trials added new evidence"
+    assert moves[2] == "llm since trial 5: the fallback chose 2 trials"
     assert moves[3].startswith("fallback since trial 5")
-    assert "llm since trial 7: 2 trials" in moves[4], (
+    assert "llm since trial 7: the fallback chose 2 trials" in moves[4], (
         "a quarter of the eight trials left, not the four that it would be"
     )
 
@@ -151,7 +151,7 @@ def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
 def test_after_an_improvement_two_turns_without_one_suspend_the_llm() -> None:
     search = Search(budget=12)
     search.run(make(ScriptedModel(*FAST[:1], *FAST[:10:-1]), rules=ArbiterSettings(num_seeds=1)))
-    assert "its last 2 turns did not improve the best beyond the noise" in search.moves()[1]
+    assert "stall: 2 turns did not improve the best beyond the noise" in search.moves()[1]
     assert list_proposers(search)[:6] == ["seed", "llm", "llm", "llm", "default", "default"]
 
 
@@ -231,7 +231,7 @@ def test_same_failure_twice_suspends_the_llm() -> None:
     search = Search(budget=5)
     search.run(make(ScriptedModel(*OOM), rules=ArbiterSettings(num_seeds=1, explore_share=1.0)))
     assert list_proposers(search) == ["seed", "llm", "llm", "default", "default"]
-    assert "its last 2 trials failed in the same way (out of memory)" in search.moves()[1]
+    assert "stall: 2 trials failed in the same way (out of memory)" in search.moves()[1]
 
 
 def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not() -> None:

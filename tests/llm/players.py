@@ -298,14 +298,15 @@ def read_trials(text: str) -> list[Row]:
     start = text.find("TRIALS, best first")
     rows: list[Row] = []
     knobs: list[str] = []
+    columns: list[str] = []
     for line in text[start:].split("\n\n")[0].splitlines() if start >= 0 else []:
         left, bar, right = line.partition(" | ")
         if bar and left.startswith("trial "):
-            knobs = right.split()
-        elif bar and knobs and left.split()[1] != "-":
+            knobs, columns = right.split(), left.split()
+        elif bar and knobs and (cells := dict(zip(columns, left.split(), strict=True)))["loss"] != "-":
             words = shlex.split(re.sub(r"( \([^)]*\))+$", "", right))  # without notes, such as "(repeat)"
             config = dict(zip(knobs, map(read_word, words), strict=True))
-            rows.append({"config": config, "loss": float(left.split()[1]), "trial": int(left.split()[0])})
+            rows.append({"config": config, "loss": float(cells["loss"]), "trial": int(cells["trial"])})
     return rows
 
 

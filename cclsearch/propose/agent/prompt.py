@@ -18,6 +18,7 @@ from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRe
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
 from cclsearch.propose.agent.row_facts import read_row_facts
 from cclsearch.propose.agent.surrogate_table import (
+    NUM_FIRST_CHOICES,
     NUM_PROMISING,
     PLAUSIBLE,
     SurrogateTable,
@@ -141,7 +142,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
     words = {
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
-        **{"promising": NUM_PROMISING, "plausible": f"{PLAUSIBLE:.0%}"},
+        **{"promising": NUM_PROMISING, "first": NUM_FIRST_CHOICES, "plausible": f"{PLAUSIBLE:.0%}"},
     }
     parts = [
         *(sentence.format(**words) for sentence in WORDS["system"].values()),

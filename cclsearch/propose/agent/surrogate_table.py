@@ -22,6 +22,8 @@ from cclsearch.stats.closed_form import predict_space
 Floats = Annotated[NDArray[np.float64], Packed(np.float64)]
 
 NUM_TOP_ROWS = 12
+NUM_FIRST_CHOICES = 3
+"""The surrogate's first candidates, which it would run itself."""
 NUM_PROMISING = 5
 """The surrogate's first candidates, which are always free."""
 PLAUSIBLE = 0.02

@@ -24,6 +24,7 @@ from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
 from cclsearch.propose.agent.row_facts import RowFacts, read_row_facts
 from cclsearch.propose.agent.surrogate_table import (
+    NUM_FIRST_CHOICES,
     NUM_PROMISING,
     PLAUSIBLE,
     MakeSurrogateTable,
@@ -48,8 +49,6 @@ from cclsearch.propose.events import LlmMode, SubmittedConfig
 Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
 
-NUM_FIRST_CHOICES = 3
-"""The surrogate's first candidates, which it would run itself."""
 WHY_NOT_KEPT = (
     "What you sent with it is not kept: beliefs change once between two trials, and not after a stall. "
     "Send it with your submission"

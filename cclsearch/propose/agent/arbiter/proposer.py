@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
+from cclsearch.core.text import count_of
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
@@ -115,7 +116,9 @@ class Arbiter(Proposer):
             case ArbiterPhase.LLM | ArbiterPhase.FINISHED:
                 return self._act_llm(view, state, count)
             case ArbiterPhase.FALLBACK if next_trial(view) - state.since_trial >= state.explore:
-                self._move(view, state, ArbiterPhase.LLM, "return", f"{state.explore} trials added new evidence")
+                self._move(
+                    view, state, ArbiterPhase.LLM, "return", f"the fallback chose {count_of(state.explore, 'trial')}"
+                )
                 return []
         return self._propose_fallback(view, count)
 
@@ -124,9 +127,7 @@ class Arbiter(Proposer):
             seeds = propose_seed(view, self._fallback, self._agent)
             if seeds:
                 return seeds
-        self._move(
-            view, state, ArbiterPhase.LLM, "seeds done", "the seeds are proposed" if self._rules.num_seeds else ""
-        )
+        self._move(view, state, ArbiterPhase.LLM, "seeds done", "the seeds are chosen" if self._rules.num_seeds else "")
         return []
 
     def _act_llm(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:

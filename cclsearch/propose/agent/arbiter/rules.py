@@ -101,13 +101,13 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     kinds = {trial.observation.failure.kind if trial.observation.failure else None for trial in last}
     if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
-        return "same failure", f"its last {len(last)} trials failed in the same way ({kind})"
+        return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
     if idle and _is_running(view, idle[0][0].turn):
         return None
     patience = rules.patience_after_gain if len(idle) < len(turns) else rules.patience
     if sum(map(_weigh_idle, idle)) >= patience:
-        what = "turn" if len(idle) == 1 else f"{len(idle)} turns"
-        return "no improvement", f"its last {what} did not improve the best beyond the noise"
+        what = "one turn" if len(idle) == 1 else f"{len(idle)} turns"
+        return "no improvement", f"stall: {what} did not improve the best beyond the noise"
     return None
 
 
