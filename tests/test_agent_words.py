@@ -90,3 +90,27 @@ def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str)
     for words in said.split(" that "):
         assert all(word in rules for word in words.split()), words
     assert "All that a turn submits runs before you are asked again" in rules
+
+
+def test_only_the_latest_theories_are_listed_and_each_once() -> None:
+    rows = FITTING[:9]
+    events = (turn(1, *rows[:8], seen=0), turn(2, rows[7], rows[8], seen=6))  # the eighth was dropped, and asked again
+    text = prompt_of(view_of(*rows, events=events))
+    lines = section(text, "YOUR THEORIES")
+    assert [line.split(":")[0] for line in lines[:5]] == ["trial 9", "trial 8", "trial 7", "trial 6", "trial 5"]
+    assert lines[5:] == ["(4 older ones left out)"]
+
+
+def test_memory_is_no_column_if_no_trial_measured_it() -> None:
+    view = view_of(*FITTING[:2])
+    bare = tuple(replace(o, metrics={"step_time_s": o.metrics["step_time_s"]}) for o in view.observations)
+    for observations, is_measured in (
+        (view.observations, True),
+        ((bare[0], view.observations[1]), True),
+        (bare, False),
+    ):
+        text = prompt_of(replace(view, observations=observations))
+        header, *lines = section(text, "TRIALS")
+        assert ("mem_GiB" in header) is is_measured
+        assert {len(line.split(" | ")[0].split()) for line in (header, *lines)} == {7 + is_measured}
+        assert ("no trial measured its memory" in text) is not is_measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -82,6 +83,7 @@ def find_choosers(view: SearchView) -> dict[int, str]:
     A configuration that a stall dropped from the model's queue, and that the surrogate ran later, is the surrogate's.
     """
     moves = [event.after for event in view.events if isinstance(event, ArbiterMove)]
+    starts = [move.since_trial for move in moves]
     first_seen: dict[str, int] = {}
     for turn in past_turns(view.events):
         for item in turn.submitted:
@@ -89,10 +91,10 @@ def find_choosers(view: SearchView) -> dict[int, str]:
             first_seen.setdefault(item.config.digest, turn.num_seen)
 
     def choose(o: Observation) -> str:
-        phases = [move.phase for move in moves if move.since_trial <= o.trial]
+        phase = moves[at - 1].phase if (at := bisect_right(starts, o.trial)) else ArbiterPhase.SEEDS
         is_mine = first_seen.get(o.config.digest, o.trial) < o.trial
-        if is_mine and (not moves or (phases and phases[-1] is ArbiterPhase.LLM)):
+        if is_mine and (not moves or phase is ArbiterPhase.LLM):
             return "you"
-        return "surrogate" if phases and phases[-1] is not ArbiterPhase.SEEDS else "seed"
+        return "seed" if phase is ArbiterPhase.SEEDS else "surrogate"
 
     return {o.trial: choose(o) for o in view.observations if not o.is_confirmation}

@@ -36,6 +36,7 @@ from cclsearch.propose.agent.tables import (
     running_lines,
     theory_lines,
     trial_lines,
+    trials_title,
 )
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
@@ -58,7 +59,6 @@ MAX_KNOBS_BYTES = 6500
 LEFT_OUT_BYTES = 60
 """Bytes for the line that counts what a section leaves out."""
 CANDIDATES = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
-MARKS = "~ = within noise of the best; by = who chose it: you, the surrogate, or a seed of the start"
 THEORIES = "what you expected, what would change your mind, and what was measured"
 MAX_LOOKUPS = 8
 MAX_CORRECTIONS = 2
@@ -226,7 +226,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
     sections = [
         Section("STATE", _state_lines(prompt_input), 2.0),
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
-        Section(f"TRIALS, best first ({MARKS})", trial_lines(view, noise, facts), 3.0),
+        Section(trials_title(view), trial_lines(view, noise, facts), 3.0),
         Section("FAILURES by kind", failure_lines(view, facts), 1.5),
         Section(f"SURROGATE: {CANDIDATES}", candidate_lines(view, table, table.order, 12, facts), 2.0),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),

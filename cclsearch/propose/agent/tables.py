@@ -15,7 +15,8 @@ from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16
-MAX_THEORIES = 10
+MAX_THEORIES = 5
+"""The latest: what older ones taught is in the insights and in the surrogate."""
 NUM_WITH_PARTS = 8
 """Lines of a list of candidates until which their parts are listed too."""
 FREE_MARK = "*"
@@ -40,15 +41,31 @@ def trial_lines(view: SearchView, noise: float, facts: RowFacts) -> list[str]:
         return []
     primary = [] if view.is_primary else [view.primary.column]
     predicted = [] if facts.prediction is None else [f"closed_form_{view.primary.column}"]
+    with_memory = measures_memory(view)
+    memory = ["mem_GiB"] if with_memory else []
     shown = [*facts.column_names(), *_bounded_metrics(view)]
     choosers = find_choosers(view)
-    names = ["trial by loss", *primary, "vs_best", *predicted, "mem_GiB", *shown]
+    names = ["trial by loss", *primary, "vs_best", *predicted, *memory, *shown]
     lines = [f"{' '.join(names)} | {format_header(view.space)}"]
-    lines += [_trial_line(view, o, choosers, valid[0].loss, noise, facts) for o in valid[:MAX_TRIALS_SHOWN]]
+    lines += [
+        _trial_line(view, o, choosers, valid[0].loss, noise, facts, with_memory=with_memory)
+        for o in valid[:MAX_TRIALS_SHOWN]
+    ]
     if len(valid) > MAX_TRIALS_SHOWN:
         worse = "slower" if view.primary.is_time else "worse"
         lines.append(f"({len(valid) - MAX_TRIALS_SHOWN} {worse} trials left out; `trial` shows any)")
     return lines
+
+
+def trials_title(view: SearchView) -> str:
+    """The title of the table of trials, with the meaning of its marks, and that no trial measured memory."""
+    marks = "~ = within noise of the best; by = who chose it: you, the surrogate, or a seed of the start"
+    return f"TRIALS, best first ({marks}{'' if measures_memory(view) else '; no trial measured its memory'})"
+
+
+def measures_memory(view: SearchView) -> bool:
+    """Whether a trial of the table measured its memory."""
+    return any(PEAK_MEMORY in o.metrics for o in view.observations if o.is_valid)
 
 
 def _order(o: Observation) -> tuple[bool, float, float, int]:
@@ -57,7 +74,14 @@ def _order(o: Observation) -> tuple[bool, float, float, int]:
 
 
 def _trial_line(
-    view: SearchView, o: Observation, choosers: Mapping[int, str], best: float | None, noise: float, facts: RowFacts
+    view: SearchView,
+    o: Observation,
+    choosers: Mapping[int, str],
+    best: float | None,
+    noise: float,
+    facts: RowFacts,
+    *,
+    with_memory: bool,
 ) -> str:
     loss = view.find_loss(o) if o.is_pruned else o.loss
     ratio = loss / best if best and best > 0 and loss is not None else None
@@ -69,7 +93,7 @@ def _trial_line(
         *([] if view.is_primary else [_figure(o.value(view.primary.name))]),
         f"x{ratio:.3f}{near}" if ratio is not None else "-",
         *([] if facts.prediction is None else ["-" if o.row is None else facts.predicted(o.row)]),
-        _figure(o.metrics.get(PEAK_MEMORY)),
+        *([_figure(o.metrics.get(PEAK_MEMORY))] if with_memory else []),
         *(["-"] * len(facts.column_names()) if o.row is None else facts.figures(o.row, o.value(view.primary.name))),
         *(_figure(o.metrics.get(name)) for name in _bounded_metrics(view)),
     ]
@@ -174,9 +198,9 @@ def theory_lines(view: SearchView) -> list[str]:
     worse = "above" if metric.sign > 0 else "below"
     lines = []
     for turn in past_turns(view.events)[::-1]:
-        for item in turn.submitted:
-            if (o := seen.get(item.config.digest)) is None:
-                continue
+        for item in turn.submitted[::-1]:
+            if (o := seen.pop(item.config.digest, None)) is None:
+                continue  # not finished, or listed with a later turn
             value, limit = o.value(metric.name), item.refuted_at
             if value is None:
                 verdict = f"FAILED ({_kind(o)})"
@@ -193,7 +217,8 @@ def theory_lines(view: SearchView) -> list[str]:
             why = f" | {quote_line(item.rationale, 160)}" if item.rationale else ""
             error = _error(expects.get(metric.name), o, metric.name)
             lines.append(f"trial {o.trial}: expected {expected}{surrogate}{said}; got {got}{error}: {verdict}{why}")
-    return lines[:MAX_THEORIES]
+    older = len(lines) - MAX_THEORIES
+    return lines[:MAX_THEORIES] + ([f"({older} older ones left out)"] if older > 0 else [])
 
 
 def trial_summary(view: SearchView, o: Observation) -> str:
