@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llm.cases import SPACE, Search, plain_table, run_trial
+from llm.turns import Scripted, call, run_turn, submit
 
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_stall
 from cclsearch.propose.agent.history import find_choosers
@@ -114,3 +115,32 @@ def test_memory_is_no_column_if_no_trial_measured_it() -> None:
         assert ("mem_GiB" in header) is is_measured
         assert {len(line.split(" | ")[0].split()) for line in (header, *lines)} == {7 + is_measured}
         assert ("no trial measured its memory" in text) is not is_measured
+
+
+def unlikely_table(num_unlikely: int) -> SurrogateTable:
+    """A table whose first candidates almost certainly do not fit."""
+    fits_N = np.full(len(SPACE), 0.75)
+    fits_N[:num_unlikely] = 0.009
+    return replace(plain_table(), fits_N=fits_N, unseen_N=np.ones(len(SPACE), dtype=bool))
+
+
+def test_what_almost_certainly_does_not_fit_is_neither_listed_nor_free() -> None:
+    table = unlikely_table(4)
+    assert [row for row in range(6) if table.is_free(row)] == [4, 5], "though it has an untried value"
+    lines = section(prompt_of(view_of(FITTING[-1]), table), "SURROGATE: its best")
+    configs = [" ".join(map(str, SPACE.config(row).values())) for row in range(6)]
+    assert [line.split(" | ")[1] for line in lines[1:3]] == configs[4:]
+    assert lines[-1] == "(4 with P(fits) under 1% are not listed)"
+
+
+def test_if_nothing_may_fit_the_first_candidates_are_listed_and_free() -> None:
+    table = unlikely_table(len(SPACE))
+    assert table.listed == table.order
+    assert table.is_free(table.order[0])
+
+
+def test_a_lookup_lists_what_almost_certainly_does_not_fit_only_if_asked() -> None:
+    provider = Scripted(call("candidates"), call("candidates", {"min_fits": 0}), submit(dict(SPACE.config(20))))
+    run_turn(provider, table=unlikely_table(4))
+    usual, asked = [r.text.split(" ")[0] for m in provider.requests[-1].messages for r in m.results]
+    assert int(asked) - int(usual) == 3, "the fourth has run"

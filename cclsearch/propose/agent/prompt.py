@@ -37,6 +37,7 @@ from cclsearch.propose.agent.tables import (
     theory_lines,
     trial_lines,
     trials_title,
+    unlikely_lines,
 )
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
@@ -228,7 +229,11 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
         Section(trials_title(view), trial_lines(view, noise, facts), 3.0),
         Section("FAILURES by kind", failure_lines(view, facts), 1.5),
-        Section(f"SURROGATE: {CANDIDATES}", candidate_lines(view, table, table.order, 12, facts), 2.0),
+        Section(
+            f"SURROGATE: {CANDIDATES}",
+            [*candidate_lines(view, table, table.listed, 12, facts), *unlikely_lines(table)],
+            2.0,
+        ),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
         Section("SURROGATE: how far it was off, and what it would do now", table.review, 1.2),
         Section("WHAT ONE CHANGE DID", change_lines(view), 1.2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 import numpy as np
@@ -29,6 +30,8 @@ NUM_PROMISING = 5
 PLAUSIBLE = 0.02
 """The one threshold of `submit` and `finish`: a configuration with at least this chance of beating the best by over 1 %
 is free, and while there is one the search cannot be finished."""
+UNLIKELY = 0.01
+"""P(fits) below which a configuration is neither listed nor free: it would almost certainly fail."""
 MAX_UNSEEN = 2
 """Failures of a value of a knob that no closed form knows after which the surrogate's judgement of it counts."""
 MIN_NOISE = 0.01
@@ -66,10 +69,23 @@ class SurrogateTable:
     first_only: bool = False
     """Whether only the surrogate's first candidates, and the likeliest winner, are free."""
 
+    @cached_property
+    def least_fits(self) -> float:
+        """P(fits) below which rows are neither listed nor free; 0 if none of the open rows may fit."""
+        fits = self.fits_N[list(self.order)]
+        return UNLIKELY if (fits >= UNLIKELY).any() else 0.0
+
+    @cached_property
+    def listed(self) -> tuple[int, ...]:
+        """`order` without the rows that almost certainly do not fit."""
+        return tuple(row for row in self.order if self.fits_N[row] >= self.least_fits)
+
     def is_free(self, row: int) -> bool:
         """Whether the LLM may submit this row without overruling the surrogate."""
-        if row in self.order[:NUM_PROMISING]:
+        if row in self.listed[:NUM_PROMISING]:
             return True
+        if self.fits_N[row] < self.least_fits:
+            return False
         if self.unseen_N is not None and self.unseen_N[row] and not self.first_only:
             return True
         if self.wins_N is None or self.wins_N[row] < PLAUSIBLE:

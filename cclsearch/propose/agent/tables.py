@@ -10,7 +10,7 @@ from cclsearch.propose.agent.configs import format_config, format_header, format
 from cclsearch.propose.agent.history import find_choosers, past_turns
 from cclsearch.propose.agent.quoting import quote_line
 from cclsearch.propose.agent.row_facts import RowFacts
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation, primary_term
+from cclsearch.propose.agent.surrogate_table import UNLIKELY, SurrogateTable, best_observation, primary_term
 from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
@@ -189,6 +189,12 @@ def candidate_lines(
     if len(chosen) > count:
         lines.append(f"({len(chosen) - count} more; `candidates` lists others)")
     return lines
+
+
+def unlikely_lines(table: SurrogateTable) -> list[str]:
+    """How many candidates are not listed because they almost certainly do not fit."""
+    count = len(table.order) - len(table.listed)
+    return [f"({count} with P(fits) under {UNLIKELY:.0%} are not listed)"] if count else []
 
 
 def theory_lines(view: SearchView) -> list[str]:

@@ -276,8 +276,8 @@ class ToolHandlers:
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
         least = arguments.get("min_fits")
-        if isinstance(least, int | float) and not isinstance(least, bool):
-            rows &= self.table.fits_N >= least
+        is_given = isinstance(least, int | float) and not isinstance(least, bool)
+        rows &= self.table.fits_N >= (least if is_given else self.table.least_fits)
         sort = arguments.get("sort", "promise")
         ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")
@@ -397,7 +397,7 @@ class ToolHandlers:
         if self.explain:
             self.explanations[config.digest] = tuple(self.explain(config))
         rules = [one_line(line, 200) for line in self.explanations.get(config.digest, ())][:4]
-        near = nearest_rows(self.view.space, config, self.table.order)
+        near = nearest_rows(self.view.space, config, self.table.listed)
         listed = "; ".join(format_config(self.view.space, self.view.space.config(row)) for row in near)
         why = f": {'; '.join(rules)}" if rules else ""
         return f"not in the search space{why}. Nearest untried configurations: {listed or 'none'}"
