@@ -84,7 +84,7 @@ def test_lookups_show_the_parts_of_the_closed_form() -> None:
         r"mfu 0\.\d+, micro_batches \d+, closed form [\d.]+ before any trial, of it \w+ [\d.]+, ", predicted
     )
     assert listed.count("  closed form of it: ") == 2
-    assert re.search(r", closed form [\d.]+: \w+ [\d.]+, ", compared)
+    assert re.search(r", closed form [\d.]+, predicted parts: \w+ [\d.]+, ", compared)
 
 
 def test_the_closed_form_of_a_failed_trial_says_whether_it_was_predicted_to_fit() -> None:

@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llm.cases import SPACE, Search, plain_table, run_trial
-from llm.turns import Scripted, call, run_turn, submit
+from llm.cases import CARD, SPACE, Search, plain_table, run_trial
+from llm.turns import FakeClock, Scripted, call, run_turn, submit
 
+from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_stall
+from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
 from cclsearch.propose.agent.history import find_choosers
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
+from cclsearch.propose.agent.providers.types import Answer
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
 from cclsearch.space.table import RECORDED_RULES, Knob, Space
+from cclsearch.stats.closed_form import predict_space
 
 FITTING = [row for row in range(len(SPACE)) if run_trial(1, SPACE.config(row)).loss is not None]
 
@@ -144,3 +148,42 @@ def test_a_lookup_lists_what_almost_certainly_does_not_fit_only_if_asked() -> No
     run_turn(provider, table=unlikely_table(4))
     usual, asked = [r.text.split(" ")[0] for m in provider.requests[-1].messages for r in m.results]
     assert int(asked) - int(usual) == 3, "the fourth has run"
+
+
+def look_up(view: SearchView, *answers: Answer, evidence: EvidenceSource | None = None) -> list[str]:
+    provider = Scripted(*answers, submit(dict(SPACE.config(20))))
+    agent = Agent(provider, make_table=lambda v: plain_table(), clock=FakeClock(), evidence=evidence or NoEvidence())
+    agent.run_turn(view, 1, max_submitted=1, overrules_left=1)
+    return [result.text for message in provider.requests[-1].messages for result in message.results]
+
+
+class Traces:
+    """Evidence of traced trials."""
+
+    def find(self, trial: int) -> TrialEvidence | None:
+        return TrialEvidence(seconds_by_cause={"compute": 6.2})
+
+
+def test_without_a_trace_the_parts_are_said_to_be_predicted() -> None:
+    view = view_of(FITTING[0], FITTING[-1])
+    bare, both = look_up(view, call("trial", {"trial": 1}), call("compare", {"a": 1, "b": 2}))
+    assert bare.endswith(", no trace: its parts are predicted, not measured")
+    assert ", predicted parts: " in bare
+    traced = look_up(view, call("trial", {"trial": 1}), evidence=Traces())[0]
+    assert "no trace" not in traced
+    assert both.count("no trace") == 2
+
+
+def test_compare_prints_the_differences_of_the_predicted_parts() -> None:
+    one, other = FITTING[0], FITTING[-1]
+    text = look_up(view_of(one, other), call("compare", {"a": 2, "b": 1}))[0].splitlines()[-1]
+    head = "closed form of trial 2 less that of trial 1 (predicted, not measured): "
+    assert text.startswith(head)
+    prediction = predict_space(CARD, SPACE)
+    assert prediction is not None
+    said = {
+        name: float(figure) for name, figure in (item.rsplit(" ", 1) for item in text.removeprefix(head).split(", "))
+    }
+    whole = float(prediction.value_N[other] - prediction.value_N[one])
+    assert sum(said.values()) == pytest.approx(whole, rel=0.05), "the parts of a step add up"
+    assert len(said) > 2

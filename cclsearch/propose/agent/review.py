@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from cclsearch.propose.agent.configs import format_config
+from cclsearch.propose.agent.row_facts import compare_parts
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.ensemble import predict_without
@@ -65,14 +64,6 @@ def _describe_next(
     ranked = [o for o in view.observations if o.loss is not None and o.row is not None]
     best = min(ranked, key=lambda o: o.loss or 0.0, default=None)
     if best is not None and prediction is not None:
-        differences = _compare_parts(prediction, row, best.row or 0)
+        differences = compare_parts(prediction, row, best.row or 0, NUM_DIFFERENCES)
         text += f"; closed form of it less that of the best: {differences}" if differences else ""
     return [text]
-
-
-def _compare_parts(prediction: Prediction, row: int, best: int) -> str:
-    """The parts of the closed form that differ most between two rows, in words."""
-    differences = {name: float(part_N[row] - part_N[best]) for name, part_N in (prediction.parts or {}).items()}
-    largest = sorted(differences, key=lambda name: -abs(differences[name]))[:NUM_DIFFERENCES]
-    shown = [f"{name} {differences[name]:+.3g}" for name in largest if np.abs(differences[name]) > 0]
-    return ", ".join(shown)

@@ -12,6 +12,8 @@ from cclsearch.stats.closed_form import Prediction, predict_space
 
 NUM_PARTS = 4
 """Largest parts that a list of parts names; the others are one sum."""
+MAX_DIFFERENCES = 8
+"""Parts of which `compare` names the difference, the largest first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +60,21 @@ class RowFacts:
         rest = sum(size for size, _ in sizes[NUM_PARTS:])
         return ", ".join([*named, *([f"others {rest:.3g}"] if rest > 0 else [])])
 
+    def differences(self, row: int, other: int) -> str:
+        """The parts of the closed form of a row less those of another, in words; empty without one."""
+        return "" if self.prediction is None else compare_parts(self.prediction, row, other, MAX_DIFFERENCES)
+
     def _derived(self) -> list[str]:
         predictor, primary = self.view.predictor, self.view.primary.name
         names = self.view.task.agent_metrics
         return [name for name in names if name in predictor.derived and predictor.derived[name].base == primary]
+
+
+def compare_parts(prediction: Prediction, row: int, other: int, count: int) -> str:
+    """The parts of the closed form that differ most between two rows, a row's less the other's, in words."""
+    differences = {name: float(part_N[row] - part_N[other]) for name, part_N in (prediction.parts or {}).items()}
+    largest = sorted(differences, key=lambda name: -abs(differences[name]))[:count]
+    return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if differences[name])
 
 
 def read_row_facts(view: SearchView) -> RowFacts:

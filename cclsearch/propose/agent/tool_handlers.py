@@ -49,6 +49,7 @@ from cclsearch.propose.events import LlmMode, SubmittedConfig
 Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
 
+NOT_TRACED = "no trace: its parts are predicted, not measured"
 WHY_NOT_KEPT = (
     "What you sent with it is not kept: beliefs change once between two trials, and not after a stall. "
     "Send it with your submission"
@@ -234,11 +235,20 @@ class ToolHandlers:
 
     def _compare(self, arguments: dict[str, Any]) -> ToolReply:
         a, b = arguments.get("a"), arguments.get("b")
-        half = self.max_bytes // 2 - 1
         reference = next((o.trial for o in self.view.observations if o.trial == b and b != a), None)
+        difference = self._describe_difference(a, b)
+        half = (self.max_bytes - len(difference.encode())) // 2 - 2
         first = self._describe_trial(a, half, reference=reference, against=f"trial {reference}")
         second = self._describe_trial(b, half)
-        return ToolReply(f"{first.text}\n\n{second.text}", first.fault or second.fault)
+        return ToolReply("\n\n".join(filter(None, (first.text, second.text, difference))), first.fault or second.fault)
+
+    def _describe_difference(self, a: object, b: object) -> str:
+        """What the closed form predicts as the difference of two trials, part by part; empty without one."""
+        rows = {o.trial: o.row for o in self.view.observations if o.trial in (a, b) and o.row is not None}
+        if len(rows) < 2:
+            return ""
+        found = self._facts.differences(rows[a], rows[b])  # type: ignore[index]
+        return f"closed form of trial {a} less that of trial {b} (predicted, not measured): {found}" if found else ""
 
     def _describe_trial(
         self, number: object, max_bytes: int, *, reference: int | None = None, against: str = ""
@@ -251,11 +261,15 @@ class ToolHandlers:
             )
         row = found[0].row
         parts = self._facts.parts(row) if row is not None else ""
-        closed_form = f", closed form {self._facts.predicted(row)}: {parts}" if row is not None and parts else ""
+        closed_form = (
+            f", closed form {self._facts.predicted(row)}, predicted parts: {parts}" if row is not None and parts else ""
+        )
         memory = self._facts.memory(row) if row is not None and not found[0].is_valid else ""
         whole = trial_summary(self.view, found[0]) + closed_form + (f", {memory}" if memory else "")
         summary = clip_bytes(whole, max(max_bytes // 2, 200))
         evidence = self.find_evidence(found[0].trial)
+        if parts and not (evidence and evidence.seconds_by_cause):
+            summary += f", {NOT_TRACED}"
         if evidence is None:
             return ToolReply(summary)
         other = self.find_evidence(reference) if reference is not None else None
