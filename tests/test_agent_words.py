@@ -12,15 +12,18 @@ from llm.turns import FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_stall
+from cclsearch.propose.agent.changes import change_lines
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
 from cclsearch.propose.agent.history import find_choosers
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
 from cclsearch.propose.agent.providers.types import Answer
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.tables import trial_summary
 from cclsearch.propose.agent.tool_schemas import make_toolset
-from cclsearch.propose.base import ProposerEvent, SearchView
+from cclsearch.propose.base import Observation, ProposerEvent, SearchView
+from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
-from cclsearch.space.table import RECORDED_RULES, Knob, Space
+from cclsearch.space.table import RECORDED_RULES, Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 
 FITTING = [row for row in range(len(SPACE)) if run_trial(1, SPACE.config(row)).loss is not None]
@@ -187,3 +190,52 @@ def test_compare_prints_the_differences_of_the_predicted_parts() -> None:
     whole = float(prediction.value_N[other] - prediction.value_N[one])
     assert sum(said.values()) == pytest.approx(whole, rel=0.05), "the parts of a step add up"
     assert len(said) > 2
+
+
+def idle_view() -> SearchView:
+    """A recording with zero_stage 0 and 1 at each dp; at dp=1 it changes nothing."""
+    knobs = (Knob("tp", (1, 2, 4)), Knob("dp", (1, 2, 4)), Knob("zero_stage", (0, 1)))
+    rows = [{"tp": 4 // dp, "dp": dp, "zero_stage": zero} for dp in (1, 2, 4) for zero in (0, 1)]
+    space = space_from_rows(knobs, rows)
+    card = CARD.model_copy(update={"hardware": CARD.hardware.model_copy(update={"num_accelerators": 4})})
+    seen = []
+    for trial, (row, time_s) in enumerate({1: 9.0, 3: 8.0, 5: 6.0}.items(), 1):  # all with zero_stage=1
+        metrics = {"step_time_s": time_s, "peak_memory_gib": 40.0}
+        seen.append(Observation(trial, space.config(row), row, time_s, metrics=metrics))
+    return replace(view_of(), card=card, space=space, observations=tuple(seen))
+
+
+def test_a_knob_without_effect_has_one_value_in_the_tables() -> None:
+    view = idle_view()
+    n = len(view.space)
+    table = replace(plain_table(), order=tuple(range(n)))
+    text = prompt_of(view, table)
+    assert "with dp=1, zero_stage changes nothing" in text
+    by_trial = {line.split()[0]: line.split(" | ")[1] for line in section(text, "TRIALS")[1:]}
+    assert by_trial == {"1": "4 1 0", "2": "2 2 1", "3": "1 4 1"}
+    assert trial_summary(view, view.observations[0]).startswith("trial 1: tp=4 dp=1 zero_stage=0: ")
+
+
+def test_pairs_and_untried_values_ignore_knobs_without_effect() -> None:
+    view = idle_view()
+    only_idle = replace(view, observations=view.observations[:1])
+    assert change_lines(only_idle)[-1] == "values without a trial: tp 1, 2; dp 2, 4; zero_stage 0, 1"
+    lines = change_lines(view)
+    assert lines[-1] == "values without a trial: zero_stage 0"
+    # at dp=1 trial 1 counts as zero_stage=0, so it differs from the others in more than the degrees
+    assert lines[0] == "degrees of parallelism: tp=2 dp=2 -> tp=1 dp=4: step x0.750 (trials 2, 3: zero_stage=1)"
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_belief_about_a_value_does_not_count_where_the_knob_changes_nothing(value: int) -> None:
+    view = idle_view()
+    belief = LlmTurn(turn=1, beliefs={f"zero_stage={value}": "much_more"}, num_seen=3, text="")
+    believing = replace(view, events=(belief,))
+    rows = np.arange(len(view.space))
+    plain, form = (apply_hints(v.predictor, v).forms["step_time_s"] for v in (view, believing))
+    moved_N = form.log_cost(rows)(form.prior.mean_P) - plain.log_cost(rows)(plain.prior.mean_P)
+    configs = [view.space.config(int(row)) for row in rows]
+    has_effect_N = np.array([config["dp"] != 1 and config["zero_stage"] == value for config in configs])
+    assert moved_N[has_effect_N] == pytest.approx(np.log(2))
+    assert moved_N[~has_effect_N] == pytest.approx(0.0)

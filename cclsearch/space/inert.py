@@ -90,5 +90,15 @@ def mask_inert(codes_NK: NDArray[np.int16], inert: Sequence[InertKnob]) -> NDArr
     return masked_NK
 
 
+def find_idle(masked_NK: NDArray[np.int16], inert: Sequence[InertKnob], column: int) -> NDArray[np.bool_]:
+    """(N,) whether the knob of that column changes nothing in each configuration, given its masked positions."""
+    idle_N = np.zeros(len(masked_NK), dtype=bool)
+    for one in inert:
+        if one.column == column:
+            conditions = [np.isin(masked_NK[:, other], positions) for other, positions in one.when]
+            idle_N |= np.logical_and.reduce(conditions)
+    return idle_N
+
+
 def _positions(values: Sequence[Value], wanted: Iterable[Value]) -> tuple[int, ...]:
     return tuple(n for n, value in enumerate(values) if any(same_value(value, one) for one in wanted))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Config, Value
-from cclsearch.space.inert import InertKnob, InertWhen, list_inert, mask_inert
+from cclsearch.space.inert import InertKnob, InertWhen, find_idle, list_inert, mask_inert
 from cclsearch.space.knobs import canonical_name, meaning_of, rank_degrees
 
 MAX_CHOICES = int(np.iinfo(np.int16).max)
@@ -178,6 +178,15 @@ class Space:
     def masked_NK(self) -> NDArray[np.int16]:
         """(N, K) `codes_NK` with one value for each knob without effect: equal rows are the same run. Read-only."""
         return mask_inert(self.codes_NK, self.inert)
+
+    def masked_config(self, row: int) -> Config:
+        """The configuration in that row with one value for each knob without effect: equal runs have equal ones."""
+        codes_K = self.masked_NK[row]
+        return Config({knob.name: knob.choices[code] for knob, code in zip(self.knobs, codes_K, strict=True)})
+
+    def is_idle_N(self, column: int) -> NDArray[np.bool_]:
+        """(N,) whether the knob of that column changes nothing in each row, whatever value it has there."""
+        return find_idle(self.masked_NK, self.inert, column)
 
     @cached_property
     def _sorted_masked(self) -> tuple[NDArray[np.void], NDArray[np.int64]]:

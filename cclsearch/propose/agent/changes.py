@@ -53,13 +53,13 @@ def _describe_pair(view: SearchView, changed: str, one: Observation, other: Obse
     metric = view.primary
     ratio = (one.value(metric.name) or 0.0) / (other.value(metric.name) or 1.0)
     old, new = (_values(view, changed, o) for o in (other, one))
-    shared = {name: value for name, value in view.space.config(one.row or 0).items() if _name(name) != changed}
+    shared = {name: value for name, value in view.space.masked_config(one.row or 0).items() if _name(name) != changed}
     same = format_config(view.space, shared)
     return f"{old} -> {new}: {metric.short or metric.words} x{ratio:.3f} (trials {other.trial}, {one.trial}: {same})"
 
 
 def _values(view: SearchView, changed: str, o: Observation) -> str:
-    config = view.space.config(o.row or 0)  # with knobs that were added since
+    config = view.space.masked_config(o.row or 0)  # with knobs that were added since, and as equal runs have them
     if changed != LAYOUT:
         return format_knob_value(config[changed])
     return format_config(view.space, {name: value for name, value in config.items() if _name(name) == LAYOUT})
@@ -73,8 +73,10 @@ def _list_unseen(view: SearchView) -> list[str]:
     for column, knob in enumerate(space.knobs):
         if knob not in free_knobs(space):
             continue
-        known = set(space.codes_NK[rows, column].tolist())
-        values = [format_knob_value(choice) for code, choice in enumerate(knob.choices) if code not in known]
+        codes_N, idle_N = space.codes_NK[:, column], space.is_idle_N(column)
+        known = set(codes_N[rows][~idle_N[rows]].tolist())  # without effect, a value is not tried
+        new = sorted(set(codes_N[~idle_N].tolist()) - known)
+        values = [format_knob_value(knob.choices[code]) for code in new]
         more = f", and {len(values) - MAX_UNSEEN} more" if len(values) > MAX_UNSEEN else ""
         found += [f"{knob.name} {', '.join(values[:MAX_UNSEEN])}{more}"] if values else []
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.propose.agent.configs import format_config, format_header, format_row
 from cclsearch.propose.agent.history import find_choosers, past_turns
 from cclsearch.propose.agent.quoting import quote_line
@@ -99,7 +100,12 @@ def _trial_line(
     ]
     notes = (" (repeat)" if o.is_confirmation else "") + (f" ({_violations(view, o)})" if o.violation else "")
     notes += " (ended early: too slow)" if o.is_pruned else ""
-    return f"{' '.join(figures)} | {format_row(view.space, o.config)}{notes}"
+    return f"{' '.join(figures)} | {format_row(view.space, _plain_config(view, o))}{notes}"
+
+
+def _plain_config(view: SearchView, o: Observation) -> Config:
+    """A trial's configuration with one value for each knob without effect, as all equal runs are shown."""
+    return o.config if o.row is None else view.space.masked_config(o.row)
 
 
 def _bounded_metrics(view: SearchView) -> list[str]:
@@ -131,7 +137,7 @@ def failure_lines(view: SearchView, facts: RowFacts) -> list[str]:
         shown = failed[-12:]
         lines += [
             f"  trial {o.trial} {choosers.get(o.trial, '-')} | "
-            f"{format_row(view.space, o.config)}{_memory_note(o, facts)}"
+            f"{format_row(view.space, _plain_config(view, o))}{_memory_note(o, facts)}"
             for o in shown[::-1]
         ]
         if len(failed) > len(shown):
@@ -233,7 +239,7 @@ def trial_summary(view: SearchView, o: Observation) -> str:
     measured = f"{metric.short or metric.words} {metric.show(o.value(metric.name))}"
     loss = _violations(view, o) if o.loss is None else f"loss {o.loss:.5g}"
     end = f"{loss}, {measured}" if o.is_valid else _kind(o)
-    parts = [f"trial {o.trial}: {format_config(view.space, o.config)}: {end}, {describe_memory(view, o)}"]
+    parts = [f"trial {o.trial}: {format_config(view.space, _plain_config(view, o))}: {end}, {describe_memory(view, o)}"]
     parts += [f"{metric.words}{'s' if metric.is_time else ''} spread {o.spread:.1%}"] if o.spread is not None else []
     parts += [f"message: {quote_line(o.failure.message, 300)}"] if o.failure else []
     return ", ".join(parts)

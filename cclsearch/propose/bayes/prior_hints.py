@@ -186,10 +186,13 @@ def _shift(form: ClosedForm, parts: Mapping[str, Mapping[str, float]], hints: Ma
 def _add_values(
     form: ClosedForm, space: Space, hints: Mapping[str, ActiveHint], values: Mapping[str, tuple[int, int]]
 ) -> ClosedForm:
-    """Return the form with a factor for the rows that have each of these values (belief -> column and code)."""
+    """Return the form with a factor for the rows in which each of these values (belief -> column and code) has an
+    effect: with dp=1, `zero_stage=0` is no different from `zero_stage=1`."""
     if not values:
         return form
-    member_KN = np.array([space.codes_NK[:, column] == code for column, code in values.values()])
+    member_KN = np.array(
+        [(space.codes_NK[:, column] == code) & ~space.is_idle_N(column) for column, code in values.values()]
+    )
     shift_K = np.array([hints[part].shift * VALUE_FACTOR for part in values])
     sd_K = np.array([hints[part].weight * VALUE_SD for part in values])
     return _add_factors(form, tuple(values), member_KN, shift_K, sd_K)
