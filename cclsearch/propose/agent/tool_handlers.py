@@ -290,8 +290,9 @@ class ToolHandlers:
             keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
             rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
         least = arguments.get("min_fits")
-        is_given = isinstance(least, int | float) and not isinstance(least, bool)
-        rows &= self.table.fits_N >= (least if is_given else self.table.least_fits)
+        if not isinstance(least, int | float) or isinstance(least, bool):
+            least = self.table.least_fits
+        rows &= self.table.fits_N >= least
         sort = arguments.get("sort", "promise")
         ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")
