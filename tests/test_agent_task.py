@@ -16,13 +16,14 @@ from cclsearch.core.metrics import PEAK_MEMORY, Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.plugins import TASKS
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
+from cclsearch.propose.agent.decision import ToolReply
 from cclsearch.propose.agent.evidence import NoEvidence, TrialEvidence
 from cclsearch.propose.agent.options import read_seed_program
 from cclsearch.propose.agent.policy.runner import policy_inputs
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import ToolHandlers, ToolReply
+from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.score.objective import Constraint, single_metric
@@ -131,10 +132,10 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     assert 'framework "resizer"\nfixed work: pixels 640\n2 x cpu' in system
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
     assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system
-    assert "trial loss images_per_s vs_best mem_GiB | lanes" in user
+    assert "trial by loss images_per_s vs_best mem_GiB | lanes" in user
     assert "pred_images_per_s optimistic vs_best mem_GiB P(fits) P(wins) free | lanes" in user
     assert '"expected_images_per_s"' in tools
-    assert "the time of each part of its picture" in tools
+    assert "measurements, the measured time of each part of its picture if it was traced" in tools
     found = WORDS_OF_TRAINING.findall("\n".join((system, user, tools)))
     assert found == []
 
@@ -198,8 +199,8 @@ def test_a_violated_constraint_is_no_failure() -> None:
     view = bounded(make_view())
     system, user, _ = write(view)
     assert "only trials with delay_p99_s at most 2 s count" in system
-    assert "trial loss images_per_s vs_best mem_GiB delay_p99_s | lanes\n1 0.02 50 x1.000 2 1 | 3\n" in user
-    assert "2 - 80 - 2 3 | 4 (violates by 50.0%: delay_p99_s must be at most 2 s; it is 3)" in user
+    assert "trial by loss images_per_s vs_best mem_GiB delay_p99_s | lanes\n1 seed 0.02 50 x1.000 2 1 | 3\n" in user
+    assert "2 seed - 80 - 2 3 | 4 (violates by 50.0%: delay_p99_s must be at most 2 s; it is 3)" in user
     assert "FAILURES" not in user
     assert "violates by 50.0%" in ask(view, "trial", trial=2).text
     assert [record["status"] for record in policy_inputs(view)[2]] == ["success", "constraint violated"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from cclsearch.core.text import one_line
 from cclsearch.core.trust import find_code
 from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.decision import Decision
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence
 from cclsearch.propose.agent.extension import SpaceExtender, count_growths, make_extension
 from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
@@ -21,7 +22,7 @@ from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import Decision, Explain, ToolHandlers
+from cclsearch.propose.agent.tool_handlers import Explain, ToolHandlers
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
     TURNS_FOLDER,

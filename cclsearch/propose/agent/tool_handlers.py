@@ -12,8 +12,9 @@ import numpy as np
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, Value
+from cclsearch.core.values import Config
 from cclsearch.propose.agent.configs import CallError, format_config, nearest_rows, read_config, read_value
+from cclsearch.propose.agent.decision import Decision, ToolReply
 from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
 from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.extension import Extension
@@ -58,41 +59,6 @@ MAX_REPLY_BYTES = 2400
 """Bytes of one look-up's result."""
 MIN_FITS = 0.05
 """Probability of fitting, or of satisfying the constraints, below which that is the objection to a row."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The decision that ends a turn: a submission or a finish."""
-
-    submitted: tuple[SubmittedConfig, ...] = ()
-    refused: tuple[str, ...] = ()
-    """Why further configurations of the same submission are left out."""
-    finish: str | None = None
-    insight: str = ""
-    beliefs: Mapping[str, str] = field(default_factory=dict)
-    """Part of the work, or KNOB=VALUE -> how it compares with the closed form: evidence for the surrogate."""
-    doubts: tuple[int, ...] = ()
-    """Finished trials whose measurement is doubted."""
-    withdraws: tuple[int, ...] = ()
-    """Earlier turns whose insight and beliefs are withdrawn."""
-    is_revision: bool = False
-    """Whether only beliefs, doubts and insights change, and no trial is asked for."""
-    program: str | None = None
-    """Source of the policy program that chose the submission."""
-    adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    """What to add to the search space, instead of a submission."""
-    why: str = ""
-    """Why to add it."""
-
-
-@dataclass(frozen=True)
-class ToolReply:
-    """The reply to one call."""
-
-    text: str
-    fault: str = ""
-    """Short name of the mistake (`duplicate`, `illegal`, `malformed`, ...); empty if there was none."""
-    decision: Decision | None = None
 
 
 @dataclass

@@ -76,6 +76,7 @@ def make_toolset(
     words = {
         "quantity": view.primary.quantity,
         "unit": view.task.unit_of_work,
+        "predicted": "the parts of the closed form, " if view.primary.name in view.predictor.forms else "",
         "max_predicted": MAX_PREDICTED,
         "max_listed": MAX_LISTED,
         "max_submitted": max_submitted,

@@ -187,7 +187,7 @@ def _add_values(
     form: ClosedForm, space: Space, hints: Mapping[str, ActiveHint], values: Mapping[str, tuple[int, int]]
 ) -> ClosedForm:
     """Return the form with a factor for the rows in which each of these values (belief -> column and code) has an
-    effect: with dp=1, `zero_stage=0` is no different from `zero_stage=1`."""
+    effect: with dp=1, `zero_stage=0` and `zero_stage=1` are the same run."""
     if not values:
         return form
     member_KN = np.array(

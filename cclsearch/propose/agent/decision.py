@@ -1,0 +1,44 @@
+"""What a tool call returns: a text for the model, and the decision if it made one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cclsearch.core.values import Value
+from cclsearch.propose.events import SubmittedConfig
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision that ends a turn: a submission or a finish."""
+
+    submitted: tuple[SubmittedConfig, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Why further configurations of the same submission are left out."""
+    finish: str | None = None
+    insight: str = ""
+    beliefs: Mapping[str, str] = field(default_factory=dict)
+    """Part of the work, or KNOB=VALUE -> how it compares with the closed form: evidence for the surrogate."""
+    doubts: tuple[int, ...] = ()
+    """Finished trials whose measurement is doubted."""
+    withdraws: tuple[int, ...] = ()
+    """Earlier turns whose insight and beliefs are withdrawn."""
+    is_revision: bool = False
+    """Whether only beliefs, doubts and insights change, and no trial is asked for."""
+    program: str | None = None
+    """Source of the policy program that chose the submission."""
+    adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """What to add to the search space, instead of a submission."""
+    why: str = ""
+    """Why to add it."""
+
+
+@dataclass(frozen=True)
+class ToolReply:
+    """The reply to one call."""
+
+    text: str
+    fault: str = ""
+    """Short name of the mistake (`duplicate`, `illegal`, `malformed`, ...); empty if there was none."""
+    decision: Decision | None = None
