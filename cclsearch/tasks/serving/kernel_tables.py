@@ -9,13 +9,15 @@ the time per token is averaged, as logarithms, with the closed form's; a configu
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,11 +130,10 @@ def _estimate(
     width = layout.tp * layout.attention_dp
     ep = min(layout.ep, width) if is_moe else 1
     with _quiet():
-        from aiconfigurator.cli.api import cli_estimate  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
+        estimate = _load_estimator()
         for mode in MODES:
             try:
-                found = cli_estimate(
+                found = estimate(
                     model, system, backend_name=engine, database_mode=mode, isl=lengths[0], osl=lengths[1],
                     batch_size=layout.batch, tp_size=layout.tp, pp_size=layout.pp,
                     attention_dp_size=layout.attention_dp, moe_ep_size=ep, moe_tp_size=max(1, width // ep), **weights,
@@ -142,6 +143,15 @@ def _estimate(
             if found.ttft > 0 and found.tpot > 0:
                 return found.ttft / 1e3, found.tpot / 1e3
     return np.nan, np.nan
+
+
+@cache
+def _load_estimator() -> Callable[..., Any]:
+    """Its function for one estimate, which then lists the versions that it knows once, not at each call."""
+    api = importlib.import_module(f"{PACKAGE}.cli.api")
+    database = importlib.import_module(f"{PACKAGE}_core.sdk.perf_database")
+    database.get_supported_databases = cache(database.get_supported_databases)  # type: ignore[attr-defined]
+    return api.cli_estimate  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
