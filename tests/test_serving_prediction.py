@@ -146,9 +146,22 @@ def test_static_graphs_compute_what_they_are_padded_to() -> None:
     assert prediction.value_N[batch] < prediction.value_N[free]
 
 
-@pytest.mark.parametrize("change", [{"arrival": "poisson", "request_rate": 2.0}])
-def test_an_open_loop_is_not_predicted(change: dict[str, Any]) -> None:
-    card = make_card(concurrency=None, **change)
+def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer() -> None:
+    """More requests than it can answer wait ever longer, and change the throughput no more."""
+    found = {}
+    for rate in (2.0, 1e4, 2e4):
+        card = make_card(concurrency=None, arrival="poisson", request_rate=rate, num_requests=5000)
+        predictor = task_of(card).predictor(card, make_space(tp=(8,)))
+        assert predictor is not None
+        found[rate] = {name: float(np.exp(form.predict(1)[0][0])) for name, form in predictor.forms.items()}
+    asked = 2.0 * float(card.work["output_len"]) / 8
+    assert found[2.0][THROUGHPUT] == pytest.approx(asked, rel=0.02)
+    assert found[1e4][THROUGHPUT] == pytest.approx(found[2e4][THROUGHPUT], rel=0.02)
+    assert found[2.0]["ttft_mean_s"] < 1 < found[1e4]["ttft_mean_s"] < found[2e4]["ttft_mean_s"]
+
+
+def test_the_load_of_a_request_trace_is_not_predicted() -> None:
+    card = make_card(concurrency=None, arrival="trace", request_trace="t.csv")
     assert task_of(card).predictor(card, make_space(tp=(8,))) is None
 
 

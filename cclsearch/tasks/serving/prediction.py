@@ -21,9 +21,10 @@ from cclsearch.tasks.serving.disaggregation import Deployment, compute_parts, re
 from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
+from cclsearch.tasks.serving.open_loop import read_arrivals, serve_open
 from cclsearch.tasks.serving.steady_state import Served, serve
 from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, Array, LoadParts
-from cclsearch.tasks.serving.workload import read_limits
+from cclsearch.tasks.serving.workload import count_requests, find_arrival, read_limits
 
 PRIOR = Prior(
     mean_P=np.zeros(len(MULTIPLIERS)),
@@ -49,28 +50,38 @@ FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
 Compute = Callable[[Rows | None, Array | float], LoadParts]
 """Rows (None: all) and clients -> the parts of a load."""
+MAX_PLACES = 4096.0
+"""Sequences at once up to which servers under a given rate are predicted."""
 HINT_PARTS = {name: {name: 1.0} for name in MULTIPLIERS if name != "scale"}
 
 
 def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predictor | None:
-    """Return the predictor of a closed loop or a batch; None if the card states no concurrency, or no lengths."""
-    work = card.work
+    """Return the predictor of a load or a batch; None if the card has neither concurrency nor rate, or no lengths."""
+    work, arrivals = card.work, None
     most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
-    if most is None or not {"input_len", "output_len"} <= set(work) or card.model is None:
+    if most is None:
+        arrivals = read_arrivals(work, find_arrival(card), count_requests(work))
+    if (most is None and arrivals is None) or not {"input_len", "output_len"} <= set(work) or card.model is None:
         return None
     at = read_deployment(card, space)
     lengths = float(work["input_len"]), float(work["output_len"])
     compute = _make_compute(card, space, at, lengths)
-    clients = _list_loads(most, "max_concurrency" in work, space)
+    is_searched = arrivals is not None or "max_concurrency" in work
+    clients = _list_loads(most or _count_places(at), is_searched, space)
     measured_LN = _mark_loads(space, clients)
     loads = _stack([compute(None, number) for number in clients])
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
+    def measure(rows: Rows, theta: Array, read: Callable[[Served], Array]) -> Array:
+        chosen = _take(loads, rows)
+        if arrivals is not None:
+            return read(serve_open(chosen, theta, arrivals))
+        return _best(chosen, theta, limits, read, measured_LN[:, rows])
+
     def form(metric: MetricInfo, read: Callable[[Served], Array]) -> ClosedForm:
         def log_cost(rows: Rows) -> RowModel:
-            chosen = _take(loads, rows)
-            return lambda theta: np.log(_best(chosen, theta, limits, read, measured_LN[:, rows]))
+            return lambda theta: np.log(measure(rows, theta, read))
 
         return ClosedForm(metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "")
 
@@ -78,11 +89,12 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     whole = ClosedForm(
         throughput.metric, MULTIPLIERS, PRIOR, throughput.log_cost,
         split=lambda theta: {
-            name: _best(loads, theta, limits, lambda served, name=name: served.parts[name], measured_LN)  # type: ignore[misc]
+            name: measure(np.arange(len(space)), theta, lambda served, name=name: served.parts[name])  # type: ignore[misc]
             for name in SHARES
         },
         parts_key="accelerator_s_per_token", heading="tokens/s",
     )  # fmt: skip
+    chooses = arrivals is None and len(clients) > 1
     return Predictor(
         features=read_features(space),
         forms={
@@ -93,8 +105,13 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         memory=make_memory_form(card, at, sum(lengths)),
         hint_parts=HINT_PARTS,
         derived=_derive_all(at.accelerators),
-        loads=_predict_loads(card, space, compute, tuple(clients), measured_LN.T) if len(clients) > 1 else None,
+        loads=_predict_loads(card, space, compute, tuple(clients), measured_LN.T) if chooses else None,
     )
+
+
+def _count_places(at: Deployment) -> float:
+    """Return the most sequences at once over all configurations, at most `MAX_PLACES`."""
+    return min(float((at.whole.dp * at.whole.sequences).max()), MAX_PLACES)
 
 
 def _make_compute(card: Card, space: Space, at: Deployment, lengths: tuple[float, float]) -> Compute:

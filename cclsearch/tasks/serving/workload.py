@@ -274,8 +274,7 @@ def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
     if arrival is Arrival.TRACE:
         return read_request_trace(card)
     require_numbers(card, "input_len", "output_len")
-    concurrency = int(work.get("max_concurrency", work.get("concurrency", 1)))
-    number = int(work.get("num_requests", min(MAX_REQUESTS, max(4 * concurrency, 32))))
+    number = count_requests(work)
     rng = np.random.default_rng([seed, 20])
     lengths = [_draw_lengths(rng, work, int(work[name]), number) for name in ("input_len", "output_len")]
     intervals = np.zeros(number)
@@ -288,6 +287,12 @@ def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
         PlannedRequest(arrival_s=round(float(when), 6), input_tokens=int(given), output_tokens=int(asked))
         for when, given, asked in zip(np.cumsum(intervals), *lengths, strict=True)
     )
+
+
+def count_requests(work: Config) -> int:
+    """The requests of a load that is not a trace."""
+    concurrency = int(work.get("max_concurrency", work.get("concurrency", 1)))
+    return int(work.get("num_requests", min(MAX_REQUESTS, max(4 * concurrency, 32))))
 
 
 def _draw_lengths(rng: np.random.Generator, work: Config, mean: int, number: int) -> np.ndarray:
