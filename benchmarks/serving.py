@@ -129,7 +129,7 @@ def search(table: Table, limit_s: float, values: Mapping[int, tuple[float, float
     objective = task.constrain(table.card, choose_objective(THROUGHPUT, (text,), task=table.card.task))
     card = task.freeze(table.card, objective)
     seen: list[Observation] = []
-    for trial in range(1, len(values) + 1):
+    for trial in range(1, min(len(values), MILESTONES[-1]) + 1):
         view = SearchView(
             card, table.space, tuple(seen), frozenset(), max(1, 15 - trial), seed, objective, next_trial=trial
         )
