@@ -105,5 +105,6 @@ def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(project:
     results = [json.loads(path.read_text()) for path in found]
     assert {result["status"] for result in results} == {"ok"}
     assert all(result["world_size"] == len(result["hosts"]) == 2 for result in results)
-    shares = [(found[0].parent / f"share-{node}").read_text() for node in range(2)]
+    trial = project / "runs" / "r" / "trials" / "0001"
+    shares = [next(trial.glob(f"**/share-{node}")).read_text() for node in range(2)]
     assert len(set(shares)) == 2, "on different nodes"
