@@ -25,13 +25,14 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run import catalog
-from cclsearch.run.folder import create_run, load_run
+from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SearchLimits
 from cclsearch.score.objective import Objective
 from cclsearch.search.drive import Changes, drive_search
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import find_budget
 from cclsearch.search.session import Session
+from cclsearch.search.start import start_run
 
 
 def search(
@@ -101,7 +102,7 @@ def search(
         run_id=name,
     )
     plan = plan_search(request)
-    return _continue(create_run(plan.spec, catalog.runs_folder(runs)), measure, verbose=verbose)
+    return _continue(start_run(plan.spec, catalog.runs_folder(runs)), measure, verbose=verbose)
 
 
 def resume(

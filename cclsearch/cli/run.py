@@ -19,8 +19,8 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, read_names
 from cclsearch.plan.warm_start import AUTO, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
-from cclsearch.run.folder import create_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
+from cclsearch.search.start import start_run
 from cclsearch.space.opening import Extend
 from cclsearch.space.parse import parse_knobs
 from cclsearch.space.tuning_config import read_tuning_config
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return show_plan(plan, runs, as_json=args.json)
     from cclsearch.cli.drive import drive_search
 
-    folder = create_run(plan.spec, runs)
+    folder = start_run(plan.spec, runs)
     return drive_search(folder, args)
 
 

@@ -154,6 +154,14 @@ class StartWarner(Protocol):
 
 
 @runtime_checkable
+class StartRefuser(Protocol):
+    """A launcher that can see at once that no job could start here."""
+
+    def refuse_at_start(self) -> None:
+        """Raise UserError, with what is missing and what to do, before a new run has a folder."""
+
+
+@runtime_checkable
 class WorkloadUser(Protocol):
     """A launcher that computes trials itself, so it needs the card and the search space."""
 

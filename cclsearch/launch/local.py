@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +48,7 @@ from cclsearch.launch.collect import (
 )
 from cclsearch.launch.contract import DEVICES_VARIABLE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
 from cclsearch.launch.environment import inherited_environment, render_script
+from cclsearch.launch.local_checks import check_framework
 from cclsearch.launch.local_settings import LocalSettings
 from cclsearch.launch.ownership import is_own, place_in, run_folder_of
 from cclsearch.launch.profile import Profile
@@ -130,6 +130,12 @@ class LocalLauncher:
             " Stop the processes before the search, or run it on another machine"
         )
 
+    def refuse_at_start(self) -> None:
+        """Raise UserError about the first check that fails: what is missing here is missing in every trial."""
+        failed = next((check for check in self.check() if not check.ok), None)
+        if failed is not None:
+            raise UserError(f"{failed.name}: {failed.detail}. {failed.remedy[:1].upper()}{failed.remedy[1:]}")
+
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Start each job in its own process group."""
         if not self.settings.network_namespaces:
@@ -179,8 +185,8 @@ class LocalLauncher:
             return [python, Check.of("network namespaces", False, f"no {', '.join(missing)}", "`ip netns add NAME`")]
         if self.profile.framework is None:
             return [python]
-        script = Check.of("run script", True, str(self.framework.script_path))
-        return [python, script, *self._check_package(shutil.which(self.python)), *self._check_needs()]
+        variables = {**self._inherited(), **self.profile.environment}
+        return [python, *check_framework(self.framework, self.python, variables)]
 
     def close(self) -> None:
         """Reap ended children; jobs keep running."""
@@ -312,30 +318,6 @@ class LocalLauncher:
     def _is_ours(self, folder: Path) -> bool:
         root = self.profile.run_dir
         return root is None or root.resolve() in folder.resolve().parents
-
-    def _check_package(self, python: str | None) -> list[Check]:
-        package = self.framework.package
-        if python is None or not package:
-            return []
-        code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-        answer = subprocess.run(
-            [python, "-c", code, package],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=self._inherited(),
-            stdin=subprocess.DEVNULL,
-        )
-        ok = answer.returncode == 0
-        detail = f"{package} {answer.stdout.strip()}" if ok else f"{package} is not installed for {python}"
-        return [Check.of(package, ok, detail, f"{python} -m pip install {package}")]
-
-    def _check_needs(self) -> Iterator[Check]:
-        variables = {**self._inherited(), **self.profile.environment}
-        for need in self.framework.needs:
-            value = variables.get(need.env)
-            ok = need.is_met(value)
-            yield Check.of(need.env, ok, need.describe(value, is_met=ok), need.remedy)
 
     def _reap(self) -> None:
         self._children = {name: child for name, child in self._children.items() if child.poll() is None}

@@ -34,12 +34,13 @@ from cclsearch.record.event import EndKind
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.catalog import list_runs
-from cclsearch.run.folder import Run, Standing, create_run, load_run
+from cclsearch.run.folder import Run, Standing, load_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.search.jobs import StopSignal
 from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.search.meter import Allowance, Meter
 from cclsearch.search.session import begin_or_resume, open_session
+from cclsearch.search.start import start_run
 from cclsearch.space.parse import parse_knobs
 
 CONFIRM = 2
@@ -297,7 +298,7 @@ class NightRun:
             learn_from=tuple(str(night.run.folder) for night in earlier[-LEARN_NIGHTS:]) if job.learn else (),
             earlier_runs=tuple(str(folder) for folder in list_runs(self.runs)) if job.learn else (),
         )
-        return load_run(create_run(plan_search(request).spec, self.runs))
+        return load_run(start_run(plan_search(request).spec, self.runs))
 
     def _search(
         self, state: NightlyJobState, run: Run, max_trials: int, limits: dict[str, float | None]

@@ -17,9 +17,9 @@ from cclsearch.plan.target import choose_target
 from cclsearch.plugins import TASKS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
-from cclsearch.run.folder import create_run
 from cclsearch.score.catalog import find_metric
 from cclsearch.score.objective import MAX_PARETO_METRICS, Objective, load_objective, single_metric
+from cclsearch.search.start import start_run
 from cclsearch.stats.pareto import parse_weights
 
 SWEEP_FILE = "sweep.json"
@@ -137,7 +137,7 @@ def plan_sweep(
 def create_sweep(planned: SweepPlan, runs_folder: Path) -> Path:
     """Create the run's folder with its frozen inputs and the sweep's."""
     sweep = planned.sweep.model_dump_json(indent=1) + "\n"
-    return create_run(planned.plan.spec, runs_folder, extra_files={SWEEP_FILE: sweep})
+    return start_run(planned.plan.spec, runs_folder, extra_files={SWEEP_FILE: sweep})
 
 
 def read_sweep(folder: Path) -> Sweep | None:
