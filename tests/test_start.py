@@ -38,7 +38,7 @@ def test_run_without_the_package_of_its_framework_is_refused(
     capsys.readouterr()
     assert main(["run", "--workload", "tiny", "--launcher", str(profile), "--budget", "2"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error == (f"ccl-search: torch: torch is not installed for {python}. Run `{python} -m pip install torch`")
+    assert error == (f"ccl-search: torch is not installed for {python}. Run `{python} -m pip install torch`")
     assert not list(tmp_path.glob("runs/*"))
 
 

@@ -134,7 +134,8 @@ class LocalLauncher:
         """Raise UserError about the first check that fails: what is missing here is missing in every trial."""
         failed = next((check for check in self.check() if not check.ok), None)
         if failed is not None:
-            raise UserError(f"{failed.name}: {failed.detail}. {failed.remedy[:1].upper()}{failed.remedy[1:]}")
+            found = failed.detail if failed.name in failed.detail else f"{failed.name}: {failed.detail}"
+            raise UserError(f"{found}. {failed.remedy[:1].upper()}{failed.remedy[1:]}")
 
     def submit(self, jobs: Sequence[Job]) -> list[Handle]:
         """Start each job in its own process group."""
