@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
                 count += 1
                 print(text, end="" if text.endswith("\n") else "\n", flush=args.follow)
     except KeyboardInterrupt:
-        return EXIT_OK  # the trial goes on
+        return EXIT_OK  # the trial continues
     if args.rank is not None:
         _print_failure(folder, args.trial, args.rank, count)
     return EXIT_OK

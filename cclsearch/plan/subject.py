@@ -77,7 +77,7 @@ def find_subject(asked: Asked) -> Subject:
     """Return what the options name; raises UserError if they name nothing, several things, or change a frozen one."""
     if asked.run is not None:
         others = (("--workload", asked.workload), ("--recording", asked.recording), *_changes(asked))
-        _refuse(others, f"--run {asked.run} stands for the frozen inputs of that run")
+        _refuse(others, f"--run {asked.run} means the frozen inputs of that run")
         return _read_run(load_run(find_run(asked.run, asked.runs)).spec)
     if asked.recording is not None:
         _refuse((("--workload", asked.workload), *_changes(asked)), "--recording has a card and a space of its own")

@@ -1,6 +1,6 @@
 """The progress of a search as lines that fit a terminal of any size: newest trials, the best one, and a footer.
 
-`Progress` is frozen, so that a thread may draw it while the search goes on.
+`Progress` is frozen, so that a thread may draw it while the search continues.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from cclsearch.trace.whatif.graph import RankGraph
 from cclsearch.trace.whatif.projection import Replay, find_collectives
 
 MAX_EVENTS = 300_000
-"""Events of all ranks above which the slowest rank stands for all."""
+"""Events of all ranks above which the slowest rank represents all."""
 _BY_FLOPS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
 
 
@@ -87,7 +87,7 @@ class ClusterReplay:
                 " and the recorded cluster's links"
             )
         if len(self.graphs) == 1 and self.base.num_ranks > 1:
-            notes.append(f"rank {self.graphs[0].rank} stands for all {self.base.num_ranks} ranks")
+            notes.append(f"rank {self.graphs[0].rank} represents all {self.base.num_ranks} ranks")
         return (*self.replay.notes, *notes)
 
     def _choose_graphs(self) -> tuple[RankGraph, ...]:
@@ -201,7 +201,7 @@ class ClusterReplay:
             call = table.collectives[int(table.coll_id[graph.rows[i]])]
             old = self._groups_of(graph, call, self.base.num_ranks)
             moving = max(int(self.graphs[g].transfer_ns[i]) for g, i in members) / 1e9
-            # a rank that stands for all keeps its measured waiting; else who is late follows from the simulation
+            # a rank that represents all keeps its measured waiting; else who is late follows from the simulation
             waiting = max(seconds - moving, 0.0) if len(members) == 1 else 0.0
             seconds = waiting + moving
             if old is not None and moving > 0:
