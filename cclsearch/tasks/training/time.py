@@ -95,7 +95,7 @@ class TimeParts:
     optimizer: Array
     """Per step."""
     shared_tp: Array
-    """Whether gradients leave their node while tensor-parallel collectives do, over measured links: 1 or 0."""
+    """Whether gradients leave their node while tensor-parallel collectives do, over links: 1 or 0."""
     shared_exchange: Array
     """The same of exchanges with experts."""
     shared_p2p: Array
@@ -194,9 +194,12 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
 
 
 def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
-    """(N,) 1 where an axis and the gradients both leave their nodes over measured links, and so use the same ports."""
+    """(N,) 1 where an axis and the gradients both leave their nodes over links, and so use the same ports.
+
+    Links are measured or those of a simulated cluster, where each rank has a port to a tier.
+    """
     gradients = network.axis("sharding").crosses | network.axis("replicated").crosses
-    return np.asarray((network.axis(name).crosses & gradients) * float(machine.links is not None))
+    return np.asarray((network.axis(name).crosses & gradients) * float(machine.has_network))
 
 
 def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
