@@ -19,8 +19,9 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Rows
 from cclsearch.stats.kernel import KernelShape
 from cclsearch.tasks.serving.disaggregation import Deployment
+from cclsearch.tasks.serving.replica import Array, Replica
 from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
-from cclsearch.tasks.serving.steps import Array, Replica, kv_numbers
+from cclsearch.tasks.serving.steps import kv_numbers
 
 MIN_MEMORY = MetricInfo(
     name="least_memory_gib",

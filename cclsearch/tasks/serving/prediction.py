@@ -22,8 +22,9 @@ from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
 from cclsearch.tasks.serving.open_loop import read_arrivals, serve_open
+from cclsearch.tasks.serving.replica import Array
 from cclsearch.tasks.serving.steady_state import Served, serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, Array, LoadParts
+from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, LoadParts
 from cclsearch.tasks.serving.workload import count_requests, find_arrival, read_limits
 
 PRIOR = Prior(
