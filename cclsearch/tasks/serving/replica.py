@@ -12,7 +12,7 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import read_machine
-from cclsearch.tasks.serving.engines import find_engine_times
+from cclsearch.tasks.serving.engines import find_engine_times, read_engines
 from cclsearch.tasks.serving.served_model import FOUR_BITS
 
 Array = NDArray[np.float64]
@@ -24,6 +24,12 @@ DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
 """`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
 
 
+DEFAULT_BLOCK = 16
+"""Tokens of a block, as vLLM's documentation has it."""
+MEMORY_FRACTION = 0.9
+"""Share of the device's memory that a server takes, as vLLM's documentation has it."""
+DRAFTED = 4
+"""Tokens that are guessed for a step, as the run scripts have it (`launchers/vllm_serve.py`)."""
 AGGREGATED = {name: name for name in ("tp", "dp", "ep", "dp_attention")}
 """Knobs of servers that prefill and decode."""
 
@@ -56,6 +62,22 @@ class Replica:
     """It reads keys and values for a multiple of so many tokens of each."""
     reserves: Array
     """1 if each place of a sequence has the memory of a whole request at all times, else 0."""
+    block_size: Array
+    """Tokens of a block of the KV cache."""
+    cached: Array
+    """First tokens of each prompt that are in the cache of prefixes."""
+    checked: Array
+    """Tokens that a step computes of each sequence: its next one, and those that were guessed."""
+    gain: Array
+    """Tokens that it has of each in the mean afterwards."""
+    cache_gib: Array
+    """GiB of the KV cache of an accelerator; 0 if it has what the rest of the server leaves."""
+    memory_share: Array
+    """Share of an accelerator's memory that the server takes."""
+    is_chunked: Array
+    """1 if a step may compute a part of a prompt, else 0."""
+    is_alone: Array
+    """1 if prompts are computed in steps of their own, before any answer goes on, else 0."""
 
     def take(self, rows: NDArray[np.int64]) -> Replica:
         """Return the columns of these rows."""
@@ -89,6 +111,10 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
     attention_ranks = np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0))
     half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
     replicas = number(layout["dp"])
+    block_size = number("block_size", DEFAULT_BLOCK)
+    cached = _count_cached(card, block_size, column("prefix_caching", _is_on, 0.0))
+    checked, gain = _read_speculation(card, column("speculative", lambda value: float(_guesses(value)), 0.0))
+    is_chunked = column("chunked_prefill", _is_on, 1.0)
     step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
     is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
     return Replica(
@@ -107,7 +133,47 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
         batch_bucket=number("batch_bucket"),
         context_bucket=number("context_bucket"),
         reserves=column("reserve_kv_cache", _is_on, 0.0),
+        block_size=block_size,
+        cached=cached,
+        checked=checked,
+        gain=gain,
+        cache_gib=column("kv_cache_mib", float, 0.0) / 1024 + column("kv_cache_gib", float, 0.0),
+        memory_share=column("memory_fraction", lambda value: _read_number(value, MEMORY_FRACTION), MEMORY_FRACTION),
+        is_chunked=is_chunked,
+        is_alone=_find_alone(card, space, is_chunked, column("mixed_chunk", _is_on, 0.0)),
     )
+
+
+def _count_cached(card: Card, block_size: Array, is_on: Array) -> Array:
+    """Return the whole blocks of first tokens that all prompts share, where a cache of prefixes keeps them.
+
+    Requests that warm up have the same first tokens, and at least one token is computed always.
+    """
+    shared = min(card.work.as_int("shared_prefix_tokens", 0), max(card.work.as_int("input_len", 1) - 1, 0))
+    return np.asarray(np.floor(shared / block_size) * block_size * is_on)
+
+
+def _guesses(value: Value) -> bool:
+    return str(value).lower() not in ("none", "false", "0", "off")
+
+
+def _read_speculation(card: Card, is_on: Array) -> tuple[Array, Array]:
+    """Return the tokens that a step computes of a sequence, and those that it has afterwards.
+
+    How many guesses are right depends on the texts, so the card says it; without that, nothing changes. Guesses by
+    n-grams of the prompt cost no further model.
+    """
+    accepted = min(max(float(card.work.get("accepted_tokens_per_step", 1.0)), 1.0), 1.0 + DRAFTED)
+    is_known = is_on * (accepted > 1.0)
+    return 1.0 + DRAFTED * is_known, 1.0 + (accepted - 1.0) * is_known
+
+
+def _find_alone(card: Card, space: Space, is_chunked: Array, is_mixed: Array) -> Array:
+    """Return where prompts have steps of their own: SGLang unless chunks are mixed, the small CPU server without
+    chunks (the engines' schedulers)."""
+    is_sglang = read_engines(card, space, lambda name: float("sglang" in name.lower()))
+    is_small = read_engines(card, space, lambda name: float(name == "cpu-serving"))
+    return np.maximum(is_sglang * (1 - is_mixed), is_small * (1 - is_chunked))
 
 
 def _find_rate(card: Card, precision: str) -> float:

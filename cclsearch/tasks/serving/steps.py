@@ -8,9 +8,10 @@ activations twice a layer by all-reduce (Narayanan et al. 2021, section 3), expe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.card.arch import count_parts, score_width
 from cclsearch.card.model import Card, ModelArch, MoEArch
@@ -111,6 +112,11 @@ class StepCosts:
     waits: Array
     """How often a prompt is waited for: replicas that share experts step together."""
 
+    def take(self, rows: NDArray[np.int64]) -> StepCosts:
+        """Return the costs of these rows."""
+        arrays = {n: v[rows] for n in self.__dataclass_fields__ if isinstance(v := getattr(self, n), np.ndarray)}
+        return replace(self, at=self.at.take(rows), **arrays)
+
     def read_experts(self, tokens: Array | float) -> Array:
         """Return the seconds to read what so many tokens use of a mixture of experts."""
         moe = self.model.arch.moe
@@ -195,25 +201,27 @@ def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len:
     held = pad(np.full(len(at.tp), model.held_tokens(input_len + output_len / 2)), at.context_bucket)
     own = group * at.attention_ranks / at.tp  # with data-parallel attention each rank has a part of the sequences
     # half of the attention matrix is masked: input_len / 2 keys per token, two products
-    scores = costs.score_prompt(input_len * model.held_tokens(input_len / 2))
-    prompt = costs.multiply(input_len) + scores
-    steps = np.ceil(input_len / at.tokens)
-    reads = steps * (costs.dense_s + costs.read_experts(np.minimum(input_len, at.tokens)))
-    slow = at.engine_time
+    given = input_len - at.cached
+    scores = costs.score_prompt(given * model.held_tokens(input_len / 2) * (1 + at.cached / input_len))
+    prompt = costs.multiply(given) + scores
+    steps = np.ceil(given / at.tokens)
+    reads = steps * (costs.dense_s + costs.read_experts(np.minimum(given, at.tokens)))
+    slow, group_tokens = at.engine_time, group * at.checked
+    each = slow / at.gain  # of a step, for each token of a sequence
     return LoadParts(
         batch=batch,
         waiting=clients - batch,
         replicas=replicas,
         accelerators=at.accelerators,
-        weights=slow * (costs.dense_s + costs.read_experts(routed)),
-        kv_cache=slow * own * held * costs.key_s,
-        products=slow * (costs.multiply(group) + own * held * costs.score_s),
-        collectives=slow * costs.communicate(group),
-        engine=slow * (ENGINE_STEP_S + SEQUENCE_S * own),
+        weights=each * (costs.dense_s + costs.read_experts(routed * at.checked)),
+        kv_cache=each * own * held * costs.key_s,
+        products=each * (costs.multiply(group_tokens) + own * at.checked * held * costs.score_s),
+        collectives=each * costs.communicate(group_tokens),
+        engine=each * (ENGINE_STEP_S + SEQUENCE_S * own),
         prefill=slow * costs.waits * np.maximum(prompt, reads) / at.pp,
-        prefill_alone=slow * np.maximum(prompt + costs.attend_alone(input_len, scores), reads),
-        prefill_collectives=slow * costs.waits * costs.communicate(input_len) / at.pp,
-        prefill_engine=slow * costs.waits * ENGINE_STEP_S * input_len / at.tokens,
+        prefill_alone=slow * np.maximum(prompt + costs.attend_alone(given, scores), reads),
+        prefill_collectives=slow * costs.waits * costs.communicate(given) / at.pp,
+        prefill_engine=slow * costs.waits * ENGINE_STEP_S * given / at.tokens,
         answer=np.full(len(at.tp), float(output_len)),
         clients=np.broadcast_to(np.asarray(concurrency, dtype=np.float64), at.tp.shape),
         **dict.fromkeys(ADDED, np.zeros(len(at.tp))),
