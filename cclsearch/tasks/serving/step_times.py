@@ -1,8 +1,7 @@
 """The seconds of one step of many engines, whatever mix of prompts and answers it computes, after calibration.
 
-Weights are read once for both, and prompts fill the arithmetic that decoding leaves idle (Agrawal et al. 2024,
-Sarathi-Serve, section 4): a step takes what it reads or what it computes, whichever takes longer, and then its
-collectives and the engine.
+Weights are read once for both: the linear layers of prompts fill the arithmetic that is idle while answers read them
+(Agrawal et al. 2024, Sarathi-Serve, section 4). Attention is computed for each apart.
 """
 
 from __future__ import annotations
@@ -63,12 +62,16 @@ class StepTimes:
         spread = np.maximum(at.tp / at.attention_ranks / np.maximum(mix.prompts, 1.0), 1.0)
         alone = costs.attend_alone(mix.prompt_tokens, scores)
         most = np.maximum(at.tp / at.attention_ranks - 1.0, 1e-9)
-        prompt = costs.multiply(mix.prompt_tokens) + scores + alone * (spread - 1.0) / most
-        read = by_name["weights"] * (costs.dense_s + costs.read_experts(routed))
-        read = read + by_name["kv_cache"] * own * held * costs.key_s
-        computed = costs.multiply(decoded) + own * at.checked * held * costs.score_s + costs.waits * prompt
+        attend = costs.waits * (scores + alone * (spread - 1.0) / most)
+        prompt = costs.waits * costs.multiply(mix.prompt_tokens)
+        weights = by_name["weights"] * (costs.dense_s + costs.read_experts(routed))
+        keys = by_name["kv_cache"] * own * held * costs.key_s
+        multiplied = by_name["prefill"] * costs.multiply(decoded)
+        decode = np.maximum(weights + keys, multiplied + by_name["prefill"] * own * at.checked * held * costs.score_s)
+        idle = np.maximum(weights - multiplied, 0.0)
+        prefill = np.maximum(by_name["prefill"] * prompt - idle, 0.0) + by_name["prefill"] * attend
         linked = costs.communicate(decoded + costs.waits * mix.prompt_tokens)
-        step = np.maximum(read, by_name["prefill"] * computed) + by_name["collectives"] * linked
+        step = decode + prefill + by_name["collectives"] * linked
         step = step + by_name["engine"] * (ENGINE_STEP_S + SEQUENCE_S * own)
         return np.asarray(by_name["scale"] * at.engine_time * step)
 
