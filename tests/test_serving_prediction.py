@@ -161,11 +161,6 @@ def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer() -> N
     assert found[2.0]["ttft_mean_s"] < 1 < found[1e4]["ttft_mean_s"] < found[2e4]["ttft_mean_s"]
 
 
-def test_the_load_of_a_request_trace_is_not_predicted() -> None:
-    card = make_card(concurrency=None, arrival="trace", request_trace="t.csv")
-    assert task_of(card).predictor(card, make_space(tp=(8,))) is None
-
-
 def test_a_batch_is_predicted_by_its_size() -> None:
     card = make_card(task="inference", batch_size=32)
     found = predict_space(card, make_space(tp=(1, 2, 4, 8)))

@@ -78,13 +78,14 @@ class Simulator:
         at = times.costs.at
         longest = max(each.input_tokens + each.output_tokens for each in load.requests)
         size = np.ceil(longest / at.block_size) + 1
-        blocks = np.maximum(np.floor(self.tokens[owner] / at.block_size), size)
-        blocks = np.where(at.reserves > 0, NO_LIMIT, blocks)
+        blocks = np.floor(self.tokens[owner] / at.block_size)
+        # whether a request fits at all is the memory's prediction; here it has to
+        blocks = np.where((at.reserves > 0) | (blocks < size), NO_LIMIT, blocks)
         places = self.places[owner].astype(np.int64)
         clients = np.zeros(count, dtype=np.int64)
         if load.clients is not None:
             clients = _share(min(load.clients, len(load.requests)), count)
-        lag = REQUEST_S * np.exp(theta_P[MULTIPLIERS.index("engine")])
+        lag = REQUEST_S * float(np.exp(theta_P[MULTIPLIERS.index("request")]))
         engines = Engines(
             times=times,
             places=places,

@@ -19,7 +19,7 @@ from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.serving.replica import Array, Replica
 from cclsearch.tasks.serving.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
 
-MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine")
+MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine", "request")
 """What calibration may change, in the order of every vector of log multipliers."""
 SHARES = ("prefill", "weights", "kv_cache", "collectives", "engine")
 """The parts that the cost of a token is the sum of."""
