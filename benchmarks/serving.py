@@ -39,8 +39,9 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
 from cclsearch.tasks.serving.measurements import THROUGHPUT
+from cclsearch.tasks.serving.replica import read_replica
 from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load, read_replica
+from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load
 
 KNOBS = ("backend", "precision", "tp", "pp", "dp", "ep")
 """`dp` is accelerators / (`tp` x `pp`): with data-parallel attention the tables count them in `ep` alone."""

@@ -18,8 +18,9 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.measurements import THROUGHPUT
+from cclsearch.tasks.serving.replica import read_replica
 from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MEMORY_SHARE, MULTIPLIERS, compute_load, read_replica
+from cclsearch.tasks.serving.steps import MEMORY_SHARE, MULTIPLIERS, compute_load
 
 LLAMA_70B = {
     "num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 8192,
@@ -158,11 +159,6 @@ def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer() -> N
     assert found[2.0][THROUGHPUT] == pytest.approx(asked, rel=0.02)
     assert found[1e4][THROUGHPUT] == pytest.approx(found[2e4][THROUGHPUT], rel=0.02)
     assert found[2.0]["ttft_mean_s"] < 1 < found[1e4]["ttft_mean_s"] < found[2e4]["ttft_mean_s"]
-
-
-def test_the_load_of_a_request_trace_is_not_predicted() -> None:
-    card = make_card(concurrency=None, arrival="trace", request_trace="t.csv")
-    assert task_of(card).predictor(card, make_space(tp=(8,))) is None
 
 
 def test_a_batch_is_predicted_by_its_size() -> None:

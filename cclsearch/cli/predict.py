@@ -24,7 +24,7 @@ from cclsearch.report.predicted import (
 from cclsearch.run.spec import DEFAULT_BUDGET
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import Prediction, predict_space, predictor_of
+from cclsearch.stats.closed_form import ClosedForm, Derived, Prediction, Predictor, Rows, predict_space, predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.training.aot import find_topology, require_compiler
 
@@ -44,8 +44,19 @@ def run(args: argparse.Namespace) -> int:
     prediction = predict_space(card, space, predictor)
     if prediction is None:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs")
+    if predictor.refine is not None:
+        thetas = {metric: form.prior.mean_P for metric, form in predictor.forms.items()}
+        first = prediction.order(_match(space, args))
+        predictor = predictor.refine(predictor, thetas, first)
+        prediction = predict_space(card, space, predictor)
+        assert prediction is not None
     rows = _choose(space, prediction, args)
-    derived = predictor.derived
+    if predictor.num_refined:
+        notes.append(
+            f"waits and percentiles of the first {predictor.num_refined} configurations are simulated step by step;"
+            " those of others follow from their median"
+        )
+    derived = {**predictor.derived, **_list_forms(predictor, prediction)}
     shown = [name for name in task_of(card).highlights if name in derived]
     described = [describe_prediction(space, prediction, row, {name: derived[name] for name in shown}) for row in rows]
     cost = None if args.config or subject.recording else estimate_search(card, space, DEFAULT_BUDGET, prediction)
@@ -69,8 +80,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _list_forms(predictor: Predictor, prediction: Prediction) -> dict[str, Derived]:
+    """Return the other metrics that have closed forms: they do not follow from the primary one."""
+
+    def value(form: ClosedForm) -> Derived:
+        return Derived(form.metric.name, lambda _, rows: form.expect(rows))
+
+    return {name: value(form) for name, form in predictor.forms.items() if name != prediction.form.metric.name}
+
+
 def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> list[int]:
     """Return at most `--top` rows that match `--config`: first those likely to fit, each group fastest first."""
+    return [int(row) for row in prediction.order(_match(space, args))[: args.top]]
+
+
+def _match(space: Space, args: argparse.Namespace) -> Rows:
+    """Return the rows that match `--config`; raises UserError if there are none."""
     matches = space.matching(parse_assignments(args.config, space.knobs) if args.config is not None else {})
     if not matches.any():
         options = [("--workload", args.workload), ("--recording", args.recording), ("--run", args.run)]
@@ -80,8 +105,7 @@ def _choose(space: Space, prediction: Prediction, args: argparse.Namespace) -> l
         given = shlex.join([text for option, value in options if value is not None for text in (option, value)])
         why = f"run `ccl-search space explain {given}` to see which rule excludes it"
         raise UserError(f"no configuration in the search space matches --config {args.config!r}; {why}")
-    rows = np.flatnonzero(matches)
-    return [int(row) for row in prediction.order(rows)[: args.top]]
+    return np.flatnonzero(matches)
 
 
 def _find_topology(card: Card, asked: str | None) -> str | None:

@@ -55,6 +55,10 @@ class ClosedForm:
     odds: float = 0.0
     """Log odds of `prior` against `unlearned` before any trial."""
 
+    def expect(self, rows: Rows) -> Array:
+        """(m,) the metric at these rows, in its unit, by the prior means alone."""
+        return np.exp(self.metric.sign * self.log_cost(rows)(self.prior.mean_P))
+
     def predict(self, size: int) -> tuple[Array, Mapping[str, Array]]:
         """(N,) log of the metric in a space of this size, by the prior means alone, and the parts of its cost."""
         if self.split is None:
@@ -144,6 +148,11 @@ class Predictor:
     derived: Mapping[str, Derived] = field(default_factory=dict)
     loads: Loads | None = None
     """None: a trial measures one load."""
+    refine: Callable[[Predictor, Mapping[str, Array], Rows], Predictor] | None = None
+    """This predictor, or one with other priors; metric -> log multipliers; rows, the most promising first -> a
+    predictor that knows more of the first rows by a simulation, which takes too long for all; None: there is none."""
+    num_refined: int = 0
+    """Rows that such a simulation has told more of."""
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
     """Failed rows -> all rows in the order in which a careful engineer tries them; None: the order of the space."""
 

@@ -89,6 +89,14 @@ def choose_candidates(models: MetricModels, view: SearchView, predictor: Predict
     return np.sort(np.concatenate([near, first[~np.isin(first, near)][: most - len(near)]]))
 
 
+def rank_rows(models: MetricModels, view: SearchView, predictor: Predictor) -> Rows:
+    """Return rows by the calibrated closed forms, best first: all, or the first `MAX_RANKED` of a larger space."""
+    if len(view.space) > MAX_RANKED:
+        return _rank_space(models, view, predictor)[:MAX_RANKED].astype(np.int64)
+    rows = np.arange(len(view.space))
+    return rows[np.argsort(_rank(models, rows), kind="stable")]
+
+
 def direct_term(models: MetricModels) -> Term | None:
     """Return the objective's term if the log of the loss is that of one metric with a closed form; else None."""
     term, *others = models.view.objective.terms

@@ -20,6 +20,7 @@ from cclsearch.propose.bayes.constraints import judge_constraints
 from cclsearch.propose.bayes.loads import preset_counted
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels, choose_scale
 from cclsearch.propose.bayes.prior_hints import apply_hints
+from cclsearch.propose.bayes.refined import refine_predictor
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
 
@@ -109,8 +110,9 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
         return None
     fitted = replace(view, observations=select_window(view.observations))
     first = view.observations[:MAX_OBSERVATIONS]
-    predictor = predictor or view.predictor
-    models = MetricModels(fitted, apply_hints(predictor, view), _match_earlier(view), first)
+    earlier = _match_earlier(view)
+    predictor = refine_predictor(view, predictor or view.predictor, earlier)
+    models = MetricModels(fitted, apply_hints(predictor, view), earlier, first)
     rows = choose_candidates(models, view, predictor, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])

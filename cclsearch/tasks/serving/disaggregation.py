@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.serving.replica import Array, Replica, read_replica
 from cclsearch.tasks.serving.served_model import find_served
 from cclsearch.tasks.serving.steady_state import serve, time_parts
-from cclsearch.tasks.serving.steps import MULTIPLIERS, Array, LoadParts, Replica, compute_load, kv_numbers, read_replica
+from cclsearch.tasks.serving.steps import MULTIPLIERS, LoadParts, compute_load, kv_numbers
 
 PREFILL, DECODE = "prefill", "decode"
 ROUNDS = 8

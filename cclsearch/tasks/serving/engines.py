@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,9 +18,17 @@ left out: how much slower it is depends on the batch."""
 
 def find_engine_times(card: Card, space: Space) -> Array:
     """(N,) time of each configuration's engine / vLLM's; 1 for one that is not known."""
-    names = name_engines(card, space)
-    times = {name: _find_time(name) for name in set(names)}
-    return np.array([times[name] for name in names])
+    return read_engines(card, space, _find_time)
+
+
+def read_engines(card: Card, space: Space, read: Callable[[str], float]) -> Array:
+    """(N,) a number that follows from the name of each configuration's engine."""
+    name = next((name for name in FRAMEWORK_KNOBS if space.has(name)), None)
+    knob = None if name is None else space.find(name)
+    if knob is None:
+        return np.full(len(space), read(card.framework))
+    values = np.array([read(str(choice)) for choice in knob.choices])
+    return np.asarray(values[space.codes_NK[:, space.knobs.index(knob)]])
 
 
 def name_engines(card: Card, space: Space) -> list[str]:

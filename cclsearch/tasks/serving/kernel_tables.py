@@ -27,8 +27,9 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.space.table import Space
 from cclsearch.tasks.serving.engines import name_engines
+from cclsearch.tasks.serving.replica import Array, Replica
 from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, Array, LoadParts, Replica
+from cclsearch.tasks.serving.steps import MULTIPLIERS, LoadParts
 
 PACKAGE = "aiconfigurator"
 TRUST = 0.5

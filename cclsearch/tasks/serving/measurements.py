@@ -28,12 +28,13 @@ THROUGHPUT = "output_tokens_per_s_per_accelerator"
 GOODPUT = "goodput_requests_per_s"
 
 LATENCY_METRICS = tuple(
-    result_metric(f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}")
-    if name != "itl"
-    else result_metric(f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}", is_positive=False)
+    result_metric(
+        f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}",
+        heading=f"{name if name == 'e2e' else name.upper()} {statistic} (s)", is_positive=name != "itl",
+    )
     for name, words in LATENCIES.items()
     for statistic, of in STATISTICS.items()
-)
+)  # fmt: skip
 LOAD_METRICS: tuple[MetricInfo, ...] = (
     result_metric(
         THROUGHPUT, "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s per accelerator",

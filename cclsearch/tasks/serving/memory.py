@@ -19,8 +19,9 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Rows
 from cclsearch.stats.kernel import KernelShape
 from cclsearch.tasks.serving.disaggregation import Deployment
+from cclsearch.tasks.serving.replica import Array, Replica
 from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
-from cclsearch.tasks.serving.steps import Array, Replica, kv_numbers
+from cclsearch.tasks.serving.steps import kv_numbers
 
 MIN_MEMORY = MetricInfo(
     name="least_memory_gib",
@@ -99,3 +100,18 @@ def make_memory_form(card: Card, at: Deployment, tokens: float) -> MemoryForm:
     need = find_deployed_memory(card, at, tokens)
     form = ClosedForm(MIN_MEMORY, PARTS, PRIOR, need.log_cost, need.split)
     return MemoryForm(form, float(np.log(USABLE * card.hardware.memory_gib)), is_measured=False)
+
+
+def count_cached_tokens(card: Card, at: Replica) -> Array:
+    """(N,) tokens whose keys and values a replica keeps at most: in the memory that the space gives to the KV cache,
+    else in what weights and engine leave of the share of the device that the server takes."""
+    model, arch = find_served(card), find_served(card).arch
+    numbers = kv_numbers(arch) if arch.kv_lora_rank else 2.0 * kv_numbers(arch)
+    ranks = np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank else arch.num_kv_heads)
+    length = float(card.work.get("input_len", 1024)) + float(card.work.get("output_len", 1024))
+    of_token = numbers * arch.num_layers / at.pp * at.cache_bytes / ranks * model.held_tokens(length) / length
+    need = find_least_memory(card, at, length)
+    left = at.memory_share * card.hardware.memory_gib - need.parts["weights"] - ENGINE_GIB
+    gib = np.where(at.cache_gib > 0, at.cache_gib, np.maximum(left, 0.0))
+    # each rank with sequences of its own has a cache of its own
+    return np.asarray(gib * GIB / of_token * at.tp / at.attention_ranks)

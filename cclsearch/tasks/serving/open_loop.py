@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from cclsearch.core.values import Config
 from cclsearch.tasks.serving.contract import Arrival
+from cclsearch.tasks.serving.replica import Array
 from cclsearch.tasks.serving.steady_state import Served, time_parts
-from cclsearch.tasks.serving.steps import HANDOVER_S, SHARES, Array, LoadParts
+from cclsearch.tasks.serving.steps import HANDOVER_S, SHARES, LoadParts
 
 MAX_BUSY = 0.98
 """Utilization from which waits, which then grow without bound, are those of this one: a load ends before."""

@@ -1,11 +1,8 @@
-"""What serving and inference predict: throughput, latencies and the least memory of a whole space in closed form.
-
-The priors are our choice, not fitted: trials calibrate the multipliers.
-"""
+"""What serving and inference predict: throughput, latencies and the least memory of a whole space in closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,31 +13,19 @@ from cclsearch.core.metrics import MetricInfo
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
-from cclsearch.stats.kernel import KernelShape, read_features
+from cclsearch.stats.kernel import read_features
 from cclsearch.tasks.serving.disaggregation import Deployment, compute_parts, read_deployment
 from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import make_memory_form
-from cclsearch.tasks.serving.open_loop import read_arrivals, serve_open
+from cclsearch.tasks.serving.open_loop import serve_open
+from cclsearch.tasks.serving.priors import LOAD_PRIORS, PRIOR, TPOT, TTFT
+from cclsearch.tasks.serving.refinement import make_refinement, read_load
+from cclsearch.tasks.serving.replica import Array
 from cclsearch.tasks.serving.steady_state import Served, serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, Array, LoadParts
-from cclsearch.tasks.serving.workload import count_requests, find_arrival, read_limits
+from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, LoadParts
+from cclsearch.tasks.serving.workload import read_limits
 
-PRIOR = Prior(
-    mean_P=np.zeros(len(MULTIPLIERS)),
-    sd_P=np.array([0.4, 0.4, 0.5, 0.5, 0.8, 0.8]),
-    shape=KernelShape(0.15, 1.5, 0.1, 0.15),
-    noise=0.03,
-    dof=4.0,
-)
-"""Our choice: published predictions without any trial err by 13 % (TPOT) to 46 % (TTFT) in the median, ours by more."""
-TPOT, TTFT = "tpot_mean_s", "ttft_mean_s"
-LOAD_PRIORS = {
-    TPOT: replace(PRIOR, sd_P=np.array([0.1, 0.1, 0.15, 0.15, 0.25, 0.4]), shape=KernelShape(0.2, 1.5, 0.03, 0.2)),
-    TTFT: replace(PRIOR, shape=KernelShape(0.4, 1.5, 0.03, 0.2), noise=0.12),
-}
-"""Of the latencies at one load, which are known better than what counts: the largest evidence of measured servers, and
-about the same with each model left out (`benchmarks/serving_prior.py`)."""
 TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
 """Of the multiplier `scale`, and factor of the residual, where loads of other work are learned from: most of what a
 whole server is off by is common to its works (`benchmarks/newdevice_serving.py`; our choice)."""
@@ -50,52 +35,53 @@ FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
 Compute = Callable[[Rows | None, Array | float], LoadParts]
 """Rows (None: all) and clients -> the parts of a load."""
+MAX_PARTS = 16_000_000
+"""Numbers that describe the loads of a space at most at once (128 MB); those of a larger one are computed in chunks."""
 MAX_PLACES = 4096.0
 """Sequences at once up to which servers under a given rate are predicted."""
-HINT_PARTS = {name: {name: 1.0} for name in MULTIPLIERS if name != "scale"}
+HINT_PARTS = {name: {name: 1.0} for name in SHARES}
 
 
 def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predictor | None:
-    """Return the predictor of a load or a batch; None if the card has neither concurrency nor rate, or no lengths."""
-    work, arrivals = card.work, None
-    most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
-    if most is None:
-        arrivals = read_arrivals(work, find_arrival(card), count_requests(work))
-    if (most is None and arrivals is None) or not {"input_len", "output_len"} <= set(work) or card.model is None:
+    """Return the predictor of a load or a batch; None if the card has no load, or no lengths."""
+    load = read_load(card, concurrency)
+    if load is None or card.model is None:
         return None
     at = read_deployment(card, space)
-    lengths = float(work["input_len"]), float(work["output_len"])
+    arrivals, lengths, most = load.arrivals, load.lengths, load.most
     compute = _make_compute(card, space, at, lengths)
-    is_searched = arrivals is not None or "max_concurrency" in work
+    is_searched = arrivals is not None or "max_concurrency" in card.work
     clients = _list_loads(most or _count_places(at), is_searched, space)
-    measured_LN = _mark_loads(space, clients)
-    loads = _stack([compute(None, number) for number in clients])
+    loads = _Loads(compute, clients, _mark_loads(space, clients), len(space))
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
-    def measure(rows: Rows, theta: Array, read: Callable[[Served], Array]) -> Array:
-        chosen = _take(loads, rows)
-        if arrivals is not None:
-            return read(serve_open(chosen, theta, arrivals))
-        return _best(chosen, theta, limits, read, measured_LN[:, rows])
+    def measure(rows: Rows, theta: Array, *reads: Callable[[Served], Array]) -> list[Array]:
+        pieces = []
+        for piece in loads.chunks(rows):
+            parts, measured_LN = loads.take(piece)
+            if arrivals is not None:
+                served = serve_open(parts, theta, arrivals)
+                pieces.append([read(served) for read in reads])
+            else:
+                pieces.append(_best(parts, theta, limits, reads, measured_LN))
+        return [np.concatenate(each, axis=-1) for each in zip(*pieces, strict=True)]
 
     def form(metric: MetricInfo, read: Callable[[Served], Array]) -> ClosedForm:
         def log_cost(rows: Rows) -> RowModel:
-            return lambda theta: np.log(measure(rows, theta, read))
+            return lambda theta: np.log(measure(rows, theta, read)[0])
 
         return ClosedForm(metric, MULTIPLIERS, PRIOR, log_cost, heading=metric.unit or "")
 
     throughput = form(metrics[THROUGHPUT], lambda served: served.cost)
+    shares = [lambda served, name=name: served.parts[name] for name in SHARES]  # type: ignore[misc]
     whole = ClosedForm(
         throughput.metric, MULTIPLIERS, PRIOR, throughput.log_cost,
-        split=lambda theta: {
-            name: measure(np.arange(len(space)), theta, lambda served, name=name: served.parts[name])  # type: ignore[misc]
-            for name in SHARES
-        },
+        split=lambda theta: dict(zip(SHARES, measure(np.arange(len(space)), theta, *shares), strict=True)),
         parts_key="accelerator_s_per_token", heading="tokens/s",
     )  # fmt: skip
     chooses = arrivals is None and len(clients) > 1
-    return Predictor(
+    predictor = Predictor(
         features=read_features(space),
         forms={
             THROUGHPUT: whole,
@@ -105,8 +91,35 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         memory=make_memory_form(card, at, sum(lengths)),
         hint_parts=HINT_PARTS,
         derived=_derive_all(at.accelerators),
-        loads=_predict_loads(card, space, compute, tuple(clients), measured_LN.T) if chooses else None,
+        loads=_predict_loads(card, space, compute, tuple(clients), loads.measured_LN.T) if chooses else None,
     )
+    return predictor if chooses else replace(predictor, refine=make_refinement(card, at, load))
+
+
+class _Loads:
+    """The parts of every load of every row: kept, or computed in chunks of a space that is too large for that."""
+
+    def __init__(self, compute: Compute, clients: list[float], measured_LN: NDArray[np.bool_], size: int) -> None:
+        self.compute, self.clients, self.measured_LN = compute, clients, measured_LN
+        self.most = max(1, MAX_PARTS // (len(clients) * len(LoadParts.__dataclass_fields__)))
+        self.kept = self._stack(None) if size <= self.most else None
+
+    def _stack(self, rows: Rows | None) -> LoadParts:
+        """Return the loads as one, (L, N) each."""
+        loads = [self.compute(rows, number) for number in self.clients]
+        names = LoadParts.__dataclass_fields__
+        return LoadParts(**{name: np.stack([getattr(each, name) for each in loads]) for name in names})
+
+    def chunks(self, rows: Rows) -> list[Rows]:
+        """Return the rows in pieces whose parts fit into memory; at least one piece."""
+        return [rows[start : start + self.most] for start in range(0, max(len(rows), 1), self.most)]
+
+    def take(self, rows: Rows) -> tuple[LoadParts, NDArray[np.bool_]]:
+        """Return the parts of these rows, and which loads a trial of each measures; (L, n) each."""
+        if self.kept is None:
+            return self._stack(rows), self.measured_LN[:, rows]
+        parts = LoadParts(**{n: getattr(self.kept, n)[:, rows] for n in LoadParts.__dataclass_fields__})
+        return parts, self.measured_LN[:, rows]
 
 
 def _count_places(at: Deployment) -> float:
@@ -185,35 +198,23 @@ def _mark_loads(space: Space, loads: list[float]) -> NDArray[np.bool_]:
     return measured_LN
 
 
-def _stack(loads: list[LoadParts]) -> LoadParts:
-    """Return the loads as one, (L, N) each."""
-    return LoadParts(
-        **{name: np.stack([getattr(each, name) for each in loads]) for name in LoadParts.__dataclass_fields__}
-    )
-
-
-def _take(parts: LoadParts, rows: Rows) -> LoadParts:
-    return LoadParts(**{name: getattr(parts, name)[:, rows] for name in parts.__dataclass_fields__})
-
-
 def _best(
     loads: LoadParts,
     theta: Array,
     limits: dict[str, float],
-    read: Callable[[Served], Array],
+    reads: Sequence[Callable[[Served], Array]],
     measured_LN: NDArray[np.bool_],
-) -> Array:
+) -> list[Array]:
     """Return what a trial measures: of its only load, or of the cheapest that keeps the limits, else the nearest."""
     found = serve(loads, np.asarray(theta)[..., None, :])
-    values = read(found)
-    if values.shape[-2] == 1:
-        return np.asarray(values[..., 0, :])
+    if found.cost.shape[-2] == 1:
+        return [read(found)[..., 0, :] for read in reads]
     over = np.where(measured_LN, 0.0, np.inf) + np.zeros_like(found.cost)
     for name, most in limits.items():
         over += np.maximum(np.log((found.tpot_s if name == TPOT else found.ttft_s) / most), 0.0)
     # a load that breaks a limit counts as much dearer, so that the nearest to the limits comes first among those
     chosen = np.argmin(np.log(found.cost) + 1e3 * over, axis=-2)[..., None, :]
-    return np.asarray(np.take_along_axis(values, chosen, axis=-2)[..., 0, :])
+    return [np.take_along_axis(read(found), chosen, axis=-2)[..., 0, :] for read in reads]
 
 
 def _derive_all(accelerators_N: Array) -> dict[str, Derived]:

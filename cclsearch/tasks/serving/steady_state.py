@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.tasks.serving.steps import HANDOVER_S, MULTIPLIERS, REQUEST_S, SHARES, TOGETHER, Array, LoadParts
+from cclsearch.tasks.serving.replica import Array
+from cclsearch.tasks.serving.steps import HANDOVER_S, MULTIPLIERS, REQUEST_S, SHARES, TOGETHER, LoadParts
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ def time_parts(parts: LoadParts, theta: Array) -> Times:
         step=decode + links * parts.collectives + engine * parts.engine,
         prefill=own * parts.prefill + links * parts.prefill_collectives + engine * parts.prefill_engine,
         alone=own * parts.prefill_alone + links * parts.prefill_collectives + engine * parts.engine,
-        request=REQUEST_S * by_name["engine"],
+        request=REQUEST_S * by_name["request"],
         step_parts={
             "weights": np.maximum(decode - kv_cache, 0.0),
             "kv_cache": np.minimum(kv_cache, decode),

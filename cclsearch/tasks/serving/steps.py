@@ -8,23 +8,18 @@ activations twice a layer by all-reduce (Narayanan et al. 2021, section 3), expe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.arch import count_parts, score_width
-from cclsearch.card.model import PRECISION, Card, ModelArch, MoEArch
-from cclsearch.core.values import Value
-from cclsearch.space.table import Space
+from cclsearch.card.model import Card, ModelArch, MoEArch
 from cclsearch.tasks.machine import Machine, read_machine
-from cclsearch.tasks.serving.engines import find_engine_times
-from cclsearch.tasks.serving.served_model import FOUR_BITS, UNQUANTIZED, ServedModel, find_served, other_weight_bytes
+from cclsearch.tasks.serving.replica import Array, Replica
+from cclsearch.tasks.serving.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
 
-Array = NDArray[np.float64]
-
-MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine")
+MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine", "request")
 """What calibration may change, in the order of every vector of log multipliers."""
 SHARES = ("prefill", "weights", "kv_cache", "collectives", "engine")
 """The parts that the cost of a token is the sum of."""
@@ -38,9 +33,6 @@ COLLECTIVE_S = 1.6e-5
 MEMORY_SHARE = 0.85
 """Share of the data-sheet bandwidth that reads of weights reach. This and the number above were chosen on measured
 servers (benchmarks/serving_fit.py)."""
-BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
-"""Bits of a weight in formats whose names contain these words, with the scales of their blocks: 8 bits for 16 weights
-(NVFP4), 8 for 32 (Open Compute Project 2023, microscaling formats), 32 for 128 (AWQ, GPTQ)."""
 REQUEST_S = 0.05
 """Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues."""
 TOGETHER = 0.15
@@ -49,125 +41,6 @@ number above were chosen on measured servers (benchmarks/serving_fit.py)."""
 HANDOVER_S = 0.15
 """Seconds from a prompt that another worker prefilled to its place in a step, besides moving its keys and values.
 Chosen on measured servers (benchmarks/serving_disaggregated.py)."""
-DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
-"""`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
-
-
-AGGREGATED = {name: name for name in ("tp", "dp", "ep", "dp_attention")}
-"""Knobs of servers that prefill and decode."""
-
-
-@dataclass(frozen=True, eq=False)
-class Replica:
-    """The columns of a space that a step depends on; (N,) each."""
-
-    tp: Array
-    pp: Array
-    dp: Array
-    ep: Array
-    accelerators: Array
-    attention_ranks: Array
-    """Ranks that share one attention layer: 1 with data-parallel attention."""
-    sequences: Array
-    """Sequences that a step computes at most."""
-    tokens: Array
-    """Tokens that a step computes at most."""
-    weight_bytes: Array
-    """Bytes of a weight."""
-    cache_bytes: Array
-    """Bytes of a number of the KV cache."""
-    flops_per_s: Array
-    engine_time: Array
-    """Time of everything beside another engine's, 1 if not known."""
-    batch_bucket: Array
-    """A step computes a multiple of so many sequences: static graphs are compiled for those only."""
-    context_bucket: Array
-    """It reads keys and values for a multiple of so many tokens of each."""
-    reserves: Array
-    """1 if each place of a sequence has the memory of a whole request at all times, else 0."""
-
-    def take(self, rows: NDArray[np.int64]) -> Replica:
-        """Return the columns of these rows."""
-        return Replica(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
-
-
-def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
-    """Return the columns of a space; an absent knob has the value of a server that is started without it.
-
-    `layout` has the names of its knobs, so that workers which only prefill or only decode can be read too.
-    """
-
-    def column(name: str, read: Callable[[Value], float], default: float) -> Array:
-        knob = space.find(name)
-        if knob is None:
-            return np.full(len(space), default)
-        values = np.array([read(choice) for choice in knob.choices], dtype=np.float64)
-        return values[space.codes_NK[:, space.knobs.index(knob)]]
-
-    def number(name: str, default: float = 1.0) -> Array:
-        return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)
-
-    tp, is_split = number(layout["tp"]), column(layout["dp_attention"], _is_on, 0.0) > 0
-    chosen = space.find(PRECISION)
-    names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
-    rates = {name: _find_rate(card, name) for name in names}
-    share = read_machine(card).gemm_share
-    precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
-    quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
-    weight_bytes = np.where(quantized > 0, quantized, precision)
-    attention_ranks = np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0))
-    half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
-    replicas = number(layout["dp"])
-    step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
-    is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
-    return Replica(
-        tp=tp,
-        pp=number("pp"),
-        dp=replicas,
-        ep=np.where(is_whole, tp * replicas, number(layout["ep"])),
-        accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
-        attention_ranks=attention_ranks,
-        sequences=number("max_num_seqs", DEFAULT_SEQUENCES) * tp / attention_ranks,  # of each rank with its own
-        tokens=number(step, DEFAULT_TOKENS),
-        weight_bytes=weight_bytes,
-        cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
-        flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
-        engine_time=find_engine_times(card, space),
-        batch_bucket=number("batch_bucket"),
-        context_bucket=number("context_bucket"),
-        reserves=column("reserve_kv_cache", _is_on, 0.0),
-    )
-
-
-def _find_rate(card: Card, precision: str) -> float:
-    """Return the FLOP/s of linear layers with weights in that precision.
-
-    A device without units for 4 bits computes with them in 16: kernels widen the weights as they read them (vLLM's
-    documentation, quantization: MXFP4 and weights of 4 bits on Hopper).
-    """
-    widened = _bytes_of(precision, 2.0) <= FOUR_BITS and "fp4" not in card.hardware.chip.peak_flops
-    return read_machine(card.model_copy(update={"precision": "bf16" if widened else precision})).flops_per_s
-
-
-def _read_number(value: Value, default: float) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return default
-
-
-def _is_on(value: Value) -> float:
-    return float(str(value).lower() in ("true", "1", "yes", "on"))
-
-
-def _bytes_of(name: str, default: float) -> float:
-    """Return the bytes of a number in that precision, `default` if the name is none (`auto`, `none`)."""
-    lowered = name.lower()
-    for bits, words in BITS:
-        if any(word in lowered for word in words):
-            return bits / 8
-    known = {"bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "half": 2.0, "fp32": 4.0, "float32": 4.0}
-    return known.get(lowered, default)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,69 +87,141 @@ ADDED = ("prefillers", "prefill_share", "transfer", "ttft_lean", "tpot_lean")
 """What workers that only prefill, and other predictions, add to the parts of a load."""
 
 
-def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len: float, output_len: float) -> LoadParts:
-    """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
+@dataclass(frozen=True, eq=False)
+class StepCosts:
+    """What tokens of prompts and of answers add to a step, before multipliers; (N,) arrays, or numbers of all rows."""
+
+    at: Replica
+    model: ServedModel
+    machine: Machine
+    moe_layers: int
+    attention: float
+    """Parameters of attention that a token is multiplied by."""
+    computed: Array
+    """All parameters that a token is multiplied by."""
+    dense_s: Array
+    """Seconds to read the weights that every token uses."""
+    shared_s: Array
+    """Seconds to read the shared experts."""
+    experts_s: Array
+    """Seconds to read all experts, by one rank."""
+    key_s: Array
+    """Seconds to read the keys and values of one held token."""
+    score_s: Array
+    """Seconds to compute the scores of one new token with one held token."""
+    waits: Array
+    """How often a prompt is waited for: replicas that share experts step together."""
+
+    def take(self, rows: NDArray[np.int64]) -> StepCosts:
+        """Return the costs of these rows."""
+        arrays = {n: v[rows] for n in self.__dataclass_fields__ if isinstance(v := getattr(self, n), np.ndarray)}
+        return replace(self, at=self.at.take(rows), **arrays)
+
+    def read_experts(self, tokens: Array | float) -> Array:
+        """Return the seconds to read what so many tokens use of a mixture of experts."""
+        moe = self.model.arch.moe
+        if moe is None:
+            return np.zeros(len(self.at.tp))
+        routed = np.asarray(tokens * np.ones(len(self.at.tp)))
+        return np.asarray(self.shared_s + self.experts_s * _share_experts(self.at, moe, routed))
+
+    def multiply(self, tokens: Array | float) -> Array:
+        """Return the seconds to multiply so many tokens by every weight that they use."""
+        return np.asarray(2.0 * tokens * self.computed / self.at.tp / self.at.flops_per_s)
+
+    def score_prompt(self, pairs: Array | float) -> Array:
+        """Return the seconds of attention over so many pairs of a token and one that it sees, by all ranks."""
+        arch = self.model.arch
+        return np.asarray(4.0 * pairs * score_width(arch) * arch.num_layers / self.at.tp / self.at.flops_per_s)
+
+    def attend_alone(self, tokens: Array | float, scores_s: Array) -> Array:
+        """Return the further seconds of prompts which the ranks of one attention layer compute alone."""
+        linear_s = 2.0 * self.attention * tokens / self.at.tp / self.at.flops_per_s
+        return np.asarray((linear_s + scores_s) * (self.at.tp / self.at.attention_ranks - 1.0))
+
+    def communicate(self, tokens: Array | float) -> Array:
+        """Return the seconds of a step's collectives for so many tokens."""
+        arch, machine = self.model.arch, self.machine
+        chosen = np.inf if arch.moe is None else float(arch.moe.top_k)
+        summed = _sum_activations(self.at, machine, arch.num_layers, tokens * 2.0 * arch.hidden_size, chosen)
+        if arch.moe is None:
+            return summed
+        sent = 2.0 * arch.hidden_size * np.minimum(arch.moe.top_k, np.maximum(self.at.ep, self.at.tp))
+        return summed + _exchange_tokens(self.at, machine, self.moe_layers, tokens * sent)
+
+
+def read_costs(card: Card, at: Replica) -> StepCosts:
+    """Return what tokens add to a step of each row."""
     model, machine = find_served(card), read_machine(card)
     arch, counts = model.arch, count_parts(model.arch)
-    replicas = at.dp
-    clients = np.maximum(concurrency / replicas, 1.0)
-    batch = np.minimum(clients, at.sequences)
-    group = _pad(np.maximum(batch / at.pp, 1.0), at.batch_bucket)  # the stages work on different groups of sequences
-    routed = group * np.where(at.ep > at.tp, replicas, 1.0)
     layers, bandwidth = arch.num_layers, machine.hbm_bytes_s * MEMORY_SHARE
     head, mlp = counts.head + counts.embedding * arch.tied_embeddings, counts.dense_layers * counts.dense_mlp
-    other = mlp + head
     plain = other_weight_bytes(arch, at.weight_bytes)
     # the output projection is not quantized
     dense = (counts.attention * layers / at.attention_ranks + mlp / at.tp) * plain + head / at.tp * np.maximum(
         plain, UNQUANTIZED
     )
-    computed = np.full(len(at.tp), float(counts.attention * layers + other))  # parameters that a token is multiplied by
-    used = prompt_used = np.zeros(len(at.tp))
-    exchange, prompt_exchange = np.zeros(len(at.tp)), np.zeros(len(at.tp))
-    # replicas that share experts step together: a prompt of one is waited for by all, unless theirs come at once
-    waits = np.where(at.ep > at.tp, TOGETHER + (1 - TOGETHER) * replicas, 1.0)
-    if (moe := arch.moe) is not None:
-        shared = counts.moe_layers * counts.shared_experts / at.tp * plain
-        experts = counts.moe_layers * counts.experts * at.weight_bytes
-        used = shared + experts * _share_experts(at, moe, routed)
-        prompt_used = shared + experts * _share_experts(at, moe, np.minimum(input_len, at.tokens))
-        sent = 2.0 * arch.hidden_size * np.minimum(moe.top_k, np.maximum(at.ep, at.tp))
-        exchange = _exchange_tokens(at, machine, counts.moe_layers, group * sent)
-        prompt_exchange = _exchange_tokens(at, machine, counts.moe_layers, input_len * sent)
-        computed = computed + counts.moe_layers * (counts.active_experts + counts.shared_experts)
-    held = _pad(np.full(len(at.tp), model.held_tokens(input_len + output_len / 2)), at.context_bucket)
-    cached = 2.0 * kv_numbers(arch) if arch.kv_lora_rank is None else kv_numbers(arch)
-    kv_ranks = np.minimum(at.attention_ranks, arch.num_kv_heads if arch.kv_lora_rank is None else 1.0)
-    own = group * at.attention_ranks / at.tp  # with data-parallel attention each rank has a part of the sequences
-    weights = (dense + used) / bandwidth
-    kv_cache = own * held * cached * layers * at.cache_bytes / kv_ranks / bandwidth
+    computed = np.full(len(at.tp), float(counts.attention * layers + mlp + head))
+    shared, experts, moe_layers = np.zeros(len(at.tp)), np.zeros(len(at.tp)), 0
+    if arch.moe is not None:
+        moe_layers = counts.moe_layers
+        shared = moe_layers * counts.shared_experts / at.tp * plain
+        experts = moe_layers * counts.experts * at.weight_bytes
+        computed = computed + moe_layers * (counts.active_experts + counts.shared_experts)
+    is_latent = arch.kv_lora_rank is not None
+    cached = kv_numbers(arch) * (1.0 if is_latent else 2.0)
+    kv_ranks = np.minimum(at.attention_ranks, 1.0 if is_latent else arch.num_kv_heads)
     # each new token meets all that is held; latent keys are met as they are kept, by every head (absorbed weights)
-    met = arch.num_heads * 2.0 * kv_numbers(arch) if arch.kv_lora_rank else 2.0 * score_width(arch)
-    scores = 2.0 * own * held * met * layers / at.attention_ranks
-    products = (2.0 * group * computed / at.tp + scores) / at.flops_per_s
-    prompt, alone = _compute_prompt(at, model, computed, counts.attention * layers, input_len)
-    reads = np.ceil(input_len / at.tokens) * (dense + prompt_used) / bandwidth
-    prefill = np.maximum(prompt, reads)
-    hidden = 2.0 * arch.hidden_size
-    chosen = np.inf if arch.moe is None else float(arch.moe.top_k)
-    collectives = _sum_activations(at, machine, layers, group * hidden, chosen) + exchange
-    prompt_collectives = _sum_activations(at, machine, layers, input_len * hidden, chosen) + prompt_exchange
-    slow = at.engine_time
+    met = arch.num_heads * 2.0 * kv_numbers(arch) if is_latent else 2.0 * score_width(arch)
+    return StepCosts(
+        at=at,
+        model=model,
+        machine=machine,
+        moe_layers=moe_layers,
+        attention=float(counts.attention * layers),
+        computed=computed,
+        dense_s=dense / bandwidth,
+        shared_s=shared / bandwidth,
+        experts_s=experts / bandwidth,
+        key_s=cached * layers * at.cache_bytes / kv_ranks / bandwidth,
+        score_s=2.0 * met * layers / at.attention_ranks / at.flops_per_s,
+        # a prompt of one is waited for by all, unless theirs come at once
+        waits=np.where(at.ep > at.tp, TOGETHER + (1 - TOGETHER) * at.dp, 1.0),
+    )
+
+
+def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len: float, output_len: float) -> LoadParts:
+    """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
+    costs = read_costs(card, at)
+    model, replicas = costs.model, at.dp
+    clients = np.maximum(concurrency / replicas, 1.0)
+    batch = np.minimum(clients, at.sequences)
+    group = pad(np.maximum(batch / at.pp, 1.0), at.batch_bucket)  # the stages work on different groups of sequences
+    routed = group * np.where(at.ep > at.tp, replicas, 1.0)
+    held = pad(np.full(len(at.tp), model.held_tokens(input_len + output_len / 2)), at.context_bucket)
+    own = group * at.attention_ranks / at.tp  # with data-parallel attention each rank has a part of the sequences
+    # half of the attention matrix is masked: input_len / 2 keys per token, two products
+    given = input_len - at.cached
+    scores = costs.score_prompt(given * model.held_tokens(input_len / 2) * (1 + at.cached / input_len))
+    prompt = costs.multiply(given) + scores
+    steps = np.ceil(given / at.tokens)
+    reads = steps * (costs.dense_s + costs.read_experts(np.minimum(given, at.tokens)))
+    slow, group_tokens = at.engine_time, group * at.checked
+    each = slow / at.gain  # of a step, for each token of a sequence
     return LoadParts(
         batch=batch,
         waiting=clients - batch,
         replicas=replicas,
         accelerators=at.accelerators,
-        weights=slow * weights,
-        kv_cache=slow * kv_cache,
-        products=slow * products,
-        collectives=slow * collectives,
-        engine=slow * (ENGINE_STEP_S + SEQUENCE_S * own),
-        prefill=slow * waits * prefill / at.pp,
-        prefill_alone=slow * np.maximum(alone, reads),
-        prefill_collectives=slow * waits * prompt_collectives / at.pp,
-        prefill_engine=slow * waits * ENGINE_STEP_S * input_len / at.tokens,
+        weights=each * (costs.dense_s + costs.read_experts(routed * at.checked)),
+        kv_cache=each * own * held * costs.key_s,
+        products=each * (costs.multiply(group_tokens) + own * at.checked * held * costs.score_s),
+        collectives=each * costs.communicate(group_tokens),
+        engine=each * (ENGINE_STEP_S + SEQUENCE_S * own),
+        prefill=slow * costs.waits * np.maximum(prompt, reads) / at.pp,
+        prefill_alone=slow * np.maximum(prompt + costs.attend_alone(given, scores), reads),
+        prefill_collectives=slow * costs.waits * costs.communicate(given) / at.pp,
+        prefill_engine=slow * costs.waits * ENGINE_STEP_S * given / at.tokens,
         answer=np.full(len(at.tp), float(output_len)),
         clients=np.broadcast_to(np.asarray(concurrency, dtype=np.float64), at.tp.shape),
         **dict.fromkeys(ADDED, np.zeros(len(at.tp))),
@@ -292,20 +237,7 @@ def _share_experts(at: Replica, moe: MoEArch, tokens: Array) -> Array:
     return np.asarray(np.where(at.ep > 1, most, share) / ranks)
 
 
-def _compute_prompt(
-    at: Replica, model: ServedModel, computed: Array, attention: float, input_len: float
-) -> tuple[Array, Array]:
-    """Return the seconds in which a prompt is computed among others, and alone: then by the ranks that share one
-    attention layer. `computed` parameters a token is multiplied by, `attention` of them in attention."""
-    arch = model.arch
-    # half of the attention matrix is masked: input_len / 2 keys per token, two products
-    scores = 4.0 * input_len * model.held_tokens(input_len / 2) * score_width(arch) * arch.num_layers
-    prompt = (2.0 * computed * input_len + scores) / at.tp / at.flops_per_s
-    attending = 2.0 * attention * input_len + scores
-    return prompt, prompt + attending * (1.0 / at.attention_ranks - 1.0 / at.tp) / at.flops_per_s
-
-
-def _pad(number: Array, bucket: Array) -> Array:
+def pad(number: Array, bucket: Array) -> Array:
     """Return the next multiple of the bucket; the number itself, which is a mean, if the bucket is 1."""
     return np.asarray(np.where(bucket > 1, np.ceil(number / bucket) * bucket, number))
 

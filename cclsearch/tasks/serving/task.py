@@ -107,7 +107,7 @@ class RequestTask(Task):
         return super().make_result(card, general, **fields)
 
     def predictor(self, card: Card, space: Space) -> Predictor | None:
-        """Closed forms of throughput and latencies of a load or a batch; None for a request trace."""
+        """Closed forms of throughput and latencies of a load or a batch, and a simulation that refines them."""
         from cclsearch.tasks.serving.prediction import make_predictor
 
         return make_predictor(card, space, self.concurrency_of(card))

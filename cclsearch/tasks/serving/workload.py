@@ -66,6 +66,7 @@ TARGET_FIELDS = tuple(
 _PRIVATE = (
     _data("repeats", FieldKind.COUNT, maximum=1000),
     _data("shared_prefix_tokens", FieldKind.COUNT0),
+    _data("accepted_tokens_per_step", FieldKind.NUMBER, maximum=100),
     *LIMIT_FIELDS,
     *TARGET_FIELDS,
 )

@@ -1,0 +1,182 @@
+"""What the simulation of a load (`simulated_load.py`) adds to the closed forms, for the rows that look best by them.
+
+A closed form ranks a large space in seconds and follows the multipliers that trials teach; the simulation says how far
+it is off at given multipliers, and what it does not know: percentiles, waits and preemptions under the requests that
+the card draws. So each metric is its closed form, times what the simulation of that row found beside it. In a closed
+loop of requests of one length the means are as good in closed form (benchmarks/serving.md), and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.stats.calibration import ParametricModel, RowModel
+from cclsearch.stats.closed_form import ClosedForm, Predictor, Rows
+from cclsearch.tasks.serving.contract import Arrival
+from cclsearch.tasks.serving.disaggregation import Deployment
+from cclsearch.tasks.serving.measurements import LATENCY_METRICS, THROUGHPUT
+from cclsearch.tasks.serving.open_loop import Arrivals, read_arrivals
+from cclsearch.tasks.serving.priors import LOAD_PRIORS, TPOT, TTFT
+from cclsearch.tasks.serving.replica import Array
+from cclsearch.tasks.serving.simulated_load import Simulated, SimulatedLoad, Simulator
+from cclsearch.tasks.serving.steps import MULTIPLIERS
+from cclsearch.tasks.serving.workload import count_requests, draw_requests, find_arrival, read_targets
+
+MAX_ROWS = 256
+"""Rows that are simulated: those that the closed forms put first."""
+MAX_REQUESTS, PER_CLIENT = 1000, 6
+"""Requests of a load that are simulated at most, and for each client of a closed loop: a steady state shows by then."""
+MAX_SIMULATED = 100_000
+"""Requests times rows that are simulated at most: about 2 s on one core (benchmarks/serving_speed.py)."""
+LATENCY_SHAPE, LATENCY_NOISE = LOAD_PRIORS[TTFT].shape, LOAD_PRIORS[TTFT].noise
+"""Of percentiles and of times that wait for others: as little is known of them as of the first token."""
+
+
+@dataclass(frozen=True)
+class PredictedLoad:
+    """The load of a card as predictions see it."""
+
+    lengths: tuple[float, float]
+    """Mean tokens of prompts and of answers."""
+    arrivals: Arrivals | None
+    """None: a closed loop, or a batch."""
+    most: float | None
+    """Clients, or the most of them that a trial may find; None without a closed loop."""
+    is_uniform: bool
+    """Whether it is a closed loop of requests of one length."""
+
+
+def read_load(card: Card, concurrency: float | None) -> PredictedLoad | None:
+    """Return the load of a card; None if it states none that can be predicted.
+
+    A request trace has its mean rate and lengths, and the spread of its intervals.
+    """
+    work, arrival = card.work, find_arrival(card)
+    if arrival is Arrival.TRACE:
+        if "request_trace" not in work:
+            return None
+        try:
+            requests = draw_requests(card, 0)
+        except UserError:  # a search refuses it before it starts; a report of one that has ended needs no prediction
+            return None
+        times, given, asked = np.array([[r.arrival_s, r.input_tokens, r.output_tokens] for r in requests]).T
+        gaps = np.diff(times)
+        if len(gaps) == 0 or gaps.mean() <= 0:
+            return PredictedLoad((given.mean(), asked.mean()), None, float(len(requests)), is_uniform=False)
+        arrivals = Arrivals(1 / float(gaps.mean()), float(gaps.std() / gaps.mean()), len(requests))
+        return PredictedLoad((float(given.mean()), float(asked.mean())), arrivals, None, is_uniform=False)
+    if not {"input_len", "output_len"} <= set(work):
+        return None
+    lengths = float(work["input_len"]), float(work["output_len"])
+    most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
+    if most is not None:
+        return PredictedLoad(lengths, None, most, is_uniform=work.get("lengths", "fixed") == "fixed")
+    arrivals = read_arrivals(work, arrival, count_requests(work))
+    return None if arrivals is None else PredictedLoad(lengths, arrivals, None, is_uniform=False)
+
+
+def plan_load(card: Card, load: PredictedLoad) -> SimulatedLoad:
+    """Return the requests that are simulated: the first of those that a trial sends."""
+    requests = draw_requests(card, 0)
+    if "batch_size" in card.work:
+        requests = requests[:1] * int(card.work["batch_size"])
+    clients = None if load.arrivals is not None or load.most is None else int(load.most)
+    most = MAX_REQUESTS if clients is None else max(PER_CLIENT * clients, MAX_ROWS // 2)
+    return SimulatedLoad(requests[:most], clients, read_targets(card.work))
+
+
+def make_refinement(
+    card: Card, at: Deployment, load: PredictedLoad
+) -> Callable[[Predictor, Mapping[str, Array], Rows], Predictor] | None:
+    """Return the refinement of predictors; None if all workers only prefill or only decode."""
+    together = np.ones(len(at.accelerators), dtype=bool) if at.is_apart is None else ~at.is_apart
+    if not together.any():
+        return None
+    known: dict[bytes, Simulated] = {}
+    planned = plan_load(card, load)
+    most = max(1, min(MAX_ROWS, MAX_SIMULATED // len(planned.requests)))
+
+    def refine(predictor: Predictor, thetas: Mapping[str, Array], rows: Rows) -> Predictor:
+        chosen = rows[together[rows]][:most]
+        if not len(chosen):
+            return predictor
+        theta = _join(thetas)
+        key = chosen.tobytes() + theta.tobytes()
+        if key not in known:
+            known.clear()  # of one time only: a search asks again for each proposal until trials change it
+            known[key] = Simulator.read(card, at.whole.take(chosen)).run(planned, theta)
+        simulated = known[key]
+        forms = _lean_forms(predictor, load, thetas, chosen, simulated)
+        return replace(predictor, forms=forms, num_refined=len(chosen))
+
+    return refine
+
+
+def _join(thetas: Mapping[str, Array]) -> Array:
+    """Return the multipliers of a simulation: those that the time per token taught, and the request's of the first."""
+    theta = np.array(thetas[TPOT], dtype=np.float64)
+    theta[MULTIPLIERS.index("request")] = thetas[TTFT][MULTIPLIERS.index("request")]
+    return theta
+
+
+def _lean_forms(
+    predictor: Predictor,
+    load: PredictedLoad,
+    thetas: Mapping[str, Array],
+    rows: Rows,
+    simulated: Mapping[str, Array],
+) -> dict[str, ClosedForm]:
+    """Return the closed forms with what the simulation found beside them."""
+    forms, answer = predictor.forms, load.lengths[1]
+    size = len(predictor.features)
+    tpot, ttft = forms[TPOT].log_cost, forms[TTFT].log_cost
+
+    def whole(own: Rows) -> RowModel:
+        of_tpot, of_ttft = tpot(own), ttft(own)
+        return lambda theta: np.log(np.exp(of_ttft(theta)) + np.exp(of_tpot(theta)) * (answer - 1))
+
+    bases = {"ttft": (ttft, TTFT), "e2e": (whole, TPOT), "tpot": (tpot, TPOT), "itl": (tpot, TPOT)}
+    found = dict(forms)
+    if not load.is_uniform:
+        cost = forms[THROUGHPUT]
+        lean = _find_lean(1 / simulated[THROUGHPUT], cost.log_cost(rows)(thetas[THROUGHPUT]), rows, size)
+        split = cost.split
+        found[THROUGHPUT] = replace(
+            cost, log_cost=_lean(cost.log_cost, lean),
+            split=split and (lambda theta: {n: part * np.exp(lean) for n, part in split(theta).items()}),
+        )  # fmt: skip
+    for metric in LATENCY_METRICS:
+        base, taught = bases[metric.name.split("_")[0]]
+        values = simulated.get(metric.name)
+        if values is None or not (values > 0).all():
+            continue
+        if load.is_uniform:  # the means are those of the closed forms
+            expected = np.log(simulated[f"{metric.name.split('_')[0]}_mean_s"])
+        else:
+            expected = base(rows)(thetas[taught])
+        lean = _find_lean(values, expected, rows, size)
+        prior = replace(forms[taught].prior, shape=LATENCY_SHAPE, noise=LATENCY_NOISE)
+        known = forms.get(metric.name) or ClosedForm(metric, MULTIPLIERS, prior, base, heading=metric.unit or "")
+        found[metric.name] = replace(known, log_cost=_lean(known.log_cost, lean))
+    return found
+
+
+def _find_lean(values: Array, log_expected: Array, rows: Rows, size: int) -> Array:
+    """(N,) log of simulated over expected; of rows that were not simulated, the median of the others."""
+    lean = np.log(values) - log_expected
+    lean_N = np.full(size, float(np.median(lean)))
+    lean_N[rows] = lean
+    return lean_N
+
+
+def _lean(model: ParametricModel, lean_N: Array) -> ParametricModel:
+    def log_cost(rows: Rows) -> RowModel:
+        own, lean = model(rows), lean_N[rows]
+        return lambda theta: own(theta) + lean
+
+    return log_cost

@@ -1,0 +1,207 @@
+"""The columns of a space that the cost of a serving engine's step depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.card.model import PRECISION, Card
+from cclsearch.core.values import Value
+from cclsearch.space.table import Space
+from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.serving.engines import find_engine_times, read_engines
+from cclsearch.tasks.serving.served_model import FOUR_BITS
+
+Array = NDArray[np.float64]
+
+BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
+"""Bits of a weight in formats whose names contain these words, with the scales of their blocks: 8 bits for 16 weights
+(NVFP4), 8 for 32 (Open Compute Project 2023, microscaling formats), 32 for 128 (AWQ, GPTQ)."""
+DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
+"""`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
+
+
+DEFAULT_BLOCK = 16
+"""Tokens of a block, as vLLM's documentation has it."""
+MEMORY_FRACTION = 0.9
+"""Share of the device's memory that a server takes, as vLLM's documentation has it."""
+DRAFTED = 4
+"""Tokens that are guessed for a step, as the run scripts have it (`launchers/vllm_serve.py`)."""
+AGGREGATED = {name: name for name in ("tp", "dp", "ep", "dp_attention")}
+"""Knobs of servers that prefill and decode."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """The columns of a space that a step depends on; (N,) each."""
+
+    tp: Array
+    pp: Array
+    dp: Array
+    ep: Array
+    accelerators: Array
+    attention_ranks: Array
+    """Ranks that share one attention layer: 1 with data-parallel attention."""
+    sequences: Array
+    """Sequences that a step computes at most."""
+    tokens: Array
+    """Tokens that a step computes at most."""
+    weight_bytes: Array
+    """Bytes of a weight."""
+    cache_bytes: Array
+    """Bytes of a number of the KV cache."""
+    flops_per_s: Array
+    engine_time: Array
+    """Time of everything beside another engine's, 1 if not known."""
+    batch_bucket: Array
+    """A step computes a multiple of so many sequences: static graphs are compiled for those only."""
+    context_bucket: Array
+    """It reads keys and values for a multiple of so many tokens of each."""
+    reserves: Array
+    """1 if each place of a sequence has the memory of a whole request at all times, else 0."""
+    block_size: Array
+    """Tokens of a block of the KV cache."""
+    cached: Array
+    """First tokens of each prompt that are in the cache of prefixes."""
+    checked: Array
+    """Tokens that a step computes of each sequence: its next one, and those that were guessed."""
+    gain: Array
+    """Tokens that it has of each in the mean afterwards."""
+    cache_gib: Array
+    """GiB of the KV cache of an accelerator; 0 if it has what the rest of the server leaves."""
+    memory_share: Array
+    """Share of an accelerator's memory that the server takes."""
+    is_chunked: Array
+    """1 if a step may compute a part of a prompt, else 0."""
+    is_alone: Array
+    """1 if prompts are computed in steps of their own, before any answer goes on, else 0."""
+
+    def take(self, rows: NDArray[np.int64]) -> Replica:
+        """Return the columns of these rows."""
+        return Replica(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+
+
+def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
+    """Return the columns of a space; an absent knob has the value of a server that is started without it.
+
+    `layout` has the names of its knobs, so that workers which only prefill or only decode can be read too.
+    """
+
+    def column(name: str, read: Callable[[Value], float], default: float) -> Array:
+        knob = space.find(name)
+        if knob is None:
+            return np.full(len(space), default)
+        values = np.array([read(choice) for choice in knob.choices], dtype=np.float64)
+        return values[space.codes_NK[:, space.knobs.index(knob)]]
+
+    def number(name: str, default: float = 1.0) -> Array:
+        return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)
+
+    tp, is_split = number(layout["tp"]), column(layout["dp_attention"], _is_on, 0.0) > 0
+    chosen = space.find(PRECISION)
+    names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
+    rates = {name: _find_rate(card, name) for name in names}
+    share = read_machine(card).gemm_share
+    precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
+    quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
+    weight_bytes = np.where(quantized > 0, quantized, precision)
+    attention_ranks = np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0))
+    half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
+    replicas = number(layout["dp"])
+    block_size = number("block_size", DEFAULT_BLOCK)
+    cached = _count_cached(card, block_size, column("prefix_caching", _is_on, 0.0))
+    checked, gain = _read_speculation(card, column("speculative", lambda value: float(_guesses(value)), 0.0))
+    is_chunked = column("chunked_prefill", _is_on, 1.0)
+    step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
+    is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
+    return Replica(
+        tp=tp,
+        pp=number("pp"),
+        dp=replicas,
+        ep=np.where(is_whole, tp * replicas, number(layout["ep"])),
+        accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
+        attention_ranks=attention_ranks,
+        sequences=number("max_num_seqs", DEFAULT_SEQUENCES) * tp / attention_ranks,  # of each rank with its own
+        tokens=number(step, DEFAULT_TOKENS),
+        weight_bytes=weight_bytes,
+        cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
+        flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
+        engine_time=find_engine_times(card, space),
+        batch_bucket=number("batch_bucket"),
+        context_bucket=number("context_bucket"),
+        reserves=column("reserve_kv_cache", _is_on, 0.0),
+        block_size=block_size,
+        cached=cached,
+        checked=checked,
+        gain=gain,
+        cache_gib=column("kv_cache_mib", float, 0.0) / 1024 + column("kv_cache_gib", float, 0.0),
+        memory_share=column("memory_fraction", lambda value: _read_number(value, MEMORY_FRACTION), MEMORY_FRACTION),
+        is_chunked=is_chunked,
+        is_alone=_find_alone(card, space, is_chunked, column("mixed_chunk", _is_on, 0.0)),
+    )
+
+
+def _count_cached(card: Card, block_size: Array, is_on: Array) -> Array:
+    """Return the whole blocks of first tokens that all prompts share, where a cache of prefixes keeps them.
+
+    Requests that warm up have the same first tokens, and at least one token is computed always.
+    """
+    shared = min(card.work.as_int("shared_prefix_tokens", 0), max(card.work.as_int("input_len", 1) - 1, 0))
+    return np.asarray(np.floor(shared / block_size) * block_size * is_on)
+
+
+def _guesses(value: Value) -> bool:
+    return str(value).lower() not in ("none", "false", "0", "off")
+
+
+def _read_speculation(card: Card, is_on: Array) -> tuple[Array, Array]:
+    """Return the tokens that a step computes of a sequence, and those that it has afterwards.
+
+    How many guesses are right depends on the texts, so the card says it; without that, nothing changes. Guesses by
+    n-grams of the prompt cost no further model.
+    """
+    accepted = min(max(float(card.work.get("accepted_tokens_per_step", 1.0)), 1.0), 1.0 + DRAFTED)
+    is_known = is_on * (accepted > 1.0)
+    return 1.0 + DRAFTED * is_known, 1.0 + (accepted - 1.0) * is_known
+
+
+def _find_alone(card: Card, space: Space, is_chunked: Array, is_mixed: Array) -> Array:
+    """Return where prompts have steps of their own: SGLang unless chunks are mixed, the small CPU server without
+    chunks (the engines' schedulers)."""
+    is_sglang = read_engines(card, space, lambda name: float("sglang" in name.lower()))
+    is_small = read_engines(card, space, lambda name: float(name == "cpu-serving"))
+    return np.maximum(is_sglang * (1 - is_mixed), is_small * (1 - is_chunked))
+
+
+def _find_rate(card: Card, precision: str) -> float:
+    """Return the FLOP/s of linear layers with weights in that precision.
+
+    A device without units for 4 bits computes with them in 16: kernels widen the weights as they read them (vLLM's
+    documentation, quantization: MXFP4 and weights of 4 bits on Hopper).
+    """
+    widened = _bytes_of(precision, 2.0) <= FOUR_BITS and "fp4" not in card.hardware.chip.peak_flops
+    return read_machine(card.model_copy(update={"precision": "bf16" if widened else precision})).flops_per_s
+
+
+def _read_number(value: Value, default: float) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return default
+
+
+def _is_on(value: Value) -> float:
+    return float(str(value).lower() in ("true", "1", "yes", "on"))
+
+
+def _bytes_of(name: str, default: float) -> float:
+    """Return the bytes of a number in that precision, `default` if the name is none (`auto`, `none`)."""
+    lowered = name.lower()
+    for bits, words in BITS:
+        if any(word in lowered for word in words):
+            return bits / 8
+    known = {"bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "half": 2.0, "fp32": 4.0, "float32": 4.0}
+    return known.get(lowered, default)

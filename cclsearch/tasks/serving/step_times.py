@@ -1,0 +1,81 @@
+"""The seconds of one step of many engines, whatever mix of prompts and answers it computes, after calibration.
+
+Weights are read once for both: the linear layers of prompts fill the arithmetic that is idle while answers read them
+(Agrawal et al. 2024, Sarathi-Serve, section 4). Attention is computed for each apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cclsearch.tasks.serving.replica import Array
+from cclsearch.tasks.serving.steps import ENGINE_STEP_S, MULTIPLIERS, SEQUENCE_S, StepCosts, pad
+
+
+@dataclass(frozen=True, eq=False)
+class StepMix:
+    """What a step of each engine computes; (R,) each."""
+
+    prompt_tokens: Array
+    """Tokens of prompts."""
+    pairs: Array
+    """Pairs of one of these and a token that it sees."""
+    prompts: Array
+    """Prompts that they are of."""
+    sequences: Array
+    """Answers that go on."""
+    context: Array
+    """Tokens that these hold together."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepTimes:
+    """R engines of one pipeline stage group each; `costs` has their rows, `theta_P` log multipliers."""
+
+    costs: StepCosts
+    by_name: dict[str, float]
+
+    @classmethod
+    def calibrated(cls, costs: StepCosts, theta_P: Array) -> StepTimes:
+        """Return the times by these log multipliers."""
+        return cls(costs, dict(zip(MULTIPLIERS, np.exp(theta_P).tolist(), strict=True)))
+
+    def take(self, rows: NDArray[np.int64]) -> StepTimes:
+        """Return the times of these engines."""
+        return StepTimes(self.costs.take(rows), self.by_name)
+
+    def seconds(self, mix: StepMix) -> Array:
+        """(R,) seconds of a step."""
+        costs, at, by_name = self.costs, self.costs.at, self.by_name
+        group = pad(mix.sequences, at.batch_bucket)
+        own = group * at.attention_ranks / at.tp
+        tokens, decoded = mix.prompt_tokens + group * at.checked, group * at.checked
+        routed = tokens * np.where(at.ep > at.tp, at.dp, 1.0)
+        held = pad(self._hold(mix.context / np.maximum(mix.sequences, 1.0)), at.context_bucket)
+        # as far as one layer sees: windows shorten what each token of a prompt sees
+        seen = mix.pairs / np.maximum(mix.prompt_tokens, 1.0)
+        scores = costs.score_prompt(mix.prompt_tokens * self._hold(seen))
+        # few prompts leave ranks that attend to sequences of their own idle
+        spread = np.maximum(at.tp / at.attention_ranks / np.maximum(mix.prompts, 1.0), 1.0)
+        alone = costs.attend_alone(mix.prompt_tokens, scores)
+        most = np.maximum(at.tp / at.attention_ranks - 1.0, 1e-9)
+        attend = costs.waits * (scores + alone * (spread - 1.0) / most)
+        prompt = costs.waits * costs.multiply(mix.prompt_tokens)
+        weights = by_name["weights"] * (costs.dense_s + costs.read_experts(routed))
+        keys = by_name["kv_cache"] * own * held * costs.key_s
+        multiplied = by_name["prefill"] * costs.multiply(decoded)
+        decode = np.maximum(weights + keys, multiplied + by_name["prefill"] * own * at.checked * held * costs.score_s)
+        idle = np.maximum(weights - multiplied, 0.0)
+        prefill = np.maximum(by_name["prefill"] * prompt - idle, 0.0) + by_name["prefill"] * attend
+        linked = costs.communicate(decoded + costs.waits * mix.prompt_tokens)
+        step = decode + prefill + by_name["collectives"] * linked
+        step = step + by_name["engine"] * (ENGINE_STEP_S + SEQUENCE_S * own)
+        return np.asarray(by_name["scale"] * at.engine_time * step)
+
+    def _hold(self, tokens: Array) -> Array:
+        model = self.costs.model
+        share = model.windowed_layers / model.arch.num_layers
+        return (1 - share) * tokens + share * np.minimum(tokens, model.window) if share else tokens
