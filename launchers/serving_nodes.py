@@ -82,6 +82,11 @@ class Peer:
         """This node's address on the network of the connection."""
         return str(self._socket.getsockname()[0])
 
+    @property
+    def remote_address(self) -> str:
+        """The other node's address."""
+        return str(self._socket.getpeername()[0])
+
     def send(self, **said: Any) -> None:
         """Send one message; nothing happens if the other side is gone, which `receive` finds out."""
         with contextlib.suppress(OSError):
@@ -117,6 +122,8 @@ class Leader:
 
     peers: dict[int, Peer] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
+    addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Address of each of them on the network, and a port that is free there."""
     peak_bytes: dict[int, int] = field(default_factory=dict)
     """Peak resident memory of each of them, once they have ended."""
     lost: str = ""
@@ -175,7 +182,7 @@ def leading(place: Place, nonce: str, plan: Mapping[str, Any], limit_s: float = 
     if place.num_nodes == 1:
         yield leader
         return
-    with socket.create_server(("", place.port), backlog=place.num_nodes) as listener:
+    with _listen(place) as listener:
         try:
             while len(leader.peers) < place.num_nodes - 1:
                 listener.settimeout(max(0.01, end_s - time.monotonic()))
@@ -193,21 +200,35 @@ def leading(place: Place, nonce: str, plan: Mapping[str, Any], limit_s: float = 
             leader.end()
 
 
+def _listen(place: Place) -> socket.socket:
+    try:
+        return socket.create_server(("", place.port), backlog=place.num_nodes)
+    except OSError as error:
+        raise NodeFailed(f"node 0 cannot listen on port {place.port}, on which the nodes meet: {error}") from None
+
+
 def _welcome(leader: Leader, place: Place, nonce: str, peer: Peer) -> None:
     said = peer.receive(5.0) or {}
-    node = said.get("node")
-    if said.get("nonce") != nonce or node in leader.peers or node not in range(1, place.num_nodes):
+    node, port = said.get("node"), said.get("port", 0)
+    is_known = said.get("nonce") == nonce and isinstance(port, int)
+    if not is_known or node in leader.peers or node not in range(1, place.num_nodes):
         peer.close()
         return
     leader.peers[node], leader.hosts[node] = peer, str(said.get("host", ""))[:100]
+    leader.addresses[node] = peer.remote_address, port
 
 
 @contextlib.contextmanager
-def following(place: Place, nonce: str, limit_s: float = JOIN_S) -> Iterator[tuple[Peer, dict[str, Any]]]:
-    """Join node 0 and yield the connection and the plan; node 0 reports what the block raises, if it is still there."""
+def following(
+    place: Place, nonce: str, limit_s: float = JOIN_S, port: int = 0
+) -> Iterator[tuple[Peer, dict[str, Any]]]:
+    """Join node 0 and yield the connection and the plan; node 0 reports what the block raises, if it is still there.
+
+    `port` is a free one of this node, on which node 0 may reach what the block starts.
+    """
     peer = _connect(place, limit_s)
     try:
-        peer.send(node=place.node, host=host_name(), nonce=nonce)
+        peer.send(node=place.node, host=host_name(), nonce=nonce, port=port)
         said = peer.receive(limit_s)
         if said is not None and "end" in said:  # before it began: another node is missing, as node 0 reports
             raise Reported(0)

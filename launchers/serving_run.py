@@ -136,6 +136,10 @@ class Share:
     """Free ports of node 0 by what they are for, the same on every node."""
     address: str = "127.0.0.1"
     """Of this node, as the others reach it."""
+    port: int = 0
+    """A free port of this node, on which node 0 may reach its share; 0 on node 0."""
+    others: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """On node 0: address and `port` of every other node."""
 
 
 Command = Callable[[int, Share], Sequence[str]]
@@ -164,7 +168,7 @@ def running_server(trial: Trial, command: Command, limit_s: float, port_names: S
     """Start a server on this node and its shares on the others, wait until it is healthy, end all after the block."""
     port, place, ports = find_port(), Place.read(), {name: find_open_port() for name in port_names}
     with leading(place, trial.data.get("nonce", ""), ports) as nodes:
-        words = command(port, Share(place, ports, nodes.address))
+        words = command(port, Share(place, ports, nodes.address, others=nodes.addresses))
         with running(words, trial.folder / SERVER_LOG, port, nodes) as server:
             nodes.watch(server.give_up)
             try:
@@ -177,10 +181,10 @@ def running_server(trial: Trial, command: Command, limit_s: float, port_names: S
 
 def follow_server(trial: Trial, command: Command) -> None:
     """Run this node's share of the server until node 0 ends the trial."""
-    place = Place.read()
-    with following(place, trial.data.get("nonce", "")) as (peer, ports):
+    place, own = Place.read(), find_open_port()
+    with following(place, trial.data.get("nonce", ""), port=own) as (peer, ports):
         port = find_port()
-        words, log = command(port, Share(place, ports, peer.address)), trial.folder / f"server-{place.node}.log"
+        words, log = command(port, Share(place, ports, peer.address, own)), trial.folder / f"server-{place.node}.log"
         with running(words, log, port) as server:
             await_end(peer, lambda: server.require_alive("during the trial"))
             peer.send(peak_bytes=peak_resident(server))

@@ -1,0 +1,66 @@
+"""SGLang really serves a small model with random weights on this CPU: `make test-sglang`, which installs it.
+
+CCL_SGLANG_PYTHON names the interpreter of its environment; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_serving_live import LAUNCHERS, find_processes
+
+from cclsearch.space.framework import load_framework
+
+PYTHON = os.environ.get("CCL_SGLANG_PYTHON", "")
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.untimed,
+    pytest.mark.skipif(not PYTHON, reason="CCL_SGLANG_PYTHON names no interpreter with SGLang: `make test-sglang`"),
+]
+ARCH = {
+    "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "hidden_size": 128, "intermediate_size": 256,
+    "vocab_size": 512, "tied_embeddings": False, "gated_mlp": True, "moe": None,
+}  # fmt: skip
+PARAMETERS = 2 * 512 * 128 + 128 + 2 * (2 * 128 + 128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256)
+SMALL = {"max_num_seqs": 4, "prefill_chunk": 64, "kv_cache_tokens": 4096}
+
+
+def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
+    """The result of one trial, or its failure; nothing of it runs any more."""
+    requests = [{"arrival_s": 0.0, "input_tokens": 90 + n % 5, "output_tokens": 6 + n % 3} for n in range(8)]
+    data = {
+        "config": config, "arch": ARCH, "seed": 0, "precision": "bf16", "accelerator": "cpu", "num_ranks": 1,
+        "requests": requests, "arrival": "closed", "concurrency": 4, "max_concurrency": None, "repeats": 1,
+        "warmup_requests": 2, "shared_prefix_tokens": 4, "limits": {}, "nonce": "n1", **given,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(data))
+    name = f"sglang-test-{os.getpid()}-{folder.name}"
+    own = {"CCL_CONFIG": str(folder / "config.json"), "CCL_TRIAL_DIR": str(folder), "CCL_JOB_NAME": name}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CCL_MODEL_PATH")}
+    environment |= {**own, "CCL_TIMEOUT_S": "600"}
+    command = [PYTHON, str(LAUNCHERS / "sglang_serve.py")]
+    subprocess.run(command, env=environment, capture_output=True, timeout=600, check=False)
+    assert find_processes(name) == []
+    found = folder / "result.json"
+    return dict(json.loads((found if found.is_file() else folder / "failures" / "rank-00000.json").read_text()))
+
+
+def test_a_trial_serves_the_cards_model_and_every_request_is_answered(tmp_path: Path) -> None:
+    result = serve(tmp_path, {**SMALL, "prefix_caching": False})
+    assert result["status"] == "ok", result
+    assert (result["num_params"], result["precision"], result["memory_kind"]) == (PARAMETERS, "bf16", "rss")
+    assert result["peak_memory_bytes"][0] > 100e6
+    assert result["versions"]["sglang"] == "0.5.23"
+    log = [json.loads(line) for line in (tmp_path / "evidence.jsonl").read_text().splitlines()]
+    measured = [record for record in log if not record["is_warm_up"]]
+    assert sorted(record["number"] for record in measured) == list(range(8))
+    assert all(r["output_tokens"] == len(r["token_times_s"]) == 6 + r["number"] % 3 for r in measured)
+    assert all(r["token_ids_sha256"] for r in measured)
+    (load,) = result["loads"]
+    assert load["metrics"]["queue_mean_s"] >= 0
+    assert float(result["extra"]["start_s"]) > float(result["extra"]["measuring_s"]) > 0
