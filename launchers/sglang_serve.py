@@ -118,7 +118,15 @@ def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list
     if dtype is None:
         raise IllegalConfig(f"sglang serves {', '.join(DTYPES)} weights here, not {data['precision']}")
     require_whole_nodes(data, spreads_replicas=False, whole_stages=True)
-    words = ["-m", "sglang.launch_server", "--model-path", model, "--dtype", dtype, *(ON_CPU if is_on_cpu(data) else ())]
+    words = [
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        model,
+        "--dtype",
+        dtype,
+        *(ON_CPU if is_on_cpu(data) else ()),
+    ]
     words += ["--quantization", FP8] if data["precision"] == FP8 else []
     words += ["--random-seed", str(data["seed"]), "--host", "127.0.0.1", "--port", str(port)]
     return [*words, "--context-length", str(find_max_len(data)), *render_options(data["config"])]

@@ -64,3 +64,17 @@ def test_a_trial_serves_the_cards_model_and_every_request_is_answered(tmp_path: 
     (load,) = result["loads"]
     assert load["metrics"]["queue_mean_s"] >= 0
     assert float(result["extra"]["start_s"]) > float(result["extra"]["measuring_s"]) > 0
+
+
+def test_every_other_choice_serves_too(tmp_path: Path) -> None:
+    config = {
+        **SMALL, "prefix_caching": True, "mixed_chunk": True, "block_size": 32, "async_scheduling": False,
+        "scheduling_policy": "lpm", "stream_interval": 4,
+    }  # fmt: skip
+    result = serve(tmp_path, config, precision="fp32")
+    assert (result["status"], result.get("precision")) == ("ok", "fp32"), result
+
+
+def test_a_kv_cache_that_is_too_small_for_a_request_is_the_reason(tmp_path: Path) -> None:
+    failure = serve(tmp_path, {**SMALL, "kv_cache_tokens": 64})
+    assert "NOTYET" in failure["message"], failure
