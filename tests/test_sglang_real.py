@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from test_serving_live import LAUNCHERS, find_processes
 
-from cclsearch.space.framework import load_framework
-
 PYTHON = os.environ.get("CCL_SGLANG_PYTHON", "")
 pytestmark = [
     pytest.mark.serial,
