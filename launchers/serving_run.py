@@ -55,6 +55,8 @@ class Server:
     nodes: Leader = field(default_factory=Leader)
     was_killed: bool = False
     """Whether it was ended because another node's share had ended."""
+    log_read: int = 0
+    """Bytes of the log from before the present load."""
 
     def get(self, path: str, timeout_s: float = 5.0) -> bytes | None:
         """Return what the server answers to a GET; None if it does not answer with 200."""
@@ -69,10 +71,17 @@ class Server:
         finally:
             connection.close()
 
-    def quote_log(self) -> str:
-        """Return the last line of the server's log that names an error, else the last, as the end of a message."""
+    def begin_load(self) -> None:
+        """Note where the log is now: what it said before does not explain an answer of this load."""
         with contextlib.suppress(OSError):
-            lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+            self.log_read = self.log.stat().st_size
+
+    def quote_log(self, since: int = 0) -> str:
+        """Return the last line of the server's log, after so many bytes, that names an error, else the last line, as the
+        end of a message."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_bytes()[since:].decode("utf-8", "replace")
+            lines = [line.strip() for line in text.splitlines()]
             said = [line for line in lines if line]
             errors = [line for line in said if "error" in line.lower() and "://" not in line]
             last = next(iter([*errors[-1:], *said[-1:]]), "")
@@ -221,6 +230,7 @@ def measure_loads(
     say_phase(trial, 0, "warm-up")
     number = data["warmup_requests"]
     warm = [planned[n % len(planned)] for n in range(number)]
+    server.begin_load()
     records, _ = run_load(target, Load(0, warm, min(most or 1, number), seed, prefix, is_warm_up=True))
     report.records += _require_answered(server, records)
     say_phase(trial, 0, "timing")
@@ -229,6 +239,7 @@ def measure_loads(
         load = Load(len(report.loads), requests, concurrency, seed, prefix)
         read_stats()
         before = read_joules()
+        server.begin_load()
         records, window_s = run_load(target, load)
         used = find_used(before, read_joules())
         report.records += _require_answered(server, records)
@@ -268,7 +279,8 @@ def _require_answered(server: Server, records: list[Record]) -> list[Record]:
         time.sleep(0.2)  # a server that dies is given the time to do so
         server.require_alive("under load")
         raise ServerFailed(
-            f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0].error}{server.quote_log()}"
+            f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0].error}"
+            f"{server.quote_log(server.log_read)}"
         )
     return records
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from test_serving_live import LAUNCHERS, find_processes
 
+from cclsearch.space.framework import load_framework
+
 PYTHON = os.environ.get("CCL_SGLANG_PYTHON", "")
 pytestmark = [
     pytest.mark.serial,
@@ -75,4 +77,75 @@ def test_every_other_choice_serves_too(tmp_path: Path) -> None:
 
 def test_a_kv_cache_that_is_too_small_for_a_request_is_the_reason(tmp_path: Path) -> None:
     failure = serve(tmp_path, {**SMALL, "kv_cache_tokens": 64})
+    assert "aborted: Input length (90 tokens) exceeds the maximum allowed length" in failure["message"], failure
+
+
+def test_what_sglang_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    failure = serve(tmp_path, {**SMALL, "block_size": 64, "prefill_chunk": 96})
     assert "NOTYET" in failure["message"], failure
+
+
+def read_configs(name: str) -> list[dict[str, Any]]:
+    """A configuration for each choice of each knob."""
+    framework = load_framework(name)
+    configs: list[dict[str, Any]] = []
+    for knob in (*framework.knobs, *framework.optional_knobs):
+        choices = knob.choices if isinstance(knob.choices, tuple) else (1, 2, 8)
+        configs += [{knob.name: choice} for choice in choices]
+    return configs
+
+
+def ask(program: str, given: Any) -> str:
+    """What a program prints that SGLang's interpreter runs beside our run scripts."""
+    begin = f"import json, sys\nsys.path.append({str(LAUNCHERS)!r})\ngiven = json.loads(sys.stdin.read())\n"
+    asked = subprocess.run(
+        [PYTHON, "-c", begin + program], input=json.dumps(given), capture_output=True, text=True, timeout=300,
+        check=False, env={**os.environ, "PYTHONPATH": ""},
+    )  # fmt: skip
+    assert asked.returncode == 0, asked.stderr[-2000:]
+    return asked.stdout.strip().splitlines()[-1]
+
+
+PARSER = """
+import argparse
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+"""
+
+
+@pytest.mark.parametrize("name", ["sglang", "sglang-cpu"])
+def test_sglangs_own_parser_takes_every_option_of_the_framework_file(name: str) -> None:
+    program = """
+from sglang_serve import ON_CPU, render_nodes, render_options
+for config in given:
+    parser.parse_args(["--model-path", "m", *render_options(config), *ON_CPU])
+nodes = parser.parse_args(["--model-path", "m", *render_nodes(2, 1, "10.0.0.1:5001")])
+print(nodes.nnodes, nodes.node_rank, nodes.dist_init_addr)
+"""
+    assert ask(PARSER + program, read_configs(name)) == "2 1 10.0.0.1:5001"
+
+
+def test_sglangs_own_parsers_take_servers_apart_and_their_router() -> None:
+    whole = {
+        "devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "decode_workers": 1,
+        "decode_gpus_per_worker": 4,
+    }  # fmt: skip
+    configs = [{**whole, **config} for config in read_configs("sglang-disagg") if not {*config} & {*whole}]
+    program = """
+from serving_apart import place_servers
+from sglang_disagg import render_router, render_server
+from sglang_router.launch_router import parse_router_args
+for config in given:
+    data = {"config": config, "num_ranks": 8, "ranks_per_node": 4, "precision": "bf16", "seed": 0,
+            "requests": [{"input_tokens": 9, "output_tokens": 9}]}
+    seats = place_servers(data)
+    servers = [parser.parse_args(render_server(data, seat, "m")[2:]) for seat in seats]
+    router = parse_router_args(render_router(seats)[2:])
+print([(each.disaggregation_mode, each.tp_size, each.base_gpu_id) for each in servers], router.prefill_urls,
+      router.decode_urls, router.pd_disaggregation)
+"""
+    assert ask(PARSER + program, configs) == (
+        "[('prefill', 2, 0), ('prefill', 2, 2), ('decode', 4, 0)]"
+        " [('http://NODE_1:8100', 8998), ('http://NODE_1:8101', 8999)] ['http://NODE_0:8102'] True"
+    )

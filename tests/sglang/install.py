@@ -18,11 +18,11 @@ NEEDS = (
     "torch==2.13.0", "torchvision==0.28.0", "transformers==5.19.0", "tokenizers==0.23.2", "triton", "IPython",
     "aiohttp", "anthropic>=0.20.0", "apache-tvm-ffi==0.1.11", "blobfile==3.0.0", "build", "compressed-tensors==0.18.0",
     "datasets", "distro", "easydict", "einops", "fastapi", "gguf", "interegular", "kernels>=0.14.1,<0.15",
-    "llguidance>=1.7.6,<2", "mistral_common>=1.11.5", "msgspec", "ninja", "numba==0.65.1", "numpy", "nvidia-ml-py", "openai==2.8.0",
-    "openai-harmony==0.0.4", "orjson", "outlines==0.1.11", "packaging", "partial_json_parser", "pillow",
-    "prometheus-client>=0.20.0", "psutil", "py-spy", "pybase64", "pydantic", "python-multipart", "pyzmq>=25.1.2",
-    "regex", "requests", "scipy", "sentencepiece==0.2.1", "setproctitle", "soundfile==0.13.1", "tiktoken", "tqdm",
-    "uvicorn>=0.51", "uvloop", "watchfiles", "xgrammar==0.2.7", "xxhash", "zstandard",
+    "llguidance>=1.7.6,<2", "mistral_common>=1.11.5", "msgspec", "ninja", "numba==0.65.1", "numpy", "nvidia-ml-py",
+    "openai==2.8.0", "openai-harmony==0.0.4", "orjson", "outlines==0.1.11", "packaging", "partial_json_parser",
+    "pillow", "prometheus-client>=0.20.0", "psutil", "py-spy", "pybase64", "pydantic", "pyzmq>=25.1.2",
+    "python-multipart", "regex", "requests", "scipy", "sentencepiece==0.2.1", "setproctitle", "tiktoken",
+    "soundfile==0.13.1", "tqdm", "uvicorn>=0.51", "uvloop", "watchfiles", "xgrammar==0.2.7", "xxhash", "zstandard",
 )  # fmt: skip
 
 
