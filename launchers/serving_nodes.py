@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, MissingRequirement, host_name
@@ -25,6 +27,8 @@ JOIN_S = 300.0
 LEAVE_S = 20.0
 """Seconds that node 0 waits for the other nodes to end their processes."""
 MOST_LINE_BYTES = 65536
+FIRST_PORT, TRIES = 20_000, 200
+PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SILENT_S, PROBES = 10, 3
 """A connection to a node without power is given up after `PROBES` unanswered probes, `SILENT_S` seconds apart."""
 
@@ -59,11 +63,24 @@ class Place:
         return cls(int(os.environ["CCL_PROCESS_ID"]), num_nodes, host.strip("[]"), int(port))
 
 
-def find_open_port() -> int:
-    """Return a port that is free now on all interfaces."""
+def find_open_port(host: str = "") -> int:
+    """Return a port that is free now, on all interfaces or the one of `host`.
+
+    An engine may bind it a minute later. So it is not one of those that the system gives to connections meanwhile.
+    """
+    for port in random.SystemRandom().sample(range(FIRST_PORT, _read_first_of_connections()), TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _read_first_of_connections() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return max(FIRST_PORT + TRIES, int(PORTS_OF_CONNECTIONS.read_text().split()[0]))
+    return FIRST_PORT + 10 * TRIES
 
 
 class Peer:

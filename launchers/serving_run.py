@@ -27,6 +27,8 @@ from serving_nodes import Leader, Place, await_end, find_open_port, following, l
 
 LOG_FILE = "evidence.jsonl"
 SERVER_LOG = "server.log"
+POLL_S, MOST_POLL_S = 0.02, 0.5
+"""Seconds between two looks at a server that starts: more and more."""
 STOP_S = 10.0
 """Seconds that a server gets to end by itself."""
 GIVE_UP_S = 2.0
@@ -40,9 +42,7 @@ class ServerFailed(Exception):
 
 def find_port() -> int:
     """Return a port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return find_open_port("127.0.0.1")
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Server:
             self.log_read = self.log.stat().st_size
 
     def quote_log(self, since: int = 0) -> str:
-        """Return the last line of the server's log, after so many bytes, that names an error, else the last line, as the
-        end of a message."""
+        """Return the last line of the server's log that names an error, else the last, as the end of a message; `since`
+        so many bytes."""
         with contextlib.suppress(OSError):
             text = self.log.read_bytes()[since:].decode("utf-8", "replace")
             lines = [line.strip() for line in text.splitlines()]
@@ -100,12 +100,13 @@ class Server:
 
     def await_health(self, limit_s: float, path: str = "/health") -> None:
         """Wait until the server answers; raises ServerFailed if it ends or takes longer than the limit."""
-        end_s = time.monotonic() + limit_s
+        end_s, pause_s = time.monotonic() + limit_s, POLL_S
         while self.get(path) is None:
             self.require_alive("before it was healthy")
             if time.monotonic() > end_s:
                 raise ServerFailed(f"the server was not healthy after {limit_s:g} s{self.quote_log()}")
-            time.sleep(0.02)
+            time.sleep(pause_s)
+            pause_s = min(1.1 * pause_s, MOST_POLL_S)
 
     def stop(self) -> None:
         """End every process of the server's group."""
