@@ -114,10 +114,11 @@ def test_a_server_over_two_nodes_serves_every_request(tmp_path: Path, degree: st
     assert not (tmp_path / "failures").exists()
 
 
-def await_load(folder: Path) -> None:
+def await_load(folder: Path, scripts: list[subprocess.Popen[bytes]]) -> None:
     until = time.monotonic() + 500
     while not (phase := folder / "phase").is_file() or phase.read_text() != "timing":
         assert time.monotonic() < until
+        assert scripts[0].poll() is None, read_end(folder)
         time.sleep(0.5)
 
 
@@ -126,7 +127,7 @@ MANY = [{"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 400}] * 400
 
 def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path: Path) -> None:
     with two_nodes(tmp_path, {"tp": 2}, requests=MANY) as scripts:
-        await_load(tmp_path)
+        await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
         commands = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
         shares = {os.getpgid(number) for number, words in commands.items() if b"--headless" in words.split(b"\0")}
@@ -191,7 +192,7 @@ def test_prefill_on_one_node_and_decode_on_another_answer_every_request(tmp_path
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
 def test_a_server_of_another_node_that_dies_under_load_is_one_failure(tmp_path: Path) -> None:
     with two_nodes(tmp_path, ON_TWO_NODES, "vllm_disagg.py", requests=MANY) as scripts:
-        await_load(tmp_path)
+        await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
         served = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
         port = json.loads((tmp_path / "servers-1.json").read_text())["workers"][0]["port"]
