@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-untimed test-serial test-ui test-submitit test-vllm test-gpu gpu-bundle check lint types format docs screenshots fuzz-native clean
+.PHONY: demo test test-light test-untimed test-serial test-ui test-submitit test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -47,6 +47,10 @@ test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit tha
 test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.7 GB, its own environment) and serve with it
 	$(BIN)/python tests/vllm/install.py .venv-vllm
 	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/test_vllm_real.py
+
+test-sglang: $(VENV)/.installed-dev  ## install SGLang without its kernels for GPUs (3.3 GB, its own environment) and serve with it
+	$(BIN)/python tests/sglang/install.py .venv-sglang
+	CCL_SGLANG_PYTHON="$(CURDIR)/.venv-sglang/bin/python" $(PYTEST) -n 0 tests/test_sglang_real.py
 
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site

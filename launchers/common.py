@@ -26,9 +26,9 @@ _read_clock = time.clock_gettime  # bound now: replacing a function of `time` la
 FAILURE_FOLDER = "failures"
 """One JSON file per failed rank: rank, time, kind and the root exception."""
 
-DEVICES = "CCL_DEVICES"
+DEVICES = "CCL_RANK_DEVICES"
 """Device of each rank of a node, if the trial's `places` put its ranks on other devices than those of their number."""
-DEVICES_SET = "CCL_DEVICES_SET"
+DEVICES_SET = "CCL_RANK_DEVICES_SET"
 """Set once the devices are in that order, so that processes that a rank starts do not change it again."""
 SHOW_LAUNCH = "--show-launch"
 """Given this option, a run script prints how its framework runs the configuration without it, and exits."""
@@ -182,7 +182,7 @@ def _visible_variable(data: Mapping[str, Any]) -> str:
 def order_devices(data: Mapping[str, Any]) -> None:
     """Make the devices of this node visible in the order that the trial asks for, before a library opens them.
 
-    Local rank k then has the device with position `CCL_DEVICES[k]` among those that were visible before.
+    Local rank k then has the device with position `CCL_RANK_DEVICES[k]` among those that were visible before.
     """
     asked = os.environ.get(DEVICES)
     if not asked or DEVICES_SET in os.environ:

@@ -172,10 +172,13 @@ async def _read_events(reader: asyncio.StreamReader, record: Record, now_s: Call
         event = json.loads(text)
         if "error" in event:
             raise BadAnswer(str(event["error"])[:300])
+        meta = event.get("meta_info") or {}
+        if isinstance(reason := meta.get("finish_reason"), dict) and reason.get("type") == "abort":  # of SGLang
+            raise BadAnswer(f"aborted: {reason.get('message')}"[:300])
         if (usage := event.get("usage")) is not None:
             counted = int(usage["completion_tokens"])
         if "output_ids" in event:  # of SGLang: the tokens of this event
-            counted = int(event["meta_info"]["completion_tokens"])
+            counted = int(meta["completion_tokens"])
         for choice in event.get("choices", [event] if "output_ids" in event else ()):
             ids = choice.get("token_ids", choice.get("output_ids"))
             number = 1 if ids is None else len(ids)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement
+from common import IllegalConfig, MissingRequirement, write_json
 
 MODEL = "CCL_MODEL_PATH"
 SPARE_TOKENS = 8
@@ -75,6 +77,59 @@ def find_checkpoint() -> Path:
         said = f"{named!r} has no config.json" if named else "it is not set"
         raise MissingRequirement(f"{MODEL} (in the profile's `environment`) must be the folder of a checkpoint: {said}")
     return folder
+
+
+def describe_model(arch: Mapping[str, Any], max_len: int) -> dict[str, Any]:
+    """Return the card's model as transformers' `config.json`: a Llama, or a Mixtral if it has experts."""
+    moe = arch.get("moe")
+    if not arch["gated_mlp"]:
+        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
+    if moe and (moe["num_shared_experts"] or moe["num_dense_layers"]):
+        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    kind |= {"intermediate_size": arch["intermediate_size"]}
+    if moe:
+        kind = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        kind |= {"intermediate_size": moe["expert_intermediate_size"], "num_local_experts": moe["num_experts"]}
+        kind |= {"num_experts_per_tok": moe["top_k"]}
+    return {
+        **kind,
+        "vocab_size": arch["vocab_size"],
+        "hidden_size": arch["hidden_size"],
+        "num_hidden_layers": arch["num_layers"],
+        "num_attention_heads": arch["num_heads"],
+        "num_key_value_heads": arch["num_kv_heads"],
+        "head_dim": arch["head_dim"],
+        "tie_word_embeddings": arch["tied_embeddings"],
+        "max_position_embeddings": max_len,
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+RANDOM_WEIGHTS = """
+import sys
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+folder, dtype, seed = sys.argv[1:]
+torch.manual_seed(int(seed))
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=getattr(torch, dtype))
+model.save_pretrained(folder)
+"""
+"""A program: writes the weights of the model that a folder describes. Another process runs it, for its memory."""
+
+
+def write_checkpoint(folder: Path, data: Mapping[str, Any], dtype: str) -> None:
+    """Write a model of the card's shape with random weights, as a checkpoint."""
+    write_json(folder / "config.json", describe_model(data["arch"], find_max_len(data)))
+    words = [sys.executable, "-c", RANDOM_WEIGHTS, str(folder), dtype, str(data["seed"])]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = next(iter(done.stderr.strip().splitlines()[-1:]), f"code {done.returncode}")
+        raise MissingRequirement(f"a model with random weights could not be written: {last[:300]}")
 
 
 def count_checkpoint(folder: Path) -> int | None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, MissingRequirement, host_name
@@ -25,6 +27,8 @@ JOIN_S = 300.0
 LEAVE_S = 20.0
 """Seconds that node 0 waits for the other nodes to end their processes."""
 MOST_LINE_BYTES = 65536
+FIRST_PORT, TRIES = 20_000, 200
+PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SILENT_S, PROBES = 10, 3
 """A connection to a node without power is given up after `PROBES` unanswered probes, `SILENT_S` seconds apart."""
 
@@ -59,11 +63,24 @@ class Place:
         return cls(int(os.environ["CCL_PROCESS_ID"]), num_nodes, host.strip("[]"), int(port))
 
 
-def find_open_port() -> int:
-    """Return a port that is free now on all interfaces."""
+def find_open_port(host: str = "") -> int:
+    """Return a port that is free now, on all interfaces or the one of `host`.
+
+    An engine may bind it a minute later. So it is not one of those that the system gives to connections meanwhile.
+    """
+    for port in random.SystemRandom().sample(range(FIRST_PORT, _read_first_of_connections()), TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _read_first_of_connections() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return max(FIRST_PORT + TRIES, int(PORTS_OF_CONNECTIONS.read_text().split()[0]))
+    return FIRST_PORT + 10 * TRIES
 
 
 class Peer:
@@ -81,6 +98,11 @@ class Peer:
     def address(self) -> str:
         """This node's address on the network of the connection."""
         return str(self._socket.getsockname()[0])
+
+    @property
+    def remote_address(self) -> str:
+        """The other node's address."""
+        return str(self._socket.getpeername()[0])
 
     def send(self, **said: Any) -> None:
         """Send one message; nothing happens if the other side is gone, which `receive` finds out."""
@@ -117,6 +139,8 @@ class Leader:
 
     peers: dict[int, Peer] = field(default_factory=dict)
     hosts: dict[int, str] = field(default_factory=dict)
+    addresses: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Address of each of them on the network, and a port that is free there."""
     peak_bytes: dict[int, int] = field(default_factory=dict)
     """Peak resident memory of each of them, once they have ended."""
     lost: str = ""
@@ -175,7 +199,7 @@ def leading(place: Place, nonce: str, plan: Mapping[str, Any], limit_s: float = 
     if place.num_nodes == 1:
         yield leader
         return
-    with socket.create_server(("", place.port), backlog=place.num_nodes) as listener:
+    with _listen(place) as listener:
         try:
             while len(leader.peers) < place.num_nodes - 1:
                 listener.settimeout(max(0.01, end_s - time.monotonic()))
@@ -193,21 +217,35 @@ def leading(place: Place, nonce: str, plan: Mapping[str, Any], limit_s: float = 
             leader.end()
 
 
+def _listen(place: Place) -> socket.socket:
+    try:
+        return socket.create_server(("", place.port), backlog=place.num_nodes)
+    except OSError as error:
+        raise NodeFailed(f"node 0 cannot listen on port {place.port}, on which the nodes meet: {error}") from None
+
+
 def _welcome(leader: Leader, place: Place, nonce: str, peer: Peer) -> None:
     said = peer.receive(5.0) or {}
-    node = said.get("node")
-    if said.get("nonce") != nonce or node in leader.peers or node not in range(1, place.num_nodes):
+    node, port = said.get("node"), said.get("port", 0)
+    is_known = said.get("nonce") == nonce and isinstance(port, int)
+    if not is_known or node in leader.peers or node not in range(1, place.num_nodes):
         peer.close()
         return
     leader.peers[node], leader.hosts[node] = peer, str(said.get("host", ""))[:100]
+    leader.addresses[node] = peer.remote_address, port
 
 
 @contextlib.contextmanager
-def following(place: Place, nonce: str, limit_s: float = JOIN_S) -> Iterator[tuple[Peer, dict[str, Any]]]:
-    """Join node 0 and yield the connection and the plan; node 0 reports what the block raises, if it is still there."""
+def following(
+    place: Place, nonce: str, limit_s: float = JOIN_S, port: int = 0
+) -> Iterator[tuple[Peer, dict[str, Any]]]:
+    """Join node 0 and yield the connection and the plan; node 0 reports what the block raises, if it is still there.
+
+    `port` is a free one of this node, on which node 0 may reach what the block starts.
+    """
     peer = _connect(place, limit_s)
     try:
-        peer.send(node=place.node, host=host_name(), nonce=nonce)
+        peer.send(node=place.node, host=host_name(), nonce=nonce, port=port)
         said = peer.receive(limit_s)
         if said is not None and "end" in said:  # before it began: another node is missing, as node 0 reports
             raise Reported(0)

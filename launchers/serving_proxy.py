@@ -1,13 +1,19 @@
 """Servers that only prefill, others that only decode, and what clients see of them: `serving_proxy.py PLAN PORT`.
 
 A request goes to a prefill server for one token and then, with what that server says about its KV cache, to a decode
-server, whose answer is passed on as it comes. Either is the one with the fewest requests. The servers are started here,
-in the process group of this program; if one ends, all end. Standard library only.
+server, whose answer is passed on as it comes. Either is the one with the fewest requests. The servers of this node are
+started here, in the process group of this program; if one ends, all end.
+
+On several nodes this program runs on each, and clients ask that of node 0. All servers listen on the loopback interface
+of their node: vLLM's calls of its workers are not for everyone on the network. The programs of the other nodes pass on
+connections that begin with the trial's secret and the server's number. Standard library only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hmac
 import json
 import os
 import subprocess
@@ -19,6 +25,7 @@ from typing import Any
 
 PREFILL, DECODE = "prefill", "decode"
 MOST_HEAD_BYTES, MOST_BODY_BYTES = 2**16, 2**26
+MOST_GREETING_BYTES, PART_BYTES = 512, 2**16
 POLL_S = 0.2
 REMOTE = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
@@ -37,27 +44,48 @@ class WorkerFailed(Exception):
 
 @dataclass
 class Worker:
-    """One server of a kind."""
+    """One server of a kind, of this node or of another one."""
 
+    number: int
+    """Of all servers of the trial."""
     role: str
+    host: str
     port: int
+    greeting: bytes = b""
+    """What the program of the server's node wants to hear first."""
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(default_factory=Path)
     busy: int = 0
     """Requests that it answers now."""
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"the {self.role} server on port {self.port}" + (f" of {self.host}" if self.greeting else "")
 
-def start_workers(plan: list[dict[str, Any]], folder: Path) -> list[Worker]:
-    """Start the servers of a plan: each has `role`, `port`, `command` and `environment`."""
+
+def greet(secret: str, number: int) -> bytes:
+    """Return the line with which a connection to another node's server begins."""
+    return json.dumps([secret, number]).encode() + b"\n"
+
+
+def start_workers(plan: list[dict[str, Any]], folder: Path, secret: str = "") -> list[Worker]:
+    """Start those servers of a plan that have a `command` (and `environment` and `port`); others have `host` and `port`
+    of the program that passes connections on to them. Each has `role`, and `number` if it is not its place in the plan.
+    """
     workers = []
-    for number, planned in enumerate(plan):
-        log = folder / f"server-{planned['role']}-{number}.log"
+    for place, planned in enumerate(plan):
+        number, role = int(planned.get("number", place)), planned["role"]
+        if "command" not in planned:
+            workers.append(Worker(number, role, planned["host"], planned["port"], greet(secret, number)))
+            continue
+        log = folder / f"server-{role}-{number}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
                 planned["command"], env={**os.environ, **planned["environment"]}, stdin=subprocess.DEVNULL,
                 stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        workers.append(Worker(planned["role"], planned["port"], process, log))
+        workers.append(Worker(number, role, "127.0.0.1", planned["port"], process=process, log=log))
     return workers
 
 
@@ -68,7 +96,7 @@ async def watch_workers(workers: Iterable[Worker]) -> str:
             code = worker.process.poll() if worker.process is not None else None
             if code is not None:
                 how = f"signal {-code}" if code < 0 else f"code {code}"
-                return f"Error: the {worker.role} server on port {worker.port} ended with {how}{quote(worker.log)}"
+                return f"Error: {worker.name} ended with {how}{quote(worker.log)}"
         await asyncio.sleep(POLL_S)
 
 
@@ -102,13 +130,13 @@ async def read_request(reader: asyncio.StreamReader) -> Asked:
 
 async def ask(worker: Worker, asked: Asked) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a request to a server; returns its connection after the head of an answer with status 200."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port, limit=MOST_HEAD_BYTES)
+    reader, writer = await asyncio.open_connection(worker.host, worker.port, limit=MOST_HEAD_BYTES)
     try:
         head = (
             f"{asked.method} {asked.path} HTTP/1.0\r\nHost: 127.0.0.1:{worker.port}\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(asked.body)}\r\n\r\n"
         )
-        writer.write(head.encode() + asked.body)
+        writer.write(worker.greeting + head.encode() + asked.body)
         await writer.drain()
         status = int((await reader.readline()).decode("latin-1").split(" ", 2)[1])
         while (await reader.readline()).strip():
@@ -130,11 +158,45 @@ async def ask_whole(worker: Worker, asked: Asked) -> bytes:
         writer.close()
 
 
+class Relay:
+    """What node 0 sees of another node: connections to its servers, for who knows the trial's secret."""
+
+    def __init__(self, workers: list[Worker], secret: str) -> None:
+        self.workers, self.secret = {worker.number: worker for worker in workers}, secret
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass one connection on to the server that its first line asks for."""
+        back: asyncio.StreamWriter | None = None
+        try:
+            greeting = await reader.readuntil(b"\n")
+            secret, number = json.loads(greeting) if len(greeting) <= MOST_GREETING_BYTES else ("", -1)
+            if not hmac.compare_digest(str(secret).encode(), self.secret.encode()):
+                return
+            front, back = await asyncio.open_connection("127.0.0.1", self.workers[number].port)
+            await asyncio.gather(pass_on(reader, back), pass_on(front, writer))
+        except (OSError, ValueError, TypeError, KeyError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the other side sees the connection end
+        finally:
+            for each in (back, writer):
+                if each is not None:
+                    each.close()
+
+
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Write what is read as it comes; then say that nothing more comes."""
+    while part := await reader.read(PART_BYTES):
+        writer.write(part)
+        await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.write_eof()
+
+
 class Proxy:
     """What clients see: completions over both kinds of servers; health, metrics and calls of all of them."""
 
     def __init__(self, workers: list[Worker], *, passes_parameters: bool) -> None:
         self.workers, self.passes_parameters = workers, passes_parameters
+        self._said = ""
 
     def choose(self, role: str) -> Worker:
         return min((worker for worker in self.workers if worker.role == role), key=lambda worker: worker.busy)
@@ -188,10 +250,23 @@ class Proxy:
 
     async def _ask_all(self, asked: Asked) -> bytes:
         """Return the answers of all servers together: `results` of calls in one list, other texts one after another."""
-        answers = await asyncio.gather(*(ask_whole(worker, asked) for worker in self.workers))
+        asking = (ask_whole(worker, asked) for worker in self.workers)
+        answers: list[bytes] = []
+        for worker, answer in zip(self.workers, await asyncio.gather(*asking, return_exceptions=True), strict=True):
+            if isinstance(answer, BaseException):
+                if asked.path == "/health":
+                    self._say(f"{worker.name} is not healthy: see server-{worker.role}-{worker.number}.log")
+                raise answer
+            answers.append(answer)
         if asked.path != "/collective_rpc":
             return b"\n".join(answers)
         return json.dumps({"results": [each for answer in answers for each in json.loads(answer)["results"]]}).encode()
+
+    def _say(self, words: str) -> None:
+        """Print something, once: health is asked for many times a second."""
+        if words != self._said:
+            print(words, flush=True)
+        self._said = words
 
 
 def _answer(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
@@ -201,9 +276,15 @@ def _answer(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
 async def run(path: Path, port: int) -> str:
     """Start the servers and answer until one of them ends; returns why it did."""
     plan = json.loads(path.read_text(encoding="utf-8"))
-    workers = start_workers(plan["workers"], path.parent)
-    proxy = Proxy(workers, passes_parameters=plan["passes_parameters"])
-    async with await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=MOST_HEAD_BYTES):
+    secret = str(plan.get("secret", ""))
+    async with contextlib.AsyncExitStack() as listening:
+        workers = start_workers(plan["workers"], path.parent, secret)
+        relay, proxy = plan.get("relay"), Proxy(workers, passes_parameters=plan["passes_parameters"])
+        if relay is None:
+            server = await asyncio.start_server(proxy.serve, "127.0.0.1", port, limit=MOST_HEAD_BYTES)
+        else:
+            server = await asyncio.start_server(Relay(workers, secret).serve, relay["host"], relay["port"])
+        await listening.enter_async_context(server)
         return await watch_workers(workers)
 
 

@@ -27,6 +27,8 @@ from serving_nodes import Leader, Place, await_end, find_open_port, following, l
 
 LOG_FILE = "evidence.jsonl"
 SERVER_LOG = "server.log"
+POLL_S, MOST_POLL_S = 0.02, 0.5
+"""Seconds between two looks at a server that starts: more and more."""
 STOP_S = 10.0
 """Seconds that a server gets to end by itself."""
 GIVE_UP_S = 2.0
@@ -40,9 +42,7 @@ class ServerFailed(Exception):
 
 def find_port() -> int:
     """Return a port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return find_open_port("127.0.0.1")
 
 
 @dataclass
@@ -55,6 +55,8 @@ class Server:
     nodes: Leader = field(default_factory=Leader)
     was_killed: bool = False
     """Whether it was ended because another node's share had ended."""
+    log_read: int = 0
+    """Bytes of the log from before the present load."""
 
     def get(self, path: str, timeout_s: float = 5.0) -> bytes | None:
         """Return what the server answers to a GET; None if it does not answer with 200."""
@@ -69,10 +71,17 @@ class Server:
         finally:
             connection.close()
 
-    def quote_log(self) -> str:
-        """Return the last line of the server's log that names an error, else the last, as the end of a message."""
+    def begin_load(self) -> None:
+        """Note where the log is now: what it said before does not explain an answer of this load."""
         with contextlib.suppress(OSError):
-            lines = [line.strip() for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+            self.log_read = self.log.stat().st_size
+
+    def quote_log(self, since: int = 0) -> str:
+        """Return the last line of the server's log that names an error, else the last, as the end of a message; `since`
+        so many bytes."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_bytes()[since:].decode("utf-8", "replace")
+            lines = [line.strip() for line in text.splitlines()]
             said = [line for line in lines if line]
             errors = [line for line in said if "error" in line.lower() and "://" not in line]
             last = next(iter([*errors[-1:], *said[-1:]]), "")
@@ -91,12 +100,13 @@ class Server:
 
     def await_health(self, limit_s: float, path: str = "/health") -> None:
         """Wait until the server answers; raises ServerFailed if it ends or takes longer than the limit."""
-        end_s = time.monotonic() + limit_s
+        end_s, pause_s = time.monotonic() + limit_s, POLL_S
         while self.get(path) is None:
             self.require_alive("before it was healthy")
             if time.monotonic() > end_s:
                 raise ServerFailed(f"the server was not healthy after {limit_s:g} s{self.quote_log()}")
-            time.sleep(0.02)
+            time.sleep(pause_s)
+            pause_s = min(1.1 * pause_s, MOST_POLL_S)
 
     def stop(self) -> None:
         """End every process of the server's group."""
@@ -136,6 +146,10 @@ class Share:
     """Free ports of node 0 by what they are for, the same on every node."""
     address: str = "127.0.0.1"
     """Of this node, as the others reach it."""
+    port: int = 0
+    """A free port of this node, on which node 0 may reach its share; 0 on node 0."""
+    others: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """On node 0: address and `port` of every other node."""
 
 
 Command = Callable[[int, Share], Sequence[str]]
@@ -164,7 +178,7 @@ def running_server(trial: Trial, command: Command, limit_s: float, port_names: S
     """Start a server on this node and its shares on the others, wait until it is healthy, end all after the block."""
     port, place, ports = find_port(), Place.read(), {name: find_open_port() for name in port_names}
     with leading(place, trial.data.get("nonce", ""), ports) as nodes:
-        words = command(port, Share(place, ports, nodes.address))
+        words = command(port, Share(place, ports, nodes.address, others=nodes.addresses))
         with running(words, trial.folder / SERVER_LOG, port, nodes) as server:
             nodes.watch(server.give_up)
             try:
@@ -177,10 +191,10 @@ def running_server(trial: Trial, command: Command, limit_s: float, port_names: S
 
 def follow_server(trial: Trial, command: Command) -> None:
     """Run this node's share of the server until node 0 ends the trial."""
-    place = Place.read()
-    with following(place, trial.data.get("nonce", "")) as (peer, ports):
+    place, own = Place.read(), find_open_port()
+    with following(place, trial.data.get("nonce", ""), port=own) as (peer, ports):
         port = find_port()
-        words, log = command(port, Share(place, ports, peer.address)), trial.folder / f"server-{place.node}.log"
+        words, log = command(port, Share(place, ports, peer.address, own)), trial.folder / f"server-{place.node}.log"
         with running(words, log, port) as server:
             await_end(peer, lambda: server.require_alive("during the trial"))
             peer.send(peak_bytes=peak_resident(server))
@@ -217,6 +231,7 @@ def measure_loads(
     say_phase(trial, 0, "warm-up")
     number = data["warmup_requests"]
     warm = [planned[n % len(planned)] for n in range(number)]
+    server.begin_load()
     records, _ = run_load(target, Load(0, warm, min(most or 1, number), seed, prefix, is_warm_up=True))
     report.records += _require_answered(server, records)
     say_phase(trial, 0, "timing")
@@ -225,6 +240,7 @@ def measure_loads(
         load = Load(len(report.loads), requests, concurrency, seed, prefix)
         read_stats()
         before = read_joules()
+        server.begin_load()
         records, window_s = run_load(target, load)
         used = find_used(before, read_joules())
         report.records += _require_answered(server, records)
@@ -264,7 +280,8 @@ def _require_answered(server: Server, records: list[Record]) -> list[Record]:
         time.sleep(0.2)  # a server that dies is given the time to do so
         server.require_alive("under load")
         raise ServerFailed(
-            f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0].error}{server.quote_log()}"
+            f"{len(failed)} of {len(records)} requests failed, the first with: {failed[0].error}"
+            f"{server.quote_log(server.log_read)}"
         )
     return records
 

@@ -1,18 +1,21 @@
 """Run script `sglang`: serves the card's model with SGLang on this machine and measures the card's load.
 
 The server is `sglang.launch_server` on a port of the loopback interface; on several nodes each runs a part of it. It
-serves the checkpoint in the folder that CCL_MODEL_PATH names. Requests go to `/generate` with token ids: no tokenizer
-is loaded.
+serves the checkpoint in the folder that CCL_MODEL_PATH names; on CPUs, without one, a model of the card's shape with
+random weights. Requests go to `/generate` with token ids: no tokenizer is loaded.
 
-Knobs: see `OPTIONS`; checked by the parser of SGLang 0.5.23. No server was started with it: it needs GPUs.
+Knobs: see `OPTIONS`; checked by the parser of SGLang 0.5.23. Tried with it on a CPU (`make test-sglang`); on GPUs it
+was not tried.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common import (
@@ -26,8 +29,16 @@ from common import (
 )
 from power_caps import KNOBS as POWER_KNOBS
 from serving_load import SGLANG
-from serving_model import count_checkpoint, count_nodes, find_checkpoint, find_max_len, require_whole_nodes
-from serving_run import EngineCounters, Server, Share, serve_trial
+from serving_model import (
+    MODEL,
+    count_checkpoint,
+    count_nodes,
+    find_checkpoint,
+    find_max_len,
+    require_whole_nodes,
+    write_checkpoint,
+)
+from serving_run import EngineCounters, Server, Share, peak_resident, serve_trial
 
 OPTIONS = {
     "tp": "--tensor-parallel-size",
@@ -42,6 +53,7 @@ OPTIONS = {
     "async_scheduling": "--disable-overlap-schedule",
     "memory_fraction": "--mem-fraction-static",
     "block_size": "--page-size",
+    "kv_cache_tokens": "--max-total-tokens",
     "kv_cache_dtype": "--kv-cache-dtype",
     "scheduling_policy": "--schedule-policy",
     "max_graph_size": "--cuda-graph-max-bs-decode",
@@ -63,6 +75,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "queue_mean_s": ("sglang:queue_time_seconds_sum", "sglang:queue_time_seconds_count"),
 }
 """Metric of a load -> counters of the server."""
+ON_CPU = ("--device", "cpu", "--attention-backend", "torch_native", "--model-impl", "transformers")
+"""Without GPUs: SGLang's wheels have no kernels for CPUs, so that attention is torch's and the model transformers'."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
@@ -93,13 +107,26 @@ def render_nodes(num_nodes: int, node: int | str, address: str) -> list[str]:
     return ["--nnodes", str(num_nodes), "--node-rank", str(node), "--dist-init-addr", address]
 
 
+def is_on_cpu(data: Mapping[str, Any]) -> bool:
+    """Return whether the card's accelerator is the CPU."""
+    return bool(data.get("accelerator") == "cpu")
+
+
 def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
     """Return the command of the server, without the interpreter."""
     dtype = DTYPES.get(data["precision"])
     if dtype is None:
         raise IllegalConfig(f"sglang serves {', '.join(DTYPES)} weights here, not {data['precision']}")
     require_whole_nodes(data, spreads_replicas=False, whole_stages=True)
-    words = ["-m", "sglang.launch_server", "--model-path", model, "--dtype", dtype]
+    words = [
+        "-m",
+        "sglang.launch_server",
+        "--model-path",
+        model,
+        "--dtype",
+        dtype,
+        *(ON_CPU if is_on_cpu(data) else ()),
+    ]
     words += ["--quantization", FP8] if data["precision"] == FP8 else []
     words += ["--random-seed", str(data["seed"]), "--host", "127.0.0.1", "--port", str(port)]
     return [*words, "--context-length", str(find_max_len(data)), *render_options(data["config"])]
@@ -131,7 +158,7 @@ def serve(trial: Trial) -> None:
             f"sglang must be importable by {sys.executable}: pip install sglang there, or set the profile's `python`,"
             " `modules` or `container`"
         )
-    folder = find_checkpoint()
+    folder = find_folder(trial)
     more = ["--skip-tokenizer-init", "--incremental-streaming-output", "--enable-metrics"]
 
     def command(port: int, share: Share) -> Sequence[str]:
@@ -140,9 +167,19 @@ def serve(trial: Trial) -> None:
         return [sys.executable, *render_command(trial.data, str(folder), port), *nodes, *more]
 
     def describe(server: Server) -> Mapping[str, Any]:
-        return describe_server(server) | {"num_params": count_checkpoint(folder)}
+        memory = {"memory_kind": "rss", "peak_memory_bytes": [peak_resident(server)]} if is_on_cpu(trial.data) else {}
+        return {**describe_server(server), **memory, "num_params": count_checkpoint(folder)}
 
     serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG, port_names=(MASTER,))
+
+
+def find_folder(trial: Trial) -> Path:
+    """Return the folder of the checkpoint; on CPUs it is written if none is named."""
+    if os.environ.get(MODEL) or not is_on_cpu(trial.data):
+        return find_checkpoint()
+    folder = trial.folder / "model"
+    write_checkpoint(folder, trial.data, DTYPES.get(trial.data["precision"], "float32"))
+    return folder
 
 
 def describe_server(server: Server) -> Mapping[str, Any]:

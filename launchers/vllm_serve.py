@@ -32,7 +32,7 @@ from common import (
     write_json,
 )
 from power_caps import KNOBS as POWER_KNOBS
-from serving_model import MODEL, count_nodes, find_max_len, require_whole_nodes
+from serving_model import MODEL, count_nodes, describe_model, find_max_len, require_whole_nodes
 from serving_run import Command, EngineCounters, Server, Share, peak_resident, serve_trial
 
 OPTIONS = {
@@ -101,37 +101,6 @@ def render_options(config: Mapping[str, Any]) -> list[str]:
         else:
             words += [option, SPELLED.get(str(value), str(value))]
     return words
-
-
-def describe_model(arch: Mapping[str, Any], max_len: int) -> dict[str, Any]:
-    """Return the card's model as transformers' `config.json`: a Llama, or a Mixtral if it has experts."""
-    moe = arch.get("moe")
-    if not arch["gated_mlp"]:
-        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
-    if moe and (moe["num_shared_experts"] or moe["num_dense_layers"]):
-        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    kind |= {"intermediate_size": arch["intermediate_size"]}
-    if moe:
-        kind = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
-        kind |= {"intermediate_size": moe["expert_intermediate_size"], "num_local_experts": moe["num_experts"]}
-        kind |= {"num_experts_per_tok": moe["top_k"]}
-    return {
-        **kind,
-        "vocab_size": arch["vocab_size"],
-        "hidden_size": arch["hidden_size"],
-        "num_hidden_layers": arch["num_layers"],
-        "num_attention_heads": arch["num_heads"],
-        "num_key_value_heads": arch["num_kv_heads"],
-        "head_dim": arch["head_dim"],
-        "tie_word_embeddings": arch["tied_embeddings"],
-        "max_position_embeddings": max_len,
-        "rope_theta": 10_000.0,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
 
 
 def check_step(config: Mapping[str, Any], max_len: int) -> None:

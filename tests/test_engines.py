@@ -6,6 +6,7 @@ import http.server
 import importlib
 import json
 import struct
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -78,6 +79,42 @@ def test_switches_of_sglang_that_disable_are_given_for_false(load: Any) -> None:
     assert words == ["--disable-radix-cache", "--enable-mixed-chunk", "--expert-parallel-size", "2"]
 
 
+APART = {
+    "devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "decode_workers": 1, "decode_gpus_per_worker": 4,
+}  # fmt: skip
+
+
+def test_sglang_apart_is_a_router_before_servers_on_their_nodes(load: Any) -> None:
+    module = load("sglang_disagg")
+    form = module.show_launch(make_data({**APART, "kv_connector": "nixl"}, num_ranks=8, ranks_per_node=4))
+    assert form.command[3:] == [
+        "--pd-disaggregation", "--prefill", "http://NODE_1:8100", "8998", "--prefill", "http://NODE_1:8101", "8999",
+        "--decode", "http://NODE_0:8102", "--host", "127.0.0.1", "--port", "8000",
+    ]  # fmt: skip
+    first, second, third = (note.partition(": ")[2].split() for note in form.notes[:3])
+    assert form.notes[2].startswith("Before, on node 0: python -m sglang.launch_server --model-path MODEL")
+    for words, mode, gpus, port in ((first, "prefill", "2", "8100"), (second, "prefill", "2", "8101"),
+                                    (third, "decode", "4", "8102")):  # fmt: skip
+        assert words[words.index("--disaggregation-mode") + 1] == mode
+        assert words[words.index("--tensor-parallel-size") + 1] == gpus
+        assert words[words.index("--port") + 1] == port
+        assert words[words.index("--disaggregation-transfer-backend") + 1] == "nixl"
+    assert "--base-gpu-id" not in first
+    assert second[second.index("--base-gpu-id") + 1] == "2"
+    assert second[second.index("--disaggregation-bootstrap-port") + 1] == "8999"
+    with pytest.raises(module.IllegalConfig, match="kv_connector must be mooncake or nixl, not 'pigeon'"):
+        module.show_launch(make_data({**APART, "kv_connector": "pigeon"}))
+
+
+def test_sglang_apart_has_a_space_and_a_prediction() -> None:
+    sets = ["workload.hardware.xpu_spec.total_count=8", "workload.hardware.xpu_spec.count_per_node=4"]
+    card, framework = load_card("wl1-inference", sets=sets), load_framework("sglang-disagg")
+    space = build_space(card, framework, use_fewer=True)
+    assert {"workers_add_up", "workers_fit_machines"} <= set(space.rules)
+    assert set(space.column("prefill_gpus_per_worker")) == {1, 2, 4}, "a server is on one machine"
+    assert predict_space(card, space) is not None
+
+
 def test_the_file_of_trtllm_is_yaml_with_its_sections(load: Any) -> None:
     config = {"tp": 4, "prefix_caching": False, "kv_cache_dtype": "fp8", "dp_attention": True, "speculative": "NGram",
               "async_scheduling": False, "max_graph_size": 64, "moe_backend": "auto"}  # fmt: skip
@@ -128,6 +165,9 @@ def test_a_checkpoint_is_a_folder_and_its_parameters_are_counted(
         module.count_checkpoint(tmp_path)
 
 
+ABORTED: list[int] = []
+
+
 class Generate(http.server.BaseHTTPRequestHandler):
     """Answers like SGLang's `/generate` with `--incremental-streaming-output`: two tokens an event."""
 
@@ -135,11 +175,16 @@ class Generate(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200 if self.path == "/generate" else 404)
         self.end_headers()
+        if asked["input_ids"][-1:] == ABORTED:
+            reason = {"type": "abort", "message": "Input length exceeds the maximum allowed length"}
+            event: dict[str, Any] = {"output_ids": [0], "meta_info": {"completion_tokens": 1, "finish_reason": reason}}
+            self.wfile.write(f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())
+            return
         count, sent = asked["sampling_params"]["max_new_tokens"], 0
         while sent < count:
             ids = list(range(sent, min(sent + 2, count)))
             sent += len(ids)
-            event = {"output_ids": ids, "meta_info": {"completion_tokens": sent}}
+            event = {"output_ids": ids, "meta_info": {"completion_tokens": sent, "finish_reason": None}}
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
 
@@ -156,6 +201,17 @@ def port() -> Iterator[int]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+def test_what_sglang_aborts_is_an_error_though_it_counts_a_token(
+    port: int, load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load("serving_load")
+    planned = [{"arrival_s": 0.0, "input_tokens": 7, "output_tokens": 5}]
+    asked = module.Load(0, planned, 1, seed=1)
+    monkeypatch.setattr(sys.modules[__name__], "ABORTED", module.draw_prompt(asked, 0, 7, 100)[-1:])
+    (record,), _ = module.run_load(module.Target(port, 100, timeout_s=20, api=module.SGLANG), asked)
+    assert record.error == "BadAnswer: aborted: Input length exceeds the maximum allowed length"
 
 
 def test_the_load_generator_asks_sglangs_own_interface(port: int, load: Any) -> None:

@@ -19,6 +19,7 @@ from cclsearch.core.names import list_frameworks
 from cclsearch.core.settings import Settings, load_settings
 from cclsearch.core.values import Config
 from cclsearch.core.yaml_file import validate_mapping
+from cclsearch.launch.contract import DEVICES_VARIABLE
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.check import check_needs
 from cclsearch.launch.slurm.job_files import RunScript
@@ -316,6 +317,7 @@ def test_every_shipped_framework_but_that_of_tpus_declares_energy() -> None:
     assert without == {
         "maxtext",
         "sglang",
+        "sglang-disagg",
         "trtllm",
         "links-probe",
         "links-probe-jax",
@@ -468,3 +470,13 @@ def test_a_broken_framework_file_harms_only_those_that_name_it(project: Path) ->
     assert load_framework("cpu").name == "cpu"
     with pytest.raises(UserError, match=r"broken\.framework\.yaml: knobs: must not be empty$"):
         load_framework("broken")
+
+
+def test_no_knob_of_a_shipped_framework_sets_a_variable_of_the_trial_contract() -> None:
+    """A knob `devices` would be the order of a rank's devices if that had its variable."""
+    stated = {"CCL_TRIAL_DIR", "CCL_CONFIG", "CCL_NONCE", DEVICES_VARIABLE, "CCL_JOB_NAME", "CCL_TIMEOUT_S"}
+    stated |= {"CCL_NUM_NODES", "CCL_PROCESS_ID", "CCL_NUM_PROCESSES", "CCL_COORDINATOR", "CCL_MODEL_PATH"}
+    for path in sorted((Path(__file__).parent.parent / "launchers").glob("*.framework.yaml")):
+        framework = load_framework(path.name.removesuffix(".framework.yaml"))
+        for knob in (*framework.knobs, *framework.optional_knobs):
+            assert f"CCL_{knob.name.upper()}" not in stated, f"{framework.name}: {knob.name}"

@@ -9,7 +9,7 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
-from cclsearch.plan.impossible import describe_impossible
+from cclsearch.plan.impossible import describe_impossible, describe_no_room
 from cclsearch.score.objective import Constraint, load_objective
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
@@ -65,3 +65,11 @@ def test_no_predicted_figure_is_called_impossible(workload: str, framework: str)
         assert describe_impossible(constrained, space, "training") == ()
         if metric == "mfu":
             assert highest <= DEFAULT.max_mfu, "the rule `possible` would refuse what the closed form predicts"
+
+
+@pytest.mark.parametrize(("gib", "is_said"), [(2, True), (40, False)])
+def test_a_model_that_no_device_holds_is_said_before_anything_runs(gib: float, is_said: bool) -> None:
+    card = load_card("wl1-inference", sets=[f"workload.hardware.xpu_spec.memory_gib={gib}"])
+    said = describe_no_room(card, build_space(card, load_framework("vllm"), use_fewer=True))
+    assert bool(said) == is_said
+    assert not said or "the smallest needs about 2.89 GiB of each accelerator, which has 2 GiB" in said[0]

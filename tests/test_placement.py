@@ -216,7 +216,7 @@ def test_an_order_of_devices_is_set_by_the_run_script_on_any_scheduler() -> None
     assert not payload.moves_nodes
     job = Job(run_id="r", trial=1, attempt=1, trial_dir=Path("t"), payload=payload, timeout_s=1.0)
     refuse_places([job], "slurm")
-    assert trial_environment(Path("t"), payload)["CCL_DEVICES"] == ",".join(map(str, payload.devices))
+    assert trial_environment(Path("t"), payload)["CCL_RANK_DEVICES"] == ",".join(map(str, payload.devices))
     moved = job.model_copy(update={"payload": payload.model_copy(update={"places": (*range(8, 16), *range(8))})})
     with pytest.raises(UserError, match="scheduler's order"):
         refuse_places([moved], "slurm")
@@ -229,11 +229,11 @@ def order_devices(accelerator: str, **variables: str) -> subprocess.CompletedPro
 
 
 def test_the_visible_devices_are_put_in_order_once() -> None:
-    assert order_devices("v100", CCL_DEVICES="2,0,1").stdout == "CUDA_VISIBLE_DEVICES=2,0,1\n"
-    ordered = order_devices("v100", CCL_DEVICES="2,0,1", CUDA_VISIBLE_DEVICES="4,5,6,7")
+    assert order_devices("v100", CCL_RANK_DEVICES="2,0,1").stdout == "CUDA_VISIBLE_DEVICES=2,0,1\n"
+    ordered = order_devices("v100", CCL_RANK_DEVICES="2,0,1", CUDA_VISIBLE_DEVICES="4,5,6,7")
     assert ordered.stdout == "CUDA_VISIBLE_DEVICES=6,4,5\n"
-    assert order_devices("mi250x-gcd", CCL_DEVICES="1,0").stdout == "HIP_VISIBLE_DEVICES=1,0\n"
-    hidden = order_devices("v100", CCL_DEVICES="2,0,1", CUDA_VISIBLE_DEVICES="0")
+    assert order_devices("mi250x-gcd", CCL_RANK_DEVICES="1,0").stdout == "HIP_VISIBLE_DEVICES=1,0\n"
+    hidden = order_devices("v100", CCL_RANK_DEVICES="2,0,1", CUDA_VISIBLE_DEVICES="0")
     assert "every rank must see all devices of its node" in hidden.stderr
     assert order_devices("v100").stdout == ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -153,6 +154,9 @@ if MODE == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if MODE == "memory":
     sys.exit("RuntimeError: not enough memory: you tried to allocate 999 bytes")
+if MODE == "lacks":
+    import argparse
+    argparse.ArgumentParser(prog="engine serve").parse_args(["--new-option", "4"])
 if MODE == "orphan" and os.fork() == 0:
     time.sleep(600)
 count = 0
@@ -174,7 +178,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b'data: {{"choices": [{{"text": "a"}}]}}\\n\\n')
         if MODE != "breaks":
             self.wfile.write(b"data: [DONE]\\n\\n")
-http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+if MODE == "keeps" and os.fork() == 0:
+    os.setsid()
+    time.sleep(600)
+server.serve_forever()
 """
 sys.exit(run_rank(lambda trial: serve_trial(
     trial, lambda port, _: [sys.executable, "-c", SERVER, str(port)], lambda server: {{}}, lambda server: {{}})))
@@ -188,6 +196,11 @@ sys.exit(run_rank(lambda trial: serve_trial(
         ("dies", "crashed", "the server ended with code 3 under load; its log: Segmentation fault of its own"),
         ("errors", "crashed", "requests failed, the first with: BadAnswer: HTTP 500: internal trouble"),
         ("breaks", "crashed", "the answer broke off"),
+        (
+            "lacks",
+            "crashed",
+            "code 2 before it was healthy; its log: engine serve: error: unrecognized arguments: --new-option 4",
+        ),
         ("memory", "out_of_memory", "the server ended with code 1 before it was healthy; its log: RuntimeError"),
     ],
 )
@@ -200,6 +213,23 @@ def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(
     assert failure["kind"] == kind
     assert words in failure["message"]
     assert "\n" not in failure["message"]
+
+
+def test_a_port_that_the_ended_server_keeps_is_the_failure(tmp_path: Path) -> None:
+    """Of a process that left the server's group: launchers end what is left of a job."""
+    script = tmp_path / "fake.py"
+    script.write_text(textwrap.dedent(FAKE.format(mode="keeps")))
+    left: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "find_processes", lambda name: left.extend(_find(name)) or [])
+        failure = run_script(tmp_path, script)
+    for number in left:
+        os.kill(int(number), signal.SIGKILL)
+    assert "the server ended, but another process still listens on its port" in failure["message"]
+    assert len(left) == 1
+
+
+_find = find_processes
 
 
 @pytest.mark.parametrize(("mode", "missing"), [("short", 1), ("orphan", 0), ("stubborn", 0)])

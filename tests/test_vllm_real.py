@@ -34,7 +34,6 @@ ARCH = {
     "vocab_size": 512, "tied_embeddings": False, "gated_mlp": True, "moe": None,
 }  # fmt: skip
 NORMS = 5 * 128
-COMMAND = [PYTHON, str(LAUNCHERS / "vllm_serve.py")]
 PARAMETERS = 2 * 512 * 128 + 128 + 2 * (2 * 128 + 128 * 128 * 2 + 128 * 64 * 2 + 3 * 128 * 256)
 
 
@@ -67,7 +66,9 @@ def serve(folder: Path, config: dict[str, Any], script: str = "vllm_serve.py", *
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path, config: dict[str, Any], **given: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+def two_nodes(
+    folder: Path, config: dict[str, Any], script: str = "vllm_serve.py", **given: Any
+) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The scripts of a trial on two nodes, which are both this machine; nothing of it runs afterwards."""
     name, environment = prepare(folder, config, num_ranks=2, ranks_per_node=1, **given)
     with socket.socket() as probe:
@@ -77,7 +78,7 @@ def two_nodes(folder: Path, config: dict[str, Any], **given: Any) -> Iterator[li
     for node in range(2):
         place = {**environment, **meet, "CCL_PROCESS_ID": str(node)}
         with (folder / f"script-{node}.log").open("wb") as log:
-            scripts.append(subprocess.Popen(COMMAND, env=place, stdout=log, stderr=log))
+            scripts.append(subprocess.Popen([PYTHON, str(LAUNCHERS / script)], env=place, stdout=log, stderr=log))
     try:
         yield scripts
     finally:
@@ -113,13 +114,20 @@ def test_a_server_over_two_nodes_serves_every_request(tmp_path: Path, degree: st
     assert not (tmp_path / "failures").exists()
 
 
+def await_load(folder: Path, scripts: list[subprocess.Popen[bytes]]) -> None:
+    until = time.monotonic() + 500
+    while not (phase := folder / "phase").is_file() or phase.read_text() != "timing":
+        assert time.monotonic() < until
+        assert scripts[0].poll() is None, read_end(folder)
+        time.sleep(0.5)
+
+
+MANY = [{"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 400}] * 400
+
+
 def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path: Path) -> None:
-    long = [{"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 400}] * 400
-    with two_nodes(tmp_path, {"tp": 2}, requests=long) as scripts:
-        until = time.monotonic() + 500
-        while not (phase := tmp_path / "phase").is_file() or phase.read_text() != "timing":
-            assert time.monotonic() < until
-            time.sleep(0.5)
+    with two_nodes(tmp_path, {"tp": 2}, requests=MANY) as scripts:
+        await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
         commands = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
         shares = {os.getpgid(number) for number, words in commands.items() if b"--headless" in words.split(b"\0")}
@@ -156,6 +164,44 @@ def test_prefill_and_decode_on_servers_of_their_own_answer_every_request(tmp_pat
     moved = "Inject KV cache of 64 tokens" if connector == "ExampleConnector" else "Num successful transfers"
     assert moved in decoding, "keys and values came from the other server"
     assert not (tmp_path / "kv").exists()
+
+
+ON_TWO_NODES = {
+    "devices": 2, "prefill_workers": 1, "prefill_gpus_per_worker": 1, "decode_workers": 1, "decode_gpus_per_worker": 1,
+    "block_size": 32, "max_num_seqs": 4,
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
+def test_prefill_on_one_node_and_decode_on_another_answer_every_request(tmp_path: Path) -> None:
+    long = [{"arrival_s": 0.0, "input_tokens": 90 + n, "output_tokens": 6} for n in range(8)]
+    with two_nodes(tmp_path, ON_TWO_NODES, "vllm_disagg.py", requests=long) as scripts:
+        assert [script.wait(600) for script in scripts] == [0, 0], read_end(tmp_path)
+    result = read_end(tmp_path)
+    assert result["status"] == "ok", result
+    assert (result["num_params"], result["precision"], result["world_size"]) == (PARAMETERS, "bf16", 2)
+    assert len(result["hosts"]) == len(result["peak_memory_bytes"]) == 2
+    assert all(peak > 100e6 for peak in result["peak_memory_bytes"]), "both nodes hold vLLM"
+    log = [json.loads(line) for line in (tmp_path / "evidence.jsonl").read_text().splitlines()]
+    assert [record["error"] for record in log] == [""] * 10
+    assert {record["output_tokens"] for record in log} == {6}
+    decoding = (tmp_path / "server-decode-1.log").read_text()
+    assert "Num successful transfers" in decoding, "keys and values came from the other node"
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
+def test_a_server_of_another_node_that_dies_under_load_is_one_failure(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, ON_TWO_NODES, "vllm_disagg.py", requests=MANY) as scripts:
+        await_load(tmp_path, scripts)
+        job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
+        served = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
+        port = json.loads((tmp_path / "servers-1.json").read_text())["workers"][0]["port"]
+        (decoding,) = (number for number, words in served.items() if f"--port\0{port}\0".encode() in words)
+        os.kill(decoding, signal.SIGKILL)
+        assert scripts[0].wait(120) == 1
+    failure = read_end(tmp_path)
+    assert failure["message"].startswith("NodeFailed: node 1 ("), failure
+    assert f"Error: the decode server on port {port} ended with signal 9" in failure["message"]
 
 
 def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:

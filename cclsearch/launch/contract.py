@@ -19,7 +19,7 @@ from cclsearch.core.values import Config, Failure, Model, Value
 
 RESULT_FILE = "result.json"
 CONFIG_FILE = "config.json"
-DEVICES_VARIABLE = "CCL_DEVICES"
+DEVICES_VARIABLE = "CCL_RANK_DEVICES"
 """Device of each rank of a node, if it is not that of its local rank."""
 TRACE_FOLDER = "trace"
 EVIDENCE_FILE = "evidence.jsonl"

@@ -1,11 +1,15 @@
-"""Constraints that no trial can satisfy, as far as that is known before one runs."""
+"""Constraints that no trial can satisfy, and models that no device holds, as far as that is known before one runs."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from cclsearch.card.model import Card
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.plugins import TASKS
 from cclsearch.score.objective import Constraint, Objective
 from cclsearch.space.table import Space, count_ranks
+from cclsearch.stats.closed_form import describe_none_fits, predict_space
 
 MAX_CONFIGS = 200_000
 """Largest space whose configurations are counted: about a second."""
@@ -20,6 +24,15 @@ def describe_impossible(objective: Objective, space: Space, task: str) -> tuple[
         for constraint, reason in reasons
         if reason
     )
+
+
+def describe_no_room(card: Card, space: Space) -> tuple[str, ...]:
+    """Return a line if no configuration is likely to fit into memory, as far as a closed form predicts it."""
+    if not 0 < len(space) <= MAX_CONFIGS or not np.isfinite(card.hardware.memory_gib or np.inf):
+        return ()
+    prediction = predict_space(card, space)
+    none_fits = "" if prediction is None else describe_none_fits(card, prediction)
+    return (f"predicted: {none_fits}",) if none_fits else ()
 
 
 def _find_reason(constraint: Constraint, space: Space, task: str) -> str:

@@ -21,7 +21,7 @@ from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.baseline import choose_baseline
 from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.earlier import NONE, learn_from_earlier
-from cclsearch.plan.impossible import describe_impossible
+from cclsearch.plan.impossible import describe_impossible, describe_no_room
 from cclsearch.plan.origin import find_command, find_commit
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import load_requested
@@ -96,6 +96,7 @@ def plan_search(request: SearchRequest) -> Plan:
         space_sha256=workload.space_sha256,
         banner=(
             *describe_impossible(objective, workload.space, workload.card.task),
+            *(describe_no_room(workload.card, workload.space) if workload.recording is None else ()),
             *workload.notes,
             *target.notes,
             *_describe_confirm(request, provenance),

@@ -14,7 +14,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import LIKELY, Derived, Prediction
+from cclsearch.stats.closed_form import Derived, Prediction, describe_none_fits
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.training.aot import compile_memory
 
@@ -32,17 +32,6 @@ def describe_prediction(
         prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
         "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
     }
-
-
-def describe_none_fits(card: Card, prediction: Prediction) -> str:
-    """Return a line if no configuration is likely to fit into memory, else nothing."""
-    if (prediction.fits_N >= LIKELY).any():
-        return ""
-    least = float(np.nanmin(prediction.memory_gib_N))
-    return (
-        f"no configuration is likely to fit into memory: the smallest needs about {least:.3g} GiB of each accelerator,"
-        f" which has {card.hardware.memory_gib:g} GiB; take more or larger accelerators"
-    )
 
 
 def describe_predictions(

@@ -230,6 +230,17 @@ def predict_space(card: Card, space: Space, predictor: Predictor | None = None) 
     return Prediction(form, value_N, parts, np.exp(log_gib_N), fits_N, memory_parts_gib, memory.form.metric.words)
 
 
+def describe_none_fits(card: Card, prediction: Prediction) -> str:
+    """Return a line if no configuration is likely to fit into memory, else nothing."""
+    if (prediction.fits_N >= LIKELY).any():
+        return ""
+    least = float(np.nanmin(prediction.memory_gib_N))
+    return (
+        f"no configuration is likely to fit into memory: the smallest needs about {least:.3g} GiB of each accelerator,"
+        f" which has {card.hardware.memory_gib:g} GiB; take more or larger accelerators"
+    )
+
+
 def _variance(posterior: Posterior, rows: Rows) -> Array:
     """(N,) variance of the log; in a large space, the median over a sample of rows."""
     if len(rows) <= EXACT_ROWS:

@@ -28,7 +28,7 @@ the first third."""
 MIN_REQUESTS = 12
 """Requests from which thirds of a load are compared."""
 SLOTS = ("max_num_seqs", "max_running_requests")
-KV_MEMORY = ("kv_cache_mib", "kv_cache_gib", "memory_fraction", "kv_cache_dtype")
+KV_MEMORY = ("kv_cache_mib", "kv_cache_gib", "kv_cache_tokens", "memory_fraction", "kv_cache_dtype")
 STEP_TOKENS = ("max_num_batched_tokens", "prefill_chunk")
 CHUNKS = ("chunked_prefill", "mixed_chunk")
 PREFIX = "prefix_caching"

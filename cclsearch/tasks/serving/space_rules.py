@@ -73,6 +73,7 @@ def _nodes_alike(card: Card, options: Mapping[str, Any]) -> Clause | None:
     return words + ("" if spreads else ", and has one replica"), check, explain
 
 
+_ROLES = ("prefill", "decode")
 _SIZES = ("prefill_gpus_per_worker", "decode_gpus_per_worker")
 
 
@@ -85,6 +86,36 @@ def _workers_add_up(card: Card, options: Mapping[str, Any]) -> Clause:
             f"{c['prefill_workers']} x {c[_SIZES[0]]} + {c['decode_workers']} x {c[_SIZES[1]]}"
             f" accelerators of {c['devices']}"
         ),
+    )
+
+
+@register_rule("workers_fit_machines", "devices", "prefill_workers", "decode_workers", *_SIZES)
+def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
+    """As `launchers/serving_apart.py` places them: the larger servers first, each on the first machine with room."""
+    most = card.hardware.accelerators_per_node
+
+    def check(at: Columns) -> BoolArray:
+        front, back = at[_SIZES[0]], at[_SIZES[1]]
+        is_first = front >= back
+        large, small = np.where(is_first, front, back), np.where(is_first, back, front)
+        num_large = np.where(is_first, at["prefill_workers"], at["decode_workers"])
+        num_small = np.where(is_first, at["decode_workers"], at["prefill_workers"])
+        a_machine, machines = most // large, -(-at["devices"] // most)
+        full, rest = np.divmod(num_large, np.maximum(a_machine, 1))
+        room = full * ((most - a_machine * large) // small) + (rest > 0) * ((most - rest * large) // small)
+        room += (machines - full - (rest > 0)) * (most // small)
+        return np.asarray((a_machine > 0) & (full + (rest > 0) <= machines) & (num_small <= room))
+
+    def explain(c: Counts) -> str:
+        sizes = " and ".join(
+            f"{c[f'{role}_workers']} servers of {c[size]}" for role, size in zip(_ROLES, _SIZES, strict=True)
+        )
+        return f"{sizes} on {-(-c['devices'] // most)} machines of {most} accelerators"
+
+    return (
+        f"each server is on one machine of {most} accelerators, and no more machines than devices need",
+        check,
+        explain,
     )
 
 
