@@ -285,7 +285,7 @@ def read_candidates(text: str) -> list[Row]:
                     "config": config,
                     "time": float(cells["pred_step_s"]),
                     "low": float(cells["optimistic_s"]),
-                    "memory": float(cells["mem_GiB"]),
+                    "memory": float(cells["pred_GiB"]),
                     "fits": float(cells["P(fits)"]),
                     "free": cells["free"] == "*",
                 }
