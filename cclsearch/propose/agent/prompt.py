@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.agent.changes import change_lines
-from cclsearch.propose.agent.configs import describe_inert, free_knobs
+from cclsearch.propose.agent.configs import describe_inert, format_config, free_knobs
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights, past_turns
@@ -294,10 +295,23 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
             if prompt_input.table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
+        *_broken_off_lines(view),
         *(["this is the last trial: the search ends with it"] if view.budget_left == 1 else []),
         f"noise: {describe_noise(view)}",
         *([f"trials that you may still doubt: {doubts}"] if view.observations else []),
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
+    ]
+
+
+def _broken_off_lines(view: SearchView) -> list[str]:
+    """That the model may choose the rest of its turn anew, and what was to run; empty if no turn is broken off."""
+    broken = find_broken_off(view)
+    if broken is None:
+        return []
+    queued = " and ".join(f"({format_config(view.space, item.config)})" for item in broken.dropped)
+    return [
+        f"trial {broken.trial} failed, or measured beyond your refuted_at: choose the rest of turn {broken.turn} anew, "
+        f"up to {broken.left}{f'; its queue was {queued}, submit them again if you still want them' if queued else ''}"
     ]
 
 
