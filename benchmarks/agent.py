@@ -27,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS, Oracle  # noqa: E402
+from llm.players import PLAYERS, Oracle, Several  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
@@ -43,6 +43,8 @@ from cclsearch.recording.load import Recording, find_recordings, load_recording 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
+SEVERAL = "-3"
+"""After a player's name: it submits up to three configurations a turn."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def play(task: tuple[str, str, int]) -> Played:
     fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)
-    player = Oracle(seed, find_truth(recording)) if who == "oracle" else PLAYERS[who](seed)
+    name, several = who.removesuffix(SEVERAL), who.endswith(SEVERAL)
+    player = Oracle(seed, find_truth(recording)) if name == "oracle" else PLAYERS[name](seed)
+    player = Several(player) if several else player
     agent = Agent(player, options=AgentOptions(anonymous=True))
     return replay(recording, Arbiter(agent, fallback), who, seed)
 
@@ -262,11 +266,12 @@ def run_sandbox_bench() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
+    names = [*PLAYERS, *(name + SEVERAL for name in PLAYERS)]
     parser.add_argument("what", choices=("landscapes", "policies", "chaos", "sandbox"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=1000)
-    parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=list(PLAYERS))
+    parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=names)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="file of finished searches, from which an interrupted call continues")
     args = parser.parse_args()

@@ -148,7 +148,14 @@ class LlmTurn(ReportedEvent):
     """Finished trials that the turn could see."""
     policy: int | None = None
     """Version of the policy program that the turn submitted."""
+    continues: int | None = None
+    """The turn whose remaining trials this one chooses anew, after one of them missed; both are judged as one."""
     cost: Cost = Cost()
+
+    @property
+    def root(self) -> int:
+        """Number of the turn that this one is judged with: its own, or that of the turn that it continues."""
+        return self.turn if self.continues is None else self.continues
 
 
 def find_withdrawn(events: Iterable[ReportedEvent]) -> dict[int, int]:

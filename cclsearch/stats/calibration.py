@@ -44,6 +44,8 @@ MIN_CAVITY_PRECISION = 1e-8
 """Below it an observation holds all that is known, and has no cavity to update from."""
 _DAMPING = 0.5
 """Part of each update of expectation propagation and of the weights that is taken: without it, two may alternate."""
+MAX_TRUSTED_NOISE = 2.0
+"""Noise of an observation, relative to the prior's, up to which its error shows how well the model predicts."""
 _TINY = 1e-12
 """Keeps a quotient finite."""
 
@@ -108,6 +110,8 @@ class Posterior:
     """Lower Cholesky factor of the covariance of residual plus noise, given the multipliers."""
     weight_n: Array
     """Student-t weight of each observation: 1 full weight, near 0 an outlier."""
+    noise_n: Array
+    """Standard deviation of the noise of each observation before its weight; NaN of a censored one."""
     log_evidence: float
     """Log evidence of the observations, up to a constant shared by all models of the same observations."""
 
@@ -141,6 +145,20 @@ class Posterior:
         """(n,) value minus its prediction from the others (Rasmussen and Williams 2006, equation 5.12)."""
         inverse_root = _solve(self.factor_nn, np.eye(len(self.factor_nn)))
         return np.asarray(self.alpha_n / np.maximum(np.sum(inverse_root**2, axis=0), _TINY))
+
+    @cached_property
+    def spread(self) -> float:
+        """The true errors over the predicted standard deviations, as leave-one-out errors show them: 1 without any.
+
+        A Student-t with `prior.dof` degrees of freedom is a normal whose variance has a scaled inverse chi-squared
+        prior that counts as so many observations; this is its update by the squared standardized errors (Gelman et al.,
+        Bayesian Data Analysis, section 2.6) of the observations with little noise: others say nothing of the model.
+        """
+        inverse_root = _solve(self.factor_nn, np.eye(len(self.factor_nn)))
+        error_n = self.alpha_n / np.sqrt(np.maximum(np.sum(inverse_root**2, axis=0), _TINY))
+        trusted = error_n[np.nan_to_num(self.noise_n, nan=np.inf) <= MAX_TRUSTED_NOISE * self.prior.noise]
+        total = self.prior.dof + float(np.sum(trusted**2))
+        return float(np.sqrt(total / (self.prior.dof + len(trusted))))
 
     @cached_property
     def _theta_root(self) -> Array:
@@ -191,6 +209,7 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
         value_n=sites.target_n,
         residual_factor_nn=_factorize(residual_nn, sites.variance_n),
         weight_n=sites.weight_n,
+        noise_n=sites.noise_n,
         log_evidence=log_evidence,
     )
 
@@ -221,6 +240,7 @@ class _Sites:
         noise = np.full(n, prior.noise) if evidence.noise_n is None else evidence.noise_n
         self._noise2 = noise**2
         self._measured = evidence.censoring_n == 0
+        self.noise_n = np.where(self._measured, noise, np.nan)
         self.weight_n = np.ones(n)
         self.target_n = np.where(self._measured, evidence.value_n, evidence.limit)
         self.variance_n = np.where(self._measured, self._noise2, _UNINFORMED_VARIANCE)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import CardField
@@ -211,6 +212,8 @@ class Task:
     """What configurations change: the end of a sentence that begins with `You tune`."""
     agent_metrics: tuple[str, ...] = ()
     """Metrics that the agent's tables show beside the primary one, if they follow from it."""
+    agent_names: Mapping[str, str] = MappingProxyType({})
+    """Name in the agent's tables, predictions and beliefs -> what it is, if that is not evident."""
     diagnosed_unit: str = "traced step"
     """What the seconds by cause of a diagnosis are of."""
     unit_of_work: str = "run"

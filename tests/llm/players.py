@@ -29,6 +29,8 @@ class Player(ABC):
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
         self.num_turns = 0
+        self.skipped: list[Row] = []
+        """Configurations not to be chosen in this answer, because it has them already."""
 
     def ask(self, request: CompletionRequest) -> Answer:
         """See `Provider`."""
@@ -109,7 +111,7 @@ class Hostile(Player):
         }
         for row in sorted(seen, key=lambda row: (row["fits"] > 0.05, -row["time"])):
             name, arguments = self.praise(row)
-            if str(arguments) not in refused:
+            if str(arguments) not in refused and row["config"] not in self.skipped:
                 return name, arguments
         return self.praise(self.rng.choice(seen or prompt_candidates(request)))
 
@@ -117,6 +119,34 @@ class Hostile(Player):
         """The call that submits a row with false beliefs, also about its knobs' values."""
         values = {f"{knob}={str(value).lower()}": "much_less" for knob, value in row["config"].items()}
         return submit(row, "trust me", self.false_beliefs | values, doubts=list(range(1, 16)))
+
+
+class Several(Player):
+    """Submits up to three configurations a turn, as another player chooses them one by one, and states that each is
+    refuted as soon as it is slower than expected."""
+
+    name = "compatible:several"
+    most = 3
+
+    def __init__(self, one: Player) -> None:
+        super().__init__()
+        self.one = one
+
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        name, arguments = self.one.decide(request)
+        if name != "submit":
+            return name, arguments
+        schema = next(tool for tool in request.tools if tool.name == "submit").parameters
+        most = min(self.most, schema["properties"]["configurations"]["maxItems"])
+        chosen = list(arguments["configurations"])
+        for _ in range(10 * most):
+            self.one.skipped = [item["config"] for item in chosen]
+            other, more = self.one.decide(request) if len(chosen) < most else ("", {})
+            if other == "submit":
+                chosen += [item for item in more["configurations"] if item["config"] not in self.one.skipped]
+        self.one.skipped = []
+        stated = [{**item, "refuted_at": item["expected_step_time_s"]} for item in chosen[:most]]
+        return name, {**arguments, "configurations": stated}
 
 
 class Expert(Player):
@@ -187,7 +217,7 @@ class Oracle(Player):
         if not found:
             return "candidates", {"where": {}, "sort": "promise", "limit": 20}
         text = request.messages[0].text
-        tried = [row["config"] for row in (*read_trials(text), *read_failed(text))]
+        tried = [row["config"] for row in (*read_trials(text), *read_failed(text))] + self.skipped
         calls = [call for message in request.messages for call in message.calls if call.name == "submit"]
         free = [row["config"] for row in found if row["free"]]
         open_ideas = [(value, config) for value, config in self.beliefs if config not in tried]
@@ -285,7 +315,7 @@ def read_candidates(text: str) -> list[Row]:
                     "config": config,
                     "time": float(cells["pred_step_s"]),
                     "low": float(cells["optimistic_s"]),
-                    "memory": float(cells["mem_GiB"]),
+                    "memory": float(cells["pred_GiB"]),
                     "fits": float(cells["P(fits)"]),
                     "free": cells["free"] == "*",
                 }

@@ -85,11 +85,19 @@ class Agent:
         return LlmTurn(turn=number, text=text, cost=cost)
 
     def run_turn(
-        self, view: SearchView, slots: int, *, max_submitted: int, overrules_left: int, first_only: bool = False
+        self,
+        view: SearchView,
+        slots: int,
+        *,
+        max_submitted: int,
+        overrules_left: int,
+        first_only: bool = False,
+        continues: int | None = None,
     ) -> TurnOutcome:
         """The outcome of one whole turn; raises nothing, whatever a provider or a model does.
 
-        With `first_only`, the model chooses among the surrogate's first candidates only.
+        With `first_only`, the model chooses among the surrogate's first candidates only. `continues` is the turn whose
+        remaining trials it chooses anew.
         """
         number = self._next_number(view)
         store = PolicyStore(self.folder)
@@ -120,7 +128,7 @@ class Agent:
                 write_record(context, record_context(view, self.provider.name, self.options))
             record = make_record(prompt_input, handlers, turn.prompt, result, settings, number)
             write_record(turn_path(self.folder, number), record)
-        return _make_outcome(view, number, result, version, self.options.mode)
+        return _make_outcome(view, number, result, version, self.options.mode, continues)
 
     def _settings(self, view: SearchView, number: int) -> TurnSettings:
         return TurnSettings(
@@ -183,7 +191,9 @@ def make_agent(
     )
 
 
-def _make_outcome(view: SearchView, number: int, result: TurnResult, version: int | None, mode: LlmMode) -> TurnOutcome:
+def _make_outcome(
+    view: SearchView, number: int, result: TurnResult, version: int | None, mode: LlmMode, continues: int | None
+) -> TurnOutcome:
     decision = result.decision or Decision()
     turn = LlmTurn(
         turn=number,
@@ -199,6 +209,7 @@ def _make_outcome(view: SearchView, number: int, result: TurnResult, version: in
         num_seen=len(view.observations),
         cost=result.cost,
         policy=version,
+        continues=continues if result.kind is DecisionKind.SUBMIT else None,
     )
     proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
     event = turn.model_copy(update={"text": _describe_turn(turn, result)})
@@ -214,7 +225,8 @@ def to_proposal(item: SubmittedConfig, turn: int, mode: LlmMode) -> Proposal:
 def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
     """A turn in one line, for the ledger."""
     if turn.decision is DecisionKind.SUBMIT:
-        what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
+        again = "" if turn.continues is None else f" (the rest of turn {turn.continues}, chosen anew)"
+        what = f"submitted{again} " + "; ".join(str(item.config) for item in turn.submitted)
         what += "".join(f"; refused: {why}" for why in turn.refused)
     elif turn.decision is DecisionKind.FINISH:
         what = f"asks to finish: {result.decision.finish if result.decision else ''}"

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.agent.changes import change_lines
-from cclsearch.propose.agent.configs import describe_inert, free_knobs
+from cclsearch.propose.agent.configs import describe_inert, format_config, free_knobs
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.history import last_insights, past_turns
@@ -41,7 +42,7 @@ from cclsearch.propose.agent.tables import (
 )
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import collect_hints, find_doubted
+from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted
 from cclsearch.propose.events import ArbiterMove, LlmMode
 from cclsearch.space.table import RECORDED_RULES, Space
 
@@ -151,8 +152,15 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
         "WORKLOAD\n" + _describe_card(view, options),
         "OBJECTIVE\n" + objective_line(view, options.goal),
         "KNOBS\n" + _describe_knobs(view),
+        "NAMES\n" + "\n".join([*_describe_columns(view), *(f"{k}: {v}" for k, v in view.task.agent_names.items())]),
     ]
     return "\n\n".join(parts)
+
+
+def _describe_columns(view: SearchView) -> list[str]:
+    """What the columns of the tables are that every task has."""
+    memory = [] if view.predictor.memory is None else [WORDS["columns"]["memory"]]
+    return [WORDS["columns"]["predicted"].format(metric=view.primary.column), *memory, WORDS["columns"]["wins"]]
 
 
 def _describe_card(view: SearchView, options: PromptOptions) -> str:
@@ -228,7 +236,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("STATE", _state_lines(prompt_input), 2.0),
         Section("RUNNING NOW, not to be proposed again", running_lines(view), 0.5),
         Section(trials_title(view), trial_lines(view, noise, facts), 3.0),
-        Section("FAILURES by kind", failure_lines(view, facts), 1.5),
+        Section("FAILURES by kind", failure_lines(view, table, facts), 1.5),
         Section(
             f"SURROGATE: {CANDIDATES}",
             [*candidate_lines(view, table, table.listed, 12, facts), *unlikely_lines(table)],
@@ -279,7 +287,7 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
     view, best = prompt_input.view, best_observation(prompt_input.view)
     found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else f"best: none, {none_ranked(view)}"
     several = f"; up to {prompt_input.slots} can start now" if prompt_input.slots > 1 else ""
-    num_held = len(view.held_back)
+    num_held, doubts = len(view.held_back), count_doubts_left(view)
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         (
@@ -287,8 +295,23 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
             if prompt_input.table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
+        *_broken_off_lines(view),
+        *(["this is the last trial: the search ends with it"] if view.budget_left == 1 else []),
         f"noise: {describe_noise(view)}",
+        *([f"trials that you may still doubt: {doubts}"] if view.observations else []),
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
+    ]
+
+
+def _broken_off_lines(view: SearchView) -> list[str]:
+    """That the model may choose the rest of its turn anew, and what was to run; empty if no turn is broken off."""
+    broken = find_broken_off(view)
+    if broken is None:
+        return []
+    queued = " and ".join(f"({format_config(view.space, item.config)})" for item in broken.dropped)
+    return [
+        f"trial {broken.trial} failed, or measured beyond your refuted_at: choose the rest of turn {broken.turn} anew, "
+        f"up to {broken.left}{f'; its queue was {queued}, submit them again if you still want them' if queued else ''}"
     ]
 
 

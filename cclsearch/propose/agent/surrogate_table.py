@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from cclsearch.core.metrics import Direction
 from cclsearch.core.packed import Packed
+from cclsearch.core.values import FailureKind
 from cclsearch.propose.agent.review import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.snapshot import SearchSnapshot, find_chances, p10_halfwidth_m, summarize_posterior
-from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.score.objective import Term
 from cclsearch.stats.closed_form import predict_space
 
@@ -34,6 +35,8 @@ UNLIKELY = 0.01
 """P(fits) below which a configuration is neither listed nor free: it would almost certainly fail."""
 MAX_UNSEEN = 2
 """Failures of a value of a knob that no closed form knows after which the surrogate's judgement of it counts."""
+MIN_NARROWING = 0.05
+"""Part by which the surrogate's spread is narrowed from which on its record says so."""
 MIN_NOISE = 0.01
 """Relative difference below which two runs are never distinguished: repeats of one configuration differ by more."""
 
@@ -66,6 +69,8 @@ class SurrogateTable:
     judge it. None in records of older versions."""
     review: tuple[str, ...] = ()
     """The latest trials beside what was predicted of them, and what the surrogate would run next and why, in lines."""
+    oom_odds: Mapping[int, float] = field(default_factory=dict)
+    """Failed trial whose cause is not known -> probability that memory was the cause."""
     first_only: bool = False
     """Whether only the surrogate's first candidates, and the likeliest winner, are free."""
 
@@ -172,11 +177,12 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
         wins_N[rows] = find_chances(posterior)
     left, why = _find_plausible(view, wins_N)
     return SurrogateTable(
-        *(value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot)),
+        *(value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot, posterior.spread)),
         satisfies_N=satisfies_N,
         wins_N=wins_N,
         unseen_N=find_unseen(view),
         review=review_trials(view, posterior, order),
+        oom_odds=find_oom_odds(view, posterior),
     )
 
 
@@ -216,8 +222,21 @@ def _find_plausible(view: SearchView, wins_N: NDArray[np.float64] | None) -> tup
     return num_plausible > 0, why
 
 
-def _describe_record(snapshot: SearchSnapshot) -> tuple[str, ...]:
+def find_oom_odds(view: SearchView, posterior: CandidatePosterior) -> dict[int, float]:
+    """Failed trial whose cause is not known -> the probability that memory was it."""
+    failed = [o for o in view.observations if o.failure is not None and o.row is not None]
+    crashed = [o for o in failed if o.failure and o.failure.kind is FailureKind.CRASHED]
+    if not crashed or view.predictor.memory is None:
+        return {}
+    rows = np.array([o.row for o in crashed], dtype=np.int64)
+    p_fits = posterior.models.feasibility.predict(rows)[1]
+    return {o.trial: float(1 - fits) for o, fits in zip(crashed, p_fits, strict=True)}
+
+
+def _describe_record(snapshot: SearchSnapshot, spread: float) -> tuple[str, ...]:
     lines = []
+    if spread < 1 - MIN_NARROWING:
+        lines.append(f"its errors so far are smaller than it expected: chances use x{spread:.2f} of its own spread")
     if snapshot.median_error is not None:
         lines.append(
             f"its median error over the measured trials, each predicted without itself: {snapshot.median_error:.1%}"

@@ -43,7 +43,7 @@ def trial_lines(view: SearchView, noise: float, facts: RowFacts) -> list[str]:
     primary = [] if view.is_primary else [view.primary.column]
     predicted = [] if facts.prediction is None else [f"closed_form_{view.primary.column}"]
     with_memory = measures_memory(view)
-    memory = ["mem_GiB"] if with_memory else []
+    memory = ["peak_GiB"] if with_memory else []
     shown = [*facts.column_names(), *_bounded_metrics(view)]
     choosers = find_choosers(view)
     names = ["trial by loss", *primary, "vs_best", *predicted, *memory, *shown]
@@ -121,7 +121,7 @@ def _violations(view: SearchView, o: Observation) -> str:
     return f"violates by {o.violation:.1%}: {'; '.join(broken)}"
 
 
-def failure_lines(view: SearchView, facts: RowFacts) -> list[str]:
+def failure_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> list[str]:
     """Failures by kind: their number, their configurations, and the root message of the latest."""
     by_kind: dict[str, list[Observation]] = {}
     for o in view.observations:
@@ -137,7 +137,7 @@ def failure_lines(view: SearchView, facts: RowFacts) -> list[str]:
         shown = failed[-12:]
         lines += [
             f"  trial {o.trial} {choosers.get(o.trial, '-')} | "
-            f"{format_row(view.space, _plain_config(view, o))}{_memory_note(o, facts)}"
+            f"{format_row(view.space, _plain_config(view, o))}{_memory_note(o, table, facts)}"
             for o in shown[::-1]
         ]
         if len(failed) > len(shown):
@@ -145,8 +145,12 @@ def failure_lines(view: SearchView, facts: RowFacts) -> list[str]:
     return lines
 
 
-def _memory_note(o: Observation, facts: RowFacts) -> str:
-    text = "" if o.row is None else facts.memory(o.row)
+def _memory_note(o: Observation, table: SurrogateTable, facts: RowFacts) -> str:
+    """The memory that was predicted of a failed trial, and what the surrogate now takes for its cause."""
+    notes = ["" if o.row is None else facts.memory(o.row)]
+    if (odds := table.oom_odds.get(o.trial)) is not None:
+        notes.append(f"cause unknown; surrogate now: memory {odds:.0%}, something else {1 - odds:.0%}")
+    text = "; ".join(filter(None, notes))
     return f" ({text})" if text else ""
 
 
@@ -175,7 +179,7 @@ def candidate_lines(
     optimistic = f"optimistic_{metric.unit}" if metric.short else "optimistic"
     satisfies = "" if table.satisfies_N is None else " P(constraints)"
     wins = "" if table.wins_N is None else " P(wins)"
-    head = f"pred_{metric.column} {optimistic} vs_best mem_GiB P(fits){satisfies}{wins} free"
+    head = f"pred_{metric.column} {optimistic} vs_best pred_GiB P(fits){satisfies}{wins} free"
     head = " ".join([head, *facts.column_names()])
     lines = [f"{head} | {format_header(view.space)}"]
     for row in chosen[:count]:

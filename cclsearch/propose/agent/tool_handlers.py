@@ -334,7 +334,7 @@ class ToolHandlers:
             raise CallError(self._explain_illegal(config), "illegal")
         config = self.view.space.config(row)  # the one that stands for all that differ in knobs without effect
         tried = next((o for o in self.view.observations if o.row == row), None)
-        is_repeat = tried is not None and tried.trial in doubts and self.view.can_repeat
+        is_repeat = tried is not None and tried.loss is not None and tried.trial in doubts and self.view.can_repeat
         if tried and not is_repeat:
             raise CallError(f"a duplicate: {trial_summary(self.view, tried)}. Choose an untried one", "duplicate")
         if self.view.is_closed(row) or any(other.config == config for other in accepted):

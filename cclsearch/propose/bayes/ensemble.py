@@ -67,6 +67,11 @@ class Ensemble:
         """(m,) expected log cost, averaged over the hypotheses."""
         return np.asarray(self.weight_h @ np.array([hypothesis.marginals(rows)[0] for hypothesis in self.hypotheses]))
 
+    @property
+    def spread(self) -> float:
+        """The true errors over the predicted standard deviations (`Posterior.spread`), averaged over the hypotheses."""
+        return float(self.weight_h @ np.array([hypothesis.spread for hypothesis in self.hypotheses]))
+
     def leave_one_out_error(self) -> Array:
         """(n,) leave-one-out error of the most likely hypothesis at each observation, in log units."""
         return self.most_likely.leave_one_out_error()

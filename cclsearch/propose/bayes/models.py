@@ -87,7 +87,7 @@ class MetricModels:
         self._ensembles: dict[str, Ensemble] = {}
         self.primary = self.ensemble(view.primary.name)
         weighed = (*earlier, *(view.observations if first is None else first))
-        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations), weighed)
+        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations), weighed, self.doubted)
 
     def ensemble(self, metric: str) -> Ensemble:
         """Return the ensemble of the primary metric, or of one with a closed form; fitted once."""

@@ -18,8 +18,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.values import format_knob_value
-from cclsearch.propose.base import SearchView
+from cclsearch.core.values import FailureKind, format_knob_value
+from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, LlmTurn, find_withdrawn
 from cclsearch.propose.observations import observed_rows
 from cclsearch.space.table import Space
@@ -91,12 +91,23 @@ def parse_hints(raw: object, view: SearchView) -> dict[str, str]:
 
 
 def parse_doubts(raw: object, view: SearchView) -> tuple[int, ...]:
-    """Return the trials of this list that may be doubted: ranked ones that no turn named, as many as are allowed."""
+    """Return the trials of this list that may be doubted and that no turn named, as many as are allowed.
+
+    Of a ranked trial the measurement is doubted; of a crash whose cause is not known, that memory caused it.
+    """
     numbers = [n for n in raw if isinstance(n, int) and not isinstance(n, bool)] if isinstance(raw, list) else []
     named = _named_doubts(view)
-    new = {o.trial for o in view.observations if o.loss is not None and o.trial in numbers} - set(named)
-    left = max(1, int(MAX_DOUBTED_SHARE * len(view.observations))) - len(named)
-    return tuple(n for n in dict.fromkeys(numbers) if n in new)[: max(left, 0)]
+    new = {o.trial for o in view.observations if _can_doubt(o) and o.trial in numbers} - set(named)
+    return tuple(n for n in dict.fromkeys(numbers) if n in new)[: count_doubts_left(view)]
+
+
+def _can_doubt(o: Observation) -> bool:
+    return o.loss is not None or (o.failure is not None and o.failure.kind is FailureKind.CRASHED)
+
+
+def count_doubts_left(view: SearchView) -> int:
+    """Return how many further trials may be doubted now."""
+    return max(0, max(1, int(MAX_DOUBTED_SHARE * len(view.observations))) - len(_named_doubts(view)))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
 def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
     """(m,) half-width of the 10th to 90th percentile interval of the primary metric, in log units."""
     if view.is_primary:
-        return TENTH_PERCENTILE * posterior.sd_m
+        return TENTH_PERCENTILE * posterior.spread * posterior.sd_m
     return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.models.primary.most_likely.marginals(posterior.rows_m)[1]))
 
 
@@ -86,8 +86,9 @@ def find_chances(posterior: CandidatePosterior) -> Array:
 
 def _better_km(posterior: CandidatePosterior) -> Array:
     assert posterior.best is not None
-    better_km = ndtr((posterior.best - NEGLIGIBLE - posterior.mean_km) / posterior.sd_km) * posterior.p_valid_m
-    return np.asarray(better_km)
+    mean_km = posterior.mean_m + posterior.spread * (posterior.mean_km - posterior.mean_m)
+    gap_km = posterior.best - NEGLIGIBLE - mean_km
+    return np.asarray(ndtr(gap_km / (posterior.spread * posterior.sd_km)) * posterior.p_valid_m)
 
 
 def find_p_improvement(posterior: CandidatePosterior) -> float:

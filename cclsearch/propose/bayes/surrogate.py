@@ -58,6 +58,8 @@ class CandidatePosterior:
     log_cost_m: Array
     """Expected log of the primary metric, or of its reciprocal if greater is better."""
     models: MetricModels
+    spread: float = 1.0
+    """Factor on all standard deviations in statements about chances, at most 1: see `find_spread`."""
 
     @property
     def mean_m(self) -> Array:
@@ -140,7 +142,16 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
         pending_kp=loss.mean_km[:, size:],
         log_cost_m=view.primary.sign * (primary.weight_k @ primary.mean_km)[:size],
         models=models,
+        spread=find_spread(models),
     )
+
+
+def find_spread(models: MetricModels) -> float:
+    """Return how much narrower the loss is known than the models say, by their leave-one-out errors; 1 if it is not.
+
+    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`).
+    """
+    return min(models.primary.spread, 1.0) if direct_term(models) is not None else 1.0
 
 
 def _match_earlier(view: SearchView) -> tuple[Observation, ...]:

@@ -19,6 +19,7 @@ from cclsearch.space.table import Space
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
+from cclsearch.tasks.training.agent_words import NAMES, describe_assumptions
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingInput, TrainingResult
 from cclsearch.tasks.training.losses import SameLosses
 from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time
@@ -60,6 +61,7 @@ class TrainingTask(Task):
     )
     tuned = "how a large language model's training is split over accelerators"
     agent_metrics = ("mfu",)
+    agent_names = NAMES
     unit_of_work = "step"
     input = TrainingInput
     result = TrainingResult
@@ -136,7 +138,7 @@ class TrainingTask(Task):
 
     def describe_for_agent(self, card: Card) -> list[str]:
         work = f"global batch {card.number('global_batch_size')} sequences of {card.number('seq_len')} tokens"
-        return [f"fixed work: {work}"]
+        return [f"fixed work: {work}", describe_assumptions(card)]
 
     def policy_inputs(self, card: Card) -> dict[str, Value]:
         """The names that published policies read."""

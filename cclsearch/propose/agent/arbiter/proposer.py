@@ -21,6 +21,7 @@ from cclsearch.propose.agent.arbiter.rules import (
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.arbiter.states import NO_KEY, next_trial, read_state, write_move
 from cclsearch.propose.agent.background import start_in_background
+from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
@@ -136,7 +137,7 @@ class Arbiter(Proposer):
             self._suspend_llm(view, state, *stall)
             return []
         queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
-        if queued and self._turn_is_recent(view):
+        if queued and self._turn_is_recent(view) and find_broken_off(view) is None:
             turn, items = queued
             return [to_proposal(item, turn.turn, self._agent.options.mode) for item in items[:count]]
         reached = self._agent.limit_reached(view)
@@ -221,13 +222,15 @@ class Arbiter(Proposer):
 
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
         limited = is_limited(view, read_state(view))
+        broken = find_broken_off(view)
         max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 and not limited else count)
         return self._agent.run_turn(
             view,
             count,
-            max_submitted=min(max_submitted, view.budget_left) or 1,
+            max_submitted=broken.left if broken else min(max_submitted, view.budget_left) or 1,
             overrules_left=0 if limited else overrules_left(view, self._rules),
             first_only=limited,
+            continues=broken.turn if broken else None,
         )
 
     def _turn_is_recent(self, view: SearchView) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby, takewhile
 
 from cclsearch.core.values import Model
+from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.agent.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
@@ -54,7 +55,7 @@ class LlmTrial:
     improved: bool
     """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
     turn: int
-    """Number of the turn that submitted it."""
+    """Number of the turn that submitted it, or of the turn that this one continues."""
     is_credible: bool = False
     """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
 
@@ -63,7 +64,7 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
     noise = improvement_threshold(view)
     items = {
-        item.config.digest: (item, turn.turn)
+        item.config.digest: (item, turn.root)
         for turn in past_turns(view.events)
         for item in turn.submitted
         if not item.is_repeat
@@ -102,7 +103,7 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
-    if idle and _is_running(view, idle[0][0].turn):
+    if idle and (_is_running(view, idle[0][0].turn) or find_broken_off(view) is not None):
         return None
     patience = rules.patience_after_gain if len(idle) < len(turns) else rules.patience
     if sum(map(_weigh_idle, idle)) >= patience:
@@ -121,10 +122,10 @@ def _weigh_idle(trials: Sequence[LlmTrial]) -> float:
 
 def _is_running(view: SearchView, turn: int) -> bool:
     """Whether something that this turn submitted is queued or running."""
-    submitted = next((past.submitted for past in past_turns(view.events)[::-1] if past.turn == turn), ())
+    submitted = [item for past in past_turns(view.events) if past.root == turn for item in past.submitted]
     running = any(view.space.row(item.config) in view.pending for item in submitted)
     queued = find_queued(view)
-    return running or (queued is not None and queued[0].turn == turn)
+    return running or (queued is not None and queued[0].root == turn)
 
 
 def is_limited(view: SearchView, state: ArbiterState) -> bool:

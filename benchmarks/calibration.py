@@ -1,0 +1,159 @@
+"""Measures whether the surrogate's chances come true: the figures of `calibration.md`.
+
+    python benchmarks/calibration.py LANDSCAPES [LANDSCAPES ...] [--seeds 1] [--keep FILE]
+
+Each landscape is searched with constants fitted only on the landscapes of the other frameworks (15 trials of the
+default strategy). Before each trial, from the first ranked one on, the surrogate states of every open configuration the
+chance that it runs and beats the best by over 1 %, and of all of them together the chance that one does, by which
+`submit`, `finish` and the end of a search are decided. The recording says which statements came true. Landscapes have
+equal weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from fit_prior import fit_prior
+from numpy.typing import NDArray
+from search import load_all
+
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.outlook import NO_CHANCE
+from cclsearch.propose.bayes.proposer import DefaultProposer
+from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_chances, find_p_improvement
+from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.search.bench import RecordedTable
+from cclsearch.stats.closed_form import Predictor
+from cclsearch.tasks.training.prediction import make_predictor, read_priors
+
+BUDGET = 15
+BINS = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+
+
+class Statement(NamedTuple):
+    """One chance that the surrogate stated, and whether it came true."""
+
+    chance: float
+    is_true: bool
+
+
+class State(NamedTuple):
+    """What the surrogate stated before one trial."""
+
+    landscape: str
+    trial: int
+    rows: list[Statement]
+    """Of each open configuration."""
+    fits: list[Statement]
+    """The same of their success."""
+    any_row: Statement
+    """That one of them wins."""
+    gain: float
+    """By how much the best open configuration beats the best so far, in log units; 0 if none does."""
+
+
+def search_one(task: tuple[Path, tuple[Path, ...], int]) -> list[State]:
+    """Return the statements of one search."""
+    path, folders, seed = task
+    recording = load_recording(path)
+    kept = [other for other in load_all(folders) if other.card.framework != recording.card.framework]
+    predictor = make_predictor(recording.card, recording.space, read_priors(fit_prior(kept)))
+    return list(state_chances(recording, predictor, seed))
+
+
+def state_chances(recording: Recording, predictor: Predictor, seed: int) -> Iterator[State]:
+    """Yield the statements before each trial of a search, from the first ranked trial on."""
+    proposer, table = DefaultProposer(lambda card, space: predictor), RecordedTable(recording)
+    values_N = np.array([value or np.inf for value in recording.values])
+    seen: list[Observation] = []
+    for trial in range(1, BUDGET + 1):
+        left = BUDGET - trial + 1
+        view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), left, seed)
+        posterior = fit_posterior(view, predictor)
+        losses = [o.loss for o in seen if o.loss is not None]
+        if posterior is not None and losses:
+            ratio_m = np.log(values_N[posterior.rows_m] / min(losses))
+            won_m = ratio_m < -NEGLIGIBLE
+            yield State(
+                recording.name,
+                trial,
+                pair(find_chances(posterior), won_m),
+                pair(posterior.p_success_m, np.isfinite(ratio_m)),
+                Statement(find_p_improvement(posterior), bool(won_m.any())),
+                float(max(0.0, -ratio_m.min())),
+            )
+        proposals = proposer.propose(view, 1)
+        if not proposals:
+            return
+        seen.append(table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config))
+
+
+def pair(chance_m: NDArray[np.float64], true_m: NDArray[np.bool_]) -> list[Statement]:
+    """Return the statements with these chances."""
+    return [Statement(float(chance), bool(true)) for chance, true in zip(chance_m, true_m, strict=True)]
+
+
+def print_bins(title: str, statements: Sequence[tuple[str, Statement]]) -> None:
+    """Print by bins of the stated chance: the mean stated, and the share that came true; and the scores of all."""
+    counts: dict[str, int] = defaultdict(int)
+    for landscape, _ in statements:
+        counts[landscape] += 1
+    weight = np.array([1.0 / counts[landscape] for landscape, _ in statements])
+    chance = np.array([one.chance for _, one in statements])
+    true = np.array([one.is_true for _, one in statements], dtype=np.float64)
+    print(f"\n{title}: {len(statements)} statements, {len(counts)} landscapes\n")
+    print("| stated | statements | mean stated | came true |\n|---|---|---|---|")
+    for low, high in pairwise(BINS):
+        inside = (chance >= low) & ((chance < high) | (high == 1.0))
+        if inside.any():
+            share, stated = (float(np.average(of[inside], weights=weight[inside])) for of in (true, chance))
+            print(f"| {low:g} to {high:g} | {int(inside.sum())} | {stated:.3f} | {share:.3f} |")
+    clipped = np.clip(chance, 1e-4, 1 - 1e-4)
+    log_score = -np.average(true * np.log(clipped) + (1 - true) * np.log(1 - clipped), weights=weight)
+    brier = np.average((chance - true) ** 2, weights=weight)
+    total = f"stated in all {np.average(chance, weights=weight):.4f}, came true {np.average(true, weights=weight):.4f}"
+    print(f"\nlog score {log_score:.4f}, Brier score {brier:.5f}; {total}")
+
+
+def print_ends(states: Sequence[State]) -> None:
+    """Print how often the search could be ended, and what that would have lost."""
+    refused = [state for state in states if state.any_row.chance >= NO_CHANCE]
+    granted = [state for state in states if state.any_row.chance < NO_CHANCE]
+    for name, own in (("may go on", refused), ("may end", granted)):
+        if own:
+            idle = np.mean([not state.any_row.is_true for state in own])
+            loss = np.mean([state.gain for state in own])
+            print(f"{name}: {len(own)} of {len(states)}; nothing was left in {idle:.0%}, mean left {loss:.4f} (log)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("landscapes", type=Path, nargs="+")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="file for all statements, as JSON")
+    args = parser.parse_args()
+    folders = tuple(args.landscapes)
+    tasks = [(r.folder, folders, seed) for r in load_all(folders) if r.folder for seed in range(args.seeds)]
+    with ProcessPoolExecutor(args.workers) as pool:
+        states = [state for found in pool.map(search_one, tasks) for state in found]
+    print_bins("A configuration wins", [(s.landscape, one) for s in states for one in s.rows])
+    print_bins("A configuration succeeds", [(s.landscape, one) for s in states for one in s.fits])
+    print_bins("Some configuration wins", [(s.landscape, s.any_row) for s in states])
+    print()
+    print_ends(states)
+    if args.keep:
+        args.keep.write_text(json.dumps(states) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
