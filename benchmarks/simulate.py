@@ -1,6 +1,6 @@
 """Writes simulated landscapes, to try a strategy on unmeasured problems. They are simulated and never evidence.
 
-    python benchmarks/simulate.py OUT [--count 40] [--seed 0] [--unknown]
+    python benchmarks/simulate.py OUT [--count 40] [--seed 0] [--unknown [--failing 0.3 0.5]]
 
 Each is a random model (1B to 175B, some mixtures of experts), a random cluster (4 to 512 accelerators) and a random
 framework: multipliers of every part with wider distributions than the priors, effects that the closed form does not
@@ -8,7 +8,7 @@ model (a smooth random field over the knobs, choices of a `kernel` knob), hiccup
 that run out of memory or crash. The format is that of measured landscapes, so `ccl-search bench` runs them.
 
 With `--unknown`, tables of 12 to 60 rows have one to three more knobs whose values are words that no closed form knows.
-Each value changes the time, and some values, or pairs of values, always crash: 30 to 80 % of the rows fail.
+Each value changes the time, and some values, or pairs of values, always crash: 30 to 80 % of the rows fail, or the shares of `--failing`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ FAILING = (0.3, 0.8)
 """Share of the rows that may fail in a table with unknown knobs."""
 
 
+CAUSE = "cause"
+"""Column right of the status that no search reads: why the row fails."""
+
+
 def simulate(
     rng: np.random.Generator, name: str, fewest: int = 12, most: int = 250
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -87,11 +91,17 @@ def simulate(
         row["step_time_s"] = "" if failed else round(float(np.exp(log_time[n])), 5)
         if has_peaks:
             row["peak_memory_gib"] = "" if failed else round(float(np.exp(log_gib[n])), 1)
+        row[CAUSE] = "memory" if out[n] else "crash" if crash[n] else ""
     return data, rows
 
 
-def simulate_unknown(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a card and rows that have knobs of words too; some words always crash."""
+def simulate_unknown(
+    rng: np.random.Generator, name: str, failing: tuple[float, float] = FAILING
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a card and rows that have knobs of words too; some words always crash.
+
+    `failing` are the least and the largest share of rows that may fail.
+    """
     data, known = simulate(rng, name, fewest=6, most=30)
     chosen = [str(knob) for knob in rng.permutation(list(UNKNOWN))[: rng.integers(1, 4)]]
     combined = [
@@ -110,12 +120,13 @@ def simulate_unknown(rng: np.random.Generator, name: str) -> tuple[dict[str, Any
     for _ in range(int(rng.integers(1, 4))):
         width = 1 if len(chosen) < 2 or rng.random() < 0.7 else 2
         where = {str(k): rng.choice(len(UNKNOWN[str(k)])) for k in rng.permutation(chosen)[:width]}
+        cause = "+".join(f"{k}={UNKNOWN[k][int(at)]}" for k, at in where.items())
         for row in rows:
             if all(row[k] == UNKNOWN[k][int(at)] for k, at in where.items()):
-                row |= {"status": "failed", "step_time_s": ""}
+                row |= {"status": "failed", "step_time_s": "", CAUSE: cause}
     failed = sum(row["status"] != "ok" for row in rows)
-    if not FAILING[0] <= failed / len(rows) <= FAILING[1] or len(rows) - failed < 3:
-        return simulate_unknown(rng, name)
+    if not failing[0] <= failed / len(rows) <= failing[1] or len(rows) - failed < 3:
+        return simulate_unknown(rng, name, failing)
     columns = dict.fromkeys([*chosen, *rows[0]])
     return data, [{column: row[column] for column in columns} for row in rows]
 
@@ -211,11 +222,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unknown", action="store_true", help="with knobs of words, some of which always crash")
+    parser.add_argument("--failing", type=float, nargs=2, default=FAILING, metavar="SHARE", help="with --unknown: least and largest share of failing rows")
     args = parser.parse_args()
     for n in range(args.count):
         name = f"simulated-{'unknown-' if args.unknown else ''}{args.seed}-{n:03d}"
-        draw = simulate_unknown if args.unknown else simulate
-        data, rows = draw(np.random.default_rng([args.seed, n]), name)
+        rng = np.random.default_rng([args.seed, n])
+        data, rows = simulate_unknown(rng, name, tuple(args.failing)) if args.unknown else simulate(rng, name)
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
