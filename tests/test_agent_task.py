@@ -132,8 +132,8 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     assert 'framework "resizer"\nfixed work: pixels 640\n2 x cpu' in system
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
     assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system
-    assert "trial by loss images_per_s vs_best mem_GiB | lanes" in user
-    assert "pred_images_per_s optimistic vs_best mem_GiB P(fits) P(wins) free | lanes" in user
+    assert "trial by loss images_per_s vs_best peak_GiB | lanes" in user
+    assert "pred_images_per_s optimistic vs_best pred_GiB P(fits) P(wins) free | lanes" in user
     assert '"expected_images_per_s"' in tools
     assert "measurements, the measured time of each part of its picture if it was traced" in tools
     found = WORDS_OF_TRAINING.findall("\n".join((system, user, tools)))
@@ -199,7 +199,7 @@ def test_a_violated_constraint_is_no_failure() -> None:
     view = bounded(make_view())
     system, user, _ = write(view)
     assert "only trials with delay_p99_s at most 2 s count" in system
-    assert "trial by loss images_per_s vs_best mem_GiB delay_p99_s | lanes\n1 seed 0.02 50 x1.000 2 1 | 3\n" in user
+    assert "trial by loss images_per_s vs_best peak_GiB delay_p99_s | lanes\n1 seed 0.02 50 x1.000 2 1 | 3\n" in user
     assert "2 seed - 80 - 2 3 | 4 (violates by 50.0%: delay_p99_s must be at most 2 s; it is 3)" in user
     assert "FAILURES" not in user
     assert "violates by 50.0%" in ask(view, "trial", trial=2).text
@@ -213,7 +213,7 @@ def test_probability_of_the_constraints_is_shown_and_judged() -> None:
     wins_N = np.where(np.arange(NUM_ROWS) == 7, 0.0, 0.3)
     table = replace(table, order=(6, 5, 4, 1, 0, 7), satisfies_N=satisfies_N, wins_N=wins_N)
     user = write(view, table=table)[1]
-    assert "vs_best mem_GiB P(fits) P(constraints) P(wins) free | lanes\n" in user
+    assert "vs_best pred_GiB P(fits) P(constraints) P(wins) free | lanes\n" in user
     assert "\n90 99 x0.556 2 0.95 0.02 0.000 - | 8\n" in user
     handlers = replace(make_handlers(view), table=table, overrules_left=0)
 

@@ -97,7 +97,7 @@ def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str)
     said = reason.removeprefix("stall: ").split(" (")[0].replace("2 trials", "two trials")
     for words in said.split(" that "):
         assert all(word in rules for word in words.split()), words
-    assert "All that a turn submits runs before you are asked again" in rules
+    assert "What a turn submits runs before you are asked again; but if one of its trials fails" in rules
 
 
 def test_only_the_latest_theories_are_listed_and_each_once() -> None:
@@ -119,7 +119,7 @@ def test_memory_is_no_column_if_no_trial_measured_it() -> None:
     ):
         text = prompt_of(replace(view, observations=observations))
         header, *lines = section(text, "TRIALS")
-        assert ("mem_GiB" in header) is is_measured
+        assert ("peak_GiB" in header) is is_measured
         assert {len(line.split(" | ")[0].split()) for line in (header, *lines)} == {7 + is_measured}
         assert ("no trial measured its memory" in text) is not is_measured
 

@@ -201,9 +201,9 @@ def test_a_stall_clears_the_beliefs() -> None:
 def test_what_a_move_drops_from_the_queue_is_in_the_ledger() -> None:
     search = Search(budget=5)
     rules = ArbiterSettings(num_seeds=1, overrules=3)
-    search.run(make(ScriptedModel([OOM[-1], OOM[-2], FAST[0]]), rules=rules))
+    search.run(make(ScriptedModel([OOM[-1], OOM[-3], FAST[0]], [OOM[-2], FAST[0]]), rules=rules))
     assert list_proposers(search) == ["seed", "llm", "llm", "default", "default"]
-    assert "dropped from the queue of turn 1: (tp=2 pp=2 " in search.moves()[1]
+    assert "dropped from the queue of turn 2: (tp=2 pp=2 " in search.moves()[1]
 
 
 @pytest.mark.parametrize(("budget_left", "stalls", "explore"), [(100, 0, 2), (100, 9, 8), (12, 1, 3), (6, 0, 1)])

@@ -100,3 +100,23 @@ def test_the_ensemble_agrees_with_the_marginals():
     expected, variance = posterior.marginals(EVERY)
     assert np.median(np.abs(mean_Sm.mean(axis=0) - expected)) < 0.1
     assert np.all(variance_m <= variance + 1e-6)
+
+
+def test_the_spread_follows_leave_one_out_errors_and_is_one_without_any():
+    form = make_time_form()
+    rows = np.array([12, 20, 34, 46, 60, 70])
+    exact = fit(form, known(rows, form.log_cost(EVERY)(form.prior.mean_P)[rows]))
+    rough = np.array([0.4, -0.4, 0.4, -0.4, 0.4, -0.4])
+    noisy = fit(form, known(rows, true_log_times(form)[rows] + rough))
+    assert fit(form, known(rows[:0], np.zeros(0))).spread == 1.0
+    dof = form.prior.dof
+    assert np.isclose(exact.spread, np.sqrt(dof / (dof + len(rows))), atol=0.02)  # errors near 0
+    assert noisy.spread > 1.1
+
+
+def test_observations_with_much_noise_do_not_narrow_the_spread():
+    form = make_time_form()
+    rows = np.array([12, 20, 34, 46, 60, 70])
+    values = form.log_cost(EVERY)(form.prior.mean_P)[rows]
+    noise = np.full(len(rows), 10 * form.prior.noise)
+    assert fit(form, CalibrationData.measured(rows, values, noise_n=noise)).spread == 1.0

@@ -17,6 +17,7 @@ from cclsearch.tasks.training.layout import read_layout
 
 CARD = load_card("wl2")  # 8 billion parameters on 16 A100 of 40 GB
 FAILED = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory")
+CRASHED = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="crashed or out of memory")
 
 
 def make_space(rows: Sequence[dict[str, object]]) -> Space:
@@ -42,7 +43,12 @@ def row_of(tp: int, pp: int) -> int:
 
 
 def fit(
-    ran: Sequence[tuple[int, int]], failed: Sequence[tuple[int, int]] = (), peak: float | None = None
+    ran: Sequence[tuple[int, int]],
+    failed: Sequence[tuple[int, int]] = (),
+    peak: float | None = None,
+    *,
+    failure: Failure = FAILED,
+    doubted: Sequence[int] = (),
 ) -> Feasibility:
     seen = [
         Observation(
@@ -54,14 +60,18 @@ def fit(
         )
         for n, split in enumerate(ran)
     ] + [
-        Observation(n, SPACE.config(row_of(*split)), row_of(*split), None, failure=FAILED)
+        Observation(n, SPACE.config(row_of(*split)), row_of(*split), None, failure=failure)
         for n, split in enumerate(failed, start=len(ran))
     ]
-    return fit_feasibility(predictor_of(CARD, SPACE), seen)
+    return fit_feasibility(predictor_of(CARD, SPACE), seen, doubted=frozenset(doubted))
 
 
 def p_fits(feasibility: Feasibility, tp: int, pp: int) -> float:
     return float(feasibility.predict(np.array([row_of(tp, pp)]))[1][0])
+
+
+def p_success(feasibility: Feasibility, tp: int, pp: int) -> float:
+    return float(feasibility.predict(np.array([row_of(tp, pp)]))[2][0])
 
 
 def test_a_run_explained_only_by_sharded_states_raises_p_fits() -> None:
@@ -80,6 +90,26 @@ def test_an_out_of_memory_failure_against_sharded_states_lowers_p_fits() -> None
     # over tp=4, sharded states leave half of the memory free, and replicated ones do not fit
     before, after = fit([]), fit([], failed=[(4, 1)])
     assert p_fits(after, 2, 2) < 0.7 * p_fits(before, 2, 2)
+
+
+def test_a_crash_of_unknown_cause_is_shared_between_memory_and_other_causes() -> None:
+    # certainly fits by the peaks of others: something else made it crash, and its neighbours are suspected of that
+    elsewhere, before = fit([(4, 1), (2, 1)], [(8, 1)], peak=20.0, failure=CRASHED), fit([(4, 1), (2, 1)], peak=20.0)
+    assert p_fits(elsewhere, 8, 1) > 0.95
+    assert p_success(elsewhere, 8, 2) < 0.9 * p_success(before, 8, 2)
+    # in doubt: a crash says less of memory than an out-of-memory failure does
+    before, shared, named = fit([]), fit([], [(4, 1)], failure=CRASHED), fit([], [(4, 1)])
+    assert p_fits(named, 4, 1) < p_fits(shared, 4, 1) < p_fits(before, 4, 1)
+
+
+def test_a_crash_that_the_llm_does_not_put_down_to_memory_teaches_little_about_memory() -> None:
+    before, shared, doubted = (
+        fit([]),
+        fit([], [(4, 1)], failure=CRASHED),
+        fit([], [(4, 1)], failure=CRASHED, doubted=[0]),
+    )
+    assert p_fits(before, 4, 1) - p_fits(doubted, 4, 1) < 0.4 * (p_fits(before, 4, 1) - p_fits(shared, 4, 1))
+    assert p_success(doubted, 4, 1) < p_success(before, 4, 1)
 
 
 def test_with_a_measured_peak_one_hypothesis_is_enough() -> None:

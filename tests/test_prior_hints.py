@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, ReportedEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import (
     LEVELS,
@@ -158,3 +159,14 @@ def test_one_trial_in_five_may_be_doubted_and_a_second_run_settles_it() -> None:
     assert parse_doubts([6], after) == ()
     again = replace(view.observations[2], trial=11, is_confirmation=True)
     assert find_doubted(replace(after, observations=(*view.observations, again))) == {5}
+
+
+def test_a_crash_may_be_doubted_only_if_its_cause_is_not_known() -> None:
+    view = view_with((), 3)
+    crashed, oom = (
+        Failure(stage=Stage.RUN, kind=kind, message="") for kind in (FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY)
+    )
+    failed = [replace(view.observations[n], loss=None, failure=f) for n, f in enumerate((crashed, oom))]
+    after = replace(view, observations=(*failed, view.observations[2]))
+    assert parse_doubts([2], after) == ()
+    assert parse_doubts([1], after) == (1,)
