@@ -18,8 +18,6 @@ class Behaviour(Model):
     their work, in whole layers."""
     sequence_parallel: bool | None = None
     """Whether tensor-parallel ranks split the sequence between the linear layers."""
-    gradient_bytes: Literal[2, 4] | None = None
-    """Bytes per value of the gradients that data-parallel ranks reduce."""
     overlapped_zero_stages: tuple[int, ...] | None = None
     """The ZeRO stages (0: none) at which gradients are reduced during the last backward pass; else after it."""
     source: str = ""

@@ -17,7 +17,8 @@ from cclsearch.tasks.training.layout import Array, Layout
 
 HALF_WAVE = 0.5 * 120 * 64 * 128
 """Values of a product that half a wave computes: the last wave of tiles leaves half of the multiprocessors idle on
-average ([N]); 108 (A100) to 132 (H100) of them, and the small tiles that are chosen where large ones fill them badly."""
+average ([N]); 108 (A100) to 132 (H100) of them, and the small tiles that are chosen where large ones fill them
+badly."""
 TILE_OVERHEAD = 128.0
 """Terms of each value's sum that take as long as a tile's start and end: a pipeline of four steps of 32 (CUTLASS)."""
 HALF_RATE = 192.0

@@ -78,8 +78,6 @@ class Layout:
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
     even_split: Array
     """Whether all pipeline stages have as many layers, by the framework: 1, 0 (balanced by their work) or NaN."""
-    gradient_bytes: Array
-    """Bytes per value of reduced gradients, by the framework; NaN if it does not say."""
     overlaps: Array
     """Whether gradients are reduced during the last backward pass, 1 or 0; 1 if the framework does not say."""
     frozen: Array
@@ -165,7 +163,6 @@ def read_layout(card: Card, space: Space) -> Layout:
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
         even_split=np.full(len(space), {"even": 1.0, "balanced": 0.0}.get(behaviour.pipeline_split or "", np.nan)),
-        gradient_bytes=np.full(len(space), behaviour.gradient_bytes or np.nan, dtype=np.float64),
         overlaps=_overlaps(zero, behaviour.overlapped_zero_stages),
         frozen=find_frozen(space),
         base_bytes=find_base_bytes(space),

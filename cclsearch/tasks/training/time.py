@@ -355,13 +355,12 @@ def _data_parallel(card: Card, layout: Layout, machine: Machine, network: Networ
         once = ring_s("sharding", local - experts, layout.sharding)
         once = once + ring_s("experts", experts, expert_group(layout)[1])
     gathers = np.where(layout.zero >= 3, 2.0 * layout.accumulation, 0.0)
-    wide = np.where(np.isnan(layout.gradient_bytes), 1.0, layout.gradient_bytes / machine.element_bytes)
-    reduces = wide * np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
+    reduces = np.where(layout.zero == 0, 2.0, np.where(layout.zero >= 2, layout.accumulation, 1.0))
     after_step = np.where((layout.zero >= 1) & (layout.zero < 3), 1.0, 0.0)
     # HSDP: each rank reduces its shard of the gradients over the replicas, which are a whole sharding group apart
     share = local / layout.sharding
     between = 2.0 * ring_s("replicated", share, layout.replicated)
-    between = between * np.maximum(reduces, wide)
+    between = between * np.maximum(reduces, 1.0)
     return np.asarray(once * (trained * reduces + gathers) + trained * between), np.asarray(trained * once * after_step)
 
 
