@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from cclsearch.tasks.training import memory, time
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.prediction import PRIOR_FILE, Priors, make_predictor, read_priors, select_rows
 
+os.environ.setdefault("CCL_SEARCH_PATH", str(Path(__file__).with_name("behaviour")))
+"""How frameworks train that have no run script, only recordings (`behaviour/launchers`)."""
 GUESS_FILE = Path(__file__).with_name("prior_guess.json")
 """Multipliers and widths from the literature and from physics, without any landscape."""
 ROUNDS = 2
@@ -71,13 +74,13 @@ def _with_widths(data: dict[str, Any], guess: dict[str, Any]) -> dict[str, Any]:
 def _calibrate_each(recordings: Sequence[Recording], priors: Priors, part: str) -> dict[str, list[Posterior]]:
     by_family = defaultdict(list)
     for recording in recordings:
-        posterior = (_calibrate_time if part == "time" else _calibrate_memory)(recording, priors)
+        posterior = (calibrate_time if part == "time" else _calibrate_memory)(recording, priors)
         if posterior is not None:
             by_family[recording.card.framework].append(posterior)
     return by_family
 
 
-def _calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
+def calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
     from cclsearch.propose.bayes.ensemble import downweight_far
 
     rows = [n for n, row in enumerate(recording.rows) if row.metrics.get("step_time_s") is not None]

@@ -260,8 +260,17 @@ def test_the_accelerator_of_a_profile_replaces_all_figures_of_the_cards(
         resolve("accelerator: h10o, memory_gib: 80")
 
 
-@pytest.mark.parametrize(("gbps", "is_noted"), [(3600, False), (3000, False), (7200, True), (1200, True)])
+@pytest.mark.parametrize(("gbps", "is_noted"), [(3600, False), (3000, False), (7000, True), (1200, True)])
 def test_scale_up_links_far_from_the_catalogue_are_noted(gbps: int, is_noted: bool) -> None:
     card = load_card("wl2", sets=("accelerator=h100", "memory_gb=80", f"bandwidth_gbps=[400,{gbps}]"))
     assert card.hardware.scale_up_gbps == gbps
     assert any("h100 has 3600 per direction" in note for note in card.notes) is is_noted
+
+
+def test_both_directions_of_scale_up_links_are_halved_unless_the_field_itself_says_so() -> None:
+    sets = ("accelerator=h100", "memory_gb=80", "bandwidth_gbps=[400,7200]")
+    card = load_card("wl2", sets=sets)
+    assert card.hardware.scale_up_gbps == 3600
+    assert any("has 7200 inside a node, twice the 3600 that h100 has per direction" in note for note in card.notes)
+    stated = load_card("wl2", sets=(*sets, "scale_up_gbps=7200"))
+    assert stated.hardware.scale_up_gbps == 7200

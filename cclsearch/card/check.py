@@ -177,9 +177,11 @@ def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    pair = look_up(data, BANDWIDTH_PATH)
+    pair, is_given = look_up(data, BANDWIDTH_PATH), "scale_up_gbps" in values
     if pair is not None:
         yield from _read_pair(pair, values)
+    if not is_given:
+        yield from _halve_both_directions(values)
     out, up = values.get("scale_out_gbps"), values.get("scale_up_gbps")
     if out and up and out > up:
         values["scale_out_gbps"], values["scale_up_gbps"] = up, out
@@ -189,6 +191,20 @@ def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterato
             f" links inside a node are faster: used as [{up:g}, {out:g}]",
             f"if they are not swapped: --set scale_out_gbps={up:g} --set scale_up_gbps=N",
         )
+
+
+def _halve_both_directions(values: dict[str, Any]) -> Iterator[FieldProblem]:
+    """Data sheets add up both directions of links inside a node: exactly twice the rate of one is taken as that."""
+    up, chip = values.get("scale_up_gbps"), match_accelerator(values.get("accelerator", ""))
+    if up is None or chip is None or chip.nominal or up != 2 * chip.scale_up_gbps:
+        return
+    values["scale_up_gbps"] = chip.scale_up_gbps
+    yield _note(
+        BANDWIDTH_PATH,
+        f"has {up:g} inside a node, twice the {chip.scale_up_gbps:g} that {chip.name} has per direction: used as"
+        f" {chip.scale_up_gbps:g}",
+        f"if it is per direction: --set scale_up_gbps={up:g}",
+    )
 
 
 def _read_pair(pair: Any, values: dict[str, Any]) -> Iterator[FieldProblem]:

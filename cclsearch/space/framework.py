@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
-from cclsearch.core.content import find_content
+from cclsearch.core.content import content_roots, find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import list_frameworks
 from cclsearch.core.text import guess_name, one_line
@@ -19,6 +20,7 @@ from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.plugins import TASKS
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
+from cclsearch.space.behaviour import Behaviour
 from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.model_limits import LIMITS
@@ -145,6 +147,8 @@ class Framework(Model):
     """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
     same_answers: LossBounds = LossBounds()
     """Which share of the answers may differ between configurations; without a bound, only first tokens count."""
+    behaviour: Behaviour = Behaviour()
+    """How it trains, where no knob says it."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, source: ..., ...parameters}`, in addition to those of the card's task; an entry
@@ -323,6 +327,20 @@ def find_framework(name: str) -> Framework | None:
     if named is not None:
         return _read(named)
     return next((each for each in _read_all() if wanted in map(_normalize, each.aliases)), None)
+
+
+def find_behaviour(name: str) -> Behaviour:
+    """How the framework of that name or alias trains, where no knob says it; nothing is known of an unknown one."""
+    return _find_behaviour(name, tuple(content_roots())) if name else Behaviour()
+
+
+@lru_cache(maxsize=64)
+def _find_behaviour(name: str, roots: tuple[Path, ...]) -> Behaviour:
+    """Return it for these content folders: predictions ask for it often, and files are slow to read."""
+    with contextlib.suppress(UserError):
+        framework = find_framework(name)
+        return framework.behaviour if framework is not None else Behaviour()
+    return Behaviour()
 
 
 def _read_all() -> Iterator[Framework]:

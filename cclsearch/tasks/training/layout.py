@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
+from cclsearch.space.framework import find_behaviour
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Knob, Space
 from cclsearch.tasks.training.adapters import find_base_bytes, find_frozen, find_fused_loss
@@ -25,6 +26,10 @@ PARTIAL_SHARE, PARTIAL_COST = 0.4, 0.1
 """Share of the activations that selective recomputation drops, and of the forward pass that it repeats: what is cheap
 to compute takes much memory (Korthikanti et al. 2022, section 5: 2 to 4 % more time)."""
 _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
+EAGER_MATRIX = 2.0
+"""Traffic of the attention matrix in eager kernels relative to a fused softmax, forward and backward, counted: 64 bytes
+per value (scaling, mask, softmax in 4 bytes with its casts, dropout, two products) to 32 (softmax with scaling and
+mask in one kernel, dropout, two products)."""
 _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
 _FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
@@ -60,15 +65,21 @@ class Layout:
     """Share of each layer's forward pass that this repeats, 0 to 1."""
     sequence_parallel: Array
     declares_sequence_parallel: bool
-    """Whether the space has a knob for it; without one, a framework may still split the sequence."""
+    """Whether the space has a knob for it, or the framework says it; else a framework may still split the sequence."""
     virtual: Array
     """Model chunks per pipeline rank (1 without interleaving)."""
     plain_attention: Array
     """Whether the attention matrix is written to memory: 1, 0, or 0.1 if unknown."""
+    matrix_traffic: Array
+    """Bytes that move for the attention matrix relative to a fused softmax, if it is written to memory."""
     attention_slowness: Array
     """Time of the attention kernels relative to FlashAttention-2."""
     unfused_norms: Array
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
+    even_split: Array
+    """Whether all pipeline stages have as many layers, by the framework: 1, 0 (balanced by their work) or NaN."""
+    overlaps: Array
+    """Whether gradients are reduced during the last backward pass, 1 or 0; 1 if the framework does not say."""
     frozen: Array
     """Whether only adapters are trained (LoRA), 1 or 0: base weights have no gradients and no optimizer states."""
     base_bytes: Array
@@ -126,7 +137,11 @@ def read_layout(card: Card, space: Space) -> Layout:
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
     orders, splits = _list_orders(space), _list_splits(space)
-    pp = number("pp")
+    pp, zero, behaviour = number("pp"), _zero(space), find_behaviour(card.framework)
+    has_sequence_knob = space.find("sequence_parallel") is not None
+    splits_sequence = _by_choice(space, "sequence_parallel", _as_switch)
+    if not has_sequence_knob:
+        splits_sequence = np.full(len(space), float(bool(behaviour.sequence_parallel)))
     return Layout(
         tp=number("tp"),
         dp=dp,
@@ -135,17 +150,20 @@ def read_layout(card: Card, space: Space) -> Layout:
         ep=number("ep"),
         micro_batch=micro_batch,
         accumulation=accumulation,
-        zero=_zero(space),
+        zero=zero,
         declares_sharding=any(space.find(name) is not None for name in ("zero_stage", "fsdp")),
         replicated=np.minimum(number("dp_replicate"), dp),
         recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
         repeated=_by_choice(space, "activation_checkpointing", _as_repeated),
-        sequence_parallel=_by_choice(space, "sequence_parallel", _as_switch),
-        declares_sequence_parallel=space.find("sequence_parallel") is not None,
+        sequence_parallel=splits_sequence,
+        declares_sequence_parallel=has_sequence_knob or behaviour.sequence_parallel is not None,
         virtual=number("virtual_pipeline"),
         plain_attention=_by_kernel_choice(space, _plain_attention, 0.1),
+        matrix_traffic=_by_kernel_choice(space, _matrix_traffic, 1.0),
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
+        even_split=np.full(len(space), {"even": 1.0, "balanced": 0.0}.get(behaviour.pipeline_split or "", np.nan)),
+        overlaps=_overlaps(zero, behaviour.overlapped_zero_stages),
         frozen=find_frozen(space),
         base_bytes=find_base_bytes(space),
         fused_loss=find_fused_loss(space),
@@ -246,6 +264,14 @@ def _zero(space: Space) -> Array:
     if space.find("zero_stage") is None:
         return 3.0 * _by_choice(space, "fsdp", _as_switch)
     return np.clip(_by_choice(space, "zero_stage", _as_stage), 0.0, 3.0)
+
+
+def _overlaps(zero: Array, stages: tuple[int, ...] | None) -> Array:
+    return np.ones(len(zero)) if stages is None else np.isin(zero, stages).astype(np.float64)
+
+
+def _matrix_traffic(choice: str) -> float:
+    return 1.0 if "fused" in choice and "unfused" not in choice else EAGER_MATRIX
 
 
 def _unfused_norms(space: Space) -> Array:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cclsearch.card.arch import count_parts, score_width
 from cclsearch.card.model import Card
 from cclsearch.tasks.machine import Machine
+from cclsearch.tasks.training.layer_time import gemm_seconds, launch_seconds, layer_bytes
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.memory import (
     Multipliers,
@@ -31,31 +32,20 @@ from cclsearch.tasks.training.network import AXES, AxisLink, Network
 LINK_MULTIPLIERS = ("tp_scale_up", "tp_scale_out", "expert_exchange", "p2p", "dp")
 """Those of seconds that messages take on links."""
 MULTIPLIERS = (
-    *("scale", "gemm", "attention", "elementwise", "recompute", "vocabulary", "imbalance", "launch", "tp_scale_up"),
-    *("tp_scale_out", "tp_wait", "tp_wait_staged", "expert_exchange", "bubble", "p2p", "p2p_wait", "dp"),
+    *("scale", "gemm", "attention", "elementwise", "replicated", "recompute", "vocabulary", "imbalance", "launch"),
+    *("tp_scale_up", "tp_scale_out", "tp_wait", "tp_wait_staged", "expert_exchange", "bubble", "p2p", "p2p_wait", "dp"),
     *("dp_overlap", "optimizer"),
 )
 """Multipliers that calibration may change, in the order of every vector of log multipliers."""
 
-HALF_RATE = 192.0
-"""Rows or columns at which a GEMM reaches half of its share of the peak (tiles have 128 to 256)."""
 ATTENTION_PEAK_SHARE = 0.45
-CAST_BYTES = 3.0
-"""Bytes that the cast of a value to 8 or 4 bits moves: it is written in both orders with its scales, and some kernels
-before it do not cast themselves, so that it is read again."""
-ROUTED_BYTES, EXPERT_BYTES = 20.0, 16.0
-"""Bytes per routed copy of a token that are moved, forward and backward, per hidden unit (permuted, sent and summed
-again) and per unit of an expert's width (the activation function)."""
-MOE_KERNELS, EXPERT_KERNELS = 60.0, 8.0
-"""Additional kernels of an MoE layer (router, permutation), and per expert of the rank (its GEMMs and casts)."""
-EAGER_NORM_BYTES = 2 * 3 * 28.0
-"""Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that
-backward: cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written."""
-KERNELS_PER_LAYER = 110.0
-"""Kernels per layer, forward and backward, in eager mode: counted in torch, 110 to 120 of a Llama layer whose norms and
-rotary embedding are unfused, 62 to 75 of a GPT layer."""
-STAGED_WAIT_S = 1e-4
-"""Additional seconds per rank that a tensor-parallel collective waits inside a pipeline, before calibration."""
+LOGIT_BYTES, FUSED_LOGIT_BYTES = 58.0, 16.0
+"""Bytes per logit of the loss, forward and backward, counted in Megatron-LM's cross entropy: cast to 4 bytes, maximum,
+difference, exponential, sum, quotient, gradient and cast back, each read and written, and the two products; and of a
+loss in one kernel."""
+STAGED_WAIT_S = 2e-5
+"""Additional seconds per rank that a tensor-parallel collective waits inside a pipeline, before calibration: about a
+launch, where a host that waits for a transfer cannot launch it ahead."""
 BUCKET_BYTES = 50e6
 """Bytes of gradients or weights that one collective sends: 25 MiB in PyTorch's DDP, 80 MB in Megatron-LM."""
 COLLECTIVE_WAIT = 1e-3
@@ -69,6 +59,8 @@ class TimeParts:
     gemm: Array
     attention: Array
     elementwise: Array
+    replicated: Array
+    """Further seconds of `elementwise` if tensor-parallel ranks do not split the sequence (0 where that is known)."""
     recompute_share: Array
     vocabulary: Array
     """On the last stage."""
@@ -100,6 +92,12 @@ class TimeParts:
     """The same of exchanges with experts."""
     shared_p2p: Array
     """The same of pipeline stages."""
+    even_split: Array
+    """Whether all pipeline stages have as many layers: 1, 0 (balanced by their work) or NaN."""
+    balanced_first: Array
+    """Layers of the first stages of a balanced pipeline, relative to those of an even one."""
+    balanced_last: Array
+    """The same of its last stage, which has the output projection."""
     micro_batches: Array
     virtual: Array
     pipelined: Array
@@ -150,7 +148,8 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
     attention = 6.0 * tokens * sequence * width * layers / layout.tp / (half_rate * ATTENTION_PEAK_SHARE)
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
     head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * machine.gemm_share)
-    logits = 16.0 * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
+    per_logit = np.where(layout.fused_loss > 0, FUSED_LOGIT_BYTES, LOGIT_BYTES)
+    logits = per_logit * tokens * arch.vocab_size / layout.tp / machine.hbm_bytes_s
     tp_up, tp_out, tp_wait, tp_wait_staged = _tensor_parallel(card, layout, machine, network, tokens, layers)
     dp, floor = _data_parallel(card, layout, machine, network)
     ring = _context_parallel(card, layout, network, tokens, layers)
@@ -162,14 +161,17 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
     staged = (layout.pp > 1).astype(np.float64)
     local_params = parameters_per_rank(counts, arch.num_layers, layout)
     sharded = np.where(layout.zero >= 1, layout.sharding, 1.0)
+    moved, replicated = layer_bytes(card, layout, machine, tokens)
+    first, last = _balanced_layers(card, layout)
     shared = [_shares_ports(machine, network, name) for name in ("tp", "exchange", "pp")]
     return TimeParts(
-        gemm=_layer_gemms(card, layout, machine, tokens) * layers * turns,
+        gemm=gemm_seconds(card, layout, machine, tokens) * layers * turns,
         attention=attention * turns,
-        elementwise=_layer_bytes(card, layout, machine, tokens) * layers / machine.hbm_bytes_s * turns,
+        elementwise=moved * layers / machine.hbm_bytes_s * turns,
+        replicated=replicated * layers / machine.hbm_bytes_s * turns,
         recompute_share=layout.repeated,
         vocabulary=(head + logits) * turns,
-        launch=_launch(card, layout, machine, layers) * turns,
+        launch=launch_seconds(card, layout, machine, layers) * turns,
         tp_scale_up=tp_up,
         tp_scale_out=tp_out,
         tp_wait=tp_wait,
@@ -182,15 +184,30 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
         dp=dp,
         dp_exposed_floor=floor,
         # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
-        dp_window=np.where(layout.zero >= 2, layout.accumulation, 1.0),
+        dp_window=np.where(layout.zero >= 2, layout.accumulation, 1.0) * layout.overlaps,
         optimizer=30.0 * trained_share(layout) * local_params / sharded / machine.hbm_bytes_s * turns + 2e-3,
         shared_tp=shared[0],
         shared_exchange=shared[1],
         shared_p2p=shared[2],
+        even_split=layout.even_split,
+        balanced_first=first / layout.stage_layers,
+        balanced_last=last / layout.stage_layers,
         micro_batches=layout.accumulation,
         virtual=layout.virtual,
         pipelined=1 - 1 / layout.pp,
     )
+
+
+def _balanced_layers(card: Card, layout: Layout) -> tuple[Array, Array]:
+    """Return (N,) layers of the first and of the last stage if stages are balanced by their work, in whole layers.
+
+    The output projection counts as many layers as have its parameters, as nanotron counts it (`build_model`).
+    """
+    arch, counts = card.arch, count_parts(card.arch)
+    layer = (counts.active - counts.embedding - counts.head) / arch.num_layers
+    head = arch.vocab_size * arch.hidden_size / layer
+    first = np.ceil((arch.num_layers + head) / layout.pp - 1e-9)
+    return first, np.maximum(arch.num_layers - (layout.pp - 1) * first, 0.0)
 
 
 def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
@@ -200,52 +217,6 @@ def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
     """
     gradients = network.axis("sharding").crosses | network.axis("replicated").crosses
     return np.asarray((network.axis(name).crosses & gradients) * float(machine.has_network))
-
-
-def _layer_gemms(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
-    """(N,) seconds of the linear layers, per layer: 2 FLOP per parameter and token forward, twice that backward."""
-    arch, counts = card.arch, count_parts(card.arch)
-    # without gradients of the weights, which are a third of the work, if only adapters are trained
-    rate = machine.flops_per_s * machine.gemm_share * np.where(layout.frozen > 0, 1.5, 1.0)
-    moe_share = counts.moe_layers / arch.num_layers
-    dense = counts.attention + (1 - moe_share) * counts.dense_mlp + moe_share * (counts.shared_experts + counts.router)
-    slow = (1 + HALF_RATE / tokens) * (1 + HALF_RATE * layout.tp / arch.hidden_size)
-    seconds = 6.0 * dense * tokens / layout.tp / rate * slow
-    if arch.moe is None:
-        return np.asarray(seconds)
-    spread = np.where(layout.ep > 1, layout.tp / layout.ep, 1.0)  # ranks that share an expert's tokens
-    rows = tokens * arch.moe.top_k / arch.moe.num_experts / spread
-    columns = arch.moe.expert_intermediate_size / np.where(layout.ep > 1, 1.0, layout.tp)
-    slow = (1 + HALF_RATE / rows) * (1 + HALF_RATE / columns)
-    return np.asarray(seconds + 6.0 * moe_share * counts.active_experts * tokens / layout.tp / rate * slow)
-
-
-def _layer_bytes(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
-    """(N,) bytes that the operators between the GEMMs read and write, per layer, forward and backward."""
-    arch, counts = card.arch, count_parts(card.arch)
-    h, moe = arch.hidden_size, arch.moe
-    # [K] section 4: about 34 bytes of activations per token and hidden unit, written and read forward and backward
-    shared = np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
-    touched = h * (60.0 / shared + 60.0 / layout.tp) + h * EAGER_NORM_BYTES * layout.unfused_norms / shared
-    touched = touched + 11.0 * arch.num_heads * card.number("seq_len") / layout.tp * layout.plain_attention
-    mixed = counts.moe_layers / arch.num_layers
-    cast = 2.0 * (h + score_width(arch)) + (1 - mixed) * (h + 2 * arch.intermediate_size)
-    if moe is not None:
-        width, copies = moe.expert_intermediate_size, moe.top_k + moe.num_shared_experts
-        touched = touched + mixed * moe.top_k * (ROUTED_BYTES * h + EXPERT_BYTES * width) / layout.tp
-        cast += mixed * copies * (h + 2 * width)
-    if machine.flops_per_s > machine.half_flops_per_s:  # linear layers of 8 or 4 bits
-        touched = touched + 2 * CAST_BYTES * cast / layout.tp  # inputs forward, gradients backward
-    return np.asarray(tokens * touched)
-
-
-def _launch(card: Card, layout: Layout, machine: Machine, layers: Array) -> Array:
-    """(N,) host seconds to launch the kernels of a micro-batch."""
-    kernels = np.full(len(layout), KERNELS_PER_LAYER)
-    if card.arch.moe is not None:
-        mixed = count_parts(card.arch).moe_layers / card.arch.num_layers
-        kernels = kernels + mixed * (MOE_KERNELS + EXPERT_KERNELS * card.arch.moe.num_experts / layout.ep)
-    return np.asarray((layers * kernels + 20.0) * machine.launch_s * (1 + 0.3 * layout.repeated))
 
 
 def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
@@ -263,11 +234,12 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
     m = name_multipliers(MULTIPLIERS, log_multipliers)
     slot, head = _slot_time(parts, m)
     scale, count = m["scale"], parts.micro_batches
-    layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
+    between = m["elementwise"] * (parts.elementwise + m["replicated"] * parts.replicated)
+    layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + between
     pieces = {
         "gemm": count * m["gemm"] * parts.gemm,
         "attention": count * m["attention"] * parts.attention,
-        "elementwise": count * m["elementwise"] * parts.elementwise,
+        "elementwise": count * between,
         "recompute": count * layer * m["recompute"] * parts.recompute_share / 3,
         "vocabulary": count * head,
         "tensor parallel": count * (m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out),
@@ -290,18 +262,31 @@ def slot_seconds(parts: TimeParts) -> Array:
 
 
 def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
-    """Return the seconds of the slowest stage per micro-batch, and the vocabulary's part of them."""
-    layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + m["elementwise"] * parts.elementwise
-    # a framework that balances stages spreads the head's work over them; otherwise all wait for the last stage
-    head = m["vocabulary"] * parts.vocabulary * (1 - parts.pipelined * (1 - _share(m["imbalance"])))
-    device = layer * (1 + m["recompute"] * parts.recompute_share / 3) + head
-    device = device + m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
-    device = device + m["expert_exchange"] * parts.expert_exchange + m["p2p"] * parts.p2p
+    """Return the seconds of the slowest stage per micro-batch, and what the vocabulary adds to its layers."""
+    between = m["elementwise"] * (parts.elementwise + m["replicated"] * parts.replicated)
+    layers = m["gemm"] * parts.gemm + m["attention"] * parts.attention + between
+    layers = layers * (1 + m["recompute"] * parts.recompute_share / 3)
+    layers = layers + m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
+    layers = layers + m["expert_exchange"] * parts.expert_exchange
+    head = _head_time(parts, m, layers)
+    device = layers + head + m["p2p"] * parts.p2p
     host = m["launch"] * parts.launch + m["tp_wait"] * parts.tp_wait + m["tp_wait_staged"] * parts.tp_wait_staged
     host = host + m["p2p_wait"] * parts.p2p_wait
     # a smooth maximum of the two: the device waits for the host or the host for the device
     device2, host2 = device * device, host * host
     return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2))), np.asarray(head)
+
+
+def _head_time(parts: TimeParts, m: Multipliers, layers: Array) -> Array:
+    """Return the seconds by which the slowest stage is slower than an even one without the output projection.
+
+    With an even split all wait for the last stage, which has it; a balanced one has fewer layers there.
+    """
+    head = m["vocabulary"] * parts.vocabulary
+    balanced = np.maximum(layers * parts.balanced_first, layers * parts.balanced_last + head) - layers
+    even = np.where(np.isnan(parts.even_split), _share(m["imbalance"]), parts.even_split)
+    even = np.where(parts.pipelined > 0, even, 1.0)
+    return np.asarray(even * head + (1 - even) * balanced)
 
 
 def _exposed_traffic(parts: TimeParts, m: Multipliers, slot: Array) -> Array:

@@ -1,0 +1,92 @@
+"""What a framework file says of how the framework trains changes what is predicted before any trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_prediction import make_space
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.core.errors import UserError
+from cclsearch.space.framework import find_behaviour, load_framework
+from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.training.layer_time import slow_gemm
+from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.time import MULTIPLIERS, TimeParts, split_time, time_parts
+
+ROWS: list[dict[str, object]] = [
+    {"tp": 2, "dp": 4, "pp": 1, "micro_batch_size": 1, "zero_stage": 1},
+    {"tp": 2, "dp": 1, "pp": 4, "micro_batch_size": 1, "zero_stage": 0},
+]
+FILE = """knobs:
+  - {name: tp, choices: [1, 2]}
+behaviour:
+"""
+
+
+def card_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, behaviour: str) -> Card:
+    folder = tmp_path / "launchers"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.framework.yaml").write_text(FILE + behaviour)
+    monkeypatch.setenv("CCL_SEARCH_PATH", str(tmp_path))
+    return load_card("wl2").model_copy(update={"framework": name})
+
+
+def parts_of(card: Card) -> TimeParts:
+    return time_parts(card, read_layout(card, make_space(ROWS)), read_machine(card))
+
+
+def seconds(card: Card, part: str) -> np.ndarray:
+    return split_time(parts_of(card), np.zeros(len(MULTIPLIERS)))[part]
+
+
+def test_an_even_pipeline_waits_for_the_output_projection_and_a_balanced_one_does_not(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    even = card_of(tmp_path, monkeypatch, "even-one", "  pipeline_split: even\n")
+    balanced = card_of(tmp_path, monkeypatch, "balanced-one", "  pipeline_split: balanced\n")
+    one_stage, four_stages = np.transpose([seconds(card, "vocabulary") for card in (even, unknown, balanced)])
+    assert len(set(one_stage)) == 1
+    assert four_stages[0] > four_stages[1] > four_stages[2] >= 0
+    # 32 layers and an output projection of 2.4: nine layers on each of the first three stages, five on the last one
+    assert (parts_of(balanced).balanced_first[1] * 8, parts_of(balanced).balanced_last[1] * 8) == (9, 5)
+
+
+def test_a_stated_sequence_split_takes_the_place_of_an_unknown_one(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    split = card_of(tmp_path, monkeypatch, "split-one", "  sequence_parallel: true\n")
+    whole = card_of(tmp_path, monkeypatch, "whole-one", "  sequence_parallel: false\n")
+    assert parts_of(unknown).replicated[0] > 0 == parts_of(split).replicated[0]
+    assert parts_of(split).elementwise == pytest.approx(parts_of(unknown).elementwise)
+    assert parts_of(whole).elementwise == pytest.approx(parts_of(unknown).elementwise + parts_of(unknown).replicated)
+    knob = make_space([{"tp": 2, "dp": 4, "sequence_parallel": value} for value in (False, True)])
+    assert sorted(read_layout(split, knob).sequence_parallel) == [0, 1]
+
+
+def test_gradients_that_are_reduced_after_the_backward_pass_hide_behind_nothing(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    late = card_of(tmp_path, monkeypatch, "late-one", "  overlapped_zero_stages: [0]\n")
+    assert parts_of(unknown).dp_window.tolist() == [1, 1]
+    assert parts_of(late).dp_window.tolist() == [0, 1]
+    exposed, before = seconds(late, "data parallel"), seconds(unknown, "data parallel")
+    assert exposed[0] == pytest.approx(parts_of(late).dp[0] + parts_of(late).dp_exposed_floor[0])
+    assert exposed[0] > before[0] > 0 == exposed[1]
+
+
+def test_what_nobody_knows_of_a_framework_stays_open(tmp_path, monkeypatch):
+    assert find_behaviour("").pipeline_split is None
+    assert find_behaviour("nanotron").pipeline_split == "balanced"
+    card = card_of(tmp_path, monkeypatch, "wrong-one", "  pipeline_split: odd\n")
+    assert find_behaviour(card.framework).pipeline_split is None
+    with pytest.raises(UserError, match=r"wrong-one.framework.yaml.*pipeline_split"):
+        load_framework(card.framework)
+
+
+def test_products_are_slower_the_fewer_values_and_the_shorter_sums_they_have():
+    rows = np.array([1024.0, 4096.0, 16384.0])
+    whole, halved = slow_gemm(rows, 4096, np.full(3, 4096.0)), slow_gemm(rows, 4096, np.full(3, 2048.0))
+    assert np.all(np.diff(whole) < 0)
+    assert np.all(halved > whole)
+    assert slow_gemm(np.array([1e6]), 65536, np.array([65536.0])) == pytest.approx(1, abs=0.01)
