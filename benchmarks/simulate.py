@@ -8,7 +8,8 @@ model (a smooth random field over the knobs, choices of a `kernel` knob), hiccup
 that run out of memory or crash. The format is that of measured landscapes, so `ccl-search bench` runs them.
 
 With `--unknown`, tables of 12 to 60 rows have one to three more knobs whose values are words that no closed form knows.
-Each value changes the time, and some values, or pairs of values, always crash: 30 to 80 % of the rows fail, or the shares of `--failing`.
+Each value changes the time, and some values, or pairs of values, always crash: 30 to 80 % of the rows fail, or the
+shares of `--failing`. The column `cause` says why a row fails.
 """
 
 from __future__ import annotations
@@ -222,7 +223,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unknown", action="store_true", help="with knobs of words, some of which always crash")
-    parser.add_argument("--failing", type=float, nargs=2, default=FAILING, metavar="SHARE", help="with --unknown: least and largest share of failing rows")
+    parser.add_argument(
+        "--failing",
+        type=float,
+        nargs=2,
+        default=FAILING,
+        metavar="SHARE",
+        help="with --unknown: least and largest share of failing rows",
+    )
     args = parser.parse_args()
     for n in range(args.count):
         name = f"simulated-{'unknown-' if args.unknown else ''}{args.seed}-{n:03d}"

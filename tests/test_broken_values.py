@@ -27,8 +27,15 @@ def p_broken(fine: list[int], failed: list[int], other: float = 0.05) -> np.ndar
     return found.p_broken(np.arange(len(CODES)))
 
 
-def test_without_failures_nothing_is_broken() -> None:
-    assert p_broken([0, 3], []).max() == 0
+def test_what_succeeded_is_intact_and_an_untried_value_may_be_broken() -> None:
+    found = p_broken([0, 3], [])
+    assert found[[0, 3]].max() == 0
+    assert found[[1, 2]].max() < 0.03 < found[[4, 5]].min()
+    assert found[[4, 5]].max() < 0.15
+
+
+def test_a_value_that_was_found_broken_makes_untried_ones_more_suspect() -> None:
+    assert p_broken([0, 1], [2, 3])[[4, 5]].min() > p_broken([0, 1], [])[[4, 5]].max()
 
 
 def test_two_failures_with_one_value_in_common_blame_it_and_not_the_values_that_succeeded() -> None:

@@ -8,19 +8,24 @@ fails, every other one as often as the rest of the model says (a noisy OR; Pearl
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaln
 
 from cclsearch.stats.kernel import Array
 
-P_BROKEN = 0.1
-"""Prior probability that a value of an unknown knob always fails."""
-P_BROKEN_PAIR = 0.02
-"""The same of two values of different knobs together."""
+Cause = tuple[tuple[int, int], ...]
+"""(knob, code) of a value, or of each of two values."""
+BROKEN = (1.0, 9.0)
+"""Beta prior of the share of the values of unknown knobs that always fail: one of ten, as if ten had been seen."""
+BROKEN_PAIR = (1.0, 49.0)
+"""The same of two values of different knobs together: one of fifty."""
 MAX_CAUSES = 40
 """Values and pairs that may be the cause; those with the most failures, if more could be."""
 MAX_BROKEN = 3
@@ -37,16 +42,25 @@ class BrokenValues:
 
     codes_NU: NDArray[np.int16]
     """Code of each of the U unknown knobs."""
-    causes: tuple[tuple[tuple[int, int], ...], ...]
-    """Each cause as its (knob, code) or two of them."""
+    causes: tuple[Cause, ...]
+    """Values and pairs that were part of a failure and of no success."""
     hypotheses_HC: NDArray[np.float32]
     """1 for each cause that the hypothesis holds for broken."""
     weight_H: Array
+    fine: frozenset[Cause]
+    """Values and pairs that were part of a success."""
+    log_intact_H2: Array
+    """Log probability that a value, and a pair, that no trial had does not fail, under each hypothesis."""
 
     def p_broken(self, rows: NDArray[np.int64]) -> Array:
-        """(m,) probability that each row has a broken value; 0 if none of its values was part of a failure."""
+        """(m,) probability that each row has a broken value."""
         codes_wU, which_m = np.unique(self.codes_NU[rows], axis=0, return_inverse=True)
-        return (_is_explained(self.hypotheses_HC, _match(codes_wU, self.causes)).T @ self.weight_H)[which_m.ravel()]
+        hit_Hw = _is_explained(self.hypotheses_HC, _match(codes_wU, self.causes))
+        known = self.fine.union(self.causes)
+        counts = [_count_sizes(part for part in _parts(codes_U) if part not in known) for codes_U in codes_wU.tolist()]
+        new_w2 = np.array(counts).reshape(-1, 2)
+        intact_Hw = np.where(hit_Hw, 0.0, np.exp(self.log_intact_H2 @ new_w2.T))
+        return (1 - self.weight_H @ intact_Hw)[which_m.ravel()]
 
 
 def find_broken_values(
@@ -57,16 +71,36 @@ def find_broken_values(
     `other_n` is the probability of each failure without a broken value.
     """
     codes_nU = codes_NU[failed_n]
-    causes = _list_causes(codes_nU, codes_NU[fine])
+    succeeded = frozenset(part for codes_U in codes_NU[fine].tolist() for part in _parts(codes_U))
+    causes = _list_causes(codes_nU, succeeded)
     hit_nC = _match(codes_nU, causes)
     hypotheses_HC = _list_hypotheses(len(causes))
-    prior_C = np.array([P_BROKEN if len(cause) == 1 else P_BROKEN_PAIR for cause in causes], dtype=np.float64)
-    score_H = hypotheses_HC @ np.log(prior_C / (1 - prior_C))
+    is_pair_C = np.array([len(cause) > 1 for cause in causes], dtype=bool)
+    score_H, log_intact_H2 = np.zeros(len(hypotheses_HC)), np.zeros((len(hypotheses_HC), 2))
+    for size, (a, b) in enumerate((BROKEN, BROKEN_PAIR)):
+        broken_H = hypotheses_HC[:, is_pair_C == bool(size)].sum(axis=1)
+        tried = _count_sizes(succeeded)[size] + int((is_pair_C == bool(size)).sum())
+        score_H += betaln(a + broken_H, b + tried - broken_H)
+        log_intact_H2[:, size] = np.log((b + tried - broken_H) / (a + b + tried))
     log_other_n = np.log(np.clip(other_n, MIN_OTHER, 1.0))
     score_H = score_H + ~_is_explained(hypotheses_HC, hit_nC) @ log_other_n
     weight_H = np.exp(score_H - score_H.max())
     kept = weight_H >= MIN_WEIGHT
-    return BrokenValues(codes_NU, causes, hypotheses_HC[kept], weight_H[kept] / weight_H[kept].sum())
+    weight_H = weight_H[kept] / weight_H[kept].sum()
+    return BrokenValues(codes_NU, causes, hypotheses_HC[kept], weight_H, succeeded, log_intact_H2[kept])
+
+
+def _parts(codes_U: Sequence[int]) -> Iterator[Cause]:
+    """Yield the values of a row, then its pairs of values."""
+    values = list(enumerate(codes_U))
+    yield from ((value,) for value in values)
+    yield from combinations(values, 2)
+
+
+def _count_sizes(causes: Iterable[Cause]) -> tuple[int, int]:
+    """Return the number of values and of pairs."""
+    sizes = [len(cause) for cause in causes]
+    return sizes.count(1), sizes.count(2)
 
 
 def _is_explained(hypotheses_HC: NDArray[np.float32], hit_mC: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -86,22 +120,13 @@ def _list_hypotheses(num_causes: int) -> NDArray[np.float32]:
     return hypotheses_HC
 
 
-def _list_causes(failed_nU: NDArray[np.int16], fine_nU: NDArray[np.int16]) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _list_causes(failed_nU: NDArray[np.int16], succeeded: Set[Cause]) -> tuple[Cause, ...]:
     """Return the values and pairs of values that failed and never succeeded, those with the most failures first."""
-    fine: set[tuple[tuple[int, int], ...]] = set()
-    for codes_U in fine_nU.tolist():
-        values = list(enumerate(codes_U))
-        fine |= {*((value,) for value in values), *combinations(values, 2)}
-    counts: dict[tuple[tuple[int, int], ...], int] = {}
-    for codes_U in failed_nU.tolist():
-        values = list(enumerate(codes_U))
-        for cause in (*((value,) for value in values), *combinations(values, 2)):
-            if cause not in fine:
-                counts[cause] = counts.get(cause, 0) + 1
+    counts = Counter(part for codes_U in failed_nU.tolist() for part in _parts(codes_U) if part not in succeeded)
     return tuple(sorted(counts, key=lambda cause: (-counts[cause], len(cause), cause))[:MAX_CAUSES])
 
 
-def _match(codes_mU: NDArray[np.int16], causes: tuple[tuple[tuple[int, int], ...], ...]) -> NDArray[np.bool_]:
+def _match(codes_mU: NDArray[np.int16], causes: tuple[Cause, ...]) -> NDArray[np.bool_]:
     """(m, C) whether each row has each cause."""
     hit_mC = np.ones((len(codes_mU), len(causes)), dtype=bool)
     for c, cause in enumerate(causes):
