@@ -1,7 +1,9 @@
 """Network namespaces with shaped links between them, for tests and benchmarks on one machine; needs root.
 
-Every namespace stands for a node. A bridge joins them; `tc` (htb) limits each ordered pair by the destination address.
-netem is not needed, so latency stays that of the machine.
+    sudo python benchmarks/shaped_links.py cube COMMAND...    # with namespaces cube0 to cube3, removed afterwards
+
+Every namespace is used as a node, or as a device of one. A bridge joins them; `tc` (htb) limits each ordered pair by
+the destination address. netem is not needed, so latency stays that of the machine.
 """
 
 from __future__ import annotations
@@ -9,8 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+
+CUBE = ((0, 100, 100, 200), (100, 0, 200, 100), (100, 200, 0, 100), (200, 100, 100, 0))
+"""Mbit/s between four namespaces: 100 for each NVLink of the first four GPUs of a DGX-1 with V100, half of its mesh."""
+SHAPES = {"cube": CUBE}
 
 
 def can_shape() -> bool:
@@ -30,11 +38,14 @@ def can_shape() -> bool:
 
 
 @contextlib.contextmanager
-def shaped(mbit_s: Sequence[Sequence[float]]) -> Iterator[list[str]]:
-    """Yield the names of namespaces whose links have these rates, from row to column; they are removed afterwards."""
-    tag = f"ccl{os.getpid() % 100000}"
-    names = [f"{tag}n{k}" for k in range(len(mbit_s))]
-    bridge = f"{tag}br"
+def shaped(mbit_s: Sequence[Sequence[float]], prefix: str = "") -> Iterator[list[str]]:
+    """Yield the names of namespaces whose links have these rates, from row to column; they are removed afterwards.
+
+    Names are `prefix` and a number; without one they are of this process alone.
+    """
+    prefix = prefix or f"ccl{os.getpid() % 100000}n"
+    names = [f"{prefix}{k}" for k in range(len(mbit_s))]
+    bridge = f"{prefix}br"
     try:
         _run("ip", "netns", "add", bridge)
         _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge")
@@ -75,3 +86,17 @@ def _shape(name: str, k: int, rates: Sequence[float]) -> None:
 
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command while the namespaces of a shape exist; returns its exit code."""
+    if len(argv) < 2 or argv[0] not in SHAPES:
+        print(f"usage: shaped_links.py {{{','.join(SHAPES)}}} COMMAND...", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
+    with shaped(SHAPES[argv[0]], argv[0]):
+        return subprocess.run(argv[1:], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

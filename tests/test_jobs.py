@@ -281,9 +281,20 @@ def test_a_file_or_link_where_the_next_trials_folder_belongs_is_moved_aside(
     assert not list(elsewhere.iterdir())
 
 
-def test_confirmations_are_new_trials_that_cost_no_budget(project: Path) -> None:
-    launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
-    launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
+class OneAtATime(ScriptedLauncher):
+    """Takes one job at a time, and keeps how many it was given together."""
+
+    provenance = Provenance.MEASURED
+    max_parallel = 1
+    given: tuple[int, ...] = ()
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        self.given += (len(jobs),)
+        return super().submit(jobs)
+
+
+def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_other(project: Path) -> None:
+    launcher = OneAtATime(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     folder, session = open_search(project, launcher, confirm=2)
     jobs = replace(session.jobs, evaluate=lambda t, p, b, f: admit(TrialEvaluator(session.spec)(t, p, b, f)))
     with RunWriter(folder) as writer:
@@ -292,6 +303,7 @@ def test_confirmations_are_new_trials_that_cost_no_budget(project: Path) -> None
         state = writer.state
     purposes = [trial.purpose.value for trial in state.trials.values()]
     assert purposes == ["search"] * 4 + ["confirmation"] * 2
+    assert launcher.given == (1,) * 6
     assert state.num_spent == 4
     assert len({trial.config for trial in state.trials.values()}) == 4
 

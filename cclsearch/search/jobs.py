@@ -84,7 +84,11 @@ class JobRunner:
 
     def free_slots(self, writer: RunWriter) -> int:
         """Return how many more trials may start now."""
-        return min(self.spec.limits.parallel, self.launcher.max_parallel) - writer.state.num_unfinished
+        return self._most_at_once - writer.state.num_unfinished
+
+    @property
+    def _most_at_once(self) -> int:
+        return min(self.spec.limits.parallel, self.launcher.max_parallel)
 
     def adopt(self, writer: RunWriter) -> None:
         """Find jobs that a killed search submitted but did not record; no job is submitted a second time.
@@ -131,8 +135,9 @@ class JobRunner:
             self._judge(writer, trial, ended)
 
     def start_waiting(self, writer: RunWriter) -> None:
-        """Submit every proposed trial that has no job, all in one call."""
+        """Submit the proposed trials that have no job, all in one call, and no more than may run at once."""
         waiting = [trial for trial in writer.state.unfinished if trial.handle is None]
+        waiting = waiting[: max(self._most_at_once - len(self._running(writer)), 0)]
         if not waiting:
             return
         jobs = []
