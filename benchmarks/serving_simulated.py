@@ -25,19 +25,26 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
+from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.contract import RequestRecord, ServingInput
 from cclsearch.tasks.serving.measurements import measure_load
+from cclsearch.tasks.serving.open_loop import Arrivals, serve_open
+from cclsearch.tasks.serving.replica import read_replica
+from cclsearch.tasks.serving.simulated_load import SimulatedLoad, Simulator
+from cclsearch.tasks.serving.steady_state import serve
+from cclsearch.tasks.serving.steps import MULTIPLIERS, LoadParts, compute_load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "launchers" / "cpu_serving.py"
@@ -58,6 +65,18 @@ USUAL = {
     "prefix_caching": False,
 }  # fmt: skip
 TRACE_SEED = 5
+MEANS = ("ttft_mean_s", "tpot_mean_s", "output_tokens_per_s")
+"""Metrics that the multipliers are calibrated on: the closed form has no others."""
+WIDE = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0])
+"""Standard deviations of the log multipliers: wider than those of searches, since this machine is known by nothing; a
+request has no way by HTTP here."""
+ERROR = 0.05
+TABLE = {
+    "ttft_mean_s": "TTFT mean, s", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "TTFT p99", "tpot_mean_s": "TPOT mean",
+    "tpot_p99_s": "TPOT p99", "itl_p99_s": "ITL p99", "output_tokens_per_s": "tokens/s", "queue_mean_s": "queue, s",
+    "tokens_per_step": "tokens a step", "preemptions": "preemptions", "kv_cache_use_peak": "KV cache, peak",
+}  # fmt: skip
+Predict = Callable[[Any, np.ndarray], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -296,6 +315,92 @@ def append(path: Path, name: str, found: Mapping[str, float]) -> None:
     print(name, " ".join(f"{metric}={value:.4g}" for metric, value in found.items()), flush=True)
 
 
+def read_case(case: Case) -> tuple[Card, Space, SimulatedLoad]:
+    """The card of a case, its configuration as a space of one row, and its requests."""
+    with tempfile.TemporaryDirectory() as name:
+        card = make_card(case, Path(name))
+        payload = make_payload(card, case)
+    space = space_from_rows(tuple(Knob(k, (v,)) for k, v in payload.config.items()), [dict(payload.config)])
+    return card, space, SimulatedLoad(payload.requests, payload.concurrency, {})
+
+
+def simulate(asked: tuple[Card, Space, SimulatedLoad], theta_P: np.ndarray) -> dict[str, float]:
+    """What the simulation predicts."""
+    card, space, load = asked
+    found = Simulator.read(card, read_replica(card, space)).run(load, theta_P)
+    return {metric: float(values[0]) for metric, values in found.items()}
+
+
+def predict_closed(asked: tuple[Card, Space, SimulatedLoad], theta_P: np.ndarray) -> dict[str, float]:
+    """What the closed form predicts of the means."""
+    card, space, load = asked
+    given, answer = (
+        float(np.mean([getattr(r, name) for r in load.requests])) for name in ("input_tokens", "output_tokens")
+    )
+    at = read_replica(card, space)
+    if load.clients is not None:
+        served = serve(compute_load(card, at, float(load.clients), given, answer), theta_P)
+    else:
+        times = np.array([r.arrival_s for r in load.requests])
+        gaps = np.diff(times)
+        arrivals = Arrivals(1 / float(gaps.mean()), float(gaps.std() / gaps.mean()), len(times))
+        levels = [compute_load(card, at, float(n), given, answer) for n in (1, 2, 4, 8, 16, 32)]
+        names = LoadParts.__dataclass_fields__
+        stacked = LoadParts(**{name: np.stack([getattr(each, name) for each in levels]) for name in names})
+        served = serve_open(stacked, theta_P, arrivals)
+    return {
+        "ttft_mean_s": float(served.ttft_s[0]),
+        "tpot_mean_s": float(served.tpot_s[0]),
+        "output_tokens_per_s": float(1 / served.cost[0]),
+    }
+
+
+def calibrate(predict: Predict, known: Sequence[tuple[Any, Mapping[str, float]]]) -> np.ndarray:
+    """The log multipliers with which the predictions of the known cases are nearest, and near the prior."""
+
+    def residuals(theta_P: np.ndarray) -> np.ndarray:
+        found = [theta_P / WIDE]
+        for asked, measured in known:
+            predicted = predict(asked, theta_P)
+            found.append(np.array([np.log(predicted[m] / measured[m]) / ERROR for m in MEANS]))
+        return np.concatenate(found)
+
+    return np.asarray(least_squares(residuals, np.zeros(len(MULTIPLIERS)), diff_step=0.02, max_nfev=40).x)
+
+
+def compare(table: Path) -> None:
+    """Print predicted beside measured, of the cases that the calibration did not see."""
+    measured = read_table(table)
+    cases = [(case, read_case(case)) for case in CASES if case.name in measured]
+    thetas = {}
+    for name, predict in (("simulation", simulate), ("closed form", predict_closed)):
+        known = [(asked, measured[case.name]) for case, asked in cases if case.is_known]
+        thetas[name] = calibrate(predict, known)
+        told = ", ".join(f"{n} {np.exp(v):.2f}" for n, v in zip(MULTIPLIERS, thetas[name], strict=True))
+        print(f"multipliers of the {name}, by {len(known)} loads: {told}")
+    print("\n| load | " + " | ".join(f"{label}: measured, simulated" for label in TABLE.values()) + " |")
+    print("| --- |" + " --- |" * len(TABLE))
+    errors: dict[str, dict[str, list[float]]] = {"simulation": {}, "closed form": {}}
+    for case, asked in cases:
+        found = simulate(asked, thetas["simulation"])
+        closed = predict_closed(asked, thetas["closed form"])
+        if not case.is_known:
+            for name, predicted in (("simulation", found), ("closed form", closed)):
+                for metric in {*MEANS, *TABLE} & set(predicted) & set(measured[case.name]):
+                    value = measured[case.name][metric]
+                    if value > 0 and predicted[metric] > 0:
+                        errors[name].setdefault(metric, []).append(float(np.log(predicted[metric] / value)))
+        cells = " | ".join(_show(measured[case.name].get(metric), found.get(metric)) for metric in TABLE)
+        print(f"| {case.name}{' (known)' if case.is_known else ''} | {cells} |")
+    for name, by_metric in errors.items():
+        told = ", ".join(f"{m} {np.expm1(np.median(np.abs(e))):.0%}" for m, e in sorted(by_metric.items()))
+        print(f"\nmedian error of the {name} over the loads that it was not calibrated on: {told}")
+
+
+def _show(measured: float | None, predicted: float | None) -> str:
+    return " / ".join("-" if value is None else f"{value:.3g}" for value in (measured, predicted))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "compare"))
@@ -304,6 +409,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "measure":
         measure_all(args.table, by_http=args.by_http)
+    else:
+        compare(args.table)
 
 
 if __name__ == "__main__":

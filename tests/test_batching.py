@@ -105,6 +105,8 @@ class Sequence:
     computed: int = 0
     """Tokens of the prompt that are computed, in a prefill."""
     steps_left: int = 0
+    spoken: float = 0.0
+    """When its last token came."""
     is_decoding: bool = False
 
 
@@ -121,7 +123,6 @@ class Plain:
     end: dict[int, float] = field(default_factory=dict)
     arrival: dict[int, float] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
-    behind: float = 0.0
     preemptions: int = 0
     steps: int = 0
     most_blocks: int = 0
@@ -192,8 +193,9 @@ class Plain:
         seconds = step_s(prompt, pairs, len(decoders), sum(s.given + s.made for s in decoders))
         self.now += seconds
         self.steps += 1
-        self.gaps += [seconds + self.behind] * len(decoders)
-        self.behind = 0.0 if decoders else self.behind + seconds if any(s.is_decoding for s in self.running) else 0.0
+        for sequence in decoders:
+            self.gaps += [self.now - sequence.spoken] + [0.0] * round(engine.gain - 1)
+            sequence.spoken = self.now
         ended = []
         for sequence in decoders:
             sequence.made += engine.gain
@@ -204,7 +206,9 @@ class Plain:
             if sequence.computed == sequence.given + sequence.made:
                 self.first.setdefault(sequence.number, self.now)
                 sequence.made += 1
-                sequence.is_decoding = True
+                if sequence.made > 1:
+                    self.gaps.append(self.now - sequence.spoken)
+                sequence.is_decoding, sequence.spoken = True, self.now
                 sequence.steps_left = math.ceil((sequence.asked - sequence.made) / engine.gain - 1e-9)
                 if sequence.made >= sequence.asked:
                     ended.append(sequence)
@@ -290,10 +294,13 @@ def test_engines_at_once_are_what_one_after_the_other_is(seed: int) -> None:
         preempted += plain.preemptions
         if engine.blocks < 10_000:
             assert found.peak[row] == pytest.approx(plain.most_blocks / engine.blocks), engine
-        gaps = [(values, counts) for rows, values, counts in found.gaps if row in rows]
-        total = sum(float(((values * counts)[at == row]).sum()) for at, values, counts in found.gaps)
-        assert gaps or not plain.gaps
-        assert total == pytest.approx(sum(plain.gaps))
+        at, values, counts = (np.concatenate(each) for each in zip(*found.gaps, strict=True))
+        own = (at == row) & (counts > 0)
+        assert counts[own].sum() == pytest.approx(len(plain.gaps))
+        if plain.preemptions == 0 and engine.gain == 1:
+            gaps = np.repeat(values[own], np.rint(counts[own]).astype(int))
+            assert np.percentile(gaps, [10, 50, 99]) == pytest.approx(np.percentile(plain.gaps, [10, 50, 99]), rel=0.05)
+            assert gaps.max() == pytest.approx(max(plain.gaps), rel=0.05)
     assert preempted > 0
 
 
@@ -320,7 +327,9 @@ def test_a_request_that_comes_during_a_step_starts_with_the_next() -> None:
 def test_prompts_in_steps_of_their_own_stall_answers() -> None:
     requests = tuple((0.02 * n, 40, 20) for n in range(12))
     found = run_together([Engine(requests=requests, is_alone=is_alone, budget=48) for is_alone in (False, True)])
-    largest = [max(seconds[rows == row].max(initial=0.0) for rows, seconds, _ in found.gaps) for row in (0, 1)]
+    largest = [
+        max(seconds[(rows == row) & (n > 0)].max(initial=0.0) for rows, seconds, n in found.gaps) for row in (0, 1)
+    ]
     assert largest[0] <= step_s(48, 48 * 60, 8, 8 * 60)
     assert largest[1] > largest[0]
 

@@ -105,7 +105,8 @@ class _Step:
 
 _OF_ENGINE = (
     "rows", "clock", "head", "known", "depth", "running", "decoding", "context", "counter", "partial", "left",
-    "behind", "next_order", "num_free", "num_preempted", "steps", "tokens", "peak", "ready", "stack", "request", "end",
+    "spoken", "going_on", "paused", "next_order", "num_free", "num_preempted",
+    "steps", "tokens", "peak", "ready", "stack", "request", "end",
     "base", "order", "free_places", "made", "arrival", "start", "first", "last", "given", "asked", "count",
 )  # fmt: skip
 _KEPT = ("arrival", "start", "first", "last", "steps", "tokens", "num_preempted", "peak", "made")
@@ -120,7 +121,13 @@ class _Batch:
         ints, floats = np.zeros(size, dtype=np.int64), np.zeros(size)
         self.engines = engines
         self.rows = np.arange(size)
-        self.clock, self.context, self.behind = floats.copy(), floats.copy(), floats.copy()
+        self.clock, self.context = floats.copy(), floats.copy()
+        self.spoken = floats.copy()
+        """When the last step ended in which answers went on."""
+        self.begun: list[tuple[Array, Array]] = []
+        """Answers that began since then, and when: in steps of prompts alone."""
+        self.going_on = ints.copy()
+        """Answers that had their last token then."""
         self.steps, self.tokens, self.peak = floats.copy(), floats.copy(), floats.copy()
         self.head, self.depth, self.running, self.decoding = (ints.copy() for _ in range(4))
         self.counter, self.left, self.next_order, self.num_preempted = (ints.copy() for _ in range(4))
@@ -132,6 +139,8 @@ class _Batch:
         is_sent = np.arange(width) < self.known[:, None]
         self.arrival = np.where(is_sent, requests.arrival_s, np.inf)
         self.ready = self.arrival + engines.lag_s[:, None]
+        self.paused = np.zeros((size, width))
+        """When the last token came of a request that is computed again."""
         self.start, self.first, self.last = (np.full((size, width), np.nan) for _ in range(3))
         self.made = np.zeros((size, width), dtype=np.int64)
         self.stack = np.zeros((size, most), dtype=np.int64)
@@ -176,9 +185,9 @@ class _Batch:
         first = self.engines.times.seconds(mix)
         number, seconds = self._repeat(mix, first, waits)
         self._note_peak(step, number)
-        self._advance(mix, number, seconds)
+        is_on = self._advance(mix, number, seconds)
         self._end_answers(mix)
-        self._end_prompts(step)
+        self._end_prompts(step, is_on)
         self._drop_finished()
 
     # what waits
@@ -247,6 +256,7 @@ class _Batch:
             made = np.rint(held).astype(np.int64) - self.given[rows, request]
             self.made[rows, request] = np.where(is_partial, self.made[rows, request], made)
             self.context[rows] -= np.where(is_partial, 0.0, held)
+            self.paused[rows, request] = np.where(is_partial, self.paused[rows, request], self.spoken[rows])
             self.decoding[rows] -= ~is_partial
             self.partial[rows[is_partial]] = -1
             self._free(rows, place)
@@ -335,8 +345,8 @@ class _Batch:
         """Note the use of the cache in the last of so many steps."""
         is_held = self.is_alone & (step.mix.prompt_tokens > 0)  # answers wait, and have no further token
         grown = np.where(is_held, -1.0, self.gain * (number - 1))
-        tokens = self.context + self.decoding * grown + step.mix.prompt_tokens
-        used = (tokens + self.running * (self.block - 1) / 2) / self.block
+        tokens = self.context + self.decoding * grown + step.mix.prompt_tokens + self.running * (self.block - 1) / 2
+        used = (tokens - (self.decoding - 1) * self.cached) / self.block
         if self.any_tight:
             answers = self._held(-grown)
             for rows, place in step.done:
@@ -372,7 +382,8 @@ class _Batch:
         last = self.engines.times.seconds(replace(mix, context=mix.context + grown * (number - 1)))
         return number, np.asarray(number * (first + last) / 2)
 
-    def _advance(self, mix: StepMix, number: Ints, seconds: Array) -> None:
+    def _advance(self, mix: StepMix, number: Ints, seconds: Array) -> Bools:
+        """Move the clocks; returns the engines whose answers went on."""
         self.clock += seconds
         is_on = mix.sequences > 0
         number = np.where(self.is_going, number, 0)
@@ -384,12 +395,21 @@ class _Batch:
         each = seconds / np.maximum(number, 1)
         at = np.flatnonzero(is_on)
         if len(at):
-            count, delay = self.decoding[at].astype(np.float64), each[at] + self.behind[at]
-            self.gaps.append((self.rows[at], delay, count))
+            count = self.decoding[at].astype(np.float64)
+            first = self.clock[at] - seconds[at] + each[at]
+            others = count - np.minimum(self.going_on[at], count)
+            self.gaps.append((self.rows[at], first - self.spoken[at], count - others))
+            for begun, when in self.begun:
+                own = np.minimum(begun[at], others)  # what was put back again began last
+                self.gaps.append((self.rows[at], first - when[at], own))
+                others -= own
+                begun[at] = 0.0
+            self.begun = [(begun, when) for begun, when in self.begun if begun.any()]
             self.gaps.append((self.rows[at], each[at], count * (number[at] - 1)))
             if (self.gain[at] > 1).any():  # tokens of one step arrive together
                 self.gaps.append((self.rows[at], np.zeros(len(at)), count * number[at] * (self.gain[at] - 1)))
-        self.behind = np.where(is_on, 0.0, np.where(self.decoding > 0, self.behind + seconds, 0.0))
+        self.spoken = np.where(is_on, self.clock, self.spoken)
+        return is_on
 
     # what ends
 
@@ -415,12 +435,17 @@ class _Batch:
         self.ready[loop, number] = self.clock[loop] + self.engines.lag_s[loop]
         np.add.at(self.known, loop, 1)
 
-    def _end_prompts(self, step: _Step) -> None:
+    def _end_prompts(self, step: _Step, is_on: Bools) -> None:
         """Give the first token to the requests whose prompts are complete."""
+        before = self.decoding.copy()
         for rows, place in step.done:
             request = self.request[rows, place]
             is_first = self.made[rows, request] == 0
             self.first[rows[is_first], request[is_first]] = self.clock[rows[is_first]]
+            again = rows[~is_first]
+            if len(again):
+                pause = self.clock[again] - self.paused[again, request[~is_first]]
+                self.gaps.append((self.rows[again], pause, np.ones(len(again))))
             self.made[rows, request] += 1
             left = self.asked[rows, request] - self.made[rows, request]
             ends = left <= 0
@@ -432,6 +457,10 @@ class _Batch:
             self.decoding[on] += 1
             if ends.any():
                 self._finish(rows[ends], place[ends], request[ends])
+        began = np.where(is_on, 0.0, self.decoding - before)
+        self.going_on = np.where(is_on, self.decoding, self.going_on)
+        if began.any():
+            self.begun.append((began, self.clock.copy()))
 
     def _drop_finished(self) -> None:
         """Leave out the engines that have answered everything, once they are half of those left."""
@@ -442,6 +471,7 @@ class _Batch:
             self.kept[name][self.rows] = getattr(self, name)
         rows = np.flatnonzero(self.is_going)
         self.engines = self.engines.take(rows)
+        self.begun = [(begun[rows], when[rows]) for begun, when in self.begun]
         for name in _OF_ENGINE:
             setattr(self, name, getattr(self, name)[rows])
         self._read_columns()

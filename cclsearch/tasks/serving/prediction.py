@@ -14,6 +14,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.kernel import read_features
+from cclsearch.tasks.serving.alike import find_alike
 from cclsearch.tasks.serving.disaggregation import Deployment, compute_parts, read_deployment
 from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
@@ -52,20 +53,24 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     compute = _make_compute(card, space, at, lengths)
     is_searched = arrivals is not None or "max_concurrency" in card.work
     clients = _list_loads(most or _count_places(at), is_searched, space)
-    loads = _Loads(compute, clients, _mark_loads(space, clients), len(space))
+    measured_LN = _mark_loads(space, clients)
+    knows_more = card.hardware.kernel_tables is not None or not measured_LN.all()
+    alike = np.arange(len(space)) if knows_more else find_alike(at)
+    loads = _Loads(compute, clients, measured_LN, len(space))
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
     def measure(rows: Rows, theta: Array, *reads: Callable[[Served], Array]) -> list[Array]:
         pieces = []
-        for piece in loads.chunks(rows):
+        different, inverse = np.unique(alike[rows], return_inverse=True)
+        for piece in loads.chunks(different):
             parts, measured_LN = loads.take(piece)
             if arrivals is not None:
                 served = serve_open(parts, theta, arrivals)
                 pieces.append([read(served) for read in reads])
             else:
                 pieces.append(_best(parts, theta, limits, reads, measured_LN))
-        return [np.concatenate(each, axis=-1) for each in zip(*pieces, strict=True)]
+        return [np.concatenate(each, axis=-1)[..., inverse] for each in zip(*pieces, strict=True)]
 
     def form(metric: MetricInfo, read: Callable[[Served], Array]) -> ClosedForm:
         def log_cost(rows: Rows) -> RowModel:

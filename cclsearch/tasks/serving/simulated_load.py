@@ -95,7 +95,7 @@ class Simulator:
             clients=np.tile(clients, len(rows)),
         )
         answered = answer_all(engines, requests)
-        return _measure(answered, requests, load, count, self.costs.at.accelerators[rows], at)
+        return _measure(answered, requests, load, count, self.costs.at.accelerators[rows], at, lag)
 
 
 def _share(number: int, count: int) -> Ints:
@@ -121,7 +121,13 @@ def _split(load: SimulatedLoad, count: int, configurations: int) -> Requests:
 
 
 def _measure(
-    answered: Answered, requests: Requests, load: SimulatedLoad, count: int, accelerators: Array, at: Replica
+    answered: Answered,
+    requests: Requests,
+    load: SimulatedLoad,
+    count: int,
+    accelerators: Array,
+    at: Replica,
+    lag_s: float,
 ) -> dict[str, Array]:
     """Return the metrics of each configuration, by their names in `measurements.py`."""
 
@@ -145,7 +151,7 @@ def _measure(
         "total_tokens_per_s": (asked.sum() + given.sum()) / window,
         "requests_per_s": len(asked) / window,
         "accelerator_seconds_per_mtoken": accelerators / rate * 1e6,
-        "queue_mean_s": (start - arrival).mean(axis=1),
+        "queue_mean_s": (start - arrival).mean(axis=1) - lag_s,
         "preemptions": answered.preemptions.reshape(-1, count).sum(axis=1).astype(np.float64),
         "kv_cache_use_peak": answered.peak.reshape(-1, count).max(axis=1),
         "tokens_per_step": (answered.tokens.reshape(-1, count).sum(1) / answered.steps.reshape(-1, count).sum(1)),
