@@ -122,7 +122,8 @@ def await_load(folder: Path, scripts: list[subprocess.Popen[bytes]]) -> None:
         time.sleep(0.5)
 
 
-MANY = [{"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 400}] * 400
+WARM = {"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 2}
+MANY = [WARM, WARM, *[{**WARM, "output_tokens": 400}] * 400]
 
 
 def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path: Path) -> None:
