@@ -73,7 +73,11 @@ def two_nodes(
     name, environment = prepare(folder, config, num_ranks=2, ranks_per_node=1, **given)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        meet = {"CCL_NUM_PROCESSES": "2", "CCL_COORDINATOR": f"127.0.0.1:{probe.getsockname()[1]}"}
+        meet = {
+            "OMP_NUM_THREADS": "1",
+            "CCL_NUM_PROCESSES": "2",
+            "CCL_COORDINATOR": f"127.0.0.1:{probe.getsockname()[1]}",
+        }
     scripts = []
     for node in range(2):
         place = {**environment, **meet, "CCL_PROCESS_ID": str(node)}
