@@ -284,9 +284,10 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
     assert rejecting(card, frame, {**TITAN, "zero_stage": 3, "pp": 1, "dp": 8}) == set()
 
 
-def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle() -> None:
+@pytest.mark.parametrize("name", ["trtllm", "vllm-tpu"])
+def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle(name: str) -> None:
     card = change_card(load_card("wl1-inference"), num_accelerators=8)
-    space = build_space(card, load_framework("trtllm"), use_fewer=True)
+    space = build_space(card, load_framework(name), use_fewer=True)
     assert "one_machine" in space.rules
     assert set(space.num_accelerators_N) == {1, 2, 4}, "of 8 accelerators, 4 are on a machine"
 
