@@ -200,6 +200,8 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("step_holds_a_request", "wl1-inference", "vllm", {}, {**SERVER, "chunked_prefill": False},
          {"max_num_batched_tokens": 512}, (CHUNKS, TOKENS)),
         ("workers_add_up", "wl1-inference", "vllm-disagg", EIGHT, APART, {"decode_workers": 3}, ()),
+        ("workers_fit_machines", "wl1-inference", "vllm-disagg", {**EIGHT, "accelerators_per_node": 2}, APART,
+         {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("workers_divide_heads", "wl1-inference", "vllm-disagg", {**EIGHT, "num_heads": 6, "num_kv_heads": 2}, APART,
          {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "ep": 2},
