@@ -34,6 +34,15 @@ def _step_holds_a_request(card: Card, options: Mapping[str, Any]) -> Clause | No
     )
 
 
+@register_rule("blocks_divide_prefill_chunk", "block_size", "prefill_chunk", needs=("block_size", "prefill_chunk"))
+def _blocks_divide_prefill_chunk(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
+        "block_size divides prefill_chunk",
+        lambda at: at["prefill_chunk"] % at["block_size"] == 0,
+        lambda c: f"prefill_chunk {c['prefill_chunk']} in blocks of {c['block_size']}",
+    )
+
+
 @register_rule("one_machine", rank_degrees, needs=())
 def _one_machine(card: Card, options: Mapping[str, Any]) -> Clause | None:
     most = card.hardware.accelerators_per_node
