@@ -261,6 +261,7 @@ def test_prefill_and_decode_are_on_nodes_of_their_own_of_a_real_slurm(project: P
     )
     command = [sys.executable, "-m", "cclsearch", "run", "-w", "tiny-serving", "-l", "cluster", "--name", "r"]
     command += ["--framework", "vllm-cpu-disagg", "-b", "1", "--set", "num_requests=8", "--set", "concurrency=2"]
+    command += ["--set", "output_len=6"]
     for knob in ("kv_connector=NixlConnector", "enforce_eager=true", "kv_cache_gib=1", "block_size=32"):
         command += ["--knob", knob]
     with start_cluster("--no-db") as cluster:
