@@ -1,11 +1,16 @@
 """Our load generator beside vLLM's own (`vllm bench serve`) and guidellm, in turns on the same real vLLM server.
 
-    python benchmarks/load_generators.py --python VLLM_PYTHON [--guidellm GUIDELLM_PYTHON] [--turns 5]
+    python benchmarks/load_generators.py --python VLLM_PYTHON [--guidellm GUIDELLM_PYTHON] [--rounds 3]
 
 VLLM_PYTHON is the interpreter that `python tests/vllm/install.py FOLDER` prints, GUIDELLM_PYTHON one of an environment
-with guidellm 0.8. The server has a small Llama with random weights and a tokenizer of one word per token, since the
-others send text. All ask for the same lengths with the same number of clients; guidellm's prompts are all the same, and
-the server caches no prefixes. TPOT is (end - first token) / (tokens - 1) of each request, averaged over requests.
+with guidellm 0.8.1 (`pip install guidellm==0.8.1`). The server has a small Llama with random weights and a tokenizer of
+one word per token, since the others send text. All ask for the same lengths with the same number of clients; guidellm's
+prompts are all the same, and the server caches no prefixes. TPOT is (end - first token) / (tokens - 1) of each request,
+averaged over requests.
+
+A round is one turn of each generator and then one of each in the opposite order (A B C C B A), so that a drift of the
+server or the machine, if it is even, adds the same to each. The ratios are of rounds; the load of the machine before
+each turn is printed, since all share its cores.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from statistics import mean, median
 
@@ -26,8 +32,8 @@ LAUNCHERS = Path(__file__).resolve().parent.parent / "launchers"
 sys.path.insert(0, str(LAUNCHERS))
 
 from serving_load import Load, Target, run_load, summarize_load  # noqa: E402
+from serving_model import describe_model  # noqa: E402
 from serving_run import Server, find_port  # noqa: E402
-from vllm_serve import describe_model  # noqa: E402
 
 INPUT, OUTPUT, CLIENTS, REQUESTS, VOCAB = 192, 32, 8, 96, 1024
 ARCH = {
@@ -44,6 +50,7 @@ tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2").save_pretrained(sys.argv[1])
 """
 FIGURES = ("ttft_ms", "tpot_ms", "output_tokens_per_s")
+Figures = Mapping[str, float]
 
 
 @contextlib.contextmanager
@@ -123,16 +130,44 @@ def call(command: list[object]) -> None:
         sys.exit(f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
 
 
+def run_rounds(generators: Mapping[str, Callable[[int], Mapping[str, float]]], rounds: int) -> dict[str, list[Figures]]:
+    """Return the figures of each generator: in a round, the means of its two turns."""
+    found: dict[str, list[Figures]] = {name: [] for name in generators}
+    for number in range(rounds):
+        turns: dict[str, list[Mapping[str, float]]] = {name: [] for name in generators}
+        for place, name in enumerate([*generators, *reversed(generators)]):
+            busy = os.getloadavg()[0]
+            turns[name].append(generators[name](number * 2 * len(generators) + place))
+            words = ", ".join(f"{figure} {turns[name][-1][figure]:.1f}" for figure in FIGURES)
+            print(f"round {number + 1}, {name}: {words}; load of the machine before: {busy:.1f}", flush=True)
+        for name, own in turns.items():
+            found[name].append({figure: mean(turn[figure] for turn in own) for figure in FIGURES})
+    return found
+
+
+def print_table(found: Mapping[str, list[Figures]]) -> None:
+    """Print the median round of each generator, and its ratio to ours in the same round: median, least and most."""
+    print("\n| generator | TTFT (ms) | TPOT (ms) | tokens/s | TTFT, TPOT, tokens/s beside ours (least to most) |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, own in found.items():
+        values = [f"{median(each[figure] for each in own):.1f}" for figure in FIGURES]
+        ratios = []
+        for figure in FIGURES:
+            each = sorted(a[figure] / b[figure] for a, b in zip(own, found["ours"], strict=True))
+            ratios.append(f"{median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})")
+        print(f"| {name} | {' | '.join(values)} | {', '.join(ratios)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument("--guidellm", type=Path)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    python = args.python.absolute()
+    python, began_s = args.python.absolute(), time.monotonic()
     with tempfile.TemporaryDirectory() as name, serve(python, Path(name)) as server:
         folder = Path(name)
-        generators = {
+        generators: dict[str, Callable[[int], Mapping[str, float]]] = {
             "ours": lambda turn: run_ours(server, turn),
             "vllm bench serve": lambda turn: run_vllm_bench(server, python, folder, turn),
         }
@@ -140,19 +175,13 @@ def main() -> None:
             other = args.guidellm.absolute()
             generators["guidellm"] = lambda turn: run_guidellm(server, other, folder, turn)
         run_ours(server, 1000)  # warms up
-        found: dict[str, list[Mapping[str, float]]] = {}
-        for turn in range(args.turns):
-            for generator in sorted(generators, reverse=bool(turn % 2)):
-                found.setdefault(generator, []).append(generators[generator](turn))
-    print(f"{args.turns} turns of {REQUESTS} requests, {INPUT} tokens in and {OUTPUT} out, {CLIENTS} at once\n")
-    print("| generator | TTFT (ms) | TPOT (ms) | tokens/s | beside ours |\n| --- | --- | --- | --- | --- |")
-    for generator, turns in found.items():
-        middle = {name: median(each[name] for each in turns) for name in FIGURES}
-        beside = [
-            f"{median(each[n] / o[n] for each, o in zip(turns, found['ours'], strict=True)):.2f}" for n in FIGURES
-        ]
-        values = [f"{middle[name]:.1f}" for name in FIGURES]
-        print(f"| {generator} | {' | '.join(values)} | {', '.join(beside)} |")
+        found = run_rounds(generators, args.rounds)
+    print(
+        f"\n{args.rounds} rounds, in each two turns of {REQUESTS} requests, {INPUT} tokens in and {OUTPUT} out,",
+        end=" ",
+    )
+    print(f"{CLIENTS} at once; {time.monotonic() - began_s:.0f} s with the start of the server")
+    print_table(found)
 
 
 if __name__ == "__main__":

@@ -114,10 +114,10 @@ async def _run(target: Target, load: Load) -> tuple[list[Record], float]:
         try:
             async with asyncio.timeout(target.timeout_s):
                 await _stream(target, bodies[number], record, now_s)
+        except TimeoutError:  # before its base class, OSError
+            record.error = f"no whole answer after {target.timeout_s:g} s"
         except (OSError, BadAnswer, ValueError, KeyError, asyncio.IncompleteReadError) as error:
             record.error = f"{type(error).__name__}: {error}"[:300]
-        except TimeoutError:
-            record.error = f"no whole answer after {target.timeout_s:g} s"
         record.end_s = now_s() if record.error or not record.token_times_s else record.token_times_s[-1]
 
     async def client() -> None:

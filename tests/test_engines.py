@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import importlib
 import json
+import socket
 import struct
 import sys
 import threading
@@ -212,6 +213,15 @@ def test_what_sglang_aborts_is_an_error_though_it_counts_a_token(
     monkeypatch.setattr(sys.modules[__name__], "ABORTED", module.draw_prompt(asked, 0, 7, 100)[-1:])
     (record,), _ = module.run_load(module.Target(port, 100, timeout_s=20, api=module.SGLANG), asked)
     assert record.error == "BadAnswer: aborted: Input length exceeds the maximum allowed length"
+
+
+def test_a_server_that_never_answers_is_an_error_after_the_time_of_a_request(load: Any) -> None:
+    module = load("serving_load")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        target = module.Target(deaf.getsockname()[1], 100, timeout_s=0.2)
+        planned = [{"arrival_s": 0.0, "input_tokens": 7, "output_tokens": 5}]
+        (record,), _ = module.run_load(target, module.Load(0, planned, 1, seed=1))
+    assert record.error == "no whole answer after 0.2 s"
 
 
 def test_the_load_generator_asks_sglangs_own_interface(port: int, load: Any) -> None:

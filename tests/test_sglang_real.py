@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ PARAMETERS = 2 * 512 * 128 + 128 + 2 * (2 * 128 + 128 * 128 * 2 + 128 * 64 * 2 +
 SMALL = {"max_num_seqs": 4, "prefill_chunk": 64, "kv_cache_tokens": 4096}
 
 
-def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
-    """The result of one trial, or its failure; nothing of it runs any more."""
+def start(folder: Path, config: dict[str, Any], **given: Any) -> tuple[str, subprocess.Popen[bytes]]:
+    """The name of a trial and its script, which runs."""
     requests = [{"arrival_s": 0.0, "input_tokens": 90 + n % 5, "output_tokens": 6 + n % 3} for n in range(8)]
     data = {
         "config": config, "arch": ARCH, "seed": 0, "precision": "bf16", "accelerator": "cpu", "num_ranks": 1,
@@ -43,11 +45,21 @@ def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
     own = {"CCL_CONFIG": str(folder / "config.json"), "CCL_TRIAL_DIR": str(folder), "CCL_JOB_NAME": name}
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CCL_MODEL_PATH")}
     environment |= {**own, "CCL_TIMEOUT_S": "600"}
-    command = [PYTHON, str(LAUNCHERS / "sglang_serve.py")]
-    subprocess.run(command, env=environment, capture_output=True, timeout=600, check=False)
+    with (folder / "script.log").open("wb") as log:
+        command = [PYTHON, str(LAUNCHERS / "sglang_serve.py")]
+        return name, subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def finish(folder: Path, name: str, script: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The result of one trial, or its failure; nothing of it runs any more."""
+    script.wait(600)
     assert find_processes(name) == []
     found = folder / "result.json"
     return dict(json.loads((found if found.is_file() else folder / "failures" / "rank-00000.json").read_text()))
+
+
+def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
+    return finish(folder, *start(folder, config, **given))
 
 
 def test_a_trial_serves_the_cards_model_and_every_request_is_answered(tmp_path: Path) -> None:
@@ -82,7 +94,23 @@ def test_a_kv_cache_that_is_too_small_for_a_request_is_the_reason(tmp_path: Path
 
 def test_what_sglang_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
     failure = serve(tmp_path, {**SMALL, "block_size": 64, "prefill_chunk": 96})
-    assert "NOTYET" in failure["message"], failure
+    assert "AssertionError: chunked_prefill_size must be divisible by page_size" in failure["message"], failure
+
+
+def test_a_scheduler_that_is_killed_under_load_ends_the_trial_with_its_reason(tmp_path: Path) -> None:
+    short = {"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 2}
+    many = [short, short, *[{**short, "output_tokens": 400}] * 400]
+    name, script = start(tmp_path, SMALL, requests=many)
+    until = time.monotonic() + 300
+    while not (phase := tmp_path / "phase").is_file() or phase.read_text() != "timing":
+        assert time.monotonic() < until
+        assert script.poll() is None, finish(tmp_path, name, script)
+        time.sleep(0.2)
+    titles = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(name)}
+    (scheduler,) = (number for number, title in titles.items() if b"scheduler" in title)
+    os.kill(scheduler, signal.SIGKILL)
+    failure = finish(tmp_path, name, script)
+    assert "the server ended with signal 9 under load" in failure["message"], failure
 
 
 def read_configs(name: str) -> list[dict[str, Any]]:

@@ -163,6 +163,8 @@ APART = {"devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "deco
          "kv_cache_dtype": "auto"}  # fmt: skip
 EIGHT = {"num_accelerators": 8, "accelerators_per_node": 8}
 CHUNKS = KnobDeclaration(name="chunked_prefill", choices=(True, False))
+BLOCKS = KnobDeclaration(name="block_size", choices=(1, 32))
+PREFILL = KnobDeclaration(name="prefill_chunk", choices=(2048, 2064))
 TOKENS = KnobDeclaration(name="max_num_batched_tokens", choices=(512, 2048))
 SEQUENCES = KnobDeclaration(name="max_num_seqs", choices=(8, 128))
 VIRTUAL = KnobDeclaration(name="virtual_pipeline", choices=(1, 2, 3, 4))
@@ -200,6 +202,10 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
         ("step_holds_a_request", "wl1-inference", "vllm", {}, {**SERVER, "chunked_prefill": False},
          {"max_num_batched_tokens": 512}, (CHUNKS, TOKENS)),
         ("workers_add_up", "wl1-inference", "vllm-disagg", EIGHT, APART, {"decode_workers": 3}, ()),
+        ("blocks_divide_prefill_chunk", "wl3-inference", "sglang", {}, {**SGLANG, "block_size": 32},
+         {"prefill_chunk": 2064}, (BLOCKS, PREFILL)),
+        ("workers_fit_machines", "wl1-inference", "vllm-disagg", {**EIGHT, "accelerators_per_node": 2}, APART,
+         {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("workers_divide_heads", "wl1-inference", "vllm-disagg", {**EIGHT, "num_heads": 6, "num_kv_heads": 2}, APART,
          {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "ep": 2},
@@ -284,9 +290,10 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
     assert rejecting(card, frame, {**TITAN, "zero_stage": 3, "pp": 1, "dp": 8}) == set()
 
 
-def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle() -> None:
+@pytest.mark.parametrize("name", ["trtllm", "vllm-tpu"])
+def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle(name: str) -> None:
     card = change_card(load_card("wl1-inference"), num_accelerators=8)
-    space = build_space(card, load_framework("trtllm"), use_fewer=True)
+    space = build_space(card, load_framework(name), use_fewer=True)
     assert "one_machine" in space.rules
     assert set(space.num_accelerators_N) == {1, 2, 4}, "of 8 accelerators, 4 are on a machine"
 

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ from typing import Any
 
 import pytest
 from test_serving_live import LAUNCHERS, find_processes
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from slurm.cluster import start_cluster
+from slurm.searches import wait_until_idle
 
 from cclsearch.space.framework import load_framework
 
@@ -73,7 +79,11 @@ def two_nodes(
     name, environment = prepare(folder, config, num_ranks=2, ranks_per_node=1, **given)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        meet = {"CCL_NUM_PROCESSES": "2", "CCL_COORDINATOR": f"127.0.0.1:{probe.getsockname()[1]}"}
+        meet = {
+            "OMP_NUM_THREADS": "1",
+            "CCL_NUM_PROCESSES": "2",
+            "CCL_COORDINATOR": f"127.0.0.1:{probe.getsockname()[1]}",
+        }
     scripts = []
     for node in range(2):
         place = {**environment, **meet, "CCL_PROCESS_ID": str(node)}
@@ -122,7 +132,8 @@ def await_load(folder: Path, scripts: list[subprocess.Popen[bytes]]) -> None:
         time.sleep(0.5)
 
 
-MANY = [{"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 400}] * 400
+WARM = {"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 2}
+MANY = [WARM, WARM, *[{**WARM, "output_tokens": 400}] * 400]
 
 
 def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path: Path) -> None:
@@ -238,3 +249,36 @@ print("parsed")
         [PYTHON, "-c", program], input=json.dumps(configs), capture_output=True, text=True, timeout=300, check=False
     )
     assert asked.stdout.strip().endswith("parsed"), asked.stderr[-2000:]
+
+
+@pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
+def test_prefill_and_decode_are_on_nodes_of_their_own_of_a_real_slurm(project: Path) -> None:
+    """A search's trial, whose first attempt has a result; other processes may disturb its figures."""
+    (project / "launchers").mkdir()
+    (project / "launchers" / "cluster.yaml").write_text(
+        f"launcher: slurm\ncpu_only: true\npoll_s: 0.5\npython: {PYTHON}\nenvironment: {{OMP_NUM_THREADS: '1'}}\n"
+        "hardware: {num_accelerators: 2, accelerators_per_node: 1}\n"
+    )
+    command = [sys.executable, "-m", "cclsearch", "run", "-w", "tiny-serving", "-l", "cluster", "--name", "r"]
+    command += ["--framework", "vllm-cpu-disagg", "-b", "1", "--set", "num_requests=8", "--set", "concurrency=2"]
+    command += ["--set", "output_len=6"]
+    for knob in ("kv_connector=NixlConnector", "enforce_eager=true", "kv_cache_gib=1", "block_size=32"):
+        command += ["--knob", knob]
+    with start_cluster("--no-db") as cluster:
+        search = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        until, folder = time.monotonic() + 900, project / "runs" / "r" / "trials"
+        while not (found := sorted(folder.glob("*/**/result.json"))) and search.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(1)
+        search.send_signal(signal.SIGINT)
+        said = search.communicate(timeout=120)[0]
+        cluster.ask("scancel", "--me")
+        wait_until_idle(cluster.ask)
+    assert found, said
+    result = json.loads(found[0].read_text())
+    assert (result["status"], result["world_size"]) == ("ok", 2), result
+    place = found[0].parent
+    assert json.loads((place / "servers-0.json").read_text())["workers"][1].keys() == {"number", "role", "host", "port"}
+    assert "Num successful transfers" in next(place.glob("server-decode-1.log")).read_text()
+    log = [json.loads(line) for line in (place / "evidence.jsonl").read_text().splitlines()]
+    assert {record["error"] for record in log} == {""}

@@ -16,7 +16,6 @@ from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.subject import find_subject
 from cclsearch.report.predicted import (
     add_compiled_memory,
-    describe_none_fits,
     describe_prediction,
     describe_predictions,
     draw_predictions,
@@ -24,7 +23,16 @@ from cclsearch.report.predicted import (
 from cclsearch.run.spec import DEFAULT_BUDGET
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import ClosedForm, Derived, Prediction, Predictor, Rows, predict_space, predictor_of
+from cclsearch.stats.closed_form import (
+    ClosedForm,
+    Derived,
+    Prediction,
+    Predictor,
+    Rows,
+    describe_none_fits,
+    predict_space,
+    predictor_of,
+)
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.training.aot import find_topology, require_compiler
 

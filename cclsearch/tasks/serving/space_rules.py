@@ -34,6 +34,15 @@ def _step_holds_a_request(card: Card, options: Mapping[str, Any]) -> Clause | No
     )
 
 
+@register_rule("blocks_divide_prefill_chunk", "block_size", "prefill_chunk", needs=("block_size", "prefill_chunk"))
+def _blocks_divide_prefill_chunk(card: Card, options: Mapping[str, Any]) -> Clause:
+    return (
+        "block_size divides prefill_chunk",
+        lambda at: at["prefill_chunk"] % at["block_size"] == 0,
+        lambda c: f"prefill_chunk {c['prefill_chunk']} in blocks of {c['block_size']}",
+    )
+
+
 @register_rule("one_machine", rank_degrees, needs=())
 def _one_machine(card: Card, options: Mapping[str, Any]) -> Clause | None:
     most = card.hardware.accelerators_per_node
@@ -89,7 +98,7 @@ def _workers_add_up(card: Card, options: Mapping[str, Any]) -> Clause:
     )
 
 
-@register_rule("workers_fit_machines", "devices", "prefill_workers", "decode_workers", *_SIZES)
+@register_rule("workers_fit_machines", "prefill_workers", "decode_workers", *_SIZES)
 def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
     """As `launchers/serving_apart.py` places them: the larger servers first, each on the first machine with room."""
     most = card.hardware.accelerators_per_node
@@ -100,7 +109,7 @@ def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
         large, small = np.where(is_first, front, back), np.where(is_first, back, front)
         num_large = np.where(is_first, at["prefill_workers"], at["decode_workers"])
         num_small = np.where(is_first, at["decode_workers"], at["prefill_workers"])
-        a_machine, machines = most // large, -(-at["devices"] // most)
+        a_machine, machines = most // large, -(-(num_large * large + num_small * small) // most)
         full, rest = np.divmod(num_large, np.maximum(a_machine, 1))
         room = full * ((most - a_machine * large) // small) + (rest > 0) * ((most - rest * large) // small)
         room += (machines - full - (rest > 0)) * (most // small)
@@ -110,7 +119,7 @@ def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
         sizes = " and ".join(
             f"{c[f'{role}_workers']} servers of {c[size]}" for role, size in zip(_ROLES, _SIZES, strict=True)
         )
-        return f"{sizes} on {-(-c['devices'] // most)} machines of {most} accelerators"
+        return f"{sizes} on machines of {most} accelerators"
 
     return (
         f"each server is on one machine of {most} accelerators, and no more machines than devices need",
