@@ -151,6 +151,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
         **{"promising": NUM_PROMISING, "first": NUM_FIRST_CHOICES, "plausible": f"{PLAUSIBLE:.0%}"},
         **{"patience": RULES.patience, "patience_after_gain": RULES.patience_after_gain},
+        "patience_limited": RULES.patience_limited,
     }
     parts = [
         *(sentence.format(**words) for sentence in WORDS["system"].values()),
