@@ -132,13 +132,17 @@ def test_a_factor_moves_the_prediction_by_its_size_and_hardly_widens_it() -> Non
     short = [row for row in ROWS if RECORDING.space.column("pp")[row] == 1 and RECORDING.values[row]][:2]
     observations = tuple(seen(n, row, RECORDING.values[row] or 0.0) for n, row in enumerate(short, 1))
     plain_view = replace(view_of([], []), observations=observations)
-    believing = LlmTurn(turn=1, beliefs={"pp=4": "x1.1"}, num_seen=2)
-    view = replace(plain_view, events=(believing,))
-    assert collect_hints(view)["pp=4"].log_factor == pytest.approx(np.log(1.1))
-    plain, moved = fit_posterior(plain_view), fit_posterior(view)
-    assert plain is not None
+    views = [
+        replace(plain_view, events=(LlmTurn(turn=1, beliefs={"pp=4": belief}, num_seen=2),))
+        for belief in ("x1", "x1.1")
+    ]
+    assert collect_hints(views[1])["pp=4"].log_factor == pytest.approx(np.log(1.1))
+    neutral, moved = (fit_posterior(view) for view in views)
+    assert neutral is not None
     assert moved is not None
-    has_value = RECORDING.space.column("pp")[plain.rows_m] == 4
+    has_value = RECORDING.space.column("pp")[neutral.rows_m] == 4
     assert has_value.any()
-    assert np.exp(moved.log_cost_m - plain.log_cost_m)[has_value] == pytest.approx(1.1, abs=0.04)
-    assert (moved.sd_m / plain.sd_m)[has_value] == pytest.approx(1.0, abs=0.1)
+    ratio = np.exp(moved.log_cost_m - neutral.log_cost_m)
+    assert ratio[has_value] == pytest.approx(1.1, abs=0.01)
+    assert ratio[~has_value] == pytest.approx(1.0, abs=0.01)
+    assert (moved.sd_m / neutral.sd_m)[has_value] == pytest.approx(1.0, abs=0.05)
