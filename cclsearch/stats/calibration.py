@@ -61,6 +61,8 @@ class Prior:
     """Relative standard deviation between repeats of a measurement."""
     dof: float
     """Degrees of freedom of the Student-t noise."""
+    num_added: int = 0
+    """How many of the multipliers, the last ones, beliefs have added: models are drawn alike with them and without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,13 +167,33 @@ class Posterior:
         """(P, P) square root of the posterior covariance of the log multipliers."""
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
-        values, vectors = np.linalg.eigh(covariance)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+        base = len(covariance) - self.prior.num_added
+        values, vectors = _root_parts(covariance[:base, :base])
+        root = vectors * values
+        if not self.prior.num_added:
+            return np.asarray(root)
+        # block by block, so that the first multipliers are drawn as they are without the added ones
+        cross = covariance[base:, :base] @ vectors / np.maximum(values, _TINY)
+        values, vectors = _root_parts(covariance[base:, base:] - cross @ cross.T)
+        return np.block([[root, np.zeros_like(cross.T)], [cross, vectors * values]])
+
+    def draw_normal(self, count: int, rng: np.random.Generator) -> Array:
+        """(count, P) draws for `ensemble`; those of the added multipliers leave the others, and `rng`, as they are."""
+        normal = rng.standard_normal((count, len(self.theta_P) - self.prior.num_added))
+        if not self.prior.num_added:
+            return normal
+        return np.hstack([normal, rng.spawn(1)[0].standard_normal((count, self.prior.num_added))])
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
         shrink = np.sum(_solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2) ** 2, axis=0)
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
+
+
+def _root_parts(covariance: Array) -> tuple[Array, Array]:
+    """Square roots of the eigenvalues, and the eigenvectors as columns: their product is a root of the covariance."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.sqrt(np.maximum(values, 0.0)), vectors
 
 
 def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:

@@ -260,7 +260,8 @@ def _add_factors(form: ClosedForm, names: tuple[str, ...], member_KN: Array, shi
         return {part: cost_N * factor_N for part, cost_N in split(theta_P[:size]).items()}
 
     def extend(prior: Prior) -> Prior:
-        return replace(prior, mean_P=np.concatenate([prior.mean_P, shift_K]), sd_P=np.concatenate([prior.sd_P, sd_K]))
+        mean_P, sd_P = np.concatenate([prior.mean_P, shift_K]), np.concatenate([prior.sd_P, sd_K])
+        return replace(prior, mean_P=mean_P, sd_P=sd_P, num_added=prior.num_added + len(names))
 
     return replace(
         form,
