@@ -182,7 +182,8 @@ class Posterior:
         normal = rng.standard_normal((count, len(self.theta_P) - self.prior.num_added))
         if not self.prior.num_added:
             return normal
-        return np.hstack([normal, rng.spawn(1)[0].standard_normal((count, self.prior.num_added))])
+        added = rng.spawn(1)[0].standard_normal((count, self.prior.num_added))
+        return np.hstack([normal, added - added.mean(axis=0)])  # centred: a belief moves by its size, not by chance
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
