@@ -143,7 +143,9 @@ def measure_gloo() -> None:
     print(BUCKETS)
     one = [("broadcast", 1 << 20)]
     _print_table([([rate] * 4, one, bucket_kib) for rate in (400.0, 100.0) for bucket_kib in (128, 400, 1600)])
-    print("Of ranks, rates and sizes with which the cause was not looked for (of 1.05e+06 bytes the bucket is an eighth):\n")
+    print(
+        "Of ranks, rates and sizes that were not used to find the cause; the bucket is an eighth of 1.05e+06 bytes:\n"
+    )
     sizes = [("broadcast", 1 << 18), ("broadcast", 1 << 20), ("broadcast", 1 << 22)]
     held_out = ((3, 150.0, 3), (5, 60.0, 2), (6, 250.0, 3), (8, 50.0, 2))
     _print_table([([rate] * ranks, sizes[:most], BUCKET_KIB) for ranks, rate, most in held_out])
