@@ -59,6 +59,7 @@ class Engine:
     gain: float = 1.0
     checked: int = 1
     lag_s: float = 0.0
+    restarts: bool = False
 
 
 def run_together(engines: list[Engine]) -> Answered:
@@ -69,7 +70,10 @@ def run_together(engines: list[Engine]) -> Answered:
         return np.array([kind(getattr(engine, name)) for engine in engines])
 
     times = LinearTimes(
-        {name: column(name) for name in ("block_size", "cached", "gain", "checked", "is_chunked", "is_alone")}
+        {
+            name: column(name)
+            for name in ("block_size", "cached", "gain", "checked", "is_chunked", "is_alone", "restarts")
+        }
         | {"tokens": column("budget")}
     )
     table = np.ones((len(engines), width, 3))
@@ -133,7 +137,9 @@ class Plain:
 
     def held(self, ahead: int = 0) -> int:
         shared = self.engine.cached // self.engine.block_size
-        return shared + sum(self.blocks_of(s.given + s.made - (ahead if s.is_decoding else 0)) for s in self.running)
+        return shared + sum(
+            self.blocks_of(s.given + s.made - ahead if s.is_decoding else s.computed) for s in self.running
+        )
 
     def send(self, sequence: Sequence, when: float) -> None:
         sequence.arrival, sequence.ready = when, when + self.engine.lag_s
@@ -164,12 +170,15 @@ class Plain:
     def preempt(self) -> bool:
         before = self.preemptions
         while any(s.is_decoding for s in self.running) and self.held() > self.engine.blocks and len(self.running) > 1:
-            last = self.running.pop()
-            last.made = round(last.made)
-            last.is_decoding, last.computed = False, 0
-            self.waiting.insert(0, last)
-            self.preemptions += 1
+            self.put_back()
         return self.preemptions > before
+
+    def put_back(self) -> None:
+        last = self.running.pop()
+        last.made = round(last.made)
+        last.is_decoding, last.computed = False, 0
+        self.waiting.insert(0, last)
+        self.preemptions += 1
 
     def step(self) -> list[Sequence]:
         """Compute a step; returns the answers that end with it."""
@@ -179,7 +188,14 @@ class Plain:
         budget = float(engine.budget - (0 if engine.is_alone else len(decoders) * engine.checked))
         chunks: list[tuple[Sequence, int]] = []
         for sequence in [s for s in self.running if not s.is_decoding]:
+            taken = min(int(sequence.given + sequence.made) - sequence.computed, int(budget))
+            need = self.blocks_of(sequence.computed + taken) - self.blocks_of(sequence.computed)
+            if taken and need > engine.blocks - self.held(1 if engine.is_alone else 0) and len(self.running) > 1:
+                self.put_back()
+                stopped = True
+                continue
             budget = self.add_chunk(sequence, budget, chunks)
+        stopped = stopped and not engine.restarts
         if not stopped and not any(not s.is_decoding and s.computed < s.given + s.made for s in self.running):
             self.start_waiting(budget, chunks, len(decoders))
         if engine.is_alone and chunks:
@@ -233,9 +249,10 @@ class Plain:
             length = int(sequence.given + sequence.made)
             new = max(length - engine.cached, 1)
             fits = engine.is_chunked or new <= budget or (not chunks and (engine.is_alone or decoders == 0))
-            if not fits or (self.blocks_of(length) > free and self.running):
+            need = self.blocks_of(length - new + (min(new, int(budget)) if engine.is_chunked else new))
+            if not fits or (need > free and self.running):
                 return
-            free -= self.blocks_of(length)
+            free -= need
             self.waiting.pop(0)
             self.running.append(sequence)
             self.start.setdefault(sequence.number, self.now)
@@ -251,6 +268,7 @@ def draw_engine(rng: np.random.Generator) -> Engine:
     lengths = zip(rng.integers(9, 60, count).tolist(), rng.integers(1, 30, count).tolist(), strict=True)
     arrivals = np.cumsum(rng.exponential(float(rng.choice([0.01, 0.05, 0.4])), count))
     is_chunked = bool(rng.random() < 0.6)
+    is_alone = bool(rng.random() < 0.4)
     speculates = bool(rng.random() < 0.25)
     clients = int(rng.integers(1, 9)) if rng.random() < 0.5 else 0
     arrivals = arrivals * (clients == 0)
@@ -262,11 +280,12 @@ def draw_engine(rng: np.random.Generator) -> Engine:
         block_size=4,
         clients=clients,
         is_chunked=is_chunked,
-        is_alone=bool(rng.random() < 0.4),
+        is_alone=is_alone,
         cached=int(rng.choice([0, 8])),
         gain=1.0 if not speculates else 2.0,
         checked=1 if not speculates else 4,
         lag_s=float(rng.choice([0.0, 0.003])),
+        restarts=not is_alone and bool(rng.random() < 0.5),
     )
 
 
