@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -384,3 +386,62 @@ def test_more_places_never_delay_first_tokens_and_more_clients_never_hasten_them
     by_clients = run_together([Engine(requests=requests, clients=clients, places=64) for clients in (1, 4, 16, 64)])
     assert np.all(np.diff((by_clients.first_s - by_clients.arrival_s).mean(axis=1)) > 0)
     assert np.all(np.diff(by_clients.end_s.max(axis=1)) < 0), "more at once, more tokens per second"
+
+
+class CountedSteps:
+    """Stands in for the small server's model: computes nothing, and keeps what a step would compute."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.chunks: list[Any] = []
+
+    def forward(self, chunks: list[Any]) -> list[int]:
+        self.chunks = chunks
+        return [1] * len(chunks)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "is_chunked", "budget"), [(200, True, 64), (30, True, 64), (24, True, 32), (40, False, 64)]
+)
+def test_the_small_servers_own_scheduler_does_the_same(
+    blocks: int, is_chunked: bool, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launchers"))
+    scheduler = importlib.import_module("cpu_serving_scheduler")
+    rng = np.random.default_rng(blocks)
+    requests = tuple((0.0, int(given), int(asked)) for given, asked in rng.integers(8, 48, (40, 2)))
+    options = {
+        "max_num_seqs": 6, "max_num_batched_tokens": budget, "block_size": 4, "chunked_prefill": is_chunked,
+        "prefix_caching": False,
+    }  # fmt: skip
+    server = scheduler.Scheduler(CountedSteps(blocks), options)
+    unsent, number_of, begun, end, now = list(range(40)), {}, set(), {}, 0.0
+
+    def send() -> None:
+        number = unsent.pop(0)
+        answer = scheduler.Answer([number] * requests[number][1], requests[number][2], None)
+        number_of[answer] = number
+        server.waiting.append(answer)
+
+    for _ in range(10):
+        send()
+    while not server.is_idle:
+        produced = server.step()
+        answers = [c for c in server.model.chunks if len(c.tokens) == 1 and c.owner in begun]
+        prompts = [c for c in server.model.chunks if c not in answers]
+        pairs = sum(len(c.tokens) * (c.start + len(c.tokens) / 2) for c in prompts)
+        now += step_s(sum(len(c.tokens) for c in prompts), pairs, len(answers), sum(c.start + 1 for c in answers))
+        for answer, _ in produced:
+            begun.add(answer)
+            if answer.left == 0:
+                end[number_of[answer]] = now
+                if unsent:
+                    send()
+    found = run_together(
+        [Engine(requests=requests, places=6, budget=budget, blocks=blocks, clients=10, is_chunked=is_chunked,
+                is_alone=not is_chunked, restarts=is_chunked)]
+    )  # fmt: skip
+    assert found.preemptions[0] == server.preemptions
+    assert (server.preemptions > 0) == (blocks < 100)
+    assert found.end_s[0] == pytest.approx([end[n] for n in range(40)], abs=0.02)
