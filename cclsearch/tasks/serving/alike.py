@@ -7,7 +7,7 @@ import numpy as np
 from cclsearch.stats.closed_form import Rows
 from cclsearch.tasks.serving.disaggregation import Deployment
 
-UNUSED = ("block_size", "is_chunked", "is_alone", "cache_gib", "memory_share")
+UNUSED = ("block_size", "is_chunked", "is_alone", "restarts", "cache_gib", "memory_share")
 """Columns that the closed forms of a load do not use; the simulation does."""
 MIN_ROWS = 4096
 """A smaller space is computed whole."""

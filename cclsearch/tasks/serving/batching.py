@@ -159,6 +159,7 @@ class _Batch:
         self.block, self.gain, self.checked = at.block_size, at.gain, at.checked
         self.cached = at.cached.astype(np.int64)
         self.is_chunked, self.is_alone, self.budget = at.is_chunked > 0, at.is_alone > 0, at.tokens
+        self.restarts = at.restarts > 0
         self.is_tight = self.engines.is_tight
         self.any_tight = bool(self.is_tight.any())
         self.is_loop = self.engines.clients > 0
@@ -183,7 +184,7 @@ class _Batch:
             self._hold_alone(step)
         mix = self._mix(step)
         first = self.engines.times.seconds(mix)
-        number, seconds = self._repeat(mix, first, waits)
+        number, seconds = self._repeat(mix, first, waits, step.is_closed)
         self._note_peak(step, number)
         is_on = self._advance(mix, number, seconds)
         self._end_answers(mix)
@@ -216,7 +217,7 @@ class _Batch:
         if self.any_tight:
             before = self.num_preempted.copy()
             self._preempt(~self.is_alone)
-            is_closed = self.num_preempted > before
+            is_closed = (self.num_preempted > before) & ~self.restarts
             decoded = np.where(self.is_alone, 0.0, self.decoding * self.checked)
             free = np.where(self.is_tight, self.engines.blocks - self._held(np.where(self.is_alone, 1.0, 0.0)), free)
         mix = StepMix(zeros, zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy())
@@ -230,12 +231,13 @@ class _Batch:
         partial = np.flatnonzero(self.partial >= 0)
         if len(partial):
             request = self.request[partial, self.partial[partial]]
-            blocks[partial] += self._prompt_blocks(partial, request)
+            length = self.given[partial, request] + self.made[partial, request]
+            blocks[partial] += self._count_blocks(partial, length - self.left[partial])
         return np.asarray(blocks + self.cached / self.block)
 
-    def _prompt_blocks(self, rows: Ints, request: Ints) -> Array:
-        length = self.given[rows, request] + self.made[rows, request] - self.cached[rows]
-        return np.asarray(np.ceil(length / self.block[rows]))
+    def _count_blocks(self, rows: Ints, tokens: Ints) -> Array:
+        """Return the blocks of so many tokens of a sequence, besides those that all share."""
+        return np.asarray(np.ceil((tokens - self.cached[rows]) / self.block[rows]))
 
     def _preempt(self, asked: Bools) -> None:
         """Put back the requests that started last until the blocks suffice for a token of each other one."""
@@ -249,7 +251,11 @@ class _Batch:
             rows = np.flatnonzero(over & (self.running > 1))
             if not len(rows):
                 return
-            place = self.order[rows].argmax(axis=1)
+            self._put_back(rows, self.order[rows].argmax(axis=1))
+
+    def _put_back(self, rows: Ints, place: Ints) -> None:
+        """Free the blocks of a request of each of these engines, which is computed again from its first token."""
+        if len(rows):
             request = self.request[rows, place]
             is_partial = self.partial[rows] == place
             held = self.base[rows, place] + self.gain[rows] * self.counter[rows]
@@ -280,6 +286,14 @@ class _Batch:
         request = self.request[rows, place]
         length = self.given[rows, request] + self.made[rows, request]
         taken = np.minimum(self.left[rows], step.budget[rows]).astype(np.int64)
+        if self.any_tight:
+            done = length - self.left[rows]
+            need = self._count_blocks(rows, done + taken) - self._count_blocks(rows, done)
+            lacks = (need > step.free[rows]) & (self.running[rows] > 1)
+            step.free[rows] += np.where(lacks, self._count_blocks(rows, done), -need)
+            self._put_back(rows[lacks], place[lacks])
+            step.is_closed[rows[lacks]] = ~self.restarts[rows[lacks]]
+            rows, place, length, taken = rows[~lacks], place[~lacks], length[~lacks], taken[~lacks]
         self._take(step, rows, taken, length - self.left[rows])
         self.left[rows] -= taken
         whole = self.left[rows] == 0
@@ -305,7 +319,8 @@ class _Batch:
             request = np.where(is_again, self.stack[rows, self.depth[rows] - 1], self.head[rows])
             length = self.given[rows, request] + self.made[rows, request]
             new = np.maximum(length - self.cached[rows], 1)
-            need = self._prompt_blocks(rows, request)
+            taken = np.where(self.is_chunked[rows], np.minimum(new, step.budget[rows]), new).astype(np.int64)
+            need = self._count_blocks(rows, length - new + taken)
             # a prompt longer than a step has one of its own
             fits = self.is_chunked[rows] | (new <= step.budget[rows])
             fits |= (step.mix.prompt_tokens[rows] == 0) & (self.is_alone[rows] | (self.decoding[rows] == 0))
@@ -314,8 +329,7 @@ class _Batch:
             if not fits.any():
                 return
             rows, request, is_again = rows[fits], request[fits], is_again[fits]
-            length, new, need = length[fits], new[fits], need[fits]
-            taken = np.where(self.is_chunked[rows], np.minimum(new, step.budget[rows]), new).astype(np.int64)
+            length, new, need, taken = length[fits], new[fits], need[fits], taken[fits]
             self._place(rows, request, is_again)
             self._take(step, rows, taken, length - new)
             step.free[rows] -= need
@@ -339,7 +353,9 @@ class _Batch:
 
     def _hold_alone(self, step: _Step) -> None:
         """Engines whose prompts have steps of their own make room for answers if no prompt is in this step."""
+        before = self.num_preempted.copy()
         self._preempt(self.is_alone & (step.mix.prompt_tokens == 0))
+        step.is_closed |= self.num_preempted > before
 
     def _note_peak(self, step: _Step, number: Ints) -> None:
         """Note the use of the cache in the last of so many steps."""
@@ -350,7 +366,9 @@ class _Batch:
         if self.any_tight:
             answers = self._held(-grown)
             for rows, place in step.done:
-                np.add.at(answers, rows, self._prompt_blocks(rows, self.request[rows, place]))
+                request = self.request[rows, place]
+                length = self.given[rows, request] + self.made[rows, request]
+                np.add.at(answers, rows, self._count_blocks(rows, length))
             used = np.where(self.is_tight, answers, used)
         self.peak = np.maximum(self.peak, used / self.engines.blocks)
 
@@ -360,10 +378,10 @@ class _Batch:
 
     # time
 
-    def _repeat(self, mix: StepMix, first: Array, waits: Bools) -> tuple[Ints, Array]:
+    def _repeat(self, mix: StepMix, first: Array, waits: Bools, is_closed: Bools) -> tuple[Ints, Array]:
         """Return how many steps are alike, and their seconds together."""
         number = np.ones(len(self.rows), dtype=np.int64)
-        only = np.flatnonzero((mix.prompt_tokens == 0) & (self.decoding > 0))
+        only = np.flatnonzero((mix.prompt_tokens == 0) & (self.decoding > 0) & ~is_closed)
         if not len(only):
             return number, first
         grown = self.gain * self.decoding
@@ -377,6 +395,7 @@ class _Batch:
             room = self.engines.blocks[only] * self.block[only] - self.context[only]
             room -= self.decoding[only] * (self.block[only] - 1.0)
             safe = np.floor(np.maximum(room, 0.0) / grown[only])
+            safe = np.where(self.partial[only] < 0, safe, 1.0)
             most = np.where(self.is_tight[only], np.minimum(most, np.maximum(safe, 1.0)), most)
         number[only] = np.maximum(most, 1).astype(np.int64)
         last = self.engines.times.seconds(replace(mix, context=mix.context + grown * (number - 1)))
