@@ -147,8 +147,8 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
 def find_spread(models: MetricModels) -> float:
     """Return how much narrower the loss is known than the models say, by their leave-one-out errors; 1 if it is not.
 
-    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`). A loss that another model predicts
-    (a weighted objective, or trials at several loads) has no such errors here.
+    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`). A loss of another model
+    (of a weighted objective, or of trials at several loads) has no such errors here.
     """
     is_direct = direct_term(models) is not None and models.predictor.loads is None
     return min(models.primary.spread, 1.0) if is_direct else 1.0
