@@ -153,9 +153,11 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
 def find_spread(models: MetricModels) -> float:
     """Return how much narrower the loss is known than the models say, by their leave-one-out errors; 1 if it is not.
 
-    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`).
+    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`). A loss of another model
+    (of a weighted objective, or of trials at several loads) has no such errors here.
     """
-    return min(models.primary.spread, 1.0) if direct_term(models) is not None else 1.0
+    is_direct = direct_term(models) is not None and models.predictor.loads is None
+    return min(models.primary.spread, 1.0) if is_direct else 1.0
 
 
 def _match_earlier(view: SearchView) -> tuple[Observation, ...]:
