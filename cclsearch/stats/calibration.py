@@ -146,8 +146,8 @@ class Posterior:
     def _theta_root(self) -> Array:
         """(P, P) square root of the posterior covariance of the log multipliers: the symmetric one, which is unique.
 
-        Eigenvectors alone change with rounding, and so with the processor, their sign, or if variances are equal, all of
-        their values; the drawn models would change with them.
+        Eigenvectors alone change with rounding, and so with the processor, in sign, and entirely if variances are equal
+        (the drawn models would change with them).
         """
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
