@@ -8,9 +8,9 @@ searched with constants fitted on all others. `framework`: with constants fitted
 frameworks. `fit_prior.py` refits the constants from the guess each time; with `--experts`, as for the shipped ones, to
 the published configurations too, without those of the searched framework.
 
-Seeds hardly change a search, so that one lucky trial on one landscape can make two versions of the code look unlike.
-With `--jittered N`, each seed searches N times instead, with the prior means of all multipliers moved at random by about
-a tenth of their widths, and the figures are means over these searches: this is how to compare versions.
+Seeds hardly change a search, so one lucky trial on one landscape can make two versions of the code look different.
+With `--jittered N`, each seed searches N times instead, with the prior means of all multipliers moved at random by
+about a tenth of their widths, and the figures are means over these searches: this is how to compare versions.
 """
 
 from __future__ import annotations
