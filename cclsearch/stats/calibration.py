@@ -162,11 +162,15 @@ class Posterior:
 
     @cached_property
     def _theta_root(self) -> Array:
-        """(P, P) square root of the posterior covariance of the log multipliers."""
+        """(P, P) square root of the posterior covariance of the log multipliers: the symmetric one, which is unique.
+
+        Eigenvectors alone change with rounding, and so with the processor, in sign, and entirely if variances are equal
+        (the drawn models would change with them).
+        """
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
         values, vectors = np.linalg.eigh(covariance)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+        return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
