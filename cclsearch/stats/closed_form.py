@@ -82,6 +82,9 @@ class MemoryForm:
     undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
     """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
     declare; one of them applies to the whole space. None: density of the form's prior."""
+    unidentified: frozenset[str] = frozenset()
+    """Those of `undeclared` that stay hypotheses when peaks are measured: too far apart for one normal prior. The
+    others peaks determine."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
 

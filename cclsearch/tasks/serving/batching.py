@@ -196,7 +196,8 @@ class _Batch:
     def _has_waiting(self) -> Bools:
         head = np.minimum(self.head, self.given.shape[1] - 1)
         is_ready = (self.head < self.known) & (self.ready[self.each, head] <= self.clock)
-        return is_ready | (self.depth > 0)
+        waits: Bools = is_ready | (self.depth > 0)
+        return waits
 
     def _wait(self) -> Bools:
         """Move the clocks of idle engines to the next request; returns which engines have requests that wait."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.tasks.serving.batching import NO_LIMIT, Answered, Engines, Ints, Requests, answer_all
@@ -131,7 +133,7 @@ def _measure(
 ) -> dict[str, Array]:
     """Return the metrics of each configuration, by their names in `measurements.py`."""
 
-    def join(values: Array) -> Array:
+    def join(values: NDArray[Any]) -> NDArray[Any]:
         """(configurations, requests) of (engines, requests of an engine)."""
         width = values.shape[1]
         joined = values.reshape(-1, count, width).transpose(0, 2, 1).reshape(-1, width * count)
