@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from cclsearch.tasks.training.prediction import Priors, load_priors, make_predic
 
 SPLITS = ("landscape", "framework")
 """What is left out when the constants for searching one landscape are fitted."""
+NEAR = 1.05
 JITTER = 0.1
 """Of its width, by how much a prior mean is moved (standard deviation)."""
 
@@ -145,6 +147,10 @@ def main() -> None:
                 f"failed {summary['failed_share']:.1%}  duplicates {summary['duplicate_share']:.1%}",
                 flush=True,
             )
+        missed = Counter(search.landscape for search in own if search.best_over_optimum[-1] > NEAR)
+        for landscape, count in missed.items():
+            worst = max(search.best_over_optimum[-1] for search in own if search.landscape == landscape)
+            print(f"{split:<10}not within 5 %: {landscape} in {count} searches, worst {worst:.3f}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
