@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
-from scipy.stats import chi2
 from scipy.stats import t as student
 
 from cclsearch.core.metrics import PEAK_MEMORY
@@ -41,9 +40,6 @@ P_OTHER_CRASH = 0.05
 NOT_BLAMED: Mapping[int, float] = MappingProxyType({})
 _UNDECLARED_SD = 0.15
 """Standard deviation of the log multiplier of an alternative in `MemoryForm.undeclared`."""
-_WIDER = 3.0
-"""Width of all multipliers of the memory in the hypotheses that a framework differs more than the prior says, relative
-to the prior's: few frameworks determined it."""
 _MIN_WEIGHT = 0.02
 """Hypotheses with a lower weight are dropped."""
 _FITS: WeakKeyDictionary[MemoryForm, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
@@ -149,13 +145,10 @@ def _fit_memory(
 ) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
     is_measured = bool(np.any(evidence.censoring_n == 0))
-    priors = [*_widths(form.form.prior)] if is_measured else [(form.form.prior, 0.0)]
-    names = form.unidentified if is_measured else form.undeclared.keys()
-    fits = [
-        (*_prequential_log_lik(form, features, weighed, prior), log_prior + log_width)
-        for base, log_width in priors
-        for prior, log_prior in _hypothesis_priors(form, base, names)
-    ]
+    priors = list(_hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys()))
+    if is_measured and len(priors) == 1:
+        return (calibrate(form.form.log_cost, features, priors[0][0], evidence),), np.ones(1)
+    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for prior, log_prior in priors]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
@@ -200,20 +193,9 @@ def _prequential_log_lik(
     return posterior, total
 
 
-def _widths(prior: Prior) -> Iterator[tuple[Prior, float]]:
-    """Yield the prior with its own and with wider multipliers, and the log probability of each.
-
-    A Student-t with `prior.dof` is a normal whose inverse variance is chi-squared over `dof`: the wider one stands for
-    the part of it beyond the geometric mean of both widths.
-    """
-    p_wider = float(chi2.cdf(prior.dof / _WIDER, prior.dof))
-    yield prior, float(np.log1p(-p_wider))
-    yield replace(prior, sd_P=_WIDER * prior.sd_P), float(np.log(p_wider))
-
-
-def _hypothesis_priors(form: MemoryForm, prior: Prior, names: Set[str]) -> Iterator[tuple[Prior, float]]:
+def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Prior, float]]:
     """Yield the prior of each hypothesis about these multipliers with its log probability, up to a constant."""
-    undeclared = {name: ways for name, ways in form.undeclared.items() if name in names}
+    prior, undeclared = form.form.prior, {name: ways for name, ways in form.undeclared.items() if name in names}
     for ways in product(*undeclared.values()):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
         for name, (log_multiplier, probability) in zip(undeclared, ways, strict=True):
