@@ -4,8 +4,8 @@
 
 For every landscape with measured peaks, with constants fitted only on those of `--fit` of other frameworks: before any
 trial and after 1, 2 and 3 random trials, the median error of the peak and the share of right "fits or fails" over the
-untried rows; medians over the seeds. Also, after two trials that differ only in their micro-batch, the error at the next
-one. `--open` takes recomputation as undeclared everywhere, also where the framework has a knob for it.
+untried rows; medians over the seeds. Also, after two trials that differ only in their micro-batch, the error at the
+next one. `--open` takes recomputation as undeclared everywhere, also where the framework has a knob for it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def main() -> None:
         "constants fitted without the landscape's framework; after 0, 1, 2, 3 random trials; next micro-batch after two"
     )
     print(
-        f"{'landscape':<24}{'error of the peak':>32}  {'right fits or fails':>32}  {'median':>8}{'<= 10 %':>8}{'number':>8}"
+        f"{'landscape':<24}{'error of the peak':>32}  {'right fits or fails':>32}"
+        f"  {'median':>8}{'<= 10 %':>8}{'number':>8}"
     )
     everything = []
     for framework in sorted({recording.card.framework for recording in recordings}):

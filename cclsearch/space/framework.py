@@ -344,7 +344,7 @@ def has_knob(name: str, meaning: str) -> bool:
 def _find_meanings(name: str, roots: tuple[Path, ...]) -> frozenset[str]:
     with contextlib.suppress(UserError):
         framework = find_framework(name)
-        return frozenset(canonical_name(knob.name) for knob in framework.knobs) if framework else frozenset()
+        return frozenset(canonical_name(knob.name) for knob in framework.all_knobs) if framework else frozenset()
     return frozenset()
 
 

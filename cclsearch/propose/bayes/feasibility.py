@@ -146,7 +146,7 @@ def _fit_memory(
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
     is_measured = bool(np.any(evidence.censoring_n == 0))
     priors = list(_hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys()))
-    if len(priors) == 1:
+    if is_measured and len(priors) == 1:
         return (calibrate(form.form.log_cost, features, priors[0][0], evidence),), np.ones(1)
     fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for prior, log_prior in priors]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])

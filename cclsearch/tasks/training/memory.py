@@ -169,13 +169,11 @@ def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> di
 
 def _stage_activations(parts: MemoryParts, m: Multipliers) -> tuple[Array, Array]:
     """Return the GiB of activations on the first and on the last stage."""
-    is_open = parts.hidden_working > 0
-    whole = np.where(is_open, m["kept"], 1.0) * m["replicated"] * parts.replicated
+    whole = np.where(parts.hidden_working > 0, m["kept"], 1.0) * m["replicated"] * parts.replicated
     one = parts.held + m["kept"] * parts.kept + whole
     working = parts.working + np.maximum(1 - m["kept"], 0.0) * parts.hidden_working
-    return np.asarray(m["activations"] * (one * parts.in_flight + working)), np.asarray(
-        m["activations"] * (one + working)
-    )
+    first = m["activations"] * (one * parts.in_flight + working)
+    return np.asarray(first), np.asarray(m["activations"] * (one + working))
 
 
 def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array, Array]:
