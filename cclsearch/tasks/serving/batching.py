@@ -14,7 +14,7 @@ import numpy as np
 
 from cclsearch.tasks.serving.replica import Array
 from cclsearch.tasks.serving.simulated_engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
-from cclsearch.tasks.serving.step_times import StepMix
+from cclsearch.tasks.serving.step_times import StepMix, count_steps
 
 NEVER = np.int64(2**60)
 MAX_TURNS = 2_000_000
@@ -331,7 +331,7 @@ class _Batch:
         head = np.minimum(self.head[only], self.given.shape[1] - 1)
         is_next = (self.head[only] < self.known[only]) & (self.num_free[only] > 0) & (self.depth[only] == 0)
         until = np.where(is_next & ~waits[only], self.ready[only, head] - self.clock[only], np.inf)
-        most = np.minimum(most, _count_steps(first[only], slope[only], until))
+        most = np.minimum(most, count_steps(first[only], slope[only], until))
         if self.any_tight:
             room = self.engines.blocks[only] * self.block[only] - self.context[only]
             room -= self.decoding[only] * (self.block[only] - 1.0)
@@ -441,11 +441,3 @@ def _align(places: Ints, count: Ints) -> Ints:
     """Return the free places of each engine, the first `count` of them usable."""
     width = places.shape[1]
     return np.where(np.arange(width) < count[:, None], count[:, None] - 1 - np.arange(width), 0)
-
-
-def _count_steps(first: Array, slope: Array, until: Array) -> Array:
-    """Return how many steps end at or after that time, if each takes `slope` longer than the one before."""
-    middle = first - slope / 2
-    root = np.sqrt(np.maximum(middle**2 + 2 * slope * np.where(np.isfinite(until), until, 0.0), 0.0))
-    grown = np.where(slope > 1e-15, (root - middle) / np.where(slope > 1e-15, slope, 1.0), until / first)
-    return np.where(np.isfinite(until), np.ceil(grown - 1e-9), float(NEVER))
