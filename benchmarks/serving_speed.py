@@ -51,10 +51,8 @@ def predict(workload: str, sets: tuple[str, ...]) -> None:
     order = prediction.order()
     end_s = time.process_time()
     what = "at a rate" if sets else "a batch or closed loop"
-    print(
-        f"{workload}, vLLM, {what}: {len(space):,} legal configurations in {built_s - start_s:.2f} s of processor time,",
-        end=" ",
-    )
+    print(f"{workload}, vLLM, {what}: {len(space):,} legal configurations, processor time:", end=" ")
+    print(f"listed in {built_s - start_s:.2f} s,", end=" ")
     print(f"predicted (with memory) and ordered in {end_s - built_s:.2f} s; first: {space.config(int(order[0]))}")
     predictor = predictor_of(subject.card, space)
     assert predictor.refine is not None
