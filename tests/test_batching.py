@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cclsearch.tasks.serving.batching import Answered, Engines, Requests, answer_all
+from cclsearch.tasks.serving.batching import answer_all
+from cclsearch.tasks.serving.simulated_engines import Answered, Engines, Requests
 from cclsearch.tasks.serving.step_times import StepMix
 
 COST = {"step": 0.01, "prompt": 0.001, "pair": 1e-6, "sequence": 0.0005, "context": 2e-5}

@@ -155,7 +155,7 @@ class Predictor:
     """This predictor, or one with other priors; metric -> log multipliers; rows, the most promising first -> a
     predictor that knows more of the first rows by a simulation, which takes too long for all; None: there is none."""
     num_refined: int = 0
-    """Rows that such a simulation has told more of."""
+    """Rows that such a simulation has refined."""
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
     """Failed rows -> all rows in the order in which a careful engineer tries them; None: the order of the space."""
 

@@ -1,4 +1,4 @@
-"""Configurations that closed forms of serving cannot tell apart: each different one is computed once."""
+"""Configurations that are equal in everything that closed forms of serving use: each is computed once."""
 
 from __future__ import annotations
 

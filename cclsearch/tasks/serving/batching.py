@@ -11,72 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.step_times import StepMix, StepTimes
+from cclsearch.tasks.serving.simulated_engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
+from cclsearch.tasks.serving.step_times import StepMix, count_steps
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 NEVER = np.int64(2**60)
-NO_LIMIT = 2.0**50
-"""Blocks of a cache that cannot run out."""
 MAX_TURNS = 2_000_000
-
-
-@dataclass(frozen=True, eq=False)
-class Engines:
-    """R engines: what limits a step; (R,) each."""
-
-    times: StepTimes
-    places: Ints
-    """Sequences at once."""
-    blocks: Array
-    """Blocks of the KV cache; `NO_LIMIT` if each place has its own."""
-    is_tight: Bools
-    """Whether requests can run out of blocks."""
-    lag_s: Array
-    """Seconds from a request to the engine's queue."""
-    clients: Ints
-    """Clients of a closed loop; 0 if requests have arrival times."""
-
-    def take(self, rows: Ints) -> Engines:
-        """Return these engines."""
-        arrays = {name: getattr(self, name)[rows] for name in ("places", "blocks", "is_tight", "lag_s", "clients")}
-        return Engines(self.times.take(rows), **arrays)
-
-
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """Up to Q requests of each of R engines, in the order of their arrival; (R, Q) each."""
-
-    arrival_s: Array
-    """Of a closed loop, 0 for the first request of each client; others arrive when one is answered."""
-    given: Ints
-    asked: Ints
-    count: Ints
-    """(R,) requests of each engine."""
-
-
-@dataclass(frozen=True, eq=False)
-class Answered:
-    """What happened; (R, Q) seconds of each request, (R,) sums of each engine."""
-
-    arrival_s: Array
-    start_s: Array
-    """When a step first computed a part of it."""
-    first_s: Array
-    end_s: Array
-    steps: Array
-    tokens: Array
-    """Tokens that the steps computed."""
-    preemptions: Ints
-    peak: Array
-    """Largest share of the KV cache in use; of a cache that cannot run out, with half of each last block."""
-    gaps: tuple[tuple[Ints, Array, Array], ...]
-    """Engines, seconds between the tokens of an answer, and how many such gaps."""
-    tokens_made: Ints
-    """Tokens of the answers."""
 
 
 def answer_all(engines: Engines, requests: Requests) -> Answered:
@@ -196,8 +137,7 @@ class _Batch:
     def _has_waiting(self) -> Bools:
         head = np.minimum(self.head, self.given.shape[1] - 1)
         is_ready = (self.head < self.known) & (self.ready[self.each, head] <= self.clock)
-        waits: Bools = is_ready | (self.depth > 0)
-        return waits
+        return np.asarray(is_ready | (self.depth > 0))
 
     def _wait(self) -> Bools:
         """Move the clocks of idle engines to the next request; returns which engines have requests that wait."""
@@ -214,7 +154,7 @@ class _Batch:
     def _open_step(self) -> _Step:
         zeros = np.zeros(len(self.rows))
         decoded = np.where(self.is_alone, 0.0, self.decoding * self.checked)
-        is_closed, free = np.zeros(len(self.rows), dtype=bool), np.full(len(self.rows), NO_LIMIT)
+        is_closed, free = np.zeros(len(self.rows), dtype=bool), np.full(len(self.rows), ENDLESS)
         if self.any_tight:
             before = self.num_preempted.copy()
             self._preempt(~self.is_alone)
@@ -391,7 +331,7 @@ class _Batch:
         head = np.minimum(self.head[only], self.given.shape[1] - 1)
         is_next = (self.head[only] < self.known[only]) & (self.num_free[only] > 0) & (self.depth[only] == 0)
         until = np.where(is_next & ~waits[only], self.ready[only, head] - self.clock[only], np.inf)
-        most = np.minimum(most, _count_steps(first[only], slope[only], until))
+        most = np.minimum(most, count_steps(first[only], slope[only], until))
         if self.any_tight:
             room = self.engines.blocks[only] * self.block[only] - self.context[only]
             room -= self.decoding[only] * (self.block[only] - 1.0)
@@ -501,11 +441,3 @@ def _align(places: Ints, count: Ints) -> Ints:
     """Return the free places of each engine, the first `count` of them usable."""
     width = places.shape[1]
     return np.where(np.arange(width) < count[:, None], count[:, None] - 1 - np.arange(width), 0)
-
-
-def _count_steps(first: Array, slope: Array, until: Array) -> Array:
-    """Return how many steps end at or after that time, if each takes `slope` longer than the one before."""
-    middle = first - slope / 2
-    root = np.sqrt(np.maximum(middle**2 + 2 * slope * np.where(np.isfinite(until), until, 0.0), 0.0))
-    grown = np.where(slope > 1e-15, (root - middle) / np.where(slope > 1e-15, slope, 1.0), until / first)
-    return np.where(np.isfinite(until), np.ceil(grown - 1e-9), float(NEVER))
