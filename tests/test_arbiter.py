@@ -148,24 +148,33 @@ def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
     )
 
 
-def test_after_an_improvement_two_turns_without_one_suspend_the_llm() -> None:
+@pytest.mark.parametrize(("first", "count"), [(FAST[:1], 6), ([], 3)], ids=["after a gain", "at the start"])
+def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first: list[int], count: int) -> None:
     search = Search(budget=12)
-    search.run(make(ScriptedModel(*FAST[:1], *FAST[:10:-1]), rules=ArbiterSettings(num_seeds=1)))
-    assert "stall: 2 turns did not improve the best beyond the noise" in search.moves()[1]
-    assert list_proposers(search)[:6] == ["seed", "llm", "llm", "llm", "default", "default"]
+    rules = ArbiterSettings(num_seeds=1, overrules=20)
+    search.run(make(ScriptedModel(*first, *FAST[:10:-1]), rules=rules))
+    assert f"stall: {count} trials in turns that did not improve the best beyond the noise" in search.moves()[1]
+    assert list_proposers(search)[: len(first) + count + 2] == ["seed", *["llm"] * (len(first) + count), "default"]
+
+
+def test_a_turn_may_submit_only_what_is_left_until_a_stall() -> None:
+    model = ScriptedModel([FAST[-1], FAST[-2]], [FAST[-3], FAST[-4], FAST[-5]])
+    search = Search(budget=6)
+    search.run(make(model, rules=ArbiterSettings(num_seeds=1, overrules=20)))
+    assert list_proposers(search)[:5] == ["seed", *["llm"] * 3, "default"]
 
 
 def test_a_turn_is_judged_as_a_unit_once_all_that_it_submitted_has_run() -> None:
     search = Search(budget=6)
-    rules = ArbiterSettings(num_seeds=1, overrules=3, patience_after_gain=1)
-    search.run(make(ScriptedModel([FAST[-1], FAST[0], FAST[-2]], [FAST[-3], FAST[-4]]), rules=rules))
+    rules = ArbiterSettings(num_seeds=1, overrules=3, patience_after_gain=2)
+    search.run(make(ScriptedModel([FAST[-1], FAST[0], FAST[-2]], FAST[-2], [FAST[-3], FAST[-4]]), rules=rules))
     assert list_proposers(search) == ["seed", "llm", "llm", "llm", "llm", "llm"]
     assert not any("did not improve" in move for move in search.moves())
 
 
 def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_improves() -> None:
     search = Search(budget=12)
-    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1)))
+    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1, patience=1)))
     before = [event.after for event in search.events if isinstance(event, ArbiterMove)]
     stalled, back = before[1], before[2]
     assert (stalled.phase, back.phase) == (ArbiterPhase.FALLBACK, ArbiterPhase.LLM)
@@ -173,24 +182,23 @@ def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_impro
     assert is_limited(search.view, back)
     limited = replace(make_surrogate_table(search.view), first_only=True)
     free = [row for row in range(len(SPACE)) if limited.is_free(row)]
-    assert sorted(free) == sorted(limited.order[:5])
+    assert sorted(free) == sorted({*limited.order[:5], *limited.likeliest[:5]})
 
 
 def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall() -> None:
     wins_N = np.zeros(len(SPACE))
     table = replace(plain_table(), first_only=True, wins_N=wins_N)
-    late, later = table.order[8], table.order[9]
-    wins_N[[late, later]] = 0.04, 0.03
-    assert [table.is_free(row) for row in (late, later)] == [True, False]
-    assert replace(table, first_only=False).is_free(later)
-    wins_N[late] = 0.01
-    wins_N[later] = 0.01
-    assert not table.is_free(late)
+    rows = table.order[8:14]
+    wins_N[list(rows)] = 0.08, 0.07, 0.06, 0.05, 0.04, 0.03
+    assert [table.is_free(row) for row in rows] == [True] * 5 + [False]
+    assert replace(table, first_only=False).is_free(rows[5])
+    wins_N[rows[5]] = 0.01
+    assert not replace(table, first_only=False).is_free(rows[5])
 
 
 def test_a_stall_clears_the_beliefs() -> None:
     search = Search(budget=6)
-    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1)))
+    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1, patience=1)))
     believing = LlmTurn(turn=9, beliefs={"pipeline": "more"}, num_seen=len(search.observations), text="t")
     [stall] = [event for event in search.events if isinstance(event, ArbiterMove)][1:2]
     assert set(collect_hints(replace(search.view, events=(believing,)))) == {"pipeline"}

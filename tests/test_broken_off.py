@@ -94,7 +94,7 @@ def test_choosing_anew_gives_no_more_trials_than_were_submitted() -> None:
     slow = [(row, BETTER) for row in FAST[10:30]]
     search = play(Stating(slow[0:3], slow[3:5], slow[5:6], slow[6:9]), budget=6)
     assert [proposal.proposer for proposal in search.proposals] == ["seed", *["llm"] * 3, *["default"] * 2]
-    assert "stall: one turn did not improve the best beyond the noise" in search.moves()[1]
+    assert "stall: 3 trials in turns that did not improve the best beyond the noise" in search.moves()[1]
 
 
 def test_nothing_is_broken_off_once_the_arbiter_has_moved() -> None:

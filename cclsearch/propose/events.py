@@ -122,6 +122,10 @@ class SubmittedConfig:
     """Value of the primary metric from which on, on its worse side, the rationale is refuted, as the model said."""
     predicted: ExpectedOutcome = ExpectedOutcome()
     """What the surrogate predicted when it was submitted."""
+    predicted_sd: float | None = None
+    """Standard deviation of the log of that prediction of the primary metric; None in ledgers of earlier versions."""
+    is_promising: bool = False
+    """Among the surrogate's most promising configurations, or the likeliest to win."""
 
 
 class LlmTurn(ReportedEvent):

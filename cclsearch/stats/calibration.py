@@ -61,6 +61,8 @@ class Prior:
     """Relative standard deviation between repeats of a measurement."""
     dof: float
     """Degrees of freedom of the Student-t noise."""
+    num_added: int = 0
+    """How many of the multipliers, the last ones, beliefs have added: models are drawn alike with them and without."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,13 +171,34 @@ class Posterior:
         """
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
-        values, vectors = np.linalg.eigh(covariance)
-        return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
+        base = len(covariance) - self.prior.num_added
+        values, vectors = _root_parts(covariance[:base, :base])
+        root = (vectors * values) @ vectors.T
+        if not self.prior.num_added:
+            return np.asarray(root)
+        # block by block, so that the first multipliers are drawn as they are without the added ones
+        cross = covariance[base:, :base] @ (vectors / np.maximum(values, _TINY)) @ vectors.T
+        values, vectors = _root_parts(covariance[base:, base:] - cross @ cross.T)
+        return np.block([[root, np.zeros_like(cross.T)], [cross, (vectors * values) @ vectors.T]])
+
+    def draw_normal(self, count: int, rng: np.random.Generator) -> Array:
+        """(count, P) draws for `ensemble`; those of the added multipliers leave the others, and `rng`, as they are."""
+        normal = rng.standard_normal((count, len(self.theta_P) - self.prior.num_added))
+        if not self.prior.num_added:
+            return normal
+        added = rng.spawn(1)[0].standard_normal((count, self.prior.num_added))
+        return np.hstack([normal, added - added.mean(axis=0)])  # centred: a belief moves by its size, not by chance
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
         shrink = np.sum(_solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2) ** 2, axis=0)
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
+
+
+def _root_parts(covariance: Array) -> tuple[Array, Array]:
+    """Square roots of the eigenvalues, and the eigenvectors as columns: their product is a root of the covariance."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.sqrt(np.maximum(values, 0.0)), vectors
 
 
 def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:

@@ -92,12 +92,13 @@ class Agent:
         max_submitted: int,
         overrules_left: int,
         first_only: bool = False,
+        standing: str = "",
         continues: int | None = None,
     ) -> TurnOutcome:
         """The outcome of one whole turn; raises nothing, whatever a provider or a model does.
 
-        With `first_only`, the model chooses among the surrogate's first candidates only. `continues` is the turn whose
-        remaining trials it chooses anew.
+        With `first_only`, the model chooses among the surrogate's first candidates only. `standing` says how far it is
+        from a stall. `continues` is the turn whose remaining trials it chooses anew.
         """
         number = self._next_number(view)
         store = PolicyStore(self.folder)
@@ -114,7 +115,7 @@ class Agent:
             make_table=self.make_table,
             extension=make_extension(view, self.extender),
         )
-        prompt_input, settings = self._gather(handlers, slots, store), self._settings(view, number)
+        prompt_input, settings = self._gather(handlers, slots, store, standing), self._settings(view, number)
         try:
             turn = Turn(self.provider, handlers, prompt_input, self.options, settings)
             self._running_turn = (number, turn)
@@ -142,7 +143,7 @@ class Agent:
             max_seconds=self.options.max_turn_s,
         )
 
-    def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore) -> PromptInput:
+    def _gather(self, handlers: ToolHandlers, slots: int, store: PolicyStore, standing: str) -> PromptInput:
         prompt_input = PromptInput(
             handlers.view,
             handlers.table,
@@ -150,6 +151,7 @@ class Agent:
             handlers.find_shown(),
             offers=handlers.extension.offers,
             overrules_left=handlers.overrules_left,
+            standing=standing,
         )
         if self.options.mode != LlmMode.POLICY:
             return prompt_input

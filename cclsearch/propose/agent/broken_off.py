@@ -1,22 +1,26 @@
-"""A turn whose trial missed what the LLM stated is broken off: the LLM chooses the rest of its trials anew."""
+"""A turn of which a trial missed, or was better than anyone expected, is broken off: the LLM chooses the rest anew."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn, SubmittedConfig
 
 
 @dataclass(frozen=True)
 class BrokenOff:
-    """A turn that submitted several configurations, of which the latest to run missed."""
+    """A turn that submitted several configurations, of which the latest to run changes what to try next."""
 
     turn: int
     """The turn that submitted first; what the LLM chooses now still belongs to it."""
     trial: int
-    """The trial that failed or was refuted."""
+    """The trial that changes it."""
+    why: str
+    """What it did, in words."""
     left: int
     """Configurations of the turn that may be chosen anew."""
     dropped: tuple[SubmittedConfig, ...]
@@ -41,10 +45,11 @@ def find_broken_off(view: SearchView) -> BrokenOff | None:
     if not run or left <= 0 or any(view.space.row(item.config) in view.pending for item in items.values()):
         return None
     last, item = max(run, key=lambda pair: pair[0].trial)
-    if not is_missed(view, last, item):
+    why = _find_surprise(view, last, item)
+    if not why:
         return None
     dropped = tuple(item for item in latest.submitted if item.config.digest not in seen)
-    return BrokenOff(latest.root, last.trial, left, dropped)
+    return BrokenOff(latest.root, last.trial, why, left, dropped)
 
 
 def is_missed(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:
@@ -53,6 +58,25 @@ def is_missed(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:
     if not o.is_valid or value is None:
         return True
     return item.refuted_at is not None and metric.sign * value > metric.sign * item.refuted_at
+
+
+def _find_surprise(view: SearchView, o: Observation, item: SubmittedConfig) -> str:
+    """What a trial did that changes what to try next, in words; empty if nothing."""
+    if is_missed(view, o, item):
+        return "failed, or measured beyond your refuted_at"
+    return "improved the best more than expected" if is_windfall(view, o, item) else ""
+
+
+def is_windfall(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:
+    """Whether a trial beat the best, and what the surrogate and the LLM expected of it, each beyond the noise."""
+    metric, noise = view.primary, improvement_threshold(view)
+    value, predicted = o.value(metric.name), item.predicted.metrics.get(metric.name)
+    earlier = [p.loss for p in view.observations if p.loss is not None and p.trial < o.trial]
+    if o.loss is None or value is None or not predicted or not earlier:
+        return False
+    expected = [predicted, *(v for v in (item.expects.metrics.get(metric.name),) if v)]
+    is_better = all(metric.sign * math.log(value / figure) < -noise for figure in expected)
+    return is_better and o.loss < min(earlier) - abs(min(earlier)) * noise
 
 
 def _latest_submission(view: SearchView) -> LlmTurn | None:

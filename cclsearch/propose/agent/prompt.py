@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.agent.changes import change_lines
 from cclsearch.propose.agent.configs import describe_inert, format_config, free_knobs
@@ -60,9 +61,11 @@ MAX_FITTINGS = 3
 MAX_KNOBS_BYTES = 6500
 LEFT_OUT_BYTES = 60
 """Bytes for the line that counts what a section leaves out."""
-CANDIDATES = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
+CANDIDATES = "its best untried candidates, the likeliest to win first, ties by prediction (optimistic: 10th percentile)"
+UNRANKED = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
 THEORIES = "what you expected, what would change your mind, and what was measured"
 MAX_LOOKUPS = 8
+RULES = ArbiterSettings()
 MAX_CORRECTIONS = 2
 UNLIMITED = 10**6
 
@@ -102,6 +105,8 @@ class PromptInput:
     """What may be added to the search space, one line each."""
     overrules_left: int = 1
     """Credit: how many configurations that are not free may still be submitted."""
+    standing: str = ""
+    """How far the model is from a stall, in words."""
 
 
 def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
@@ -145,6 +150,8 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     words = {
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
         **{"promising": NUM_PROMISING, "first": NUM_FIRST_CHOICES, "plausible": f"{PLAUSIBLE:.0%}"},
+        **{"patience": RULES.patience, "patience_after_gain": RULES.patience_after_gain},
+        "patience_limited": RULES.patience_limited,
     }
     parts = [
         *(sentence.format(**words) for sentence in WORDS["system"].values()),
@@ -214,7 +221,10 @@ def _describe_size(space: Space) -> str:
         grid = math.prod(len(knob.choices) for knob in space.knobs)
         if len(space) == grid:
             return f"all {grid} combinations of these values were recorded"
-        return f"only {len(space)} of the {grid} combinations of these values were recorded: no other can be tried"
+        return (
+            f"only {len(space)} of the {grid} combinations of these values were recorded: no other can be tried, and "
+            "`candidates` and `explain` know these alone. A knob that has no effect in a row may have any value"
+        )
     rules = f"; rules: {one_line(', '.join(space.rules), 300)}" if space.rules else ""
     return f"the search space has {len(space)} configurations, of {space.num_raw} combinations{rules}"
 
@@ -238,8 +248,11 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section(trials_title(view), trial_lines(view, noise, facts), 3.0),
         Section("FAILURES by kind", failure_lines(view, table, facts), 1.5),
         Section(
-            f"SURROGATE: {CANDIDATES}",
-            [*candidate_lines(view, table, table.listed, 12, facts), *unlikely_lines(table)],
+            f"SURROGATE: {UNRANKED if table.wins_N is None else CANDIDATES}",
+            [
+                *candidate_lines(view, table, table.sort_by_chance(table.listed, view.primary.sign), 12, facts),
+                *unlikely_lines(table),
+            ],
             2.0,
         ),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
@@ -295,6 +308,7 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
             if prompt_input.table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
+        *([prompt_input.standing] if prompt_input.standing else []),
         *_broken_off_lines(view),
         *(["this is the last trial: the search ends with it"] if view.budget_left == 1 else []),
         f"noise: {describe_noise(view)}",
@@ -310,7 +324,7 @@ def _broken_off_lines(view: SearchView) -> list[str]:
         return []
     queued = " and ".join(f"({format_config(view.space, item.config)})" for item in broken.dropped)
     return [
-        f"trial {broken.trial} failed, or measured beyond your refuted_at: choose the rest of turn {broken.turn} anew, "
+        f"trial {broken.trial} {broken.why}: choose the rest of turn {broken.turn} anew, "
         f"up to {broken.left}{f'; its queue was {queued}, submit them again if you still want them' if queued else ''}"
     ]
 

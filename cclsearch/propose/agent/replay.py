@@ -97,6 +97,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     prompt_input = PromptInput(
         *(view, handlers.table, record.slots, shown, record.program, record.program_note, record.extension.offers),
         overrules_left=record.overrules_left,
+        standing=record.standing,
     )
     options = PromptOptions(context.mode, context.anonymous, context.goal)
     recorded = _Recorded(record)

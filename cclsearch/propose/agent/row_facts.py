@@ -9,6 +9,7 @@ import numpy as np
 
 from cclsearch.propose.base import SearchView
 from cclsearch.stats.closed_form import Prediction, predict_space
+from cclsearch.stats.kernel import Array
 
 NUM_PARTS = 4
 """Largest parts that a list of parts names; the others are one sum."""
@@ -55,10 +56,14 @@ class RowFacts:
         found = self.prediction
         if found is None or not found.parts:
             return ""
-        sizes = sorted(((float(part[row]), name) for name, part in found.parts.items()), reverse=True)
-        named = [f"{name} {size:.3g}" for size, name in sizes[:NUM_PARTS] if size > 0]
-        rest = sum(size for size, _ in sizes[NUM_PARTS:])
-        return ", ".join([*named, *([f"others {rest:.3g}"] if rest > 0 else [])])
+        return _name_largest(found.parts, row)
+
+    def memory_parts(self, row: int) -> str:
+        """The largest parts of the memory by the closed form, in words; empty without one."""
+        found = self.prediction
+        if found is None or not found.memory_parts_gib:
+            return ""
+        return f"{_name_largest(found.memory_parts_gib, row)} GiB"
 
     def differences(self, row: int, other: int) -> str:
         """The parts of the closed form of a row less those of another, in words; empty without one."""
@@ -75,6 +80,14 @@ def compare_parts(prediction: Prediction, row: int, other: int, count: int) -> s
     differences = {name: float(part_N[row] - part_N[other]) for name, part_N in (prediction.parts or {}).items()}
     largest = sorted(differences, key=lambda name: -abs(differences[name]))[:count]
     return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if differences[name])
+
+
+def _name_largest(parts: Mapping[str, Array], row: int) -> str:
+    """The largest parts of a row and the sum of the others, in words."""
+    sizes = sorted(((float(part[row]), name) for name, part in parts.items()), reverse=True)
+    named = [f"{name} {size:.3g}" for size, name in sizes[:NUM_PARTS] if size > 0]
+    rest = sum(size for size, _ in sizes[NUM_PARTS:])
+    return ", ".join([*named, *([f"others {rest:.3g}"] if rest > 0 else [])])
 
 
 def read_row_facts(view: SearchView) -> RowFacts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -16,7 +16,13 @@ from cclsearch.core.values import FailureKind
 from cclsearch.propose.agent.review import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
-from cclsearch.propose.bayes.snapshot import SearchSnapshot, find_chances, p10_halfwidth_m, summarize_posterior
+from cclsearch.propose.bayes.snapshot import (
+    TENTH_PERCENTILE,
+    SearchSnapshot,
+    find_chances,
+    p10_halfwidth_m,
+    summarize_posterior,
+)
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.score.objective import Term
 from cclsearch.stats.closed_form import predict_space
@@ -27,7 +33,7 @@ NUM_TOP_ROWS = 12
 NUM_FIRST_CHOICES = 3
 """The surrogate's first candidates, which it would run itself."""
 NUM_PROMISING = 5
-"""The surrogate's first candidates, which are always free."""
+"""The surrogate's first candidates, and as many of the likeliest to win, which are always free."""
 PLAUSIBLE = 0.02
 """The one threshold of `submit` and `finish`: a configuration with at least this chance of beating the best by over 1 %
 is free, and while there is one the search cannot be finished."""
@@ -72,7 +78,7 @@ class SurrogateTable:
     oom_odds: Mapping[int, float] = field(default_factory=dict)
     """Failed trial whose cause is not known -> probability that memory was the cause."""
     first_only: bool = False
-    """Whether only the surrogate's first candidates, and the likeliest winner, are free."""
+    """Whether only the surrogate's first candidates, and the likeliest to win, are free."""
 
     @cached_property
     def least_fits(self) -> float:
@@ -85,18 +91,43 @@ class SurrogateTable:
         """`order` without the rows that almost certainly do not fit."""
         return tuple(row for row in self.order if self.fits_N[row] >= self.least_fits)
 
+    @cached_property
+    def likeliest(self) -> tuple[int, ...]:
+        """`listed` with the likeliest to win first; the surrogate's own order before a trial is ranked."""
+        wins_N = self.wins_N
+        return self.listed if wins_N is None else tuple(sorted(self.listed, key=lambda row: -wins_N[row]))
+
+    def is_first_choice(self, row: int) -> bool:
+        """Whether the surrogate alone could run this row next: by its expected improvement, or by its chance to win."""
+        return row in self.order[:NUM_FIRST_CHOICES] or row in self.likeliest[:NUM_FIRST_CHOICES]
+
+    def is_promising(self, row: int) -> bool:
+        """Whether it is one of the first by the surrogate's expected improvement, or by its chance to win."""
+        return row in self.listed[:NUM_PROMISING] or row in self.likeliest[:NUM_PROMISING]
+
+    def sd(self, row: int) -> float:
+        """Standard deviation of the log of the predicted primary metric; 0 if it is not known."""
+        halfwidth = abs(float(np.log(self.value_N[row] / self.optimistic_N[row])))
+        return halfwidth / TENTH_PERCENTILE if np.isfinite(halfwidth) else 0.0
+
     def is_free(self, row: int) -> bool:
         """Whether the LLM may submit this row without overruling the surrogate."""
-        if row in self.listed[:NUM_PROMISING]:
+        if self.is_promising(row):
             return True
         if self.fits_N[row] < self.least_fits:
             return False
-        if self.unseen_N is not None and self.unseen_N[row] and not self.first_only:
-            return True
-        if self.wins_N is None or self.wins_N[row] < PLAUSIBLE:
+        if self.first_only:
             return False
-        # the likeliest winner is free in any case: while it has a chance, the search cannot be finished
-        return not self.first_only or bool(self.wins_N[row] >= self.wins_N.max())
+        if self.unseen_N is not None and self.unseen_N[row]:
+            return True
+        return self.wins_N is not None and bool(self.wins_N[row] >= PLAUSIBLE)
+
+    def sort_by_chance(self, rows: Iterable[int], sign: int) -> list[int]:
+        """These rows, the likeliest to win first, ties by the predicted metric; before a trial is ranked, as given."""
+        wins_N = self.wins_N
+        if wins_N is None:
+            return list(rows)
+        return sorted(rows, key=lambda row: (-round(float(wins_N[row]), 3), sign * float(self.value_N[row])))
 
 
 MakeSurrogateTable = Callable[[SearchView], SurrogateTable]

@@ -25,7 +25,6 @@ from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.quoting import clip_bytes
 from cclsearch.propose.agent.row_facts import RowFacts, read_row_facts
 from cclsearch.propose.agent.surrogate_table import (
-    NUM_FIRST_CHOICES,
     NUM_PROMISING,
     PLAUSIBLE,
     MakeSurrogateTable,
@@ -35,6 +34,7 @@ from cclsearch.propose.agent.surrogate_table import (
 )
 from cclsearch.propose.agent.tables import FREE_MARK, candidate_lines, trial_summary
 from cclsearch.propose.agent.tool_schemas import (
+    BY_CHANCE,
     LOOKUPS,
     MAX_LISTED,
     MAX_PREDICTED,
@@ -180,6 +180,8 @@ class ToolHandlers:
         named = [f"{name} {figure}" for name, figure in figures]
         parts = facts.parts(row)
         named += [f"closed form {facts.predicted(row)} before any trial, of it {parts}"] if parts else []
+        memory = facts.memory_parts(row)
+        named += [f"memory by the closed form before any trial: {memory}"] if memory else []
         return "".join(f", {text}" for text in named)
 
     @cached_property
@@ -259,21 +261,24 @@ class ToolHandlers:
         if not isinstance(least, int | float) or isinstance(least, bool):
             least = self.table.least_fits
         rows &= self.table.fits_N >= least
-        sort = arguments.get("sort", "promise")
+        sort = arguments.get("sort", BY_CHANCE)
         ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")
         count = min(max(limit, 1), MAX_LISTED) if isinstance(limit, int) and not isinstance(limit, bool) else 10
-        return ToolReply(f"{len(ordered)} match\n" + "\n".join(self._list(ordered, count)))
+        orders = sort_orders(self.view)
+        by = sort if sort in orders else orders[0]
+        return ToolReply(f"{len(ordered)} match, sorted by {by}\n" + "\n".join(self._list(ordered, count)))
 
     def _list(self, rows: Sequence[int], count: int) -> list[str]:
         return candidate_lines(self.view, self.table, rows, count, self._facts, with_parts=True)
 
     def _sorted(self, rows: Any, sort: object) -> list[int]:
         costs = (self.view.primary.sign * self.table.value_N, self.table.memory_gib_N, -self.table.fits_N)
-        _, *orders = sort_orders(self.view)
+        _, promise, *orders = sort_orders(self.view)
         key = next((cost for order, cost in zip(orders, costs, strict=True) if order == sort), None)
         if key is None:
-            return [row for row in self.table.order if rows[row]]
+            kept = [row for row in self.table.order if rows[row]]
+            return kept if sort == promise else self.table.sort_by_chance(kept, self.view.primary.sign)
         chosen = np.flatnonzero(rows)
         return [int(row) for row in chosen[np.argsort(key[chosen], kind="stable")]]
 
@@ -359,7 +364,9 @@ class ToolHandlers:
             expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
             is_overrule=not is_free,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
-            is_own_idea=row not in self.table.order[:NUM_FIRST_CHOICES],
+            predicted_sd=self.table.sd(row) or None,
+            is_promising=self.table.is_promising(row),
+            is_own_idea=not self.table.is_first_choice(row),
             is_repeat=is_repeat,
         )
 
@@ -372,7 +379,7 @@ class ToolHandlers:
             return f"the surrogate's probability that it satisfies the constraints is {table.satisfies_N[row]:.2f}"
         if table.wins_N is not None and not table.first_only:
             return f"the surrogate's chance that it beats the best is {table.wins_N[row]:.1%}, below {PLAUSIBLE:.0%}"
-        return f"it is not among the {NUM_PROMISING} that the surrogate finds most promising"
+        return f"it is not among the first {NUM_PROMISING} by the surrogate's promise or by P(wins)"
 
     def _explain_illegal(self, config: Config) -> str:
         if self.explain:
@@ -402,10 +409,18 @@ class ToolHandlers:
             return ToolReply("granted", decision=Decision(finish=reason, **lessons))
         if not is_kept:
             kept = f". {WHY_NOT_KEPT}" if any(lessons.values()) else ""
-            raise CallError(f"{problem}{kept}. Submit one of the open candidates", "finish refused")
+            raise CallError(f"{problem}{kept}. {self._describe_likeliest()}", "finish refused")
         # as `revise` does: the next request shows what the surrogate predicts with what the model has learnt
         text = f"finish {problem}. What you sent with it is kept: all figures here are with it"
         return ToolReply(text, decision=Decision(is_revision=True, refused=(text,), **lessons))
+
+    def _describe_likeliest(self) -> str:
+        """What may be submitted instead of finishing."""
+        if self.table.wins_N is None or not self.table.likeliest:
+            return "Submit one of the open candidates"
+        row = self.table.likeliest[0]
+        config = format_config(self.view.space, self.view.space.config(row))
+        return f"The likeliest is ({config}), P(wins) {self.table.wins_N[row]:.3f}: it is free, submit it"
 
     def _find_problem(self, lessons: Mapping[str, Any], *, is_kept: bool) -> str:
         """Why the search may not be finished, by the figures with what the model has learnt; empty if it may."""

@@ -12,11 +12,13 @@ from cclsearch.propose.agent.extension import extension_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, name_parts
+from cclsearch.propose.bayes.prior_hints import LEVELS, MAX_FACTOR, name_parts
 from cclsearch.propose.events import LlmMode
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
 REVISE = "revise"
+BY_CHANCE = "P(wins)"
+"""How `candidates` sorts unless it is told otherwise."""
 REFUTED_AT = "refuted_at"
 MAX_PREDICTED = 8
 MAX_LISTED = 20
@@ -25,8 +27,8 @@ MAX_LOOKUP_SCHEMA_BYTES = 2000
 
 
 def sort_orders(view: SearchView) -> tuple[str, ...]:
-    """How `candidates` may sort: by promise, the primary metric, memory, or the probability of fitting."""
-    return ("promise", view.primary.quantity, "memory", "fits")
+    """How `candidates` may sort: by P(wins), promise, the primary metric, memory, or the probability of fitting."""
+    return (BY_CHANCE, "promise", view.primary.quantity, "memory", "fits")
 
 
 def expected_fields(view: SearchView) -> dict[str, str]:
@@ -95,7 +97,8 @@ def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) ->
 
 def _lessons(view: SearchView, *, with_words: bool = False) -> dict[str, Any]:
     """The arguments for what the model has learnt; only one of the tools needs them described."""
-    item = _object({"part": {"type": "string"}, "is": {"enum": list(LEVELS)}})
+    factor = {"type": "number", "minimum": 1 / MAX_FACTOR, "maximum": MAX_FACTOR}
+    item = _object({"part": {"type": "string"}, "is": {"anyOf": [{"enum": list(LEVELS)}, factor]}})
     lessons: dict[str, dict[str, Any]] = {
         "insight": {"type": "string"},
         "beliefs": {"type": "array", "items": item},

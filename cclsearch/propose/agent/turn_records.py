@@ -85,6 +85,8 @@ class TurnRecord(Model):
     slots: int
     max_submitted: int
     overrules_left: int
+    standing: str = ""
+    """How far the model was from a stall, as the prompt said it."""
     look: SurrogateTable | None = None
     """The surrogate's table at the time of the turn; computed later, or on another machine, it may differ. None in
     records of older versions, for which a replay computes it."""
@@ -152,6 +154,7 @@ def make_record(
         slots=prompt_input.slots,
         max_submitted=handlers.max_submitted,
         overrules_left=handlers.overrules_left,
+        standing=prompt_input.standing,
         look=handlers.table,
         look_with_beliefs=handlers.refitted,
         evidence=handlers.looked_up,

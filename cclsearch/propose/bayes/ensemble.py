@@ -57,7 +57,7 @@ class Ensemble:
         means, sds, weights = [], [], []
         for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
             count = max(4, round(NUM_MODELS * weight))
-            mean, variance = hypothesis.ensemble(rows, rng.standard_normal((count, len(hypothesis.theta_P))))
+            mean, variance = hypothesis.ensemble(rows, hypothesis.draw_normal(count, rng))
             means.append(mean)
             sds.append(np.broadcast_to(np.sqrt(variance + hypothesis.prior.noise**2), mean.shape))
             weights.append(np.full(count, weight / count))

@@ -41,15 +41,20 @@ MIN_WEIGHT = 0.05
 """A belief with less weight is forgotten."""
 VALUE_FACTOR = math.log(2.0)
 """Log of the factor that `much_more` of a knob's value stands for."""
-VALUE_SD = math.log(1.5)
-"""Standard deviation of the log of such a factor: how freely the trials may move it."""
+MAX_FACTOR = 2.0
+"""A belief may also be a factor, from its reciprocal to this one."""
+SURE = 2.33
+"""Such a belief is wrong in its direction with a probability of 1 %: the standard deviation of its log is the log over
+this normal quantile. So a value that it calls slower stays below a chance of 2 % to win if it had less."""
+MIN_SD = 1e-3
+"""The least such standard deviation."""
 OF_MEMORY = "memory:"
 """Before KNOB=VALUE: the belief is about the memory of the configurations with that value."""
 MAX_DOUBTED_SHARE = 0.2
 """At most this share of the finished trials may be doubted in a search, and one in any case."""
 
 PriorHints = Mapping[str, str]
-"""Part, or KNOB=VALUE -> level."""
+"""Part, or KNOB=VALUE -> level, or a factor such as `x1.02`."""
 
 
 def name_parts(predictor: Predictor) -> tuple[str, ...]:
@@ -83,11 +88,32 @@ def parse_hints(raw: object, view: SearchView) -> dict[str, str]:
     found = {}
     for item in items[: len(parts) * len(LEVELS) + 20]:
         part, level = (item.get("part"), item.get("is")) if isinstance(item, Mapping) else (None, None)
-        if not (isinstance(part, str) and isinstance(level, str) and level in LEVELS):
+        level = _read_level(level)
+        if not isinstance(part, str) or level is None:
             continue
         if part in parts or _names_value(view, part):
             found[part] = level
     return found
+
+
+def _read_level(raw: object) -> str | None:
+    """Return a level's word as it is, and a factor in words; None if it is neither."""
+    if isinstance(raw, str) and raw in LEVELS:
+        return raw
+    try:
+        factor = math.nan if isinstance(raw, bool) or not isinstance(raw, str | int | float) else float(raw)
+    except (ValueError, OverflowError):
+        return None
+    return f"x{factor:.4g}" if 1 / MAX_FACTOR <= factor <= MAX_FACTOR else None
+
+
+def _read_factor(level: str) -> float | None:
+    """Return the log of a belief's factor; None if the belief is a word."""
+    try:
+        factor = float(level.removeprefix("x")) if level.startswith("x") else 0.0
+    except ValueError:
+        return None
+    return math.log(factor) if 1 / MAX_FACTOR <= factor <= MAX_FACTOR else None
 
 
 def parse_doubts(raw: object, view: SearchView) -> tuple[int, ...]:
@@ -119,9 +145,15 @@ class ActiveHint:
     """1 when it was given, 0.5 after `HALF_LIFE` trials."""
 
     @property
-    def shift(self) -> float:
-        """Shift in units of `much_more`, with its weight."""
-        return self.weight * {**LEVELS, **EARLIER_LEVELS}[self.level]
+    def log_factor(self) -> float:
+        """Log of the factor that it stands for of a knob's value, with its weight."""
+        factor = _read_factor(self.level)
+        return self.weight * (VALUE_FACTOR * {**LEVELS, **EARLIER_LEVELS}[self.level] if factor is None else factor)
+
+    def find_shift(self, sd: float) -> float:
+        """Shift of a multiplier's prior in its standard deviations, with its weight."""
+        factor = _read_factor(self.level)
+        return self.weight * ({**LEVELS, **EARLIER_LEVELS}[self.level] if factor is None else factor / max(sd, MIN_SD))
 
 
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
@@ -134,7 +166,11 @@ def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
             hints.clear()
         if isinstance(event, LlmTurn) and event.turn not in withdrawn:
             weight = 0.5 ** (max(0, len(view.observations) - event.num_seen) / HALF_LIFE)
-            hints |= {part: ActiveHint(level, weight) for part, level in event.beliefs.items() if level in known}
+            hints |= {
+                part: ActiveHint(level, weight)
+                for part, level in event.beliefs.items()
+                if level in known or _read_factor(level) is not None
+            }
     parts = name_parts(view.predictor)
     return {
         part: hint
@@ -187,7 +223,8 @@ def _shift(form: ClosedForm, parts: Mapping[str, Mapping[str, float]], hints: Ma
     shift_P = np.zeros(len(form.multipliers))
     for part, hint in hints.items():
         for name, sign in parts.get(part, {}).items():
-            shift_P[form.multipliers.index(name)] += sign * hint.shift
+            index = form.multipliers.index(name)
+            shift_P[index] += sign * hint.find_shift(float(form.prior.sd_P[index]))
     if not shift_P.any():
         return form
     mean_P = form.prior.mean_P + np.clip(shift_P, -1.0, 1.0) * form.prior.sd_P
@@ -204,8 +241,8 @@ def _add_values(
     member_KN = np.array(
         [(space.codes_NK[:, column] == code) & ~space.is_idle_N(column) for column, code in values.values()]
     )
-    shift_K = np.array([hints[part].shift * VALUE_FACTOR for part in values])
-    sd_K = np.array([hints[part].weight * VALUE_SD for part in values])
+    shift_K = np.array([hints[part].log_factor for part in values])
+    sd_K = np.maximum(np.abs(shift_K) / SURE, MIN_SD)
     return _add_factors(form, tuple(values), member_KN, shift_K, sd_K)
 
 
@@ -223,7 +260,8 @@ def _add_factors(form: ClosedForm, names: tuple[str, ...], member_KN: Array, shi
         return {part: cost_N * factor_N for part, cost_N in split(theta_P[:size]).items()}
 
     def extend(prior: Prior) -> Prior:
-        return replace(prior, mean_P=np.concatenate([prior.mean_P, shift_K]), sd_P=np.concatenate([prior.sd_P, sd_K]))
+        mean_P, sd_P = np.concatenate([prior.mean_P, shift_K]), np.concatenate([prior.sd_P, sd_K])
+        return replace(prior, mean_P=mean_P, sd_P=sd_P, num_added=prior.num_added + len(names))
 
     return replace(
         form,

@@ -13,7 +13,7 @@ from cclsearch.propose.agent.arbiter.rules import (
     find_llm_trials,
     find_queued,
     find_stall,
-    is_limited,
+    find_standing,
     is_repeat_open,
     overruled_rows,
     overrules_left,
@@ -221,15 +221,18 @@ class Arbiter(Proposer):
         return replace(view, events=(*view.events, event))
 
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
-        limited = is_limited(view, read_state(view))
+        standing = find_standing(view, read_state(view), self._rules)
+        limited = standing.is_limited
         broken = find_broken_off(view)
-        max_submitted = max(count, self._rules.max_queue if self._parallel <= 1 and not limited else count)
+        queue = min(self._rules.max_queue, standing.left) if self._parallel <= 1 and not limited else count
+        max_submitted = max(count, queue)
         return self._agent.run_turn(
             view,
             count,
             max_submitted=broken.left if broken else min(max_submitted, view.budget_left) or 1,
             overrules_left=0 if limited else overrules_left(view, self._rules),
             first_only=limited,
+            standing=standing.describe(),
             continues=broken.turn if broken else None,
         )
 

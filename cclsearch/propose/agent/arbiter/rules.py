@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
+from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.agent.history import past_turns
@@ -16,17 +17,23 @@ from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
 CREDIBLE = 0.5
 """Share of the surrogate's error that the LLM's error is at most, for a trial whose outcome it knew better."""
+OUTLIER_SDS = 4.0
+"""A result so many standard deviations worse than the surrogate predicted is the surrogate's error, as `outlook` has
+it for suspicious trials."""
 
 
 class ArbiterSettings(Model):
     """The arbiter's thresholds, chosen over all simulated models of `benchmarks/agent.py`."""
 
     num_seeds: int = 2
-    patience: int = 1
-    """Turns in a row without an improvement beyond the noise that suspend the LLM. A turn whose trials the surrogate
-    would have run as well, or whose outcome the LLM knew better than the surrogate, counts half."""
-    patience_after_gain: int = 2
+    patience: int = 3
+    """Trials in a row, of turns without an improvement beyond the noise, that suspend the LLM: what one turn may
+    submit, so that one turn of three, three turns of one and a turn that is cut are the same. Some count less, see
+    `weigh`."""
+    patience_after_gain: int = 6
     """The same after a turn that improved the best."""
+    patience_limited: int = 1
+    """The same after a stall, until a trial improves the best."""
     same_failures: int = 2
     """Consecutive trials of the LLM with the same kind of failure that suspend it, in turns that did not improve."""
     explore: int = 2
@@ -56,6 +63,8 @@ class LlmTrial:
     """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
     turn: int
     """Number of the turn that submitted it, or of the turn that this one continues."""
+    sign: int = 1
+    """1 if a smaller value of the primary metric is better, else -1."""
     is_credible: bool = False
     """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
 
@@ -75,7 +84,7 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
             item, turn = items[o.config.digest]
-            trials.append(LlmTrial(o, item, improved, turn, _is_credible(view, o, item, noise)))
+            trials.append(LlmTrial(o, item, improved, turn, view.primary.sign, _is_credible(view, o, item, noise)))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
     return trials
@@ -90,34 +99,101 @@ def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise:
     return surrogate_error > noise and abs(measured - expected) <= CREDIBLE * surrogate_error
 
 
-def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> tuple[str, str] | None:
-    """Cause and reason to suspend the LLM now, from its trials since it took over; None if there is none.
+@dataclass(frozen=True)
+class Standing:
+    """How far the LLM is from a stall."""
 
-    A turn is judged as a unit, once all that it submitted has run: it improved if one of its trials did.
+    idle: tuple[LlmTrial, ...]
+    """Its latest trials, oldest first, of turns that did not improve the best."""
+    weights: tuple[tuple[float, str], ...]
+    """How much each of them counts, and why, in words."""
+    patience: int
+    """What their sum reaches at a stall."""
+    is_limited: bool
+
+    @property
+    def total(self) -> float:
+        """The sum of what they count."""
+        return sum(weight for weight, _ in self.weights)
+
+    @property
+    def left(self) -> int:
+        """Configurations that a turn may submit before the stall, at least one."""
+        return max(1, math.ceil(self.patience - self.total))
+
+    def describe(self) -> str:
+        """The standing in a line."""
+        since = " since your stall" if self.is_limited else ""
+        text = f"your trials in turns that did not improve the best{since}: they count {self.total:g} of the "
+        text += f"{self.patience} that make a stall"
+        pairs = zip(self.idle, self.weights, strict=True)
+        named = [f"trial {t.observation.trial} counts {weight:g}{why and f' ({why})'}" for t, (weight, why) in pairs]
+        return text + (f": {', '.join(named)}" if named else "")
+
+
+def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> Standing:
+    """How far the LLM is from a stall, by its trials since it took over.
+
+    A turn is judged as a unit: it improved if one of its trials did.
     """
     recent = [trial for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial]
     turns = [list(trials) for _, trials in groupby(recent, key=lambda trial: trial.turn)]
-    idle = list(takewhile(lambda trials: not any(trial.improved for trial in trials), reversed(turns)))
-    last = [trial for trials in reversed(idle) for trial in trials][-rules.same_failures :]
+    turns_idle = list(takewhile(lambda trials: not any(trial.improved for trial in trials), reversed(turns)))
+    idle = tuple(trial for trials in reversed(turns_idle) for trial in trials)
+    limited = is_limited(view, state)
+    has_gained = len(turns_idle) < len(turns)
+    patience = rules.patience_after_gain if has_gained else rules.patience_limited if limited else rules.patience
+    weights: list[tuple[float, str]] = []
+    for trial in idle:
+        weights.append(weigh(trial, spared=any(weight == 0 for weight, _ in weights)))
+    return Standing(idle, tuple(weights), patience, limited)
+
+
+def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
+    """How much a trial of a turn without an improvement counts, and why, in words; `spared`: one counts nothing yet.
+
+    What the surrogate itself mispredicted, or would have run as well, says little about the LLM's judgement.
+    """
+    if is_outlier(trial):
+        why = "the surrogate too found it promising and was far off"
+        return (0.5, why) if spared else (0.0, why)
+    if not trial.item.is_own_idea:
+        return 0.5, "the surrogate would have run it too"
+    if trial.is_credible:
+        return 0.5, "you predicted it much better than the surrogate"
+    return 1.0, ""
+
+
+def is_outlier(trial: LlmTrial) -> bool:
+    """Whether one of the surrogate's own promising configurations came out far worse than it predicted."""
+    item, o = trial.item, trial.observation
+    if not item.is_promising or item.predicted_sd is None:
+        return False
+    for metric, predicted in item.predicted.metrics.items():
+        value = o.value(metric)
+        if metric != PEAK_MEMORY and value and predicted > 0 and math.isfinite(predicted):
+            return trial.sign * math.log(value / predicted) > OUTLIER_SDS * item.predicted_sd
+    return False
+
+
+def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> tuple[str, str] | None:
+    """Cause and reason to suspend the LLM now, from its trials since it took over; None if there is none.
+
+    A turn that did not improve the best counts once all that it submitted has run.
+    """
+    standing = find_standing(view, state, rules)
+    idle = standing.idle
+    last = idle[-rules.same_failures :]
     kinds = {trial.observation.failure.kind if trial.observation.failure else None for trial in last}
     if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
-    if idle and (_is_running(view, idle[0][0].turn) or find_broken_off(view) is not None):
+    if not idle or _is_running(view, idle[-1].turn) or find_broken_off(view) is not None:
         return None
-    patience = rules.patience_after_gain if len(idle) < len(turns) else rules.patience
-    if sum(map(_weigh_idle, idle)) >= patience:
-        what = "one turn" if len(idle) == 1 else f"{len(idle)} turns"
-        return "no improvement", f"stall: {what} did not improve the best beyond the noise"
+    if standing.total >= standing.patience:
+        what = count_of(len(idle), "trial")
+        return "no improvement", f"stall: {what} in turns that did not improve the best beyond the noise"
     return None
-
-
-def _weigh_idle(trials: Sequence[LlmTrial]) -> float:
-    """How much a turn without an improvement counts: half if the surrogate would have run its trials as well, or if
-    the LLM knew better than the surrogate how most of them would come out: it learns from them what to try next."""
-    if not any(trial.item.is_own_idea for trial in trials):
-        return 0.5
-    return 0.5 if 2 * sum(trial.is_credible for trial in trials) > len(trials) else 1.0
 
 
 def _is_running(view: SearchView, turn: int) -> bool:
