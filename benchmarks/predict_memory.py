@@ -23,7 +23,8 @@ from search import load_all
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.feasibility import fit_feasibility
-from cclsearch.recording.load import Recording, RowStatus
+from cclsearch.recording.load import Recording
+from cclsearch.recording.table import RowStatus
 from cclsearch.search.bench import RecordedTable
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.training import layout
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     args = parser.parse_args()
     if args.open:
-        layout.has_knob = lambda name, meaning: False
+        setattr(layout, "has_knob", lambda name, meaning: False)  # noqa: B010  it is not exported there
     recordings = [r for r in load_all(args.landscapes) if np.isfinite(read_peaks(r)).any()]
     fitted = load_all(args.fit)
     print(

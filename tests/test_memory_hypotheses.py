@@ -9,7 +9,7 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
-from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.feasibility import Feasibility, fit_feasibility
 from cclsearch.space.framework import has_knob
@@ -50,7 +50,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
 
 
 def make_space(**more: str) -> Space:
-    fixed = {"dp": 2, "method": "lora", "quantised_base": "nf4", "loss": "liger", **more}
+    fixed: dict[str, Value] = {"dp": 2, "method": "lora", "quantised_base": "nf4", "loss": "liger", **more}
     rows = [Config({**fixed, "micro_batch_size": size}) for size in (1, 2, 4, 8, 16, 32)]
     return space_from_rows([Knob(name, tuple(dict.fromkeys(row[name] for row in rows))) for name in rows[0]], rows)
 
