@@ -242,7 +242,7 @@ def test_an_llm_that_knew_the_result_much_better_than_the_surrogate_is_not_suspe
     assert [trial.is_credible for trial in find_llm_trials(view)] == [not stalls]
     from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 
-    found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings())
+    found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings(patience=1))
     assert (found is not None) == stalls
 
 

@@ -122,7 +122,7 @@ class SurrogateTable:
             return True
         return self.wins_N is not None and bool(self.wins_N[row] >= PLAUSIBLE)
 
-    def sort_by_chance(self, rows: Iterable[int], sign: int) -> list[int]:
+    def sort_by_chance(self, rows: Iterable[int], sign: float) -> list[int]:
         """These rows, the likeliest to win first, ties by the predicted metric; before a trial is ranked, as given."""
         wins_N = self.wins_N
         if wins_N is None:

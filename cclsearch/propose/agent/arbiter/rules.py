@@ -63,7 +63,7 @@ class LlmTrial:
     """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
     turn: int
     """Number of the turn that submitted it, or of the turn that this one continues."""
-    sign: int = 1
+    sign: float = 1.0
     """1 if a smaller value of the primary metric is better, else -1."""
     is_credible: bool = False
     """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
