@@ -97,7 +97,10 @@ def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str)
     said = reason.removeprefix("stall: ").split(" (")[0].replace("2 trials", "two trials")
     for words in said.split(" that "):
         assert all(word in rules for word in words.split()), words
-    assert "What a turn submits runs before you are asked again; but if one of its trials fails, measures beyond its" in rules
+    assert (
+        "What a turn submits runs before you are asked again; but if one of its trials fails, measures beyond its"
+        in rules
+    )
 
 
 def test_only_the_latest_theories_are_listed_and_each_once() -> None:
