@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llm.cases import SPACE, plain_table
 
-from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, LlmStanding, find_standing
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_standing
 from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
@@ -44,7 +44,7 @@ def view_of(times: list[float], turns: list[tuple[SubmittedConfig, ...]], **more
     return SearchView(RECORDING.card, RECORDING.space, observations, frozenset(), 9, 0, events=(*events,), **more)
 
 
-def standing(view: SearchView, stalls: int = 0) -> LlmStanding:
+def standing(view: SearchView, stalls: int = 0) -> StallCount:
     return find_standing(view, ArbiterState(ArbiterPhase.LLM, 2, stalls=stalls), ArbiterSettings())
 
 

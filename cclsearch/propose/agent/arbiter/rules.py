@@ -100,7 +100,7 @@ def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise:
 
 
 @dataclass(frozen=True)
-class LlmStanding:
+class StallCount:
     """How far the LLM is from a stall."""
 
     idle: tuple[LlmTrial, ...]
@@ -131,7 +131,7 @@ class LlmStanding:
         return text + (f": {', '.join(named)}" if named else "")
 
 
-def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> LlmStanding:
+def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> StallCount:
     """How far the LLM is from a stall, by its trials since it took over.
 
     A turn is judged as a unit: it improved if one of its trials did.
@@ -146,7 +146,7 @@ def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings)
     weights: list[tuple[float, str]] = []
     for trial in idle:
         weights.append(weigh(trial, spared=any(weight == 0 for weight, _ in weights)))
-    return LlmStanding(idle, tuple(weights), patience, limited)
+    return StallCount(idle, tuple(weights), patience, limited)
 
 
 def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
