@@ -19,6 +19,7 @@ import numpy as np
 
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes import acquisition, ensemble, feasibility, proposer, surrogate
+from cclsearch.propose.bayes.acquisition import choose_batch
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.propose.observations import count_failures
 from cclsearch.recording.load import find_recordings, load_recording
@@ -38,7 +39,9 @@ def cost_of_failure(view: SearchView) -> float:
     return float(min(FAILURE_TRIALS * 10 ** max(0.0, excess), MAX_FAILURE_TRIALS))
 
 
-def gain_per_cost(posterior: CandidatePosterior, gain_m: Array, cost: float, largest: float | None = None) -> Array:
+def gain_per_cost(
+    posterior: CandidatePosterior, gain_m: Array, cost: float, largest: float | None = None, *, is_won: bool = False
+) -> Array:
     """(m,) expected improvement over the expected cost in trials."""
     return gain_m * posterior.p_valid_m / (1 + cost * (1 - posterior.p_success_m)) - posterior.shortfall_m
 
@@ -61,6 +64,9 @@ class _OneSided(CalibrationData):
 CHANGES: dict[str, Change] = {
     "as shipped": lambda: patch.object(surrogate, "WORTHWHILE", surrogate.WORTHWHILE),
     "safe rows without a chance kept": lambda: patch.object(surrogate, "WORTHWHILE", 0.0),
+    "risky rows run if nothing is left to win": lambda: patch.object(
+        proposer, "choose_batch", lambda posterior, count, penalty, is_won: choose_batch(posterior, count, penalty)
+    ),
     "gain per cost instead": _per_cost,
     "only slow outliers": lambda: patch.object(ensemble, "CalibrationData", _OneSided),
     "no broken values": lambda: patch.object(

@@ -166,6 +166,7 @@ def read_kept(keep: Path | None) -> list[Played]:
 
 def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
     """Print means, and paired differences from the fallback, over the complete seeds."""
+    played = [p for p in played if p.who in {FALLBACK, *players}]
     count = len({p.landscape for p in played}) * (len(players) + 1)
     seeds = [s for s in sorted({p.seed for p in played}) if sum(p.seed == s for p in played) == count]
     played = [p for p in played if p.seed in seeds]

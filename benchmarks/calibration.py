@@ -103,7 +103,10 @@ def pair(chance_m: NDArray[np.float64], true_m: NDArray[np.bool_]) -> list[State
 
 
 def print_bins(title: str, statements: Sequence[tuple[str, Statement]]) -> None:
-    """Print by bins of the stated chance: the mean stated, and the share that came true; and the scores of all."""
+    """Print by bins of the stated chance: the mean stated, and the share that came true; and the scores of all.
+
+    The calibration error is the mean distance between the two (Guo et al. 2017, equation 3).
+    """
     counts: dict[str, int] = defaultdict(int)
     for landscape, _ in statements:
         counts[landscape] += 1
@@ -112,16 +115,18 @@ def print_bins(title: str, statements: Sequence[tuple[str, Statement]]) -> None:
     true = np.array([one.is_true for _, one in statements], dtype=np.float64)
     print(f"\n{title}: {len(statements)} statements, {len(counts)} landscapes\n")
     print("| stated | statements | mean stated | came true |\n|---|---|---|---|")
+    error = 0.0
     for low, high in pairwise(BINS):
         inside = (chance >= low) & ((chance < high) | (high == 1.0))
         if inside.any():
             share, stated = (float(np.average(of[inside], weights=weight[inside])) for of in (true, chance))
+            error += float(weight[inside].sum() / weight.sum()) * abs(share - stated)
             print(f"| {low:g} to {high:g} | {int(inside.sum())} | {stated:.3f} | {share:.3f} |")
     clipped = np.clip(chance, 1e-4, 1 - 1e-4)
     log_score = -np.average(true * np.log(clipped) + (1 - true) * np.log(1 - clipped), weights=weight)
     brier = np.average((chance - true) ** 2, weights=weight)
     total = f"stated in all {np.average(chance, weights=weight):.4f}, came true {np.average(true, weights=weight):.4f}"
-    print(f"\nlog score {log_score:.4f}, Brier score {brier:.5f}; {total}")
+    print(f"\ncalibration error {error:.4f}, log score {log_score:.4f}, Brier score {brier:.5f}; {total}")
 
 
 def print_ends(states: Sequence[State]) -> None:

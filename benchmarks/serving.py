@@ -2,6 +2,7 @@
 
     python benchmarks/serving.py FOLDER [--peer PEER.csv] [--kernel-tables]
     python benchmarks/serving.py FOLDER --tables
+    python benchmarks/serving.py FOLDER --simulated
 
 FOLDER has tables of an engine's TTFT and TPOT by configuration and concurrency (`landscape.csv` with `card.yaml`). A
 cell is a table with a limit on TPOT, if at least four configurations differ by over 5 % and one keeps it. A trial
@@ -9,7 +10,7 @@ launches one configuration and measures it at every recorded concurrency; its va
 accelerator whose TPOT keeps the limit, or 0. Regret after k trials is 1 - best so far / best of the cell, and the mean
 of several seeds. The search learns from every load of a trial, and knows before which loads a row has. Throughput in
 these tables follows from their latencies by Little's law. `--tables` prints the errors of every table before any
-trial instead. `--peer` has aiconfigurator's predictions of every load
+trial instead, `--simulated` those of the simulation. `--peer` has aiconfigurator's predictions of every load
 (benchmarks/serving_peer.py): its picks are tried in the order of their predicted values, and cells that it can order
 are counted for all. `--kernel-tables` has predictions and searches use its measured kernels as a prior, where it knows
 model and accelerator (needs `pip install aiconfigurator`).
@@ -37,9 +38,11 @@ from cclsearch.propose.study.choose import make_sampler
 from cclsearch.score.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.contract import PlannedRequest
 from cclsearch.tasks.serving.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
 from cclsearch.tasks.serving.measurements import THROUGHPUT
 from cclsearch.tasks.serving.replica import read_replica
+from cclsearch.tasks.serving.simulated_load import SimulatedLoad, Simulator
 from cclsearch.tasks.serving.steady_state import serve
 from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load
 
@@ -123,6 +126,22 @@ def find_errors(table: Table) -> np.ndarray:
     return np.array(errors)
 
 
+def find_simulated_errors(table: Table) -> np.ndarray:
+    """(n, 3) log of simulated over measured TPOT, TTFT and throughput, before any trial: four requests a client."""
+    work, at = table.card.work, read_replica(table.card, table.space)
+    asked = PlannedRequest(input_tokens=int(work["input_len"]), output_tokens=int(work["output_len"]))
+    errors = []
+    for clients in sorted({int(load[1]) for load in table.loads}):
+        own = [load for load in table.loads if load[1] == clients]
+        rows = np.array([load[0] for load in own])
+        load = SimulatedLoad((asked,) * max(4 * clients, 32), clients, {})
+        found = Simulator.read(table.card, at.take(rows)).run(load, np.zeros(len(MULTIPLIERS)))
+        for n, (_, _, ttft_s, tpot_s, rate) in enumerate(own):
+            measured = {"tpot_mean_s": tpot_s, "ttft_mean_s": ttft_s, THROUGHPUT: rate}
+            errors.append([np.log(found[name][n] / value) for name, value in measured.items()])
+    return np.array(errors)
+
+
 def search(table: Table, limit_s: float, values: Mapping[int, tuple[float, float]], seed: int) -> list[int]:
     """Rows in the order in which the default sampler tries them."""
     text = f"tpot_mean_s <= {limit_s}"
@@ -192,6 +211,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--kernel-tables", action="store_true")
     args = parser.parse_args()
     if args.tables:
@@ -203,6 +223,11 @@ def main() -> None:
     tpot, ttft = np.expm1(np.median(np.abs(errors), axis=0))
     print(f"{len(errors)} loads of {len(tables)} tables, before any trial:")
     print(f"median error of TPOT {tpot:.0%}, of TTFT {ttft:.0%}\n")
+    if args.simulated:
+        simulated = np.concatenate([find_simulated_errors(table) for table in tables])
+        found = np.expm1(np.median(np.abs(simulated), axis=0))
+        print("simulated: median error of TPOT {:.0%}, of TTFT {:.0%}, of throughput {:.0%}".format(*found))
+        return
     regrets: dict[tuple[int, str], list[list[float]]] = {}
     for table in tables:
         for limit_ms in LIMITS_MS:

@@ -22,7 +22,8 @@ from serving_fit import model_of
 
 from cclsearch.stats.calibration import CalibrationData, Prior, calibrate
 from cclsearch.stats.closed_form import Cells, predictor_of
-from cclsearch.tasks.serving.prediction import LOAD_PRIORS, LOAD_SCALE, TPOT, TTFT
+from cclsearch.tasks.serving.prediction import LOAD_SCALE
+from cclsearch.tasks.serving.priors import LOAD_PRIORS, TPOT, TTFT
 
 STEPS = (0.5, 2.0), (0.7, 1.4)
 """Factors by which a number is changed, in two rounds."""

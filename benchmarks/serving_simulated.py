@@ -216,7 +216,9 @@ def serve_by_steps(
     arrival = [0.0 if load.concurrency else each["arrival_s"] for each in requests]
     unsent, now = list(range(len(requests))), 0.0
     due = [unsent.pop(0) for _ in range(min(load.concurrency or len(requests), len(requests)))]
-    number_of, times, waited = {}, {n: [] for n in range(len(requests))}, {}
+    number_of: dict[Any, int] = {}
+    waited: dict[int, float] = {}
+    times: dict[int, list[float]] = {n: [] for n in range(len(requests))}
     while due or not engine.is_idle:
         for n in [n for n in due if arrival[n] <= now]:
             answer = scheduler.Answer(list(prompts[n]), requests[n]["output_tokens"], asyncio.Queue())

@@ -15,7 +15,7 @@ from cclsearch.stats.calibration import CalibrationData, calibrate
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
 from cclsearch.tasks.serving.measurements import THROUGHPUT
-from cclsearch.tasks.serving.prediction import TPOT, TTFT
+from cclsearch.tasks.serving.priors import TPOT, TTFT
 from cclsearch.tasks.serving.steady_state import serve
 from cclsearch.tasks.serving.steps import MULTIPLIERS
 

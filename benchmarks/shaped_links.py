@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 CUBE = ((0, 100, 100, 200), (100, 0, 200, 100), (100, 200, 0, 100), (200, 100, 100, 0))
 """Mbit/s between four namespaces: 100 for each NVLink of the first four GPUs of a DGX-1 with V100, half of its mesh."""
 SHAPES = {"cube": CUBE}
+LIMIT_S = 600
+"""Of one `ip` or `tc`: the kernel lets network namespaces wait for each other, and a busy machine for much longer."""
 
 
 def can_shape() -> bool:
@@ -30,7 +32,7 @@ def can_shape() -> bool:
         _run("ip", "netns", "add", tried)
         _run("ip", "-n", tried, "link", "add", "a0", "type", "veth", "peer", "name", "b0")
         _run("tc", "-n", tried, "qdisc", "add", "dev", "a0", "root", "handle", "1:", "htb", "default", "1")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return False
     finally:
         subprocess.run(["ip", "netns", "del", tried], capture_output=True, check=False)
@@ -85,7 +87,7 @@ def _shape(name: str, k: int, rates: Sequence[float]) -> None:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def main(argv: Sequence[str]) -> int:

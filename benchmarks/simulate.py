@@ -38,6 +38,8 @@ MODELS = {  # hidden, layers, heads, feed-forward: published shapes
     "70b": (8192, 80, 64, 28672),
     "175b": (12288, 96, 96, 49152),
 }
+MEMORY_DRAWN = memory.MULTIPLIERS[:-1]
+"""All but what recomputation that no knob declares keeps."""
 CLUSTERS = (("nvidia_a100", 40, 2400, 200), ("nvidia_a100", 80, 2400, 800), ("nvidia_h100", 80, 3600, 400))
 KERNELS = ("torch", "fused", "flash_attention2", "flash_attention2 + norm")
 UNKNOWN = {
@@ -78,8 +80,8 @@ def simulate(
     log_time = log_time + rng.normal(0, rng.choice([0.005, 0.02, 0.1]), len(rows))
     hiccup = rng.random(len(rows)) < 0.05
     log_time = log_time + hiccup * rng.exponential(0.7, len(rows))
-    spread = rng.normal(0, 0.35, len(memory.MULTIPLIERS)) * _narrow(memory.MULTIPLIERS)
-    log_gib = predictor.memory.form.log_cost(every)(spread + _draw_memory_hypothesis(rng))
+    spread = rng.normal(0, 0.35, len(MEMORY_DRAWN)) * _narrow(MEMORY_DRAWN)
+    log_gib = predictor.memory.form.log_cost(every)(np.append(spread + _draw_memory_hypothesis(rng), 0.0))
     log_gib = log_gib + _field(rng, predictor.features, 0.05)
     crash = _field(rng, predictor.features, 1.0) > rng.uniform(1.5, 3.0)
     out = log_gib > np.log(0.95 * card.hardware.memory_gib)
@@ -197,7 +199,7 @@ def _is_legal(row: dict[str, Any], card: Any) -> bool:
 def _draw_memory_hypothesis(rng: np.random.Generator) -> np.ndarray:
     """Return log multipliers of the memory: states and sequences replicated or sharded, gradients of 4 or 2 bytes."""
     less = {"unsharded": -5.0, "replicated": -5.0, "gradients": float(np.log(0.5))}
-    return np.array([less.get(name, 0.0) * (rng.random() < 0.5) for name in memory.MULTIPLIERS])
+    return np.array([less.get(name, 0.0) * (rng.random() < 0.5) for name in MEMORY_DRAWN])
 
 
 def _narrow(names: tuple[str, ...]) -> np.ndarray:

@@ -1,12 +1,12 @@
 """How a search learns from failures if no closed form knows its knobs: the table "Unknown knobs" of `search.md`.
 
-    python benchmarks/unknown_knobs.py FOLDER [FOLDER ...] [--seeds 2] [--each]
+    python benchmarks/unknown_knobs.py FOLDER [FOLDER ...] [--seeds 2] [--each] [--knowing value memory crash]
 
 `failing`: share of the table's rows; `first`: trial of the first success, in the median; `failed of 10`: share of the
 first 10 trials (fewer if the search ends before); `least`: what no search could avoid, because the table has fewer rows
 that succeed. The causes of these failures are known of simulated tables only (their column `cause`): `value`, `pair`: a
 value, or two values together, that always fails; `again`: those of them that an earlier trial of the search showed;
-`memory`; `crash`: an effect of the known knobs.
+`memory`; `crash`: an effect of the known knobs. `--knowing`: what a search that knew these causes would still do.
 """
 
 from __future__ import annotations
@@ -14,20 +14,27 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from cclsearch.propose.base import Observation, Proposal, SearchView
+from cclsearch.propose.bayes.feasibility import Feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.search.bench import replay_search
+from cclsearch.stats.kernel import Array
 
 FIRST, AFTER = 10, 5
 CAUSES = ("value", "pair", "again", "memory", "crash")
+SURE = 0.999
 HEADER = ("tables", "searches", "failing", "first", "failed of 10", "least", f"best / optimum after {AFTER}", *CAUSES)
 
 
@@ -89,6 +96,25 @@ def count_causes(causes: Sequence[str]) -> Counter[str]:
     return counts
 
 
+@contextmanager
+def knowing(kinds: Collection[str], causes: Sequence[str]) -> Iterator[None]:
+    """A search that knows which rows fail by these kinds of causes: `value` (and pairs), `memory`, `crash`."""
+    learned = Feasibility.predict
+
+    def predict(self: Feasibility, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+        gib, p_fits, _ = learned(self, rows)
+        mean, spread = self.crash.marginals(rows)
+        intact = np.ones(len(rows)) if self.broken is None else 1 - self.broken.p_broken(rows)
+        p_of = {"value": intact, "memory": p_fits, "crash": ndtr(-mean / np.sqrt(1 + spread))}
+        actual = ["value" if "=" in causes[row] else causes[row] for row in rows]
+        for kind in kinds:
+            p_of[kind] = np.array([SURE if cause != kind else 1 - SURE for cause in actual])
+        return gib, p_fits, p_of["value"] * p_of["memory"] * p_of["crash"]
+
+    with patch.object(Feasibility, "predict", predict if kinds else learned):
+        yield
+
+
 def read_causes(folder: Path) -> list[str]:
     """Return the cause of each row's failure; empty where none is known."""
     with (folder / "trials.csv").open(newline="", encoding="utf-8") as lines:
@@ -110,13 +136,15 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--each", action="store_true", help="print every table too, with a mark for each trial")
+    parser.add_argument("--knowing", nargs="+", default=[], choices=("value", "memory", "crash"))
     args = parser.parse_args()
     print("| " + " | ".join(HEADER) + " |\n" + "| --- " * len(HEADER) + "|")
     for folder in args.folders:
         found: list[Figures] = []
         for path in find_recordings(folder):
             recording, causes = load_recording(path), read_causes(path)
-            own = [search(recording, causes, seed) for seed in range(args.seeds)]
+            with knowing(args.knowing, causes):
+                own = [search(recording, causes, seed) for seed in range(args.seeds)]
             if args.each:
                 print_row(path.name, own, f" {own[0].marks}")
             found += own

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cclsearch.tasks.serving.batching import Answered, Engines, Requests, answer_all
+from cclsearch.tasks.serving.batching import answer_all
+from cclsearch.tasks.serving.simulated_engines import Answered, Engines, Requests
 from cclsearch.tasks.serving.step_times import StepMix
 
 COST = {"step": 0.01, "prompt": 0.001, "pair": 1e-6, "sequence": 0.0005, "context": 2e-5}
@@ -59,6 +62,7 @@ class Engine:
     gain: float = 1.0
     checked: int = 1
     lag_s: float = 0.0
+    restarts: bool = False
 
 
 def run_together(engines: list[Engine]) -> Answered:
@@ -69,7 +73,10 @@ def run_together(engines: list[Engine]) -> Answered:
         return np.array([kind(getattr(engine, name)) for engine in engines])
 
     times = LinearTimes(
-        {name: column(name) for name in ("block_size", "cached", "gain", "checked", "is_chunked", "is_alone")}
+        {
+            name: column(name)
+            for name in ("block_size", "cached", "gain", "checked", "is_chunked", "is_alone", "restarts")
+        }
         | {"tokens": column("budget")}
     )
     table = np.ones((len(engines), width, 3))
@@ -133,7 +140,9 @@ class Plain:
 
     def held(self, ahead: int = 0) -> int:
         shared = self.engine.cached // self.engine.block_size
-        return shared + sum(self.blocks_of(s.given + s.made - (ahead if s.is_decoding else 0)) for s in self.running)
+        return shared + sum(
+            self.blocks_of(s.given + s.made - ahead if s.is_decoding else s.computed) for s in self.running
+        )
 
     def send(self, sequence: Sequence, when: float) -> None:
         sequence.arrival, sequence.ready = when, when + self.engine.lag_s
@@ -164,12 +173,15 @@ class Plain:
     def preempt(self) -> bool:
         before = self.preemptions
         while any(s.is_decoding for s in self.running) and self.held() > self.engine.blocks and len(self.running) > 1:
-            last = self.running.pop()
-            last.made = round(last.made)
-            last.is_decoding, last.computed = False, 0
-            self.waiting.insert(0, last)
-            self.preemptions += 1
+            self.put_back()
         return self.preemptions > before
+
+    def put_back(self) -> None:
+        last = self.running.pop()
+        last.made = round(last.made)
+        last.is_decoding, last.computed = False, 0
+        self.waiting.insert(0, last)
+        self.preemptions += 1
 
     def step(self) -> list[Sequence]:
         """Compute a step; returns the answers that end with it."""
@@ -179,7 +191,14 @@ class Plain:
         budget = float(engine.budget - (0 if engine.is_alone else len(decoders) * engine.checked))
         chunks: list[tuple[Sequence, int]] = []
         for sequence in [s for s in self.running if not s.is_decoding]:
+            taken = min(int(sequence.given + sequence.made) - sequence.computed, int(budget))
+            need = self.blocks_of(sequence.computed + taken) - self.blocks_of(sequence.computed)
+            if taken and need > engine.blocks - self.held(1 if engine.is_alone else 0) and len(self.running) > 1:
+                self.put_back()
+                stopped = True
+                continue
             budget = self.add_chunk(sequence, budget, chunks)
+        stopped = stopped and not engine.restarts
         if not stopped and not any(not s.is_decoding and s.computed < s.given + s.made for s in self.running):
             self.start_waiting(budget, chunks, len(decoders))
         if engine.is_alone and chunks:
@@ -233,9 +252,10 @@ class Plain:
             length = int(sequence.given + sequence.made)
             new = max(length - engine.cached, 1)
             fits = engine.is_chunked or new <= budget or (not chunks and (engine.is_alone or decoders == 0))
-            if not fits or (self.blocks_of(length) > free and self.running):
+            need = self.blocks_of(length - new + (min(new, int(budget)) if engine.is_chunked else new))
+            if not fits or (need > free and self.running):
                 return
-            free -= self.blocks_of(length)
+            free -= need
             self.waiting.pop(0)
             self.running.append(sequence)
             self.start.setdefault(sequence.number, self.now)
@@ -251,6 +271,7 @@ def draw_engine(rng: np.random.Generator) -> Engine:
     lengths = zip(rng.integers(9, 60, count).tolist(), rng.integers(1, 30, count).tolist(), strict=True)
     arrivals = np.cumsum(rng.exponential(float(rng.choice([0.01, 0.05, 0.4])), count))
     is_chunked = bool(rng.random() < 0.6)
+    is_alone = bool(rng.random() < 0.4)
     speculates = bool(rng.random() < 0.25)
     clients = int(rng.integers(1, 9)) if rng.random() < 0.5 else 0
     arrivals = arrivals * (clients == 0)
@@ -262,11 +283,12 @@ def draw_engine(rng: np.random.Generator) -> Engine:
         block_size=4,
         clients=clients,
         is_chunked=is_chunked,
-        is_alone=bool(rng.random() < 0.4),
+        is_alone=is_alone,
         cached=int(rng.choice([0, 8])),
         gain=1.0 if not speculates else 2.0,
         checked=1 if not speculates else 4,
         lag_s=float(rng.choice([0.0, 0.003])),
+        restarts=not is_alone and bool(rng.random() < 0.5),
     )
 
 
@@ -365,3 +387,62 @@ def test_more_places_never_delay_first_tokens_and_more_clients_never_hasten_them
     by_clients = run_together([Engine(requests=requests, clients=clients, places=64) for clients in (1, 4, 16, 64)])
     assert np.all(np.diff((by_clients.first_s - by_clients.arrival_s).mean(axis=1)) > 0)
     assert np.all(np.diff(by_clients.end_s.max(axis=1)) < 0), "more at once, more tokens per second"
+
+
+class CountedSteps:
+    """Stands in for the small server's model: computes nothing, and keeps what a step would compute."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.chunks: list[Any] = []
+
+    def forward(self, chunks: list[Any]) -> list[int]:
+        self.chunks = chunks
+        return [1] * len(chunks)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "is_chunked", "budget"), [(200, True, 64), (30, True, 64), (24, True, 32), (40, False, 64)]
+)
+def test_the_small_servers_own_scheduler_does_the_same(
+    blocks: int, is_chunked: bool, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "launchers"))
+    scheduler = importlib.import_module("cpu_serving_scheduler")
+    rng = np.random.default_rng(blocks)
+    requests = tuple((0.0, int(given), int(asked)) for given, asked in rng.integers(8, 48, (40, 2)))
+    options = {
+        "max_num_seqs": 6, "max_num_batched_tokens": budget, "block_size": 4, "chunked_prefill": is_chunked,
+        "prefix_caching": False,
+    }  # fmt: skip
+    server = scheduler.Scheduler(CountedSteps(blocks), options)
+    unsent, number_of, begun, end, now = list(range(40)), {}, set(), {}, 0.0
+
+    def send() -> None:
+        number = unsent.pop(0)
+        answer = scheduler.Answer([number] * requests[number][1], requests[number][2], None)
+        number_of[answer] = number
+        server.waiting.append(answer)
+
+    for _ in range(10):
+        send()
+    while not server.is_idle:
+        produced = server.step()
+        answers = [c for c in server.model.chunks if len(c.tokens) == 1 and c.owner in begun]
+        prompts = [c for c in server.model.chunks if c not in answers]
+        pairs = sum(len(c.tokens) * (c.start + len(c.tokens) / 2) for c in prompts)
+        now += step_s(sum(len(c.tokens) for c in prompts), pairs, len(answers), sum(c.start + 1 for c in answers))
+        for answer, _ in produced:
+            begun.add(answer)
+            if answer.left == 0:
+                end[number_of[answer]] = now
+                if unsent:
+                    send()
+    found = run_together(
+        [Engine(requests=requests, places=6, budget=budget, blocks=blocks, clients=10, is_chunked=is_chunked,
+                is_alone=not is_chunked, restarts=is_chunked)]
+    )  # fmt: skip
+    assert found.preemptions[0] == server.preemptions
+    assert (server.preemptions > 0) == (blocks < 100)
+    assert found.end_s[0] == pytest.approx([end[n] for n in range(40)], abs=0.02)

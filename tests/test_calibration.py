@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.recording.load import load_recording
-from cclsearch.stats.calibration import CalibrationData, Posterior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, predictor_of
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -120,3 +120,19 @@ def test_observations_with_much_noise_do_not_narrow_the_spread():
     values = form.log_cost(EVERY)(form.prior.mean_P)[rows]
     noise = np.full(len(rows), 10 * form.prior.noise)
     assert fit(form, CalibrationData.measured(rows, values, noise_n=noise)).spread == 1.0
+
+
+def test_drawn_models_do_not_depend_on_the_order_of_the_parts():
+    features, order = make_predictor().features, np.array([2, 0, 3, 1])
+    weights_PN = np.vstack([np.sin(n + EVERY) for n in range(4)])
+    shape = make_time_form().prior.shape
+    prior = Prior(np.zeros(4), np.full(4, 0.3), shape, noise=0.02, dof=4.0)
+    data = CalibrationData.measured(EVERY[:2], np.array([0.1, 0.4]))
+    normal_SP = np.random.default_rng(0).standard_normal((5, 4))
+    drawn = [
+        calibrate(lambda rows, at=at: lambda theta: theta @ weights_PN[at][:, rows], features, prior, data).ensemble(
+            EVERY, normal_SP[:, at]
+        )[0]
+        for at in (np.arange(4), order)
+    ]
+    assert np.allclose(drawn[0], drawn[1], rtol=0, atol=1e-8)

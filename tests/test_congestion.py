@@ -171,7 +171,7 @@ def test_two_degrees_on_links_of_their_own_overlap() -> None:
 
 def test_two_degrees_share_the_ports_of_a_simulated_cluster() -> None:
     """Domains of one rank: every message leaves its domain through the rank's port, whichever degree it is of."""
-    cluster = "switch:1:100:0/fat-tree:4:0.001:0:leaf=4"
+    cluster = "switch:1:100:0/fat-tree:4:0.0001:0:leaf=4"
     parts = parts_on("tp-dp-pp", cluster=cluster, accelerators_per_node=1)
     ports_s = float((parts.micro_batches * parts.tp_scale_out + parts.dp)[0])
     assert step_s(parts) == pytest.approx(ports_s, rel=0.005)

@@ -19,7 +19,7 @@ from cclsearch.tasks.serving.kernel_tables import (
     estimate_latencies,
     require_kernel_tables,
 )
-from cclsearch.tasks.serving.prediction import TPOT, TTFT
+from cclsearch.tasks.serving.priors import TPOT, TTFT
 
 needs_package = pytest.mark.skipif(importlib.util.find_spec("aiconfigurator") is None, reason="no aiconfigurator")
 ASKED = "kernel_tables=aiconfigurator"

@@ -66,7 +66,7 @@ with open(f"{os.environ['OUT']}/{os.environ['RANK']}", "w") as file:
 
 
 @pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and network namespaces")
-def test_namespaces_stand_for_the_devices_of_a_node(tmp_path: Path) -> None:
+def test_namespaces_are_the_devices_of_a_node(tmp_path: Path) -> None:
     """Two nodes of two namespaces; the ranks of the first node are on its devices 1 and 0."""
     (tmp_path / "say.py").write_text(SAY)
     with shaped([[100.0] * 4 for _ in range(4)]) as names:

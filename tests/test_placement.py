@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.node_links import NVLINKS
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
@@ -32,17 +33,6 @@ from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.time import MULTIPLIERS, combine_time, time_parts
 
 COMMON = Path(__file__).parent.parent / "launchers"
-NVLINKS = (
-    (0, 1, 1, 2, 2, 0, 0, 0),
-    (1, 0, 2, 1, 0, 2, 0, 0),
-    (1, 2, 0, 2, 0, 0, 1, 0),
-    (2, 1, 2, 0, 0, 0, 0, 1),
-    (2, 0, 0, 0, 0, 1, 1, 2),
-    (0, 2, 0, 0, 1, 0, 2, 1),
-    (0, 0, 1, 0, 1, 2, 0, 2),
-    (0, 0, 0, 1, 2, 1, 2, 0),
-)
-"""NVLinks between the GPUs of a DGX-1 with V100 (`nvidia-smi topo -m`)."""
 
 
 def dgx1(nodes: int = 1) -> LinkMatrix:

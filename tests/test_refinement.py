@@ -139,7 +139,7 @@ def test_means_of_a_closed_loop_of_equal_requests_stay_those_of_the_closed_form(
 
 def test_accepted_guesses_count_if_the_card_says_how_many() -> None:
     space = make_space(tp=(8,), speculative=("none", "ngram"))
-    unknown, known = (build(make_card(**stated), space) for stated in ({}, {"accepted_tokens_per_step": 2.5}))
+    unknown, known = build(make_card(), space), build(make_card(accepted_tokens_per_step=2.5), space)
     plain = expect(unknown, THROUGHPUT)
     assert plain[0] == pytest.approx(plain[1])
     without, guessed = expect(known, THROUGHPUT)

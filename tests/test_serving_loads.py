@@ -27,7 +27,7 @@ from cclsearch.score.objective import Objective, choose_objective
 from cclsearch.space.table import Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load
-from cclsearch.tasks.serving.prediction import TPOT, TTFT
+from cclsearch.tasks.serving.priors import TPOT, TTFT
 from cclsearch.tasks.serving.replica import read_replica
 from cclsearch.tasks.serving.steady_state import serve
 from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load

@@ -266,9 +266,10 @@ def test_prefill_and_decode_are_on_nodes_of_their_own_of_a_real_slurm(project: P
         command += ["--knob", knob]
     with start_cluster("--no-db") as cluster:
         search = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        until, folder = time.monotonic() + 900, project / "runs" / "r" / "trials"
+        until, folder = time.monotonic() + 1500, project / "runs" / "r" / "trials"
         while not (found := sorted(folder.glob("*/**/result.json"))) and search.poll() is None:
-            assert time.monotonic() < until
+            if time.monotonic() > until:
+                break
             time.sleep(1)
         search.send_signal(signal.SIGINT)
         said = search.communicate(timeout=120)[0]

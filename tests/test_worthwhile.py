@@ -57,3 +57,8 @@ def test_among_the_hopeless_the_larger_chance_wins_until_no_chance_is_left(log_t
 
 def test_a_batch_holds_each_configuration_once() -> None:
     assert sorted(chosen(posterior_of([0.0, 0.01, 3.0, 4.0], [0.9, 0.8, 1.0, 1.0]), 4)) == [0, 1, 2, 3]
+
+
+def test_once_nothing_is_likely_to_win_the_safer_configuration_is_chosen() -> None:
+    posterior = posterior_of([0.1, 0.05], [1.0, 0.7])
+    assert [m for m, _ in choose_batch(posterior, 1, MAX_FAILURE_PENALTY, is_won=True)] == [0]

@@ -121,11 +121,11 @@ def refuse_places(jobs: Sequence[Job], launcher: str) -> None:
 
 
 def refuse_cpu_devices(jobs: Sequence[Job]) -> None:
-    """Raise UserError if ranks on CPUs ask for an order of devices: only namespaces can stand for theirs."""
+    """Raise UserError if ranks on CPUs ask for an order of devices: only namespaces can be theirs."""
     if any(job.payload.devices and job.payload.accelerator == "cpu" for job in jobs):
         raise UserError(
             "device_order=links: ranks on CPUs have no devices; give the profile `network_namespaces` and"
-            " `namespaces_per_node`, so that namespaces stand for them, or search with device_order=given"
+            " `namespaces_per_node`, so that namespaces are their devices, or search with device_order=given"
         )
 
 

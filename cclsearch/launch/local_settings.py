@@ -21,9 +21,9 @@ class LocalSettings(Model):
     """Trials at a time: several disturb each other's timing unless they share no resources."""
     poll_interval_s: float = Field(default=0.1, gt=0)
     network_namespaces: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]{0,60}$")], ...] = ()
-    """Namespaces (`ip netns`) that stand for nodes, each with `accelerators_per_node` ranks; needs root."""
+    """Namespaces (`ip netns`), each used as a node with `accelerators_per_node` ranks; needs root."""
     namespaces_per_node: int = Field(default=1, ge=1)
-    """Namespaces that together stand for a node, in the order above: as many as ranks if each stands for a device."""
+    """Namespaces that are one node together, in the order above: as many as its ranks if each is one device."""
     pass_environment: tuple[str, ...] = ()
     """Variables, or PREFIX_*, that jobs inherit besides those of `inherited.yaml`; a secret only by its exact name."""
 

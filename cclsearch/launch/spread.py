@@ -1,4 +1,4 @@
-"""Starts the ranks of a job in several network namespaces of this machine, each of which stands for a node or a device.
+"""Starts the ranks of a job in several network namespaces of this machine, each used as a node or a device.
 
 A program, not a module of the engine: the local launcher runs it with the standard library only. Its arguments are the
 run script and `name=value` words: `namespaces`, `ranks`, `per_node` (places of a node), `namespaces_per_node` (of its

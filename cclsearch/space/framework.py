@@ -22,7 +22,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
 from cclsearch.space.behaviour import Behaviour
 from cclsearch.space.inert import InertWhen
-from cclsearch.space.knobs import meaning_of
+from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.model_limits import LIMITS
 from cclsearch.space.numbers import check_number, find_number, list_divisors
 from cclsearch.space.promises import LossBounds, RequiredVariable
@@ -332,6 +332,20 @@ def find_framework(name: str) -> Framework | None:
 def find_behaviour(name: str) -> Behaviour:
     """How the framework of that name or alias trains, where no knob says it; nothing is known of an unknown one."""
     return _find_behaviour(name, tuple(content_roots())) if name else Behaviour()
+
+
+def has_knob(name: str, meaning: str) -> bool:
+    """Whether the framework of that name has a knob of that meaning: where a space leaves it out, its run script takes
+    the neutral choice."""
+    return bool(name) and meaning in _find_meanings(name, tuple(content_roots()))
+
+
+@lru_cache(maxsize=64)
+def _find_meanings(name: str, roots: tuple[Path, ...]) -> frozenset[str]:
+    with contextlib.suppress(UserError):
+        framework = find_framework(name)
+        return frozenset(canonical_name(knob.name) for knob in framework.all_knobs) if framework else frozenset()
+    return frozenset()
 
 
 @lru_cache(maxsize=64)

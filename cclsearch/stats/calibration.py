@@ -164,18 +164,22 @@ class Posterior:
 
     @cached_property
     def _theta_root(self) -> Array:
-        """(P, P) square root of the posterior covariance of the log multipliers."""
+        """(P, P) square root of the posterior covariance of the log multipliers: the symmetric one, which is unique.
+
+        Eigenvectors alone change with rounding, and so with the processor, in sign, and entirely if variances are equal
+        (the drawn models would change with them).
+        """
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
         base = len(covariance) - self.prior.num_added
         values, vectors = _root_parts(covariance[:base, :base])
-        root = vectors * values
+        root = (vectors * values) @ vectors.T
         if not self.prior.num_added:
             return np.asarray(root)
         # block by block, so that the first multipliers are drawn as they are without the added ones
-        cross = covariance[base:, :base] @ vectors / np.maximum(values, _TINY)
+        cross = covariance[base:, :base] @ (vectors / np.maximum(values, _TINY)) @ vectors.T
         values, vectors = _root_parts(covariance[base:, base:] - cross @ cross.T)
-        return np.block([[root, np.zeros_like(cross.T)], [cross, vectors * values]])
+        return np.block([[root, np.zeros_like(cross.T)], [cross, (vectors * values) @ vectors.T]])
 
     def draw_normal(self, count: int, rng: np.random.Generator) -> Array:
         """(count, P) draws for `ensemble`; those of the added multipliers leave the others, and `rng`, as they are."""

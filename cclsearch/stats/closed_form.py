@@ -82,6 +82,9 @@ class MemoryForm:
     undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
     """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
     declare; one of them applies to the whole space. None: density of the form's prior."""
+    unidentified: frozenset[str] = frozenset()
+    """Those of `undeclared` that stay hypotheses when peaks are measured: too far apart for one normal prior. The
+    others peaks determine."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
 
@@ -152,7 +155,7 @@ class Predictor:
     """This predictor, or one with other priors; metric -> log multipliers; rows, the most promising first -> a
     predictor that knows more of the first rows by a simulation, which takes too long for all; None: there is none."""
     num_refined: int = 0
-    """Rows that such a simulation has told more of."""
+    """Rows that such a simulation has refined."""
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
     """Failed rows -> all rows in the order in which a careful engineer tries them; None: the order of the space."""
 

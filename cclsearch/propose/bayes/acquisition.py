@@ -38,17 +38,20 @@ def failure_penalty(view: SearchView) -> float:
     return float(min(MIN_FAILURE_PENALTY * 10 ** max(0.0, failed + 1 - allowed), MAX_FAILURE_PENALTY))
 
 
-def choose_batch(posterior: CandidatePosterior, count: int, penalty: float) -> list[tuple[int, float]]:
+def choose_batch(
+    posterior: CandidatePosterior, count: int, penalty: float, *, is_won: bool = False
+) -> list[tuple[int, float]]:
     """Return up to `count` candidate indices with their expected improvement, chosen one after another.
 
-    Each chosen candidate counts as running: it lowers the incumbent by its expected loss.
+    Each chosen candidate counts as running: it lowers the incumbent by its expected loss. `is_won`: none of them is
+    likely to win.
     """
     incumbent_k = incumbent(posterior)
     chosen: list[tuple[int, float]] = []
     free = np.ones(len(posterior.rows_m), dtype=bool)
     for _ in range(min(count, len(posterior.rows_m))):
         gain_m = np.where(free, expected_improvement(posterior, incumbent_k), 0.0)
-        utility = np.where(free, posterior.utility_m(gain_m, penalty), -np.inf)
+        utility = np.where(free, posterior.utility_m(gain_m, penalty, is_won=is_won), -np.inf)
         m = int(np.argmax(utility))
         free[m] = False
         chosen.append((m, float(gain_m[m])))

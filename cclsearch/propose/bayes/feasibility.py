@@ -1,8 +1,9 @@
 """P(success) of a trial: memory from the calibrated closed form, and failures that memory does not explain.
 
-A space may not declare whether data-parallel ranks shard the optimizer states, or tensor-parallel ranks the sequence;
-then one of the two applies to the whole space. Until a peak is measured, each combination is a hypothesis, weighted by
-its prequential likelihood: how well it predicted each trial that fitted or did not, from the trials before it.
+A space may not declare whether data-parallel ranks shard the optimizer states, tensor-parallel ranks the sequence, or
+the layers are recomputed; then one way applies to the whole space. Each combination is a hypothesis, weighted by its
+prequential likelihood: how well it predicted each trial that fitted or did not, and each measured peak, from the trials
+before it. Once a peak is measured, only what is kept of the activations remains a hypothesis (`unidentified`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
+from scipy.stats import t as student
 
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
@@ -141,13 +143,12 @@ def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[Br
 def _fit_memory(
     form: MemoryForm, features: Features, evidence: CalibrationData, weighed: CalibrationData
 ) -> tuple[tuple[Posterior, ...], Array]:
-    """Return posteriors with weights: a single one if a peak was measured, since peaks identify the parts."""
-    if np.any(evidence.censoring_n == 0):
-        return (calibrate(form.form.log_cost, features, form.form.prior, evidence),), np.ones(1)
-    fits = [
-        (*_prequential_log_lik(form, features, weighed, prior), log_prior)
-        for prior, log_prior in _hypothesis_priors(form)
-    ]
+    """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
+    is_measured = bool(np.any(evidence.censoring_n == 0))
+    priors = list(_hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys()))
+    if is_measured and len(priors) == 1:
+        return (calibrate(form.form.log_cost, features, priors[0][0], evidence),), np.ones(1)
+    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for prior, log_prior in priors]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
@@ -173,15 +174,18 @@ def _prequential_log_lik(
         return calibrate(form.form.log_cost, features, prior, first)
 
     columns = (evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist())
-    labels = list(zip(*columns, strict=True))
+    labels = list(zip(*columns, np.nan_to_num(evidence.value_n, nan=-np.inf).tolist(), strict=True))
     hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
     start = next((n for n in range(len(labels), 0, -1) if (hypothesis, tuple(labels[:n])) in cache), 0)
     posterior, total = cache[hypothesis, tuple(labels[:start])] if start else (fit_first(0), 0.0)
     for n in range(start, len(labels)):
-        mean, variance = posterior.marginals(evidence.rows_n[n : n + 1])
-        sides = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
-        noise = evidence.label_noise_n[n]
-        total += float(np.log(max(noise + (1 - noise) * float(ndtr(sides[0])), MIN_LIKELIHOOD)))
+        mean, variance = (float(moment[0]) for moment in posterior.marginals(evidence.rows_n[n : n + 1]))
+        if evidence.censoring_n[n] == 0:
+            total += float(student.logpdf(evidence.value_n[n], prior.dof, mean, np.sqrt(variance + prior.noise**2)))
+        else:
+            side = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
+            noise = evidence.label_noise_n[n]
+            total += float(np.log(max(noise + (1 - noise) * float(ndtr(side)), MIN_LIKELIHOOD)))
         posterior = fit_first(n + 1)
     cache[hypothesis, tuple(labels)] = posterior, total
     while len(cache) > _MAX_CACHED:
@@ -189,12 +193,12 @@ def _prequential_log_lik(
     return posterior, total
 
 
-def _hypothesis_priors(form: MemoryForm) -> Iterator[tuple[Prior, float]]:
-    """Yield the prior of each hypothesis with its log probability, up to a constant."""
-    prior = form.form.prior
-    for ways in product(*form.undeclared.values()):
+def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Prior, float]]:
+    """Yield the prior of each hypothesis about these multipliers with its log probability, up to a constant."""
+    prior, undeclared = form.form.prior, {name: ways for name, ways in form.undeclared.items() if name in names}
+    for ways in product(*undeclared.values()):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
-        for name, (log_multiplier, probability) in zip(form.undeclared, ways, strict=True):
+        for name, (log_multiplier, probability) in zip(undeclared, ways, strict=True):
             at = form.form.multipliers.index(name)
             mean_P[at], sd_P[at] = log_multiplier, _UNDECLARED_SD
             if probability is None:

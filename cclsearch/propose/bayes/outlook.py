@@ -12,12 +12,10 @@ from scipy.special import ndtr
 from cclsearch.propose.base import Note, SearchView
 from cclsearch.propose.bayes.candidates import direct_term
 from cclsearch.propose.bayes.ensemble import predict_without
-from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_p_improvement
+from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, NO_CHANCE, find_p_improvement
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.propose.events import NOTHING_LEFT
 
-NO_CHANCE = 0.02
-"""Probability below which no untried configuration is likely to win."""
 SUSPICIOUS = 4.0
 """A value so many standard deviations from what the other trials predict is suspicious."""
 MAX_CHECKED = 1

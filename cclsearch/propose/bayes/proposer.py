@@ -47,10 +47,8 @@ class DefaultProposer(Proposer):
             self._notes.append(note)
         repeat = find_repeat(view, posterior, outlook)
         again = [] if repeat is None else [self._propose_repeat(view, repeat)]
-        return again + [
-            self._propose_row(view, posterior, m, improvement)
-            for m, improvement in choose_batch(posterior, count - len(again), failure_penalty(view))
-        ]
+        chosen = choose_batch(posterior, count - len(again), failure_penalty(view), is_won=outlook is not None)
+        return again + [self._propose_row(view, posterior, m, improvement) for m, improvement in chosen]
 
     def take_events(self) -> Sequence[ProposerEvent]:
         """See `Proposer`."""

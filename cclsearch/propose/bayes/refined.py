@@ -1,4 +1,4 @@
-"""The predictor that a proposal uses, if the task can tell more of a few hundred rows by a simulation."""
+"""The predictor of a proposal, where the task knows more about a few hundred rows by a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cclsearch.stats.closed_form import Predictor
 
 
 def refine_predictor(view: SearchView, predictor: Predictor, earlier: tuple[Observation, ...]) -> Predictor:
-    """Return the predictor with what a simulation tells of the rows that look best; itself if there is none.
+    """Return the predictor with what a simulation shows of the rows that look best; itself if there is none.
 
     Multipliers and rows are those after the first 1, 2, 4, ... trials, so that most proposals find it done; rows that
     were tried until then come first, since later trials are compared with them.

@@ -18,6 +18,8 @@ EXHAUSTED_SHARE = 0.1
 """Part of `NEGLIGIBLE` below which the expected improvement shows that nothing is left to try."""
 NEGLIGIBLE = 0.01
 """Relative improvements below this do not count (1 %)."""
+NO_CHANCE = 0.02
+"""Probability below which no untried configuration is likely to win."""
 TENTH_PERCENTILE = 1.2816
 """Standard deviations of a normal below its mean."""
 
@@ -62,11 +64,14 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
     """Return the snapshot of a posterior, with the `top` rows to run next."""
     gain_m = expected_improvement(posterior, incumbent(posterior))
     has_best = posterior.best is not None
+    p_improvement = find_p_improvement(posterior) if has_best else None
+    is_won = p_improvement is not None and p_improvement < NO_CHANCE
+    chosen = choose_batch(posterior, top, failure_penalty(view), is_won=is_won)
     return SearchSnapshot(
-        top_rows=tuple(int(posterior.rows_m[m]) for m, _ in choose_batch(posterior, top, failure_penalty(view))),
+        top_rows=tuple(int(posterior.rows_m[m]) for m, _ in chosen),
         num_open=len(posterior.rows_m),
         max_expected_improvement=float(np.max(gain_m * posterior.p_valid_m)) if has_best else None,
-        p_improvement=find_p_improvement(posterior) if has_best else None,
+        p_improvement=p_improvement,
         median_error=_median_error(posterior),
         learned_multipliers=_learned_multipliers(posterior),
     )

@@ -77,22 +77,18 @@ class CandidatePosterior:
         """(m,) probability that the trial succeeds and satisfies the constraints."""
         return self.p_success_m * self.p_satisfies_m
 
-    def utility_m(self, gain_m: Array, penalty: float, largest: float | None = None) -> Array:
+    def utility_m(self, gain_m: Array, penalty: float, largest: float | None = None, *, is_won: bool = False) -> Array:
         """(m,) utility of a trial with that expected improvement, given the cost of a failure.
 
         A trial that cannot win costs as much as one that fails, so the cost of a failure decides only among candidates
         whose gain times chance is at least `WORTHWHILE` of the largest (`largest`, or that of these candidates); others
-        have the utility -inf. If each of those costs more by its failure than it promises, nothing is left to win, and
-        the safe ones count too. If nothing can satisfy the constraints, the shortfall remains: the closest
-        configuration wins.
+        have the utility -inf, unless nothing is likely to win (`is_won`): then the safest costs least. If nothing can
+        satisfy the constraints, the shortfall remains: the closest configuration wins.
         """
         promise_m = gain_m * self.p_valid_m
         least = WORTHWHILE * max(float(promise_m.max()), largest or 0.0)
         utility_m = promise_m - penalty * (1 - self.p_success_m) - self.shortfall_m
-        has_promise_m = promise_m >= least
-        if self.shortfall_m.any() or (largest is None and utility_m[has_promise_m].max() <= 0):
-            return utility_m
-        return np.where(has_promise_m, utility_m, -np.inf)
+        return utility_m if is_won or self.shortfall_m.any() else np.where(promise_m >= least, utility_m, -np.inf)
 
     @property
     def value_m(self) -> Array:
@@ -153,9 +149,11 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
 def find_spread(models: MetricModels) -> float:
     """Return how much narrower the loss is known than the models say, by their leave-one-out errors; 1 if it is not.
 
-    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`).
+    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`). A loss of another model
+    (of a weighted objective, or of trials at several loads) has no such errors here.
     """
-    return min(models.primary.spread, 1.0) if direct_term(models) is not None else 1.0
+    is_direct = direct_term(models) is not None and models.predictor.loads is None
+    return min(models.primary.spread, 1.0) if is_direct else 1.0
 
 
 def _match_earlier(view: SearchView) -> tuple[Observation, ...]:

@@ -1,4 +1,4 @@
-"""Configurations that closed forms of serving cannot tell apart: each different one is computed once."""
+"""Configurations that are equal in everything that closed forms of serving use: each is computed once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from cclsearch.stats.closed_form import Rows
 from cclsearch.tasks.serving.disaggregation import Deployment
 
-UNUSED = ("block_size", "is_chunked", "is_alone", "cache_gib", "memory_share")
+UNUSED = ("block_size", "is_chunked", "is_alone", "restarts", "cache_gib", "memory_share")
 """Columns that the closed forms of a load do not use; the simulation does."""
 MIN_ROWS = 4096
 """A smaller space is computed whole."""

@@ -11,72 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.step_times import StepMix, StepTimes
+from cclsearch.tasks.serving.simulated_engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
+from cclsearch.tasks.serving.step_times import StepMix, count_steps
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 NEVER = np.int64(2**60)
-NO_LIMIT = 2.0**50
-"""Blocks of a cache that cannot run out."""
 MAX_TURNS = 2_000_000
-
-
-@dataclass(frozen=True, eq=False)
-class Engines:
-    """R engines: what limits a step; (R,) each."""
-
-    times: StepTimes
-    places: Ints
-    """Sequences at once."""
-    blocks: Array
-    """Blocks of the KV cache; `NO_LIMIT` if each place has its own."""
-    is_tight: Bools
-    """Whether requests can run out of blocks."""
-    lag_s: Array
-    """Seconds from a request to the engine's queue."""
-    clients: Ints
-    """Clients of a closed loop; 0 if requests have arrival times."""
-
-    def take(self, rows: Ints) -> Engines:
-        """Return these engines."""
-        arrays = {name: getattr(self, name)[rows] for name in ("places", "blocks", "is_tight", "lag_s", "clients")}
-        return Engines(self.times.take(rows), **arrays)
-
-
-@dataclass(frozen=True, eq=False)
-class Requests:
-    """Up to Q requests of each of R engines, in the order of their arrival; (R, Q) each."""
-
-    arrival_s: Array
-    """Of a closed loop, 0 for the first request of each client; others arrive when one is answered."""
-    given: Ints
-    asked: Ints
-    count: Ints
-    """(R,) requests of each engine."""
-
-
-@dataclass(frozen=True, eq=False)
-class Answered:
-    """What happened; (R, Q) seconds of each request, (R,) sums of each engine."""
-
-    arrival_s: Array
-    start_s: Array
-    """When a step first computed a part of it."""
-    first_s: Array
-    end_s: Array
-    steps: Array
-    tokens: Array
-    """Tokens that the steps computed."""
-    preemptions: Ints
-    peak: Array
-    """Largest share of the KV cache in use; of a cache that cannot run out, with half of each last block."""
-    gaps: tuple[tuple[Ints, Array, Array], ...]
-    """Engines, seconds between the tokens of an answer, and how many such gaps."""
-    tokens_made: Ints
-    """Tokens of the answers."""
 
 
 def answer_all(engines: Engines, requests: Requests) -> Answered:
@@ -159,6 +100,7 @@ class _Batch:
         self.block, self.gain, self.checked = at.block_size, at.gain, at.checked
         self.cached = at.cached.astype(np.int64)
         self.is_chunked, self.is_alone, self.budget = at.is_chunked > 0, at.is_alone > 0, at.tokens
+        self.restarts = at.restarts > 0
         self.is_tight = self.engines.is_tight
         self.any_tight = bool(self.is_tight.any())
         self.is_loop = self.engines.clients > 0
@@ -183,7 +125,7 @@ class _Batch:
             self._hold_alone(step)
         mix = self._mix(step)
         first = self.engines.times.seconds(mix)
-        number, seconds = self._repeat(mix, first, waits)
+        number, seconds = self._repeat(mix, first, waits, step.is_closed)
         self._note_peak(step, number)
         is_on = self._advance(mix, number, seconds)
         self._end_answers(mix)
@@ -195,7 +137,7 @@ class _Batch:
     def _has_waiting(self) -> Bools:
         head = np.minimum(self.head, self.given.shape[1] - 1)
         is_ready = (self.head < self.known) & (self.ready[self.each, head] <= self.clock)
-        return is_ready | (self.depth > 0)
+        return np.asarray(is_ready | (self.depth > 0))
 
     def _wait(self) -> Bools:
         """Move the clocks of idle engines to the next request; returns which engines have requests that wait."""
@@ -212,11 +154,11 @@ class _Batch:
     def _open_step(self) -> _Step:
         zeros = np.zeros(len(self.rows))
         decoded = np.where(self.is_alone, 0.0, self.decoding * self.checked)
-        is_closed, free = np.zeros(len(self.rows), dtype=bool), np.full(len(self.rows), NO_LIMIT)
+        is_closed, free = np.zeros(len(self.rows), dtype=bool), np.full(len(self.rows), ENDLESS)
         if self.any_tight:
             before = self.num_preempted.copy()
             self._preempt(~self.is_alone)
-            is_closed = self.num_preempted > before
+            is_closed = (self.num_preempted > before) & ~self.restarts
             decoded = np.where(self.is_alone, 0.0, self.decoding * self.checked)
             free = np.where(self.is_tight, self.engines.blocks - self._held(np.where(self.is_alone, 1.0, 0.0)), free)
         mix = StepMix(zeros, zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy())
@@ -230,12 +172,13 @@ class _Batch:
         partial = np.flatnonzero(self.partial >= 0)
         if len(partial):
             request = self.request[partial, self.partial[partial]]
-            blocks[partial] += self._prompt_blocks(partial, request)
+            length = self.given[partial, request] + self.made[partial, request]
+            blocks[partial] += self._count_blocks(partial, length - self.left[partial])
         return np.asarray(blocks + self.cached / self.block)
 
-    def _prompt_blocks(self, rows: Ints, request: Ints) -> Array:
-        length = self.given[rows, request] + self.made[rows, request] - self.cached[rows]
-        return np.asarray(np.ceil(length / self.block[rows]))
+    def _count_blocks(self, rows: Ints, tokens: Ints) -> Array:
+        """Return the blocks of so many tokens of a sequence, besides those that all share."""
+        return np.asarray(np.ceil((tokens - self.cached[rows]) / self.block[rows]))
 
     def _preempt(self, asked: Bools) -> None:
         """Put back the requests that started last until the blocks suffice for a token of each other one."""
@@ -249,7 +192,11 @@ class _Batch:
             rows = np.flatnonzero(over & (self.running > 1))
             if not len(rows):
                 return
-            place = self.order[rows].argmax(axis=1)
+            self._put_back(rows, self.order[rows].argmax(axis=1))
+
+    def _put_back(self, rows: Ints, place: Ints) -> None:
+        """Free the blocks of a request of each of these engines, which is computed again from its first token."""
+        if len(rows):
             request = self.request[rows, place]
             is_partial = self.partial[rows] == place
             held = self.base[rows, place] + self.gain[rows] * self.counter[rows]
@@ -280,6 +227,14 @@ class _Batch:
         request = self.request[rows, place]
         length = self.given[rows, request] + self.made[rows, request]
         taken = np.minimum(self.left[rows], step.budget[rows]).astype(np.int64)
+        if self.any_tight:
+            done = length - self.left[rows]
+            need = self._count_blocks(rows, done + taken) - self._count_blocks(rows, done)
+            lacks = (need > step.free[rows]) & (self.running[rows] > 1)
+            step.free[rows] += np.where(lacks, self._count_blocks(rows, done), -need)
+            self._put_back(rows[lacks], place[lacks])
+            step.is_closed[rows[lacks]] = ~self.restarts[rows[lacks]]
+            rows, place, length, taken = rows[~lacks], place[~lacks], length[~lacks], taken[~lacks]
         self._take(step, rows, taken, length - self.left[rows])
         self.left[rows] -= taken
         whole = self.left[rows] == 0
@@ -305,7 +260,8 @@ class _Batch:
             request = np.where(is_again, self.stack[rows, self.depth[rows] - 1], self.head[rows])
             length = self.given[rows, request] + self.made[rows, request]
             new = np.maximum(length - self.cached[rows], 1)
-            need = self._prompt_blocks(rows, request)
+            taken = np.where(self.is_chunked[rows], np.minimum(new, step.budget[rows]), new).astype(np.int64)
+            need = self._count_blocks(rows, length - new + taken)
             # a prompt longer than a step has one of its own
             fits = self.is_chunked[rows] | (new <= step.budget[rows])
             fits |= (step.mix.prompt_tokens[rows] == 0) & (self.is_alone[rows] | (self.decoding[rows] == 0))
@@ -314,8 +270,7 @@ class _Batch:
             if not fits.any():
                 return
             rows, request, is_again = rows[fits], request[fits], is_again[fits]
-            length, new, need = length[fits], new[fits], need[fits]
-            taken = np.where(self.is_chunked[rows], np.minimum(new, step.budget[rows]), new).astype(np.int64)
+            length, new, need, taken = length[fits], new[fits], need[fits], taken[fits]
             self._place(rows, request, is_again)
             self._take(step, rows, taken, length - new)
             step.free[rows] -= need
@@ -339,7 +294,9 @@ class _Batch:
 
     def _hold_alone(self, step: _Step) -> None:
         """Engines whose prompts have steps of their own make room for answers if no prompt is in this step."""
+        before = self.num_preempted.copy()
         self._preempt(self.is_alone & (step.mix.prompt_tokens == 0))
+        step.is_closed |= self.num_preempted > before
 
     def _note_peak(self, step: _Step, number: Ints) -> None:
         """Note the use of the cache in the last of so many steps."""
@@ -350,7 +307,9 @@ class _Batch:
         if self.any_tight:
             answers = self._held(-grown)
             for rows, place in step.done:
-                np.add.at(answers, rows, self._prompt_blocks(rows, self.request[rows, place]))
+                request = self.request[rows, place]
+                length = self.given[rows, request] + self.made[rows, request]
+                np.add.at(answers, rows, self._count_blocks(rows, length))
             used = np.where(self.is_tight, answers, used)
         self.peak = np.maximum(self.peak, used / self.engines.blocks)
 
@@ -360,10 +319,10 @@ class _Batch:
 
     # time
 
-    def _repeat(self, mix: StepMix, first: Array, waits: Bools) -> tuple[Ints, Array]:
+    def _repeat(self, mix: StepMix, first: Array, waits: Bools, is_closed: Bools) -> tuple[Ints, Array]:
         """Return how many steps are alike, and their seconds together."""
         number = np.ones(len(self.rows), dtype=np.int64)
-        only = np.flatnonzero((mix.prompt_tokens == 0) & (self.decoding > 0))
+        only = np.flatnonzero((mix.prompt_tokens == 0) & (self.decoding > 0) & ~is_closed)
         if not len(only):
             return number, first
         grown = self.gain * self.decoding
@@ -372,11 +331,12 @@ class _Batch:
         head = np.minimum(self.head[only], self.given.shape[1] - 1)
         is_next = (self.head[only] < self.known[only]) & (self.num_free[only] > 0) & (self.depth[only] == 0)
         until = np.where(is_next & ~waits[only], self.ready[only, head] - self.clock[only], np.inf)
-        most = np.minimum(most, _count_steps(first[only], slope[only], until))
+        most = np.minimum(most, count_steps(first[only], slope[only], until))
         if self.any_tight:
             room = self.engines.blocks[only] * self.block[only] - self.context[only]
             room -= self.decoding[only] * (self.block[only] - 1.0)
             safe = np.floor(np.maximum(room, 0.0) / grown[only])
+            safe = np.where(self.partial[only] < 0, safe, 1.0)
             most = np.where(self.is_tight[only], np.minimum(most, np.maximum(safe, 1.0)), most)
         number[only] = np.maximum(most, 1).astype(np.int64)
         last = self.engines.times.seconds(replace(mix, context=mix.context + grown * (number - 1)))
@@ -481,11 +441,3 @@ def _align(places: Ints, count: Ints) -> Ints:
     """Return the free places of each engine, the first `count` of them usable."""
     width = places.shape[1]
     return np.where(np.arange(width) < count[:, None], count[:, None] - 1 - np.arange(width), 0)
-
-
-def _count_steps(first: Array, slope: Array, until: Array) -> Array:
-    """Return how many steps end at or after that time, if each takes `slope` longer than the one before."""
-    middle = first - slope / 2
-    root = np.sqrt(np.maximum(middle**2 + 2 * slope * np.where(np.isfinite(until), until, 0.0), 0.0))
-    grown = np.where(slope > 1e-15, (root - middle) / np.where(slope > 1e-15, slope, 1.0), until / first)
-    return np.where(np.isfinite(until), np.ceil(grown - 1e-9), float(NEVER))

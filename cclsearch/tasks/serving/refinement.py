@@ -76,8 +76,8 @@ def read_load(card: Card, concurrency: float | None) -> PredictedLoad | None:
     most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
     if most is not None:
         return PredictedLoad(lengths, None, most, is_uniform=work.get("lengths", "fixed") == "fixed")
-    arrivals = read_arrivals(work, arrival, count_requests(work))
-    return None if arrivals is None else PredictedLoad(lengths, arrivals, None, is_uniform=False)
+    rate = read_arrivals(work, arrival, count_requests(work))
+    return None if rate is None else PredictedLoad(lengths, rate, None, is_uniform=False)
 
 
 def plan_load(card: Card, load: PredictedLoad) -> SimulatedLoad:

@@ -26,6 +26,8 @@ DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
 
 DEFAULT_BLOCK = 16
 """Tokens of a block, as vLLM's documentation has it."""
+SMALL_SERVER = "cpu-serving"
+"""The engine whose scheduler is `launchers/cpu_serving_scheduler.py`."""
 MEMORY_FRACTION = 0.9
 """Share of the device's memory that a server takes, as vLLM's documentation has it."""
 DRAFTED = 4
@@ -78,6 +80,8 @@ class Replica:
     """1 if a step may compute a part of a prompt, else 0."""
     is_alone: Array
     """1 if prompts are computed in steps of their own, before any answer goes on, else 0."""
+    restarts: Array
+    """1 if a request that lost its blocks may start again in the same step, else 0."""
 
     def take(self, rows: NDArray[np.int64]) -> Replica:
         """Return the columns of these rows."""
@@ -141,6 +145,7 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
         memory_share=column("memory_fraction", lambda value: _read_number(value, MEMORY_FRACTION), MEMORY_FRACTION),
         is_chunked=is_chunked,
         is_alone=_find_alone(card, space, is_chunked, column("mixed_chunk", _is_on, 0.0)),
+        restarts=is_chunked * read_engines(card, space, lambda name: float(name == SMALL_SERVER)),
     )
 
 
@@ -172,7 +177,7 @@ def _find_alone(card: Card, space: Space, is_chunked: Array, is_mixed: Array) ->
     """Return where prompts have steps of their own: SGLang unless chunks are mixed, the small CPU server without
     chunks (the engines' schedulers)."""
     is_sglang = read_engines(card, space, lambda name: float("sglang" in name.lower()))
-    is_small = read_engines(card, space, lambda name: float(name == "cpu-serving"))
+    is_small = read_engines(card, space, lambda name: float(name == SMALL_SERVER))
     return np.maximum(is_sglang * (1 - is_mixed), is_small * (1 - is_chunked))
 
 

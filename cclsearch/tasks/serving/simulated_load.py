@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.tasks.serving.batching import NO_LIMIT, Answered, Engines, Ints, Requests, answer_all
+from cclsearch.tasks.serving.batching import answer_all
 from cclsearch.tasks.serving.contract import PlannedRequest
 from cclsearch.tasks.serving.measurements import GOODPUT, STATISTICS, THROUGHPUT
 from cclsearch.tasks.serving.memory import count_cached_tokens
 from cclsearch.tasks.serving.replica import Array, Replica
+from cclsearch.tasks.serving.simulated_engines import ENDLESS, Answered, Engines, Ints, Requests
 from cclsearch.tasks.serving.step_times import StepTimes
 from cclsearch.tasks.serving.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
 
@@ -80,7 +83,7 @@ class Simulator:
         size = np.ceil(longest / at.block_size) + 1
         blocks = np.floor(self.tokens[owner] / at.block_size)
         # whether a request fits at all is the memory's prediction; here it has to
-        blocks = np.where((at.reserves > 0) | (blocks < size), NO_LIMIT, blocks)
+        blocks = np.where((at.reserves > 0) | (blocks < size), ENDLESS, blocks)
         places = self.places[owner].astype(np.int64)
         clients = np.zeros(count, dtype=np.int64)
         if load.clients is not None:
@@ -131,7 +134,7 @@ def _measure(
 ) -> dict[str, Array]:
     """Return the metrics of each configuration, by their names in `measurements.py`."""
 
-    def join(values: Array) -> Array:
+    def join(values: NDArray[Any]) -> NDArray[Any]:
         """(configurations, requests) of (engines, requests of an engine)."""
         width = values.shape[1]
         joined = values.reshape(-1, count, width).transpose(0, 2, 1).reshape(-1, width * count)

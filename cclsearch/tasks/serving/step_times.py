@@ -79,3 +79,11 @@ class StepTimes:
         model = self.costs.model
         share = model.windowed_layers / model.arch.num_layers
         return (1 - share) * tokens + share * np.minimum(tokens, model.window) if share else tokens
+
+
+def count_steps(first: Array, slope: Array, until: Array) -> Array:
+    """Return how many steps end at or after that time, if each takes `slope` longer than the one before."""
+    middle = first - slope / 2
+    root = np.sqrt(np.maximum(middle**2 + 2 * slope * np.where(np.isfinite(until), until, 0.0), 0.0))
+    grown = np.where(slope > 1e-15, (root - middle) / np.where(slope > 1e-15, slope, 1.0), until / first)
+    return np.where(np.isfinite(until), np.ceil(grown - 1e-9), np.inf)

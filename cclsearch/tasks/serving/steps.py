@@ -9,6 +9,7 @@ activations twice a layer by all-reduce (Narayanan et al. 2021, section 3), expe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +115,9 @@ class StepCosts:
 
     def take(self, rows: NDArray[np.int64]) -> StepCosts:
         """Return the costs of these rows."""
-        arrays = {n: v[rows] for n in self.__dataclass_fields__ if isinstance(v := getattr(self, n), np.ndarray)}
+        arrays: dict[str, Any] = {
+            n: v[rows] for n in self.__dataclass_fields__ if isinstance(v := getattr(self, n), np.ndarray)
+        }
         return replace(self, at=self.at.take(rows), **arrays)
 
     def read_experts(self, tokens: Array | float) -> Array:

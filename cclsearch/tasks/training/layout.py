@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
-from cclsearch.space.framework import find_behaviour
+from cclsearch.space.framework import find_behaviour, has_knob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Knob, Space
 from cclsearch.tasks.training.adapters import find_base_bytes, find_frozen, find_fused_loss
@@ -61,6 +61,8 @@ class Layout:
     """Replicas of the sharded weights among dp (HSDP): each is sharded over `sharding` ranks."""
     recompute: Array
     """Share of each layer's activations that is recomputed, 0 to 1."""
+    declares_recomputation: bool
+    """Whether the space or the framework's own knobs say it; without that, a framework may still recompute."""
     repeated: Array
     """Share of each layer's forward pass that this repeats, 0 to 1."""
     sequence_parallel: Array
@@ -154,6 +156,8 @@ def read_layout(card: Card, space: Space) -> Layout:
         declares_sharding=any(space.find(name) is not None for name in ("zero_stage", "fsdp")),
         replicated=np.minimum(number("dp_replicate"), dp),
         recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
+        declares_recomputation=space.find("activation_checkpointing") is not None
+        or has_knob(card.framework, "activation_checkpointing"),
         repeated=_by_choice(space, "activation_checkpointing", _as_repeated),
         sequence_parallel=splits_sequence,
         declares_sequence_parallel=has_sequence_knob or behaviour.sequence_parallel is not None,

@@ -27,7 +27,7 @@ LOSS_CHUNK_SHARE = 0.1
 """Share of the logits that a fused loss has in memory at once (Liger, Hsu et al. 2024: chunks of the tokens)."""
 Multipliers = dict[str, Array]
 """Name -> multiplier: a scalar, or (S, 1) for S sets of them at once."""
-MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed")
+MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed", "kept")
 """Multipliers that calibration may change, in the order of every vector of log multipliers."""
 
 
@@ -42,10 +42,14 @@ class MemoryParts:
     """Further optimizer states if the data-parallel ranks do not shard them (0 if the space declares sharding)."""
     held: Array
     """Activations that one micro-batch keeps for its backward pass."""
+    kept: Array
+    """Further ones that it keeps if no layer is recomputed (0 if the space declares recomputation)."""
     replicated: Array
     """Further activations if tensor-parallel ranks do not split the sequence (0 if the space declares it)."""
     working: Array
     """Activations of one layer while it is recomputed."""
+    hidden_working: Array
+    """The same if the layers are recomputed and the space does not declare it (0 if it does)."""
     in_flight: Array
     """Micro-batches whose activations the first stage keeps at once."""
     logits: Array
@@ -112,7 +116,9 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     layers = layout.stage_layers
     split, whole = _activation_bytes(card, layout, tokens)
     inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
-    kept = 1 - layout.recompute
+    kept, in_layer = 1 - layout.recompute, split + 0.5 * whole
+    held = layers * (layout.recompute * inputs + kept * split)
+    certain = held if layout.declares_recomputation else layers * np.minimum(inputs, split)
     chunks = np.where(layout.fused_loss > 0, LOSS_CHUNK_SHARE, 1.0)
     in_flight = np.minimum(layout.pp, layout.accumulation)  # [M] section 2.2: the first stage
     interleaved = np.where(layout.virtual > 1, 1 + (layout.pp - 1) / (layout.pp * layout.virtual), 1.0)
@@ -121,9 +127,11 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
         gradients=gradients / GIB,
         optimizer=optimizer / GIB,
         unsharded=unsharded / GIB,
-        held=layers * (layout.recompute * inputs + kept * split) / GIB,
+        held=certain / GIB,
+        kept=(held - certain) / GIB,
         replicated=layers * kept * whole / GIB,
-        working=layout.recompute * (split + 0.5 * whole) / GIB,
+        working=layout.recompute * in_layer / GIB,
+        hidden_working=(0.0 if layout.declares_recomputation else 1.0) * in_layer / GIB,
         in_flight=in_flight * interleaved,
         logits=10.0 * tokens * arch.vocab_size * chunks / layout.tp / GIB,
         fixed=np.full(len(layout), machine.fixed_gib),
@@ -161,9 +169,11 @@ def split_memory(parts: MemoryParts, log_multipliers: NDArray[np.float64]) -> di
 
 def _stage_activations(parts: MemoryParts, m: Multipliers) -> tuple[Array, Array]:
     """Return the GiB of activations on the first and on the last stage."""
-    one = parts.held + m["replicated"] * parts.replicated
-    first = m["activations"] * (one * parts.in_flight + parts.working)
-    return np.asarray(first), np.asarray(m["activations"] * (one + parts.working))
+    whole = np.where(parts.hidden_working > 0, m["kept"], 1.0) * m["replicated"] * parts.replicated
+    one = parts.held + m["kept"] * parts.kept + whole
+    working = parts.working + np.maximum(1 - m["kept"], 0.0) * parts.hidden_working
+    first = m["activations"] * (one * parts.in_flight + working)
+    return np.asarray(first), np.asarray(m["activations"] * (one + working))
 
 
 def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array, Array]:

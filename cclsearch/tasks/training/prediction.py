@@ -21,7 +21,7 @@ from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predict
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
-from cclsearch.tasks.training.layout import Array, Layout, read_layout
+from cclsearch.tasks.training.layout import PARTIAL_SHARE, Array, Layout, read_layout
 from cclsearch.tasks.training.measurements import METRICS, MFU_FORMULA, THROUGHPUT, find_mfu, find_throughput
 
 STEP_TIME = "step_time_s"
@@ -37,9 +37,13 @@ UNDECLARED = {
     "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
     "replicated": ((0.0, 0.4), (-5.0, 0.6)),
     "gradients": ((0.0, None), (float(np.log(0.5)), None)),
+    "kept": ((0.0, 0.5), (float(np.log(1 - PARTIAL_SHARE)), 0.2), (-5.0, 0.3)),
 }
 """The ways in which frameworks do it: optimizer states replicated or sharded, sequences replicated or sharded,
-gradients of 4 or 2 bytes (`MemoryForm.undeclared`)."""
+gradients of 4 or 2 bytes, activations all kept, recomputed in part (fused attention keeps no matrix either), or
+recomputed (`MemoryForm.undeclared`). The last three weigh as the defaults of seven frameworks do, with one more of
+each: all kept in HF Trainer, axolotl, nanotron and Megatron-LM, in part in torchtitan, none in TRL's `SFTConfig` and
+LLaMA-Factory."""
 HINT_PARTS = {
     "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0},
     "stage_imbalance": {"imbalance": 1.0},
@@ -126,7 +130,7 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
     return Predictor(
         features=read_features(space),
         forms={STEP_TIME: step_time},
-        memory=MemoryForm(peak, log_limit, priors.softness, _find_undeclared(layout)),
+        memory=MemoryForm(peak, log_limit, priors.softness, _find_undeclared(layout), frozenset({"kept"})),
         hint_parts=HINT_PARTS,
         memory_hint_parts=MEMORY_HINT_PARTS,
         derived=_derive_all(card, layout, space.num_accelerators_N),
@@ -207,6 +211,7 @@ def _find_undeclared(at: Layout) -> dict[str, tuple[tuple[float, float | None], 
     """Return those of `UNDECLARED` that the space leaves open and that change a configuration of it."""
     is_open = {
         "unsharded": not at.declares_sharding and bool(np.any(at.replicas > 1)),
+        "kept": not at.declares_recomputation,
         "replicated": not at.declares_sequence_parallel and bool(np.any((at.tp > 1) & (at.recompute < 1))),
     }
     return {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
