@@ -58,7 +58,7 @@ def test_one_turn_of_three_and_three_turns_of_one_are_equally_far_from_a_stall()
 
 
 def test_a_gain_doubles_the_patience_and_a_stall_leaves_one_trial() -> None:
-    view = view_of([10.0, 8.0, 12.0], [(item(1),), (item(2),)])
+    view = view_of([10.0, 8.0, 12.0], [(item(1),), (item(2, 7.9),)])
     assert (standing(view).patience, standing(view).total) == (6, 1)
     missed = view_of([10.0, 12.0], [(item(1),)])
     assert standing(missed, stalls=1).patience == 1
@@ -79,6 +79,17 @@ def test_what_the_surrogate_itself_mispredicted_does_not_count_once_and_then_hal
 )
 def test_other_misses_count_whole(seconds: float, more: dict[str, Any]) -> None:
     assert standing(view_of([10.0, seconds], [(item(1, **more),)])).total == 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "seconds", "weight"),
+    [(11.0, 12.0, 2), (11.0, 10.5, 1), (9.0, 12.0, 1)],
+    ids=["rightly predicted worse", "better than predicted", "predicted better"],
+)
+def test_a_trial_that_the_surrogate_rightly_predicted_to_be_worse_counts_double(
+    predicted: float, seconds: float, weight: float
+) -> None:
+    assert standing(view_of([10.0, seconds], [(item(1, predicted),)])).total == weight
 
 
 def test_a_choice_that_the_surrogate_would_have_made_counts_half() -> None:

@@ -151,7 +151,8 @@ def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
 @pytest.mark.parametrize(("first", "count"), [(FAST[:1], 6), ([], 3)], ids=["after a gain", "at the start"])
 def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first: list[int], count: int) -> None:
     search = Search(budget=12)
-    rules = ArbiterSettings(num_seeds=1, overrules=20)
+    # after the gain each counts double: the surrogate predicts that they are worse than the best
+    rules = ArbiterSettings(num_seeds=1, overrules=20, patience_after_gain=12)
     search.run(make(ScriptedModel(*first, *FAST[:10:-1]), rules=rules))
     assert f"stall: {count} trials in turns that did not improve the best beyond the noise" in search.moves()[1]
     assert list_proposers(search)[: len(first) + count + 2] == ["seed", *["llm"] * (len(first) + count), "default"]

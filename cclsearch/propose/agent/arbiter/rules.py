@@ -65,6 +65,8 @@ class LlmTrial:
     """Number of the turn that submitted it, or of the turn that this one continues."""
     sign: float = 1.0
     """1 if a smaller value of the primary metric is better, else -1."""
+    was_warned: bool = False
+    """Whether the surrogate predicted it worse than the best by more than the noise, and it came out no better."""
     is_credible: bool = False
     """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
 
@@ -84,10 +86,25 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
             item, turn = items[o.config.digest]
-            trials.append(LlmTrial(o, item, improved, turn, view.primary.sign, _is_credible(view, o, item, noise)))
+            warned = _was_warned(view, o, item, noise)
+            credible = _is_credible(view, o, item, noise)
+            trials.append(LlmTrial(o, item, improved, turn, view.primary.sign, warned, credible))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
     return trials
+
+
+def _was_warned(view: SearchView, o: Observation, item: SubmittedConfig, noise: float) -> bool:
+    """Whether the surrogate predicted a trial worse than the best before it, and it came out no better than that."""
+    metric = view.primary
+    predicted, value = item.predicted.metrics.get(metric.name), o.value(metric.name)
+    earlier = [v for p in view.observations if p.trial < o.trial and p.loss is not None and (v := p.value(metric.name))]
+    if not earlier or not predicted or not math.isfinite(predicted):
+        return False
+    best = min(earlier, key=lambda v: metric.sign * v)
+    if metric.sign * math.log(predicted / best) <= noise:
+        return False
+    return value is None or metric.sign * math.log(value / predicted) >= -noise
 
 
 def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise: float) -> bool:
@@ -161,6 +178,8 @@ def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
         return 0.5, "the surrogate would have run it too"
     if trial.is_credible:
         return 0.5, "you predicted it much better than the surrogate"
+    if trial.was_warned:
+        return 2.0, "the surrogate had predicted that it is worse than the best, rightly"
     return 1.0, ""
 
 
