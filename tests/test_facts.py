@@ -203,9 +203,9 @@ def test_report_and_trial_have_words_and_units(project: Path, capsys: pytest.Cap
     capsys.readouterr()
     assert main(["show", "w", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "  step time: 24.44 s\n" in shown
+    assert "  step time: 8.99 s\n" in shown
     assert "  accelerators: 16 accelerators\n" not in shown
-    assert "  MFU: 15.28%\n" in shown
+    assert "  MFU: 41.54%\n" in shown
     page = render_page([gather_run(load_run(project / "runs" / "w"))])
     compared = page[page.index("best / baseline</th>") :]
     assert '<th scope="row">step time</th>' in compared

@@ -243,9 +243,9 @@ def test_a_loss_that_falls_with_step_time_is_learned(recording):
     assert np.corrcoef(posterior.mean_m, posterior.log_cost_m)[0, 1] < -0.5
 
 
-def test_an_overruled_failure_does_not_raise_the_penalty(recording):
+def test_a_failure_that_an_llm_chose_does_not_raise_the_penalty(recording):
     failing = next(n for n, row in enumerate(recording.rows) if row.status == "failed")
     running = next(n for n, row in enumerate(recording.rows) if row.status == "ok")
     seen = [observe(recording, row, trial) for trial, row in enumerate((running, failing))]
     view = replace(make_view(recording, seen), budget_left=5)
-    assert failure_penalty(replace(view, overruled=frozenset({failing}))) < failure_penalty(view)
+    assert failure_penalty(replace(view, llm_rows=frozenset({failing}))) < failure_penalty(view)

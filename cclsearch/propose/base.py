@@ -59,8 +59,8 @@ class SearchView:
     """Whether a measured configuration may be proposed again (`Proposal.is_repeat`): another run differs by noise."""
     ends_without_chance: bool = False
     """Whether the surrogate ends the search once no untried configuration is likely to win (`--stop-early`)."""
-    overruled: frozenset[int] = frozenset()
-    """Rows that an LLM chose against the surrogate's advice: observed, but not counted in the failure penalty."""
+    llm_rows: frozenset[int] = frozenset()
+    """Rows that an LLM chose: observed, but not counted in the failure penalty of the surrogate."""
 
     @cached_property
     def objective(self) -> Objective:

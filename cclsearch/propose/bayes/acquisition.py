@@ -31,9 +31,10 @@ def has_nothing_feasible(posterior: CandidatePosterior) -> bool:
 def failure_penalty(view: SearchView) -> float:
     """Return the cost of one more failure: 10 times higher per failure beyond `FAILED_SHARE` of the trials, with a cap.
 
-    Trials that an LLM chose against the surrogate's advice (`overruled`) do not count.
+    Trials that an LLM chose (`llm_rows`) do not count: a careless LLM must not make the surrogate too cautious to try
+    what may not fit.
     """
-    own, failed = count_failures(view.observations, view.overruled)
+    own, failed = count_failures(view.observations, view.llm_rows)
     allowed = FAILED_SHARE * (own + view.budget_left)
     return float(min(MIN_FAILURE_PENALTY * 10 ** max(0.0, failed + 1 - allowed), MAX_FAILURE_PENALTY))
 

@@ -10,12 +10,12 @@ from cclsearch.core.text import count_of
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
+    find_llm_rows,
     find_llm_trials,
     find_queued,
     find_stall,
     find_standing,
     is_repeat_open,
-    overruled_rows,
     overrules_left,
 )
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
@@ -76,7 +76,7 @@ class Arbiter(Proposer):
         self._ending = None
         view = self._collect_stale_turn(view)
         view = self._resume_llm(view)
-        view = replace(view, overruled=overruled_rows(view))
+        view = replace(view, llm_rows=find_llm_rows(view))
         proposals: list[Proposal] = []
         for _ in range(MAX_MOVES):
             state = read_state(view)

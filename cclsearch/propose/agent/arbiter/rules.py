@@ -234,15 +234,14 @@ def is_limited(view: SearchView, state: ArbiterState) -> bool:
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
     """How often the LLM may still overrule the surrogate; each overrule that improved the best adds two."""
     num_improved = sum(t.item.is_overrule and t.improved for t in find_llm_trials(view))
-    return rules.overrules + 2 * num_improved - len(overruled_rows(view))
+    return rules.overrules + 2 * num_improved - len(find_llm_rows(view, overrules=True))
 
 
-def overruled_rows(view: SearchView) -> frozenset[int]:
-    """Rows that the LLM chose against the surrogate and that were run; those that a stall dropped do not count."""
+def find_llm_rows(view: SearchView, *, overrules: bool = False) -> frozenset[int]:
+    """Rows that the LLM chose and that were run; with `overrules`, only those against the surrogate."""
     taken = view.taken_N
-    rows = (
-        view.space.row(item.config) for turn in past_turns(view.events) for item in turn.submitted if item.is_overrule
-    )
+    items = (item for turn in past_turns(view.events) for item in turn.submitted)
+    rows = (view.space.row(item.config) for item in items if item.is_overrule or not overrules)
     return frozenset(row for row in rows if row is not None and taken[row])
 
 
