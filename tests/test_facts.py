@@ -199,13 +199,15 @@ def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
 
 
 def test_report_and_trial_have_words_and_units(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--workload", "wl2", "--launcher", "replay", "--budget", "3", "--name", "w", "--quiet"]) == 0
+    usual = "tp=8,dp=2,pp=1,zero_stage=0,micro_batch_size=1"
+    run = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "3", "--name", "w", "--quiet"]
+    assert main([*run, "--baseline", usual]) == 0
     capsys.readouterr()
     assert main(["show", "w", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "  step time: 8.99 s\n" in shown
+    assert "  step time: 18.23 s\n" in shown
     assert "  accelerators: 16 accelerators\n" not in shown
-    assert "  MFU: 41.54%\n" in shown
+    assert "  MFU: 20.48%\n" in shown
     page = render_page([gather_run(load_run(project / "runs" / "w"))])
     compared = page[page.index("best / baseline</th>") :]
     assert '<th scope="row">step time</th>' in compared
