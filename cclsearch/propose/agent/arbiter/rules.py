@@ -40,8 +40,7 @@ class ArbiterSettings(Model):
     """Trials of the fallback after the first stall; each further stall doubles it."""
     max_explore: int = 8
     explore_share: float = 0.25
-    """The fallback explores for at most this share of the budget left, which each further stall doubles too, and for
-    at least one trial."""
+    """The fallback explores for at most this share of the budget left, and for at least one trial."""
     overrules: int = 1
     """How often the LLM may overrule the surrogate before one overrule has improved the best; after that, it chooses
     among the configurations that are free."""
@@ -50,9 +49,8 @@ class ArbiterSettings(Model):
 
     def find_explore(self, stalls: int, budget_left: int) -> int:
         """Trials of the fallback after a stall that follows `stalls` others."""
-        doubled = 1 << min(stalls, 10)
-        longest = max(1, int(min(1.0, self.explore_share * doubled) * budget_left))
-        return min(self.explore * doubled, self.max_explore, longest)
+        longest = max(1, int(self.explore_share * budget_left))
+        return min(self.explore << min(stalls, 10), self.max_explore, longest)
 
 
 @dataclass(frozen=True)
