@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from expected_runs import BY_KIND, START, TENSOR4, copy_with_needs, layout, tiny
+from expected_runs import BY_KIND, TENSOR4, copy_with_needs, layout, tiny
 from recorded_versions import (
     call,
     copy_project,
@@ -139,8 +139,8 @@ def test_a_new_search_learns_from_a_recorded_run(project: Path) -> None:
     call(*command, "warm", "--learn-from", "replayed")
     call(*command, "cold")
     best = {name: call("best", name, "--json").json for name in ("warm", "cold")}
-    assert best["cold"]["config"] == START
-    assert best["warm"]["step_time_s"] < 0.5 * best["cold"]["step_time_s"]
+    stages = {name: found["config"]["pp"] for name, found in best.items()}
+    assert stages == {"cold": 4, "warm": 1}, "the recorded run's pipelines were far slower than predicted"
 
 
 @pytest.mark.serial
