@@ -19,7 +19,7 @@ from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker
 from cclsearch.tracking.view import TrackingView
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
-BUDGET = 6
+BUDGET = 4
 SECRET = "sk-ant-api03-" + "q7Rz9KvLm2Xw4Tn8" * 3
 
 
