@@ -40,91 +40,63 @@ def off(simulated: float, expected: float) -> str:
     return f"{100 * (simulated / expected - 1):+.1f} %"
 
 
-def closed_forms() -> Iterator[tuple[str, str, str, float, float]]:
-    """Yield cluster, collective, form, its seconds and the simulated ones."""
-    link, us = 400e9 / 8, 3e-6
+Form = tuple[str, str, str, float, float]
+"""Cluster, collective, form, its seconds and the simulated ones."""
+LINK, LATENCY_S = 400e9 / 8, 3e-6
+"""Bytes a second of a port, and the latency of a message."""
 
-    def on(text: str, kind: str, algorithm: str, size: float) -> float:
-        net = TieredNetwork(parse_cluster(text))
-        return Collectives(net).schedule(kind, np.arange(net.num_ranks)[None], size, algorithm).seconds
 
+def closed_forms() -> Iterator[Form]:
+    """Yield each cluster and collective whose time is known by a formula."""
     for n in (4, 24, 256):
         for size in (1e3, 1e6, 1e9):
-            share, depth = (n - 1) / n * size / link, math.ceil(math.log2(n))
-            switch = f"switch:{n}:400:3"
-            yield (
-                switch,
-                f"all-reduce, ring, {size:.0e} B",
-                "2(n-1)(a + M/n/b)",
-                2 * (n - 1) * us + 2 * share,
-                on(switch, "all_reduce", "ring", size),
-            )
-            yield (
-                switch,
-                f"all-gather, ring, {size:.0e} B",
-                "(n-1)(a + M/n/b)",
-                (n - 1) * us + share,
-                on(switch, "all_gather", "ring", size),
-            )
-            yield (
-                switch,
-                f"all-reduce, tree, {size:.0e} B",
-                "2 log2(n) a + 2 M/b",
-                2 * depth * us + 2 * size / link,
-                on(switch, "all_reduce", "tree", size),
-            )
-            if n & (n - 1) == 0:
-                halving = 2 * depth * us + 2 * share
-                yield (
-                    switch,
-                    f"all-reduce, halving-doubling, {size:.0e} B",
-                    "2 log2(n) a + 2(n-1)/n M/b",
-                    halving,
-                    on(switch, "all_reduce", "halving-doubling", size),
-                )
-            yield (
-                switch,
-                f"all-to-all, {size:.0e} B",
-                "a + (n-1)/n M/b",
-                us + share,
-                on(switch, "all_to_all", "direct", size),
-            )
+            yield from _on_switch(n, size)
+    yield from _by_bisection()
+    yield from _by_hierarchy()
+
+
+def _form(cluster: str, call: tuple[str, str, float], name: str, form: str, seconds: float) -> Form:
+    """Return a row; `call` is the kind of the collective, its algorithm and bytes."""
+    kind, algorithm, size = call
+    net = TieredNetwork(parse_cluster(cluster))
+    simulated = Collectives(net).schedule(kind, np.arange(net.num_ranks)[None], size, algorithm).seconds
+    return cluster, f"{name}, {size:.0e} B", form, seconds, simulated
+
+
+def _on_switch(n: int, size: float) -> Iterator[Form]:
+    """Yield the collectives of n ranks on one switch (Thakur et al. 2005, Chan et al. 2007)."""
+    share, depth = (n - 1) / n * size / LINK, math.ceil(math.log2(n))
+    us, switch = LATENCY_S, f"switch:{n}:400:3"
+    ring, tree = 2 * (n - 1) * us + 2 * share, 2 * depth * us + 2 * size / LINK
+    yield _form(switch, ("all_reduce", "ring", size), "all-reduce, ring", "2(n-1)(a + M/n/b)", ring)
+    yield _form(switch, ("all_gather", "ring", size), "all-gather, ring", "(n-1)(a + M/n/b)", ring / 2)
+    yield _form(switch, ("all_reduce", "tree", size), "all-reduce, tree", "2 log2(n) a + 2 M/b", tree)
+    if n & (n - 1) == 0:
+        call, form = ("all_reduce", "halving-doubling", size), "2 log2(n) a + 2(n-1)/n M/b"
+        yield _form(switch, call, "all-reduce, halving-doubling", form, 2 * depth * us + 2 * share)
+    yield _form(switch, ("all_to_all", "direct", size), "all-to-all", "a + (n-1)/n M/b", us + share)
+
+
+def _by_bisection() -> Iterator[Form]:
+    """Yield all-to-alls of tori, whose middle cut limits them."""
     for k in (4, 8, 16):
-        torus = f"torus:{k}x{k}:400:0"
-        yield (
-            torus,
-            "all-to-all, 1e+09 B",
-            "bisection: k M / 8 / (b/4)",
-            k * 1e9 / 8 / (link / 4),
-            on(torus, "all_to_all", "direct", 1e9),
-        )
+        call, seconds = ("all_to_all", "direct", 1e9), k * 1e9 / 8 / (LINK / 4)
+        yield _form(f"torus:{k}x{k}:400:0", call, "all-to-all", "bisection: k M / 8 / (b/4)", seconds)
+
+
+def _by_hierarchy() -> Iterator[Form]:
+    """Yield collectives of nodes with a fast network inside, and of an oversubscribed fat tree."""
     for nodes in (4, 64, 512):
         text = f"switch:8:3200:0/switch:{nodes}:400:0"
-        inside, between = 2 * 7 / 8 * 1e9 / (8 * link), 2 * (nodes - 1) / nodes * 1e9 / 8 / link
-        yield (
-            text,
-            "all-reduce, hierarchical, 1e+09 B",
-            "inside, then between on all ports",
-            inside + between,
-            on(text, "all_reduce", "hierarchical", 1e9),
-        )
-        both = max(between + inside / 4, inside)
-        yield (
-            text,
-            "all-reduce, hierarchical-pipelined, 1e+09 B",
-            "the slower + a piece of the other",
-            both,
-            on(text, "all_reduce", "hierarchical-pipelined", 1e9),
-        )
+        inside, between = 2 * 7 / 8 * 1e9 / (8 * LINK), 2 * (nodes - 1) / nodes * 1e9 / 8 / LINK
+        for algorithm, form, seconds in (
+            ("hierarchical", "inside, then between on all ports", inside + between),
+            ("hierarchical-pipelined", "the slower + a piece of the other", max(between + inside / 4, inside)),
+        ):
+            yield _form(text, ("all_reduce", algorithm, 1e9), f"all-reduce, {algorithm}", form, seconds)
     text = "switch:8:3200:0/fat-tree:32:400:0:leaf=64:over=4"
-    uplink = 64 * 192 * 1e9 / 256 / (64 * link / 4)
-    yield (
-        text,
-        "all-to-all, 1e+09 B",
-        "uplinks of a leaf: 64 x 192 M/256",
-        uplink,
-        on(text, "all_to_all", "direct", 1e9),
-    )
+    uplink = 64 * 192 * 1e9 / 256 / (64 * LINK / 4)
+    yield _form(text, ("all_to_all", "direct", 1e9), "all-to-all", "uplinks of a leaf: 64 x 192 M/256", uplink)
 
 
 def astra_sim(results: Path) -> Iterator[tuple[dict[str, str], float, float]]:

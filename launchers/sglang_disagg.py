@@ -25,7 +25,7 @@ ROUTER_PORT, FIRST_PORT, FIRST_BOOTSTRAP_PORT = 8000, 8100, 8998
 
 
 def name_node(seat: Seat) -> str:
-    """Return what stands for the address of a server's node."""
+    """Return the placeholder for the address of a server's node."""
     return f"NODE_{seat.node}"
 
 

@@ -1,6 +1,6 @@
 """Times a step on a simulated network: tasks in lanes, which wait for each other and share links while they overlap.
 
-A lane is a stream of a set of ranks that do the same at the same time. One rank that stands for all needs one set; the
+A lane is a stream of a set of ranks that do the same at the same time. One rank that represents all needs one set; the
 stages of a pipeline, or the ranks of a trace, are several. A collective is a task in the lanes of all that take part.
 """
 

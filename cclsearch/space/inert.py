@@ -27,7 +27,7 @@ class InertWhen:
 
     when: When
     keep: Value
-    """Value of the knob that stands for all of its values then."""
+    """Value of the knob that represents all of its values then."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class InertKnob:
 
     column: int
     keep: int
-    """Position of the value that stands for all."""
+    """Position of the value that represents all."""
     when: tuple[tuple[int, tuple[int, ...]], ...]
     """Column and positions of values, for each knob of the condition."""
 
@@ -72,7 +72,7 @@ def list_inert(
 
 
 def mask_inert(codes_NK: NDArray[np.int16], inert: Sequence[InertKnob]) -> NDArray[np.int16]:
-    """(N, K) the positions of choices, those of knobs without effect replaced by that of the value that stands for all.
+    """(N, K) the positions of choices, those of knobs without effect replaced by that of the value that represents all.
 
     Two configurations are the same run if their masked positions are equal.
     """

@@ -337,7 +337,7 @@ class ToolHandlers:
         row = self.view.space.row(config)
         if row is None:
             raise CallError(self._explain_illegal(config), "illegal")
-        config = self.view.space.config(row)  # the one that stands for all that differ in knobs without effect
+        config = self.view.space.config(row)  # the one that represents all that differ in knobs without effect
         tried = next((o for o in self.view.observations if o.row == row), None)
         is_repeat = tried is not None and tried.loss is not None and tried.trial in doubts and self.view.can_repeat
         if tried and not is_repeat:

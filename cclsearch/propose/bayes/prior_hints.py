@@ -40,7 +40,7 @@ HALF_LIFE = 3.0
 MIN_WEIGHT = 0.05
 """A belief with less weight is forgotten."""
 VALUE_FACTOR = math.log(2.0)
-"""Log of the factor that `much_more` of a knob's value stands for."""
+"""Log of the factor that `much_more` of a knob's value means."""
 MAX_FACTOR = 2.0
 """A belief may also be a factor, from its reciprocal to this one."""
 SURE = 2.33
@@ -146,7 +146,7 @@ class ActiveHint:
 
     @property
     def log_factor(self) -> float:
-        """Log of the factor that it stands for of a knob's value, with its weight."""
+        """Return the log of the factor that it means for a knob's value, times its weight."""
         factor = _read_factor(self.level)
         return self.weight * (VALUE_FACTOR * {**LEVELS, **EARLIER_LEVELS}[self.level] if factor is None else factor)
 
