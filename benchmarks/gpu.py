@@ -39,6 +39,9 @@ def main() -> int:
         "--out", type=Path, default=Path("gpu-results"), help="folder of results (default: gpu-results)"
     )
     parser.add_argument(
+        "--table-s", type=float, default=200.0, metavar="S", help="most seconds for the table (default: 200)"
+    )
+    parser.add_argument(
         "--only", action="append", default=[], metavar="PART", help="machine is always done; repeatable"
     )
     args = parser.parse_args()
@@ -64,7 +67,8 @@ def run_parts(args: argparse.Namespace) -> int:
 
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    report = Report(small=args.small, ends_s=time.monotonic() + (3600.0 if args.small else LIMIT_S))
+    ends_s = time.monotonic() + (3600.0 if args.small else LIMIT_S)
+    report = Report(small=args.small, table_s=args.table_s, ends_s=ends_s)
     parts: dict[str, Any] = {
         "table": measure_table,
         "prediction": compare_predictions,

@@ -30,6 +30,8 @@ class Report:
     """Everything that one run found, in order."""
 
     small: bool
+    table_s: float
+    """Seconds for measuring configurations: on a slow device the rest of the space is left out."""
     ends_s: float
     """Value of `time.monotonic()` at which no further section starts."""
     checks: list[Check] = field(default_factory=list)

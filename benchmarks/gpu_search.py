@@ -26,8 +26,6 @@ from cclsearch.recording.load import Recording, load_recording
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.stats.closed_form import ClosedForm, predict_space, predictor_of
 
-TABLE_S = 200.0
-"""Seconds for measuring configurations: on a slow device the rest of the space is left out."""
 NEAR = 1.02
 DISTURBED = ("spread", "load", "warmup", "trace_time")
 """Rules that other processes on a machine with few cores make a trial break."""
@@ -61,9 +59,9 @@ def measure_table(bench: Bench) -> None:
     rows = list(range(len(space)))
     random.Random(0).shuffle(rows)
     for row in rows:
-        if time.monotonic() - started > TABLE_S:
+        if time.monotonic() - started > bench.report.table_s:
             bench.report.note(
-                f"{len(bench.table)} of {len(space)} configurations in {TABLE_S:.0f} s; the rest left out"
+                f"{len(bench.table)} of {len(space)} configurations in {bench.report.table_s:.0f} s; the rest left out"
             )
             break
         config = space.config(row)
