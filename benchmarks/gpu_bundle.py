@@ -24,7 +24,7 @@ BUNDLE, SITE = ROOT / ".gpu-bundle", ROOT / ".gpu-site" / f"{sys.version_info.ma
 LIST = "requirements.txt"
 OTHER_COMMANDS = {
     **dict.fromkeys(("anthropic", "openai", "tenacity", "pydantic-monty"), "the LLM agent"),
-    **dict.fromkeys(("pandas", "optuna", "sqlalchemy"), "export, and the strategies of Optuna"),
+    **dict.fromkeys(("pandas",), "export"),
     **dict.fromkeys(("submitit",), "Slurm"),
     **dict.fromkeys(("vl-convert-python",), "charts"),
 }

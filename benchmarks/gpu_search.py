@@ -229,7 +229,10 @@ def search_for_real(bench: Bench) -> None:
     started = time.monotonic()
     done = subprocess.run([*command, *words, "--runs", str(runs), *bench.options], capture_output=True, text=True)
     bench.report.figures["search (s)"] = time.monotonic() - started
-    events = [json.loads(line) for line in (runs / "search" / "ledger.jsonl").read_text().splitlines()]
+    ledger = runs / "search" / "ledger.jsonl"
+    if not ledger.is_file():
+        raise RuntimeError(f"exit code {done.returncode}: {' '.join(done.stderr.split())[-300:]}")
+    events = [json.loads(line) for line in ledger.read_text().splitlines()]
     outcomes = [event["outcome"] for event in events if event["event"] == "trial_finished"]
     bench.report.check(
         "trials that ended", str(budget), f"{len(outcomes)} {done.stderr[-300:]}", len(outcomes) == budget
