@@ -3,7 +3,7 @@
 One process drives the devices of its host; on several hosts (`CCL_PROCESS_ID`, `CCL_NUM_PROCESSES` and
 `CCL_COORDINATOR` are set by the launcher) the processes join through `jax.distributed`. The mesh has the axes `data`,
 `expert` and `tensor`; the compiler inserts the collectives. Knobs: tp, dp, ep (inside dp), micro_batch_size,
-activation_checkpointing (none, full).
+activation_checkpointing (none, full), attention (library, grouped).
 """
 
 from __future__ import annotations
@@ -154,37 +154,65 @@ class Model:
             return x + (self._route(h, w) if "router" in w else self._dense(h, w, ""))
 
     def _attend(self, x: Any, w: Mapping[str, Any]) -> Any:
-        import jax
         import jax.numpy as jnp
 
         size = self.arch["head_dim"]
         q, k, v = (jnp.reshape(x @ w[name], (*x.shape[:2], -1, size)) for name in ("q", "k", "v"))
-        mixed = jax.nn.dot_product_attention(_rotate(q).astype(v.dtype), _rotate(k).astype(v.dtype), v, is_causal=True)
+        attend = _attend_in_groups if self.trial.config.get("attention") == "grouped" else _attend_by_library
+        mixed = attend(_rotate(q).astype(v.dtype), _rotate(k).astype(v.dtype), v)
         return mixed.reshape(*x.shape[:2], -1) @ w["out"]
 
     def _dense(self, x: Any, w: Mapping[str, Any], prefix: str) -> Any:
         import jax
 
         up = x @ w[f"{prefix}up"]
-        inner = up * jax.nn.silu(x @ w[f"{prefix}gate"]) if self.arch["gated_mlp"] else jax.nn.gelu(up)
+        inner = _gate(up, x @ w[f"{prefix}gate"]) if self.arch["gated_mlp"] else jax.nn.gelu(up)
         return inner @ w[f"{prefix}down"]
 
     def _route(self, x: Any, w: Mapping[str, Any]) -> Any:
-        """Apply the experts by dense dispatch, weighted by the renormalized top-k probabilities."""
+        """Apply the experts, weighted by the renormalized top-k probabilities: every one to every token."""
         import jax
         import jax.numpy as jnp
+
+        activate = _gate if self.arch["gated_mlp"] else jax.nn.gelu
+        inward = [w[name] for name in ("expert_up", "expert_gate") if name in w]
 
         probability = jax.nn.softmax((x @ w["router"]).astype(jnp.float32))
         top, index = jax.lax.top_k(probability, self.arch["moe"]["top_k"])
         top = top / top.sum(-1, keepdims=True)
         weight_BSE = (jax.nn.one_hot(index, probability.shape[-1]) * top[..., None]).sum(-2).astype(x.dtype)
-        up = jnp.einsum("bsh,ehf->ebsf", x, w["expert_up"])
-        if self.arch["gated_mlp"]:
-            inner = up * jax.nn.silu(jnp.einsum("bsh,ehf->ebsf", x, w["expert_gate"]))
-        else:
-            inner = jax.nn.gelu(up)
+        inner = activate(*(jnp.einsum("bsh,ehf->ebsf", x, weight) for weight in inward))
         done = jnp.einsum("ebsf,efh,bse->bsh", inner, w["expert_down"], weight_BSE)
         return done + self._dense(x, w, "shared_") if "shared_up" in w else done
+
+
+def _gate(up: Any, gate: Any) -> Any:
+    import jax
+
+    return up * jax.nn.silu(gate)
+
+
+def _attend_by_library(q_BSND: Any, k_BSGD: Any, v_BSGD: Any) -> Any:
+    import jax
+
+    return jax.nn.dot_product_attention(q_BSND, k_BSGD, v_BSGD, is_causal=True)
+
+
+def _attend_in_groups(q_BSND: Any, k_BSGD: Any, v_BSGD: Any) -> Any:
+    """The same, with the query heads of a KV head as rows of one product: fewer and larger products."""
+    import jax
+    import jax.numpy as jnp
+
+    batch, length, heads, size = q_BSND.shape
+    groups = k_BSGD.shape[2]
+    rows = q_BSND.reshape(batch, length, groups, heads // groups, size).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, groups, -1, size)
+    k_BGSD, v_BGSD = (x.transpose(0, 2, 1, 3) for x in (k_BSGD, v_BSGD))
+    scores = jnp.einsum("bgrd,bgsd->bgrs", rows, k_BGSD, preferred_element_type=jnp.float32) * size**-0.5
+    seen = jnp.tile(jnp.tril(jnp.ones((length, length), bool)), (heads // groups, 1))
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30)).astype(v_BSGD.dtype)
+    mixed = jnp.einsum("bgrs,bgsd->bgrd", weights, v_BGSD).reshape(batch, groups, heads // groups, length, size)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(q_BSND.shape)
 
 
 def _norm(x: Any, weight: Any) -> Any:

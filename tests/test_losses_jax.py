@@ -20,7 +20,14 @@ pytest.importorskip("jax")
 
 pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
-LAYOUT: dict[str, Value] = {"dp": 2, "ep": 2, "tp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"}
+LAYOUT: dict[str, Value] = {
+    "dp": 2,
+    "ep": 2,
+    "tp": 2,
+    "micro_batch_size": 2,
+    "activation_checkpointing": "full",
+    "attention": "grouped",
+}
 
 
 def run_two_processes(folder: Path) -> TrainingResult:

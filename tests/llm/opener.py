@@ -14,15 +14,15 @@ Wish = tuple[str, tuple[Any, ...]]
 WISHES: dict[str, tuple[Wish, ...]] = {
     "host": (("compile", (True,)), ("optimizer", ("fused",)), ("threads", (2,)), ("bucket_mib", (4,))),
     "xla": (
+        ("attention", ("grouped",)),
+        ("malloc_huge_pages", (1,)),
         ("xla_cpu_multi_thread_eigen", (False,)),
         ("xla_cpu_region_analysis", (True,)),
-        ("xla_cpu_vector_width", (512,)),
-        ("xla_cpu_codegen_split", (1,)),
     ),
     "nccl": (("nccl_buffsize", (8388608, 16777216)), ("nccl_min_ctas", (16,)), ("cuda_device_max_connections", (1,))),
 }
-"""What an expert asks for: less work per operation on the host, other schedules of XLA, other buffers of NCCL."""
-TOGETHER = ("compile", "optimizer", "xla_cpu_multi_thread_eigen", "xla_cpu_region_analysis")
+"""What an expert asks for: less work per operation on the host, fewer page faults, other schedules, other buffers."""
+TOGETHER = ("compile", "optimizer", "attention", "malloc_huge_pages")
 """Changes that an expert expects to help independently of each other, and tries at once."""
 
 
