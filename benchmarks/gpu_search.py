@@ -157,7 +157,9 @@ def compare_predictions(bench: Bench) -> None:
         if not len(untried):
             bench.report.skip(f"{metric}, after trials", "every configuration was a trial")
             continue
-        _record_errors(bench, f"{metric}, before any trial, of those {len(untried)}", before[untried], measured[untried])
+        _record_errors(
+            bench, f"{metric}, before any trial, of those {len(untried)}", before[untried], measured[untried]
+        )
         at_untried = np.array([after[row] for row in untried])
         errors = _record_errors(bench, f"{metric}, after {_trials(bench)} trials", at_untried, measured[untried])
         if bench.is_gpu and not bench.small:
