@@ -25,19 +25,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+# The engine is imported where it is used: a player calls `next` and `answer` some fifty times.
 
-from agent import BUDGET, FALLBACK, curve, observe, play  # noqa: E402
-from llm.server import KEY, MODEL, answer_from_files, answer_once, serve  # noqa: E402
-
-from cclsearch.propose.agent.providers.types import CompletionRequest, ToolSpec  # noqa: E402
-from cclsearch.record.ledger import fold_ledger  # noqa: E402
-from cclsearch.recording.load import Recording, load_recording  # noqa: E402
+if TYPE_CHECKING:
+    from cclsearch.recording.load import Recording
 
 KEY_FILE = "key.json"
 TABLES = "tables"
@@ -54,6 +49,7 @@ NEAR = 0.001
 """Relative difference from the optimum that no run can show."""
 ANSWER_S = 3600
 POLL_S = 0.2
+BUDGET = 15
 
 
 class Refused(Exception):
@@ -62,6 +58,10 @@ class Refused(Exception):
 
 def prepare(tables: Sequence[Path], out: Path) -> None:
     """Copy these tables under neutral names; the key says which is which."""
+    import yaml
+
+    from cclsearch.recording.load import load_recording
+
     if (out / KEY_FILE).exists():
         raise Refused(f"{out} was prepared before: name a new folder")
     key = {f"table-{number}": table.resolve().name for number, table in enumerate(tables, 1)}
@@ -105,6 +105,8 @@ def is_number(cell: str) -> bool:
 
 def play_game(table: Path, game: Path, budget: int) -> int:
     """Run one search whose LLM is the player; returns its exit status, and ends it if this process is ended."""
+    from llm.server import MODEL, answer_from_files, answer_once, serve
+
     if game.exists():
         raise Refused(f"{game} exists: a game is played once")
     game.mkdir(parents=True)
@@ -120,6 +122,8 @@ def play_game(table: Path, game: Path, budget: int) -> int:
 
 def run_search(table: Path, game: Path, budget: int, llm: str) -> int:
     """Run the search in a process of its own and return its exit status."""
+    from llm.server import KEY
+
     command = [sys.executable, "-m", "cclsearch", "run", "--recording", str(table), "--budget", str(budget)]
     command += ["--seed", "0", "--llm", llm, "--runs", str(game / RUNS)]
     own = {"CCL_SEARCH_LLM_API_KEY": KEY, "CCL_SEARCH_LLM_TIMEOUT_S": str(ANSWER_S), "PYTHONPATH": str(ROOT)}
@@ -157,18 +161,18 @@ def show_next(game: Path, wait_s: float) -> None:
     if found is None:
         print("the game is over")
         return
-    request = CompletionRequest.model_validate_json(found.read_text(encoding="utf-8"))
+    request = json.loads(found.read_text(encoding="utf-8"))
     shown = json.loads((game / SHOWN).read_text(encoding="utf-8")) if (game / SHOWN).exists() else {}
-    tools = {tool.name: format_tool(tool) for tool in request.tools}
+    tools = {tool["name"]: format_tool(tool) for tool in request["tools"]}
     print(f"=== request {found.name.split('.')[0]}")
-    print_changes(shown.get("system", ""), request.system, shown.get("tools", {}), tools)
-    print_messages(request)
-    (game / SHOWN).write_text(json.dumps({"system": request.system, "tools": tools}), encoding="utf-8")
+    print_changes(shown.get("system", ""), request["system"], shown.get("tools", {}), tools)
+    print_messages(request["messages"])
+    (game / SHOWN).write_text(json.dumps({"system": request["system"], "tools": tools}), encoding="utf-8")
 
 
-def format_tool(tool: ToolSpec) -> str:
-    """A tool in lines."""
-    return f"{tool.name}: {tool.description}\n  {json.dumps(tool.parameters, ensure_ascii=False)}"
+def format_tool(tool: dict[str, Any]) -> str:
+    """A tool in two lines."""
+    return f"{tool['name']}: {tool['description']}\n  {json.dumps(tool['parameters'], ensure_ascii=False)}"
 
 
 def print_changes(old_system: str, system: str, old_tools: dict[str, str], tools: dict[str, str]) -> None:
@@ -185,13 +189,12 @@ def print_changes(old_system: str, system: str, old_tools: dict[str, str], tools
         print(*(f"{name}: not available now" for name in gone), sep="\n", end="\n" if gone else "")
 
 
-def print_messages(request: CompletionRequest) -> None:
+def print_messages(messages: Sequence[dict[str, Any]]) -> None:
     """Print the first message of a turn, or the last one of a turn that goes on."""
-    message = request.messages[-1]
-    print("=== a new turn" if len(request.messages) == 1 else "=== the same turn: results of your calls")
-    for result in message.results:
-        print(f"--- result of {result.id}{' (refused)' if result.is_error else ''}\n{result.text}")
-    print(message.text)
+    print("=== a new turn" if len(messages) == 1 else "=== the same turn: results of your calls")
+    for result in messages[-1]["results"]:
+        print(f"--- result of {result['id']}{' (refused)' if result['is_error'] else ''}\n{result['text']}")
+    print(messages[-1]["text"])
 
 
 def give_answer(game: Path, file: Path) -> None:
@@ -218,6 +221,10 @@ def give_answer(game: Path, file: Path) -> None:
 
 def score(folder: Path) -> None:
     """Print, as Markdown, best/optimum with the LLM and by the surrogate alone, table by table."""
+    from agent import FALLBACK, play
+
+    from cclsearch.recording.load import load_recording
+
     key = json.loads((folder / KEY_FILE).read_text(encoding="utf-8"))
     print("| table | with the LLM | optimum (within 0.1 %) at trial | trials, of the LLM | alone | optimum at trial |")
     print("|---|---|---|---|---|---|")
@@ -241,6 +248,10 @@ def score(folder: Path) -> None:
 
 def find_game(game: Path, recording: Recording) -> tuple[tuple[float, ...], list[str]] | None:
     """Log of best over optimum after each trial of a game, and who proposed it; None if nothing ran."""
+    from agent import curve, observe
+
+    from cclsearch.record.ledger import fold_ledger
+
     ledger = next((game / RUNS).glob("*/ledger.jsonl"), None)
     if ledger is None:
         return None
