@@ -158,7 +158,7 @@ def show_next(game: Path, wait_s: float) -> None:
             print("no request yet: call `next` again")
             return
         time.sleep(POLL_S)
-    if found is None:
+    if found is None or (game / OVER).exists():
         print("the game is over")
         return
     request = json.loads(found.read_text(encoding="utf-8"))
