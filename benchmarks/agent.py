@@ -27,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS, Oracle, Several  # noqa: E402
+from llm.players import PLAYERS, Ending, Oracle, Several  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
@@ -45,6 +45,8 @@ MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
 SEVERAL = "-3"
 """After a player's name: it submits up to three configurations a turn."""
+ENDS = "-ends"
+"""After a player's name: it asks to finish in every turn."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ def play(task: tuple[str, str, int]) -> Played:
     fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)
-    name, several = who.removesuffix(SEVERAL), who.endswith(SEVERAL)
+    name = who.removesuffix(SEVERAL).removesuffix(ENDS)
     player = Oracle(seed, find_truth(recording)) if name == "oracle" else PLAYERS[name](seed)
-    player = Several(player) if several else player
+    player = Several(player) if who.endswith(SEVERAL) else Ending(player) if who.endswith(ENDS) else player
     agent = Agent(player, options=AgentOptions(anonymous=True))
     return replay(recording, Arbiter(agent, fallback), who, seed)
 
@@ -267,7 +269,7 @@ def run_sandbox_bench() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
-    names = [*PLAYERS, *(name + SEVERAL for name in PLAYERS)]
+    names = [name + end for end in ("", SEVERAL, ENDS) for name in PLAYERS]
     parser.add_argument("what", choices=("landscapes", "policies", "chaos", "sandbox"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)

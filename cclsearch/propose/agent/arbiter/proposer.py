@@ -169,13 +169,11 @@ class Arbiter(Proposer):
 
     def _finish(self, view: SearchView, state: ArbiterState, reason: str) -> list[Proposal]:
         if not self._agent.make_table(view).nothing_left or best_observation(view) is None:
-            # The turn ran in the background on an older view: a newer result makes a configuration plausible again.
+            # The turn ran in the background on an older view: a newer result makes the trials left worth running.
             return self._propose_fallback(view, 1)
         if state.phase is not ArbiterPhase.FINISHED:
             self._move(view, state, ArbiterPhase.FINISHED, "finish", reason)
-        self._ending = (
-            f"the LLM ended the search, and the surrogate agrees that no configuration could plausibly win: {reason}"
-        )
+        self._ending = f"the LLM ended the search, and the surrogate expects too little of the trials left: {reason}"
         return []
 
     # turns
