@@ -99,10 +99,7 @@ def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str)
     said = reason.removeprefix("stall: ").split(" (")[0].replace("2 trials", "two trials")
     for words in said.split(" that "):
         assert all(word in rules for word in words.split()), words
-    assert (
-        "What a turn submits runs before you are asked again; but if one of its trials fails, measures beyond its"
-        in rules
-    )
+    assert "The configurations of a turn run one after another; if one fails, measures beyond its refuted_at" in rules
 
 
 def test_only_the_latest_theories_are_listed_and_each_once() -> None:
@@ -253,7 +250,9 @@ def test_each_value_without_a_trial_has_a_line_with_the_likeliest_candidate() ->
     few = replace(table, order=(2,))
     lines = untried_lines(only_idle, few, read_row_facts(view))
     assert lines[1].startswith("tp=2, dp=2, zero_stage=0: ")
-    assert lines[-1] == "no candidate that may fit has tp=1, dp=4, zero_stage=1"
+    assert lines[-1] == "without a chance of 2% to win: tp=1, dp=4, zero_stage=1"
+    hopeless = replace(few, wins_N=np.full(n, 0.01))
+    assert untried_lines(view, hopeless, read_row_facts(view)) == ["without a chance of 2% to win: zero_stage=0"]
 
 
 @pytest.mark.parametrize("value", [0, 1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.changes import find_unseen_values
 from cclsearch.propose.agent.row_facts import RowFacts
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.surrogate_table import PLAUSIBLE, SurrogateTable
 from cclsearch.propose.agent.tables import candidate_lines
 from cclsearch.propose.base import SearchView
 
@@ -16,7 +16,7 @@ MAX_UNTRIED = 10
 def untried_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> list[str]:
     """Return, for each value without a trial, the candidate with it that is likeliest to win, a line each.
 
-    Values that share their best candidate share its line. Then the values that no candidate has that may fit.
+    Values that share their best candidate share its line. The likeliest come first; values without a chance are named.
     """
     values: dict[int, list[str]] = {}
     without: list[str] = []
@@ -24,19 +24,18 @@ def untried_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> l
         knob = view.space.knobs[column]
         name = f"{knob.name}={format_knob_value(knob.choices[code])}"
         row = _find_best(view, table, column, code)
-        if row is None:
+        if row is None or (table.wins_N is not None and table.wins_N[row] < PLAUSIBLE):
             without.append(name)
         else:
             values.setdefault(row, []).append(name)
-    if not values:
-        return []
-    rows = list(values)[:MAX_UNTRIED]
+    rows = table.sort_by_chance(values, view.primary.sign)[:MAX_UNTRIED]
+    rest = [f"without a chance of {PLAUSIBLE:.0%} to win: {', '.join(without)}"] if without else []
+    if not rows:
+        return rest
     head, *lines = candidate_lines(view, table, rows, len(rows), facts)
     named = [f"{', '.join(values[row])}: {line}" for row, line in zip(rows, lines, strict=True)]
-    left = sum(len(names) for names in values.values()) - sum(len(values[row]) for row in rows)
-    rest = [f"({left} more values)"] if left else []
-    rest += [f"no candidate that may fit has {', '.join(without)}"] if without else []
-    return [f"value: {head}", *named, *rest]
+    left = [name for row, names in values.items() if row not in rows for name in names]
+    return [f"value: {head}", *named, *([f"left out: {', '.join(left)}"] if left else []), *rest]
 
 
 def _find_best(view: SearchView, table: SurrogateTable, column: int, code: int) -> int | None:
