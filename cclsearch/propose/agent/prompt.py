@@ -44,6 +44,7 @@ from cclsearch.propose.agent.tables import (
 from cclsearch.propose.agent.untried import untried_lines
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
 from cclsearch.propose.events import ArbiterMove, LlmMode
@@ -154,7 +155,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     words = {
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
         **{"promising": NUM_PROMISING, "first": NUM_FIRST_CHOICES, "plausible": f"{PLAUSIBLE:.0%}"},
-        "negligible": f"{NEGLIGIBLE:.0%}",
+        **{"negligible": f"{NEGLIGIBLE:.0%}", "min_trials": MIN_TRIALS},
         **{"patience": RULES.patience, "patience_after_gain": RULES.patience_after_gain},
         "patience_limited": RULES.patience_limited,
     }

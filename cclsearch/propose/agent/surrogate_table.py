@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from cclsearch.core.metrics import Direction
 from cclsearch.core.packed import Packed
+from cclsearch.core.text import count_of
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.agent.belief_effects import describe_effects
 from cclsearch.propose.agent.review import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
+from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.snapshot import (
     NEGLIGIBLE,
     TENTH_PERCENTILE,
@@ -45,8 +47,6 @@ MAX_UNSEEN = 2
 """Failures of a value of a knob that no closed form knows after which the surrogate's judgement of it counts."""
 MIN_NARROWING = 0.05
 """Part by which the surrogate's spread is narrowed from which on its record says so."""
-MIN_SCATTER = 4
-"""Measured trials from which on their scatter about the surrogate's predictions is named."""
 MIN_NOISE = 0.01
 """Relative difference below which two runs are never distinguished: repeats of one configuration differ by more."""
 
@@ -175,7 +175,7 @@ def describe_noise(view: SearchView, scatter: str) -> str:
     least = improvement_threshold(view)
     if _list_gaps(view):
         return f"two runs of one configuration differ by up to {least:.1%}; a smaller difference is not an improvement"
-    known = scatter or f"unknown, no configuration ran twice and under {MIN_SCATTER} trials are measured"
+    known = scatter or f"unknown, no configuration ran twice and under {MIN_TRIALS} trials are measured"
     return f"{known}; a difference below {least:.1%} does not count as an improvement"
 
 
@@ -187,7 +187,7 @@ def describe_scatter(posterior: CandidatePosterior) -> str:
     """
     ensemble = posterior.models.primary
     error_n = np.abs(ensemble.leave_one_out_error())
-    if len(error_n) < MIN_SCATTER:
+    if len(error_n) < MIN_TRIALS:
         return ""
     weights: dict[float, float] = {}
     for hypothesis, weight in zip(ensemble.hypotheses, ensemble.weight_h, strict=True):
@@ -288,12 +288,16 @@ def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: N
 def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[np.float64] | None) -> tuple[bool, str]:
     """Whether the budget left is worth running, and why, in words.
 
-    It is while its expected gain is at least a difference that counts: the search then ends, on average, no further
-    from what the whole budget would find than two runs of one configuration are from each other.
+    It is while its expected gain is at least a difference that counts, so a search ends, on average, within the noise
+    of what the whole budget would find; and while the trials are too few to show how far the surrogate errs.
     """
     if wins_N is None:
         return True, none_ranked(view)
     gain = find_gain_left(posterior, view.budget_left)
+    num_measured = len(posterior.models.primary.most_likely.rows_n)
+    if num_measured < MIN_TRIALS:
+        why = f"only {count_of(num_measured, 'trial')} measured: from {MIN_TRIALS} on, chances are calibrated"
+        return True, f"{why} (the trials left are expected to improve the best by {gain:.2%} in all)"
     why = (
         f"the trials left ({view.budget_left}) are expected to improve the best by {gain:.2%} in all (`finish` is "
         f"granted below {NEGLIGIBLE:.0%}); the largest chance of one configuration to win is {wins_N.max():.1%}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -22,6 +22,7 @@ from cclsearch.core.values import FailureKind, format_knob_value
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, LlmTurn, find_withdrawn
 from cclsearch.propose.observations import observed_rows
+from cclsearch.space.knobs import KNOBS, canonical_name
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
@@ -218,10 +219,37 @@ def _named_doubts(view: SearchView) -> tuple[int, ...]:
 
 def without_beliefs(view: SearchView) -> SearchView:
     """Return the view as if no turn had stated a belief."""
+    return _keep_beliefs(view, lambda part: False)
+
+
+def _keep_beliefs(view: SearchView, is_kept: Callable[[str], bool]) -> SearchView:
+    """Return the view as if its turns had stated these beliefs alone."""
     events = tuple(
-        event.model_copy(update={"beliefs": {}}) if isinstance(event, LlmTurn) else event for event in view.events
+        event.model_copy(update={"beliefs": {part: level for part, level in event.beliefs.items() if is_kept(part)}})
+        if isinstance(event, LlmTurn)
+        else event
+        for event in view.events
     )
     return replace(view, events=events)
+
+
+def without_guesses(view: SearchView) -> SearchView:
+    """Return the view without beliefs about values that no measured trial has, of knobs that a closed form knows.
+
+    The view itself if there is none. Nothing measured speaks for such a belief, so it does not end a search; a knob
+    without a closed form has nothing else to go by.
+    """
+    tried = np.array([o.row for o in view.observations if o.row is not None and o.value(view.primary.name)], dtype=int)
+
+    def is_guess(part: str) -> bool:
+        found = find_value(view.space, part)
+        if found is None or canonical_name(view.space.knobs[found[0]].name) not in KNOBS:
+            return False
+        has_N = (view.space.codes_NK[:, found[0]] == found[1]) & ~view.space.is_idle_N(found[0])
+        return not has_N[tried].any()
+
+    guesses = {part for part in collect_hints(view) if is_guess(part)}
+    return _keep_beliefs(view, lambda part: part not in guesses) if guesses else view
 
 
 def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
