@@ -296,7 +296,7 @@ def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[
     gain = find_gain_left(posterior, view.budget_left)
     num_measured = len(posterior.models.primary.most_likely.rows_n)
     if num_measured < MIN_TRIALS:
-        why = f"only {count_of(num_measured, 'trial')} measured: from {MIN_TRIALS} on, chances are calibrated"
+        why = f"only {count_of(num_measured, 'trial')} measured, `finish` is granted from {MIN_TRIALS} on"
         return True, f"{why} (the trials left are expected to improve the best by {gain:.2%} in all)"
     why = (
         f"the trials left ({view.budget_left}) are expected to improve the best by {gain:.2%} in all (`finish` is "
