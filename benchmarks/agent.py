@@ -1,6 +1,7 @@
 """Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
     python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
+    python benchmarks/agent.py finish     [--landscapes FOLDER]                when `finish` would be granted
     python benchmarks/agent.py policies   [--landscapes FOLDER]                the picks of the seed policies
     python benchmarks/agent.py chaos      [--turns 1000]                       a provider that does everything wrong
     python benchmarks/agent.py sandbox                                         every hostile program
@@ -13,29 +14,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS, Oracle, Several  # noqa: E402
+from llm.players import PLAYERS, Ending, Oracle, Several  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program  # noqa: E402
 from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
-from cclsearch.propose.agent.surrogate_table import make_surrogate_table  # noqa: E402
+from cclsearch.propose.agent.surrogate_table import PLAUSIBLE, make_surrogate_table  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
+from cclsearch.propose.bayes.outlook import MIN_TRIALS  # noqa: E402
+from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_chances, find_gain_left  # noqa: E402
+from cclsearch.propose.bayes.surrogate import fit_posterior  # noqa: E402
 from cclsearch.propose.events import LlmTurn  # noqa: E402
 from cclsearch.propose.study.choose import make_sampler  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
@@ -45,6 +51,8 @@ MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
 SEVERAL = "-3"
 """After a player's name: it submits up to three configurations a turn."""
+ENDS = "-ends"
+"""After a player's name: it asks to finish in every turn."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,9 @@ def play(task: tuple[str, str, int]) -> Played:
     fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)
-    name, several = who.removesuffix(SEVERAL), who.endswith(SEVERAL)
+    name = who.removesuffix(SEVERAL).removesuffix(ENDS)
     player = Oracle(seed, find_truth(recording)) if name == "oracle" else PLAYERS[name](seed)
-    player = Several(player) if several else player
+    player = Several(player) if who.endswith(SEVERAL) else Ending(player) if who.endswith(ENDS) else player
     agent = Agent(player, options=AgentOptions(anonymous=True))
     return replay(recording, Arbiter(agent, fallback), who, seed)
 
@@ -194,6 +202,60 @@ def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
         print(f"| {who} | {' | '.join(cells)} |")
 
 
+class State(NamedTuple):
+    """What the surrogate says after a trial of the fallback."""
+
+    log: float
+    """Log of best over optimum."""
+    num_measured: int
+    gain: float
+    """Expected gain of the trials left; infinite before a trial is ranked."""
+    chance: float
+    """Largest chance of a configuration to win; 1 before a trial is ranked."""
+
+
+def run_finish(folder: Path) -> None:
+    """Print, as Markdown, when each rule would end the fallback's searches, and how far from the best of all trials."""
+    rules: dict[str, Callable[[State], bool]] = {
+        "no chance of 2 % to win": lambda at: at.chance < PLAUSIBLE,
+        "expected gain of the trials left below 1 %": lambda at: at.gain < NEGLIGIBLE,
+        "the same, from five measured trials on (the rule)": (
+            lambda at: at.gain < NEGLIGIBLE and at.num_measured >= MIN_TRIALS
+        ),
+    }
+    searches = [replay_states(load_recording(path)) for path in find_recordings(folder)]
+    print("| `finish` is granted at | trials | mean log of best over the best of 15 | searches that lose over 0.5 % |")
+    print("|---|---|---|---|")
+    for name, rule in rules.items():
+        ends = [next((n for n, at in enumerate(states) if rule(at)), len(states) - 1) for states in searches]
+        lost = [states[end].log - states[-1].log for states, end in zip(searches, ends, strict=True)]
+        count = f"{sum(log > 0.005 for log in lost)} of {len(lost)}"
+        print(f"| {name} | {np.mean(ends) + 1:.1f} | {np.mean(lost):.4f} | {count} |")
+
+
+def replay_states(recording: Recording) -> list[State]:
+    """The state after each trial of the fallback alone."""
+    fallback = make_sampler("default")
+    seen: list[Observation] = []
+    states: list[State] = []
+    for left in range(BUDGET, 0, -1):
+        view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), left, 0, next_trial=len(seen) + 1)
+        proposals = fallback.propose(view, 1)
+        if not proposals:
+            break
+        row = recording.space.row(proposals[0].config)
+        assert row is not None
+        seen.append(observe(recording, len(seen) + 1, row))
+        posterior = fit_posterior(replace(view, observations=tuple(seen), budget_left=left - 1))
+        log, num_measured = curve(recording, seen)[len(seen) - 1], sum(o.loss is not None for o in seen)
+        if posterior is None or posterior.best is None:
+            states.append(State(log, num_measured, math.inf, 1.0))
+        else:
+            chance = float(find_chances(posterior).max())
+            states.append(State(log, num_measured, find_gain_left(posterior, left - 1), chance))
+    return states
+
+
 def run_policies(folder: Path) -> None:
     """Print the pick of each seed policy on each landscape, and the best prediction."""
     print("| policy | picked a row | ran | picked/optimum (gmean of those) | best prediction ran | gmean |")
@@ -267,8 +329,8 @@ def run_sandbox_bench() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
-    names = [*PLAYERS, *(name + SEVERAL for name in PLAYERS)]
-    parser.add_argument("what", choices=("landscapes", "policies", "chaos", "sandbox"))
+    names = [name + end for end in ("", SEVERAL, ENDS) for name in PLAYERS]
+    parser.add_argument("what", choices=("landscapes", "finish", "policies", "chaos", "sandbox"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=1000)
@@ -279,6 +341,8 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":
         run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers, keep=args.keep)
+    elif args.what == "finish":
+        run_finish(args.landscapes)
     elif args.what == "policies":
         run_policies(args.landscapes)
     elif args.what == "chaos":

@@ -63,6 +63,15 @@ def test_a_refused_finish_keeps_its_beliefs_and_the_next_request_says_so() -> No
     assert "pp=1: much more" in second
 
 
+def test_a_belief_about_a_value_that_no_trial_had_does_not_end_the_search() -> None:
+    guess = call("finish", {"reason": "nothing is left", "beliefs": [{"part": "pp=2", "is": "much_more"}]})
+    provider = Scripted(guess)
+    outcome = take_turn(provider, left_without_beliefs)
+    assert outcome.finish is None
+    assert outcome.event.beliefs == {"pp=2": "much_more"}
+    assert "something may win. This is without your beliefs about values that no trial had" in outcome.event.refused[0]
+
+
 def test_the_arbiter_ends_the_search_by_the_same_beliefs() -> None:
     agent = Agent(Scripted(FINISH), make_table=left_without_beliefs, clock=FakeClock())
     arbiter = Arbiter(agent, make_sampler("default"))

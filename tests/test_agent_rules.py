@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llm.turns import Scripted, call, submit
 
@@ -20,7 +21,8 @@ from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_tur
 from cclsearch.propose.agent.surrogate_table import find_unseen, make_surrogate_table
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
-from cclsearch.propose.bayes.prior_hints import collect_hints
+from cclsearch.propose.bayes.prior_hints import collect_hints, parse_hints
+from cclsearch.propose.bayes.snapshot import find_gain_left
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.events import ArbiterPhase, ArbiterState, DecisionKind, LlmMode, LlmTurn, SubmittedConfig
 from cclsearch.propose.study.choose import make_sampler
@@ -204,7 +206,8 @@ def test_pairs_of_trials_that_differ_in_one_knob_show_what_it_did() -> None:
     section = text[text.index("WHAT ONE CHANGE DID") :].split("\n\n")[0].splitlines()
     assert "kernel: a -> b: step x0.800 (trials 1, 2: tp=1 dp=2 micro_batch_size=1)" in section
     assert "micro_batch_size: 1 -> 2: step x0.500 (trials 1, 3: tp=1 dp=2 kernel=a)" in section
-    assert section[-1] == "values without a trial: tp 2; dp 1"
+    values = [line.partition(":")[0] for line in text[text.index("VALUES WITHOUT A TRIAL") :].splitlines()[2:]]
+    assert values[0] == "tp=2, dp=1"
 
 
 # what is free, and what counts as a stall
@@ -259,3 +262,79 @@ def test_a_belief_about_the_memory_of_a_value_moves_the_memory_of_its_configurat
     assert ratio[has_value] == pytest.approx(0.5, abs=0.1)
     assert ratio[~has_value] == pytest.approx(1.0, abs=0.02)
     assert moved.log_cost_m == pytest.approx(plain.log_cost_m, abs=0.02)
+
+
+# what the surrogate says of the noise, of the memory, of beliefs, and of the trials left
+
+
+def test_the_gain_of_the_trials_left_is_that_of_the_best_of_their_drawn_results() -> None:
+    posterior = fit_posterior(view_of(search_rows(3)))
+    assert posterior is not None
+    assert posterior.best is not None
+    rng = np.random.default_rng(0)
+    promise = [find_gain_left(posterior, count) for count in (0, 1, 3, 12)]
+    assert promise[0] == 0.0
+    assert promise == sorted(promise)
+    # every candidate may be run: draw a model, then a result of each candidate, and take the best
+    gains = []
+    mean_km = posterior.mean_m + posterior.spread * (posterior.mean_km - posterior.mean_m)
+    for k in rng.choice(len(posterior.weight_k), size=20_000, p=posterior.weight_k / posterior.weight_k.sum()):
+        drawn = rng.normal(mean_km[k], posterior.spread * posterior.sd_km[k])
+        runs = rng.random(len(drawn)) < posterior.p_valid_m
+        gains.append(max(0.0, float((posterior.best - drawn)[runs].max(initial=0.0))))
+    assert find_gain_left(posterior, len(posterior.rows_m)) == pytest.approx(-np.expm1(-np.mean(gains)), rel=0.03)
+
+
+def test_finish_is_granted_once_the_trials_left_are_expected_to_gain_under_1_percent() -> None:
+    first, late = (make_surrogate_table(view_of(search_rows(count))) for count in (1, 14))
+    assert not first.nothing_left
+    assert first.why.startswith("only 1 trial measured")
+    assert re.search(r"expected to improve the best by \d+\.\d+% in all", late.why)
+    assert late.nothing_left
+
+
+def test_the_scatter_names_the_trial_that_the_others_contradict() -> None:
+    view = view_of(search_rows(6))
+    slow = 3.0 * (view.observations[3].loss or 0.0)
+    seen = [replace(o, loss=slow, metrics={"step_time_s": slow}) if o.trial == 4 else o for o in view.observations]
+    few, plain, noisy = (
+        make_surrogate_table(replace(view, observations=tuple(observations))).scatter
+        for observations in (view.observations[:4], view.observations, seen)
+    )
+    assert few == ""
+    assert "(trial 4)" in noisy
+
+    def largest(text: str) -> float:
+        return float(re.search(r"up to x([\d.]+)", text)[1])  # type: ignore[index]
+
+    assert largest(noisy) > 2.0 > largest(plain)
+
+
+def test_a_belief_raises_the_weight_of_what_the_space_does_not_say_of_the_memory() -> None:
+    said = "optimizer_states=sharded"
+    turn = LlmTurn(turn=1, beliefs={said: "much_more"}, num_seen=0)
+    weights, gib = [], []
+    for events in ((), (turn,)):
+        posterior = fit_posterior(view_of([], events=events))
+        assert posterior is not None
+        ways = posterior.models.feasibility.weigh_ways()
+        assert all(sum(way.values()) == pytest.approx(1.0, abs=0.02) for way in ways.values())
+        weights.append(ways["unsharded"][said])
+        gib.append(float(posterior.memory_gib_m.mean()))
+    assert weights[1] > 0.95 > weights[0]
+    assert gib[1] < gib[0]
+    assert parse_hints([{"part": said, "is": "much_more"}], view_of([])) == {said: "much_more"}
+
+
+def test_the_prompt_says_what_a_belief_changed_and_that_measured_values_stay() -> None:
+    rows = search_rows(1)
+    pp = RECORDING.space.config(rows[0])["pp"]
+    turn = LlmTurn(turn=1, decision=DecisionKind.REVISE, beliefs={f"pp={pp}": "much_more"}, num_seen=1)
+    effect = make_surrogate_table(view_of(rows, events=(turn,))).effects[f"pp={pp}"]
+    assert effect.endswith("; every measured trial has it")
+    ratios = re.findall(r"x([\d.]+)(?= to|, of|;)", effect)
+    own, others = float(ratios[0]), float(ratios[-1])
+    assert own > others
+    assert others < 0.9
+    later = LlmTurn(turn=2, decision=DecisionKind.SUBMIT, num_seen=1)
+    assert make_surrogate_table(view_of(rows, events=(turn, later))).effects == {}

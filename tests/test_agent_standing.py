@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from llm.cases import SPACE, plain_table
 
-from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_standing
+from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_stall, find_standing
 from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
@@ -94,6 +95,18 @@ def test_a_trial_that_the_surrogate_rightly_predicted_to_be_worse_counts_double(
 
 def test_a_choice_that_the_surrogate_would_have_made_counts_half() -> None:
     assert standing(view_of([10.0, 12.0], [(item(1, is_own_idea=False),)])).total == 0.5
+
+
+@pytest.mark.parametrize(("own", "stalls"), [((True, True), True), ((True, False), False), ((False, False), False)])
+def test_failures_of_the_surrogates_first_choices_are_no_stall_of_the_llm(own: tuple[bool, bool], stalls: bool) -> None:
+    view = view_of([10.0, 12.0, 12.0], [(item(row, is_own_idea=is_own),) for row, is_own in enumerate(own, 1)])
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="a crash")
+    failed = [replace(o, loss=None, metrics={}, failure=failure) for o in view.observations[1:]]
+    view = replace(view, observations=(view.observations[0], *failed))
+    found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings())
+    assert (found is not None) == stalls
+    if found:
+        assert found[0] == "same failure"
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
     assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system
     assert "trial by loss images_per_s vs_best peak_GiB | lanes" in user
-    assert "pred_images_per_s optimistic vs_best pred_GiB P(fits) P(wins) free | lanes" in user
+    assert "pred_images_per_s optimistic vs_best pred_GiB P(fits) P(wins) free changes | lanes" in user
     assert '"expected_images_per_s"' in tools
     assert "measurements, the measured time of each part of its picture if it was traced" in tools
     found = WORDS_OF_TRAINING.findall("\n".join((system, user, tools)))
@@ -213,8 +213,8 @@ def test_probability_of_the_constraints_is_shown_and_judged() -> None:
     wins_N = np.where(np.arange(NUM_ROWS) == 7, 0.0, 0.3)
     table = replace(table, order=(6, 5, 4, 1, 0, 7), satisfies_N=satisfies_N, wins_N=wins_N)
     user = write(view, table=table)[1]
-    assert "vs_best pred_GiB P(fits) P(constraints) P(wins) free | lanes\n" in user
-    assert "\n90 99 x0.556 2 0.95 0.02 0.000 - | 8\n" in user
+    assert "vs_best pred_GiB P(fits) P(constraints) P(wins) free changes | lanes\n" in user
+    assert "\n90 99 x0.556 2 0.95 0.02 0.000 - 1 | 8\n" in user
     handlers = replace(make_handlers(view), table=table, overrules_left=0)
 
     def submit(lanes: int) -> ToolReply:

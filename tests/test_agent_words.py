@@ -12,14 +12,16 @@ from llm.turns import FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_stall
-from cclsearch.propose.agent.changes import change_lines
+from cclsearch.propose.agent.changes import change_lines, count_changes, find_unseen_values
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
 from cclsearch.propose.agent.history import find_choosers
 from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
 from cclsearch.propose.agent.providers.types import Answer
+from cclsearch.propose.agent.row_facts import read_row_facts
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tables import trial_summary
 from cclsearch.propose.agent.tool_schemas import make_toolset
+from cclsearch.propose.agent.untried import untried_lines
 from cclsearch.propose.base import Observation, ProposerEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
@@ -97,10 +99,7 @@ def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str)
     said = reason.removeprefix("stall: ").split(" (")[0].replace("2 trials", "two trials")
     for words in said.split(" that "):
         assert all(word in rules for word in words.split()), words
-    assert (
-        "What a turn submits runs before you are asked again; but if one of its trials fails, measures beyond its"
-        in rules
-    )
+    assert "The configurations of a turn run one after another; if one fails, measures beyond its refuted_at" in rules
 
 
 def test_only_the_latest_theories_are_listed_and_each_once() -> None:
@@ -222,12 +221,38 @@ def test_a_knob_without_effect_has_one_value_in_the_tables() -> None:
 def test_pairs_and_untried_values_ignore_knobs_without_effect() -> None:
     view = idle_view()
     only_idle = replace(view, observations=view.observations[:1])
-    assert change_lines(only_idle)[-1] == "values without a trial: tp 1, 2; dp 2, 4; zero_stage 0, 1"
+    names = [(view.space.knobs[k].name, view.space.knobs[k].choices[c]) for k, c in find_unseen_values(only_idle)]
+    assert names == [("tp", 1), ("tp", 2), ("dp", 2), ("dp", 4), ("zero_stage", 0), ("zero_stage", 1)]
+    assert find_unseen_values(view) == [(2, 0)]
     lines = change_lines(view)
-    assert lines[-1] == "values without a trial: zero_stage 0"
     # at dp=1 trial 1 counts as zero_stage=0, so it differs from the others in more than the degrees
     assert lines[0] == "degrees of parallelism: tp=2 dp=2 -> tp=1 dp=4: step x0.750 (trials 2, 3: zero_stage=1)"
-    assert len(lines) == 2
+    assert len(lines) == 1
+
+
+def test_changes_are_counted_by_knobs_with_effect_and_degrees_count_once() -> None:
+    space = idle_view().space
+    # rows: dp 1, 1, 2, 2, 4, 4, each with zero_stage 0 and 1; with dp=1 both are one run
+    assert count_changes(space, 3).tolist() == [2, 2, 1, 0, 2, 1]
+    assert count_changes(space, 1).tolist() == [0, 0, 1, 2, 1, 2]
+
+
+def test_each_value_without_a_trial_has_a_line_with_the_likeliest_candidate() -> None:
+    view = idle_view()
+    n = len(view.space)
+    chances = np.array([0.0, 0.0, 0.2, 0.0, 0.3, 0.0])
+    table = replace(plain_table(), order=(2, 4), wins_N=chances, value_N=np.full(n, 5.0), fits_N=np.full(n, 0.9))
+    lines = untried_lines(view, table, read_row_facts(view))
+    assert lines[0].startswith("value: pred_step_s")
+    assert [line.partition(":")[0] for line in lines[1:]] == ["zero_stage=0"]
+    assert lines[1].endswith(" | 1 4 0")
+    only_idle = replace(view, observations=view.observations[:1])
+    few = replace(table, order=(2,))
+    lines = untried_lines(only_idle, few, read_row_facts(view))
+    assert lines[1].startswith("tp=2, dp=2, zero_stage=0: ")
+    assert lines[-1] == "without a chance of 2% to win: tp=1, dp=4, zero_stage=1"
+    hopeless = replace(few, wins_N=np.full(n, 0.01))
+    assert untried_lines(view, hopeless, read_row_facts(view)) == ["without a chance of 2% to win: zero_stage=0"]
 
 
 @pytest.mark.parametrize("value", [0, 1])

@@ -171,10 +171,10 @@ def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: P
 
 
 def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided) -> None:
-    assert describe_noise(view_of(recording, decided)).startswith("unknown")
+    assert describe_noise(view_of(recording, decided), "").startswith("unknown")
     first = decided[0]
     again = replace(first, trial=13, loss=1.1 * (first.loss or 0.0), is_confirmation=True)
-    assert "differ by up to 10.0%" in describe_noise(view_of(recording, [*decided, again]))
+    assert "differ by up to 10.0%" in describe_noise(view_of(recording, [*decided, again]), "scatter")
 
 
 def test_a_resumed_search_ends_early_if_asked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,17 @@ class MemoryForm:
     others peaks determine."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
+    ways: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`."""
+
+    def weigh_ways(self, name: str) -> tuple[float, ...]:
+        """Return the weight of each way of an undeclared multiplier before any trial, up to a common factor."""
+        at = self.form.multipliers.index(name)
+        mean, sd = self.form.prior.mean_P[at], self.form.prior.sd_P[at]
+        return tuple(
+            float(np.exp(-0.5 * ((value - mean) / sd) ** 2)) if probability is None else probability
+            for value, probability in self.undeclared[name]
+        )
 
 
 @dataclass(frozen=True)

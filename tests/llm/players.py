@@ -15,7 +15,7 @@ from typing import Any
 
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, StopReason, ToolCall, Usage
 from cclsearch.propose.bayes.prior_hints import LEVELS
-from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS
+from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS, WAYS
 
 Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its numbers."""
@@ -93,6 +93,7 @@ class Hostile(Player):
     false_beliefs = {
         **dict.fromkeys(HINT_PARTS, "much_more"),
         **dict.fromkeys([*MEMORY_HINT_PARTS, "pipeline", "tensor_parallel_across_nodes"], "much_less"),
+        **dict.fromkeys([ways[-1] for ways in WAYS.values()], "much_more"),  # the way that needs least
     }
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
@@ -147,6 +148,20 @@ class Several(Player):
         self.one.skipped = []
         stated = [{**item, "refuted_at": item["expected_step_time_s"]} for item in chosen[:most]]
         return name, {**arguments, "configurations": stated}
+
+
+class Ending(Player):
+    """Asks to finish in every turn, and plays as another player where that is refused."""
+
+    name = "compatible:ending"
+
+    def __init__(self, one: Player) -> None:
+        super().__init__()
+        self.one = one
+
+    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
+        called = [call.name for message in request.messages for call in message.calls]
+        return self.one.decide(request) if "finish" in called else ("finish", {"reason": "it is good enough"})
 
 
 class Expert(Player):
@@ -265,13 +280,8 @@ def submit(
 
 def knob_choices(request: CompletionRequest) -> dict[str, list[Any]]:
     """Knobs with their choices, as the tools' schema offers them."""
-    tool = next(tool for tool in request.tools if tool.name in {"explain", "submit"})
-    properties = tool.parameters["properties"]
-    config = (
-        properties["config"]
-        if "config" in properties
-        else properties["configurations"]["items"]["properties"]["config"]
-    )
+    tool = next(tool for tool in request.tools if tool.name == "submit")
+    config = tool.parameters["properties"]["configurations"]["items"]["properties"]["config"]
     return {name: list(schema["enum"]) for name, schema in config["properties"].items()}
 
 

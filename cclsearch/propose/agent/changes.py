@@ -1,27 +1,29 @@
-"""What changing one knob alone did, in pairs of trials, and which values no trial has had."""
+"""What changing one knob alone did between trials, which values no trial has had, and in how many knobs rows differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.configs import format_config, free_knobs
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.space.knobs import canonical_name, list_degrees
+from cclsearch.space.table import Space
 
 MAX_PAIRS = 3
 """Pairs of one knob that are shown: those whose trials are best."""
 MAX_TRIALS = 40
 """Trials that are compared with each other: the best ones."""
-MAX_UNSEEN = 6
-"""Values without a trial that are named of one knob."""
 LAYOUT = "degrees of parallelism"
 """They count as one change: their product is fixed."""
 
 
 def change_lines(view: SearchView) -> list[str]:
-    """Return what each knob alone did between pairs of trials, a line each, and the values without a trial."""
+    """Return what each knob alone did between pairs of trials, a line each."""
     measured = [o for o in view.observations if o.row is not None and o.value(view.primary.name)]
     if not measured:
         return []
@@ -31,9 +33,7 @@ def change_lines(view: SearchView) -> list[str]:
         changed = _find_change(view, one.row or 0, other.row or 0)
         if changed and len(pairs.setdefault(changed, [])) < MAX_PAIRS:
             pairs[changed].append(_describe_pair(view, changed, one, other))
-    lines = [f"{name}: {'; '.join(found)}" for name, found in pairs.items()]
-    unseen = _list_unseen(view)
-    return [*lines, *([f"values without a trial: {'; '.join(unseen)}"] if unseen else [])]
+    return [f"{name}: {'; '.join(found)}" for name, found in pairs.items()]
 
 
 def _find_change(view: SearchView, row: int, other: int) -> str:
@@ -42,6 +42,13 @@ def _find_change(view: SearchView, row: int, other: int) -> str:
     differing = (space.masked_NK[row] != space.masked_NK[other]).nonzero()[0]
     names = {_name(space.knobs[column].name) for column in differing}
     return names.pop() if len(names) == 1 else ""
+
+
+def count_changes(space: Space, row: int) -> NDArray[np.int64]:
+    """(N,) in how many knobs with an effect each row differs from this one; degrees of parallelism count as one."""
+    differs_NK = space.masked_NK != space.masked_NK[row]
+    is_layout_K = np.array([_name(knob.name) == LAYOUT for knob in space.knobs], dtype=bool)
+    return np.asarray(differs_NK[:, ~is_layout_K].sum(axis=1) + differs_NK[:, is_layout_K].any(axis=1))
 
 
 def _name(knob: str) -> str:
@@ -65,8 +72,11 @@ def _values(view: SearchView, changed: str, o: Observation) -> str:
     return format_config(view.space, {name: value for name, value in config.items() if _name(name) == LAYOUT})
 
 
-def _list_unseen(view: SearchView) -> list[str]:
-    """`tp 4, 8`: the values of each knob that no finished or running trial had."""
+def find_unseen_values(view: SearchView) -> list[tuple[int, int]]:
+    """Return the column of a knob and the code of each value that no finished or running trial had, in effect.
+
+    Degrees of parallelism come first.
+    """
     space = view.space
     rows: Sequence[int] = [o.row for o in view.observations if o.row is not None] + sorted(view.pending)
     found = []
@@ -75,8 +85,5 @@ def _list_unseen(view: SearchView) -> list[str]:
             continue
         codes_N, idle_N = space.codes_NK[:, column], space.is_idle_N(column)
         known = set(codes_N[rows][~idle_N[rows]].tolist())  # without effect, a value is not tried
-        new = sorted(set(codes_N[~idle_N].tolist()) - known)
-        values = [format_knob_value(knob.choices[code]) for code in new]
-        more = f", and {len(values) - MAX_UNSEEN} more" if len(values) > MAX_UNSEEN else ""
-        found += [f"{knob.name} {', '.join(values[:MAX_UNSEEN])}{more}"] if values else []
-    return found
+        found += [(column, code) for code in sorted(set(codes_N[~idle_N].tolist()) - known)]
+    return sorted(found, key=lambda value: _name(space.knobs[value[0]].name) != LAYOUT)

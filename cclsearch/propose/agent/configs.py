@@ -52,14 +52,6 @@ def config_schema(space: Space) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
-def where_schema(space: Space) -> dict[str, Any]:
-    """JSON schema of a filter: knob -> the values to keep."""
-    properties = {
-        knob.name: {"type": "array", "items": {"enum": list(knob.choices)}, "minItems": 1} for knob in free_knobs(space)
-    }
-    return {"type": "object", "properties": properties, "additionalProperties": False}
-
-
 def _range_schema(knob: Knob) -> dict[str, Any]:
     """The schema of a knob whose list of choices is too long."""
     numbers = [choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool)]

@@ -41,9 +41,12 @@ from cclsearch.propose.agent.tables import (
     trials_title,
     unlikely_lines,
 )
+from cclsearch.propose.agent.untried import untried_lines
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted
+from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
 from cclsearch.propose.events import ArbiterMove, LlmMode
 from cclsearch.space.table import RECORDED_RULES, Space
 
@@ -63,6 +66,8 @@ LEFT_OUT_BYTES = 60
 """Bytes for the line that counts what a section leaves out."""
 CANDIDATES = "its best untried candidates, the likeliest to win first, ties by prediction (optimistic: 10th percentile)"
 UNRANKED = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
+UNTRIED = "VALUES WITHOUT A TRIAL, each with the candidate that is likeliest to win"
+WAYS = "SURROGATE: how it weighs what the space does not say of the memory (a belief may raise or lower these weights)"
 THEORIES = "what you expected, what would change your mind, and what was measured"
 MAX_LOOKUPS = 8
 RULES = ArbiterSettings()
@@ -150,6 +155,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     words = {
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
         **{"promising": NUM_PROMISING, "first": NUM_FIRST_CHOICES, "plausible": f"{PLAUSIBLE:.0%}"},
+        **{"negligible": f"{NEGLIGIBLE:.0%}", "min_trials": MIN_TRIALS},
         **{"patience": RULES.patience, "patience_after_gain": RULES.patience_after_gain},
         "patience_limited": RULES.patience_limited,
     }
@@ -258,11 +264,13 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
         Section("SURROGATE: how far it was off, and what it would do now", table.review, 1.2),
         Section("WHAT ONE CHANGE DID", change_lines(view), 1.2),
+        Section(UNTRIED, untried_lines(view, table, facts), 1.5),
+        Section(WAYS, table.ways, 0.4),
         Section(f"YOUR THEORIES: {THEORIES}", theory_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),
         Section("YOUR INSIGHTS so far, by turn", _insight_lines(view), 0.7),
         Section("EARLIER SEARCHES here, mostly of other models", earlier_lines(view, anonymous=options.anonymous), 0.5),
-        Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view), 0.3),
+        Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view, table), 0.5),
         Section("REFUSED in your last turn", _refused_lines(view), 0.5),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
         Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),
@@ -277,12 +285,13 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
     return [section for section in sections if section.lines]
 
 
-def _belief_lines(view: SearchView) -> list[str]:
+def _belief_lines(view: SearchView, table: SurrogateTable) -> list[str]:
     hints = collect_hints(view)
     lines = []
     for part, hint in hints.items():
         name, level = part if "=" in part else part.replace("_", " "), hint.level.replace("_", " ")
-        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed)")
+        effect = f"; with your beliefs: {table.effects[part]}" if part in table.effects else ""
+        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){effect}")
     doubted = sorted(find_doubted(view))
     return lines + [f"trial {trial} is doubted: it counts little until it has run again" for trial in doubted]
 
@@ -297,7 +306,7 @@ def _insight_lines(view: SearchView) -> list[str]:
 
 
 def _state_lines(prompt_input: PromptInput) -> list[str]:
-    view, best = prompt_input.view, best_observation(prompt_input.view)
+    view, table, best = prompt_input.view, prompt_input.table, best_observation(prompt_input.view)
     found = f"best: trial {best.trial}, loss {best.loss:.5g}" if best else f"best: none, {none_ranked(view)}"
     several = f"; up to {prompt_input.slots} can start now" if prompt_input.slots > 1 else ""
     num_held, doubts = len(view.held_back), count_doubts_left(view)
@@ -305,13 +314,13 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         (
             f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves"
-            if prompt_input.table.first_only
+            if table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
         *([prompt_input.standing] if prompt_input.standing else []),
         *_broken_off_lines(view),
         *(["this is the last trial: the search ends with it"] if view.budget_left == 1 else []),
-        f"noise: {describe_noise(view)}",
+        f"noise: {describe_noise(view, table.scatter)}",
         *([f"trials that you may still doubt: {doubts}"] if view.observations else []),
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
     ]

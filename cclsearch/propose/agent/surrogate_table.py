@@ -12,14 +12,19 @@ from numpy.typing import NDArray
 
 from cclsearch.core.metrics import Direction
 from cclsearch.core.packed import Packed
+from cclsearch.core.text import count_of
 from cclsearch.core.values import FailureKind
+from cclsearch.propose.agent.belief_effects import describe_effects
 from cclsearch.propose.agent.review import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
+from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.snapshot import (
+    NEGLIGIBLE,
     TENTH_PERCENTILE,
     SearchSnapshot,
     find_chances,
+    find_gain_left,
     p10_halfwidth_m,
     summarize_posterior,
 )
@@ -35,8 +40,7 @@ NUM_FIRST_CHOICES = 3
 NUM_PROMISING = 5
 """The surrogate's first candidates, and as many of the likeliest to win, which are always free."""
 PLAUSIBLE = 0.02
-"""The one threshold of `submit` and `finish`: a configuration with at least this chance of beating the best by over 1 %
-is free, and while there is one the search cannot be finished."""
+"""A configuration with at least this chance of beating the best by over 1 % is free."""
 UNLIKELY = 0.01
 """P(fits) below which a configuration is neither listed nor free: it would almost certainly fail."""
 MAX_UNSEEN = 2
@@ -79,6 +83,12 @@ class SurrogateTable:
     """Failed trial whose cause is not known -> probability that memory was the cause."""
     first_only: bool = False
     """Whether only the surrogate's first candidates, and the likeliest to win, are free."""
+    scatter: str = ""
+    """What the surrogate cannot explain in the measured trials, in words; empty if they are too few to say."""
+    ways: tuple[str, ...] = ()
+    """What it assumes of the memory where the space does not say it, with weights, in lines."""
+    effects: Mapping[str, str] = field(default_factory=dict)
+    """Belief of the latest turn -> what the model's beliefs changed, in words."""
 
     @cached_property
     def least_fits(self) -> float:
@@ -160,12 +170,43 @@ def improvement_threshold(view: SearchView) -> float:
     return max(found, MIN_NOISE)
 
 
-def describe_noise(view: SearchView) -> str:
-    """What is known of the noise, in words: without a configuration that ran twice, nothing."""
+def describe_noise(view: SearchView, scatter: str) -> str:
+    """What is known of the noise, in words: from configurations that ran twice, else a bound from the scatter."""
     least = improvement_threshold(view)
     if _list_gaps(view):
         return f"two runs of one configuration differ by up to {least:.1%}; a smaller difference is not an improvement"
-    return f"unknown, no configuration ran twice; a difference below {least:.1%} does not count as an improvement"
+    known = scatter or f"unknown, no configuration ran twice and under {MIN_TRIALS} trials are measured"
+    return f"{known}; a difference below {least:.1%} does not count as an improvement"
+
+
+def describe_scatter(posterior: CandidatePosterior) -> str:
+    """What the surrogate cannot explain in the measured trials, in words; empty if there are too few.
+
+    The noise is heavy-tailed, so the median and the largest error are named. They bound the noise from above, because
+    the closed form errs too; the hypotheses weigh how much of it is noise.
+    """
+    ensemble = posterior.models.primary
+    error_n = np.abs(ensemble.leave_one_out_error())
+    if len(error_n) < MIN_TRIALS:
+        return ""
+    weights: dict[float, float] = {}
+    for hypothesis, weight in zip(ensemble.hypotheses, ensemble.weight_h, strict=True):
+        weights[hypothesis.prior.noise] = weights.get(hypothesis.prior.noise, 0.0) + float(weight)
+    likely = ", ".join(f"{noise:.0%} (weight {weight:.2f})" for noise, weight in sorted(weights.items()))
+    row = int(ensemble.most_likely.rows_n[int(np.argmax(error_n))])
+    trials = [o.trial for o in posterior.models.view.observations if o.row == row]
+    where = f" (trial {trials[-1]})" if trials else ""
+    return (
+        f"no configuration ran twice; the surrogate, fitted without each of {len(error_n)} measured trials, misses it "
+        f"by x{np.exp(np.median(error_n)):.2f} in the median and up to x{np.exp(error_n.max()):.2f}{where}; its "
+        f"hypotheses of the noise between runs: {likely}"
+    )
+
+
+def describe_ways(posterior: CandidatePosterior) -> tuple[str, ...]:
+    """What the surrogate assumes of the memory where the space does not say it and no peak shows it, in lines."""
+    found = posterior.models.feasibility.weigh_ways()
+    return tuple(", ".join(f"{way} {weight:.2f}" for way, weight in ways.items()) for ways in found.values())
 
 
 def _list_gaps(view: SearchView) -> list[float]:
@@ -206,13 +247,16 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     if posterior.best is not None:
         wins_N = np.zeros(size)
         wins_N[rows] = find_chances(posterior)
-    left, why = _find_plausible(view, wins_N)
+    left, why = _find_left(view, posterior, wins_N)
     return SurrogateTable(
         *(value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot, posterior.spread)),
         satisfies_N=satisfies_N,
         wins_N=wins_N,
         unseen_N=find_unseen(view),
         review=review_trials(view, posterior, order),
+        scatter=describe_scatter(posterior),
+        ways=describe_ways(posterior),
+        effects=describe_effects(view, posterior),
         oom_odds=find_oom_odds(view, posterior),
     )
 
@@ -241,16 +285,24 @@ def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: N
         fits_N[rows], memory_N[rows] = prediction.fits_N[rows], prediction.memory_gib_N[rows]
 
 
-def _find_plausible(view: SearchView, wins_N: NDArray[np.float64] | None) -> tuple[bool, str]:
-    """Whether an open configuration could plausibly win, and why, in words."""
+def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[np.float64] | None) -> tuple[bool, str]:
+    """Whether the budget left is worth running, and why, in words.
+
+    It is while its expected gain is at least a difference that counts, so a search ends, on average, within the noise
+    of what the whole budget would find; and while the trials are too few to show how far the surrogate errs.
+    """
     if wins_N is None:
         return True, none_ranked(view)
-    num_plausible = int(np.count_nonzero(wins_N >= PLAUSIBLE))
+    gain = find_gain_left(posterior, view.budget_left)
+    num_measured = len(posterior.models.primary.most_likely.rows_n)
+    if num_measured < MIN_TRIALS:
+        why = f"only {count_of(num_measured, 'trial')} measured, `finish` is granted from {MIN_TRIALS} on"
+        return True, f"{why} (the trials left are expected to improve the best by {gain:.2%} in all)"
     why = (
-        f"{num_plausible} of {np.count_nonzero(~view.taken_N)} open configurations have a chance of at least "
-        f"{PLAUSIBLE:.0%} to beat the best by over 1 %; the largest chance is {wins_N.max():.1%}"
+        f"the trials left ({view.budget_left}) are expected to improve the best by {gain:.2%} in all (`finish` is "
+        f"granted below {NEGLIGIBLE:.0%}); the largest chance of one configuration to win is {wins_N.max():.1%}"
     )
-    return num_plausible > 0, why
+    return gain >= NEGLIGIBLE, why
 
 
 def find_oom_odds(view: SearchView, posterior: CandidatePosterior) -> dict[int, float]:

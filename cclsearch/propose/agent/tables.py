@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
+from cclsearch.propose.agent.changes import count_changes
 from cclsearch.propose.agent.configs import format_config, format_header, format_row
 from cclsearch.propose.agent.history import find_choosers, past_turns
 from cclsearch.propose.agent.quoting import quote_line
@@ -179,7 +180,9 @@ def candidate_lines(
     optimistic = f"optimistic_{metric.unit}" if metric.short else "optimistic"
     satisfies = "" if table.satisfies_N is None else " P(constraints)"
     wins = "" if table.wins_N is None else " P(wins)"
-    head = f"pred_{metric.column} {optimistic} vs_best pred_GiB P(fits){satisfies}{wins} free"
+    changes_N = None if best is None or best.row is None else count_changes(view.space, best.row)
+    changed = "" if changes_N is None else " changes"
+    head = f"pred_{metric.column} {optimistic} vs_best pred_GiB P(fits){satisfies}{wins} free{changed}"
     head = " ".join([head, *facts.column_names()])
     lines = [f"{head} | {format_header(view.space)}"]
     for row in chosen[:count]:
@@ -188,11 +191,12 @@ def candidate_lines(
         memory = f"{table.memory_gib_N[row]:.3g}".replace("nan", "-")
         wins = "" if table.wins_N is None else f" {table.wins_N[row]:.3f}"
         free = FREE_MARK if table.is_free(row) else "-"
+        changed = "" if changes_N is None else f" {changes_N[row]}"
         figures = "".join(f" {text}" for text in facts.figures(row, float(table.value_N[row])))
         parts = facts.parts(row) if with_parts and len(lines) <= NUM_WITH_PARTS else ""
         lines.append(
             f"{table.value_N[row]:.4g} {table.optimistic_N[row]:.4g} {versus} {memory} "
-            f"{table.fits_N[row]:.2f}{satisfies}{wins} {free}{figures} | "
+            f"{table.fits_N[row]:.2f}{satisfies}{wins} {free}{changed}{figures} | "
             f"{format_row(view.space, view.space.config(row))}"
         )
         lines += [f"  closed form of it: {parts}"] if parts else []

@@ -44,7 +44,7 @@ from cclsearch.propose.agent.tool_schemas import (
     sort_orders,
 )
 from cclsearch.propose.base import ExpectedOutcome, SearchView
-from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts
+from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, without_guesses
 from cclsearch.propose.events import LlmMode, SubmittedConfig
 
 Explain = Callable[[Config], Sequence[str]]
@@ -55,6 +55,7 @@ WHY_NOT_KEPT = (
     "What you sent with it is not kept: beliefs change once between two trials, and not after a stall. "
     "Send it with your submission"
 )
+WITHOUT_GUESSES = "This is without your beliefs about values that no trial had: nothing measured speaks for them"
 MAX_REPLY_BYTES = 2400
 """Bytes of one look-up's result."""
 MIN_FITS = 0.05
@@ -411,7 +412,7 @@ class ToolHandlers:
             kept = f". {WHY_NOT_KEPT}" if any(lessons.values()) else ""
             raise CallError(f"{problem}{kept}. {self._describe_likeliest()}", "finish refused")
         # as `revise` does: the next request shows what the surrogate predicts with what the model has learnt
-        text = f"finish {problem}. What you sent with it is kept: all figures here are with it"
+        text = f"finish {problem}. What you sent with it is kept, and the figures of this prompt are with it"
         return ToolReply(text, decision=Decision(is_revision=True, refused=(text,), **lessons))
 
     def _describe_likeliest(self) -> str:
@@ -426,10 +427,14 @@ class ToolHandlers:
         """Why the search may not be finished, by the figures with what the model has learnt; empty if it may."""
         if best_observation(self.view) is None:
             return f"refused: {none_ranked(self.view)}"
-        if is_kept and changes_figures(lessons) and self.make_table and self.refitted is None:
-            self.refitted = self.make_table(add_lessons(self.view, lessons))
-        table = self.refitted if is_kept and changes_figures(lessons) and self.refitted else self.table
-        return "" if table.nothing_left else f"refused: {table.why}"
+        is_changed = is_kept and changes_figures(lessons)
+        learnt = add_lessons(self.view, lessons) if is_changed else self.view
+        judged = without_guesses(learnt)
+        if judged is not self.view and self.make_table and self.refitted is None:
+            self.refitted = self.make_table(judged)
+        table = self.refitted if judged is not self.view and self.refitted else self.table
+        guesses = "" if judged is learnt else f". {WITHOUT_GUESSES}"
+        return "" if table.nothing_left else f"refused: {table.why}{guesses}"
 
 
 def _positive(value: object) -> float | None:

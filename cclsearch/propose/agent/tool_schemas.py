@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from cclsearch.core.metrics import PEAK_MEMORY
-from cclsearch.propose.agent.configs import config_schema, where_schema
+from cclsearch.propose.agent.configs import config_schema
 from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.extension import extension_schema
 from cclsearch.propose.agent.providers.types import ToolSpec
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, MAX_FACTOR, name_parts
+from cclsearch.propose.bayes.prior_hints import LEVELS, MAX_FACTOR, name_parts, name_ways
 from cclsearch.propose.events import LlmMode
 
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
@@ -22,8 +21,6 @@ BY_CHANCE = "P(wins)"
 REFUTED_AT = "refuted_at"
 MAX_PREDICTED = 8
 MAX_LISTED = 20
-MAX_LOOKUP_SCHEMA_BYTES = 2000
-"""Bytes of a configuration's schema in the look-up tools; a longer one appears in `submit` only."""
 
 
 def sort_orders(view: SearchView) -> tuple[str, ...]:
@@ -40,7 +37,7 @@ def make_toolset(
     view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False, can_revise: bool = True
 ) -> tuple[ToolSpec, ...]:
     """All tools of a turn, in a fixed order; the last are decisions."""
-    config, where = config_schema(view.space), where_schema(view.space)
+    config = config_schema(view.space)
     text = {"type": "string"}
     trial = {"type": "integer", "minimum": 1}
     limit = {**trial, "maximum": MAX_LISTED}
@@ -51,9 +48,9 @@ def make_toolset(
     why = {"rationale": {**text, "description": "why, in a sentence"}}
     item = _object({"config": config, **why, **expected}, refuted)
     many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
-    if len(json.dumps(config, ensure_ascii=False).encode()) > MAX_LOOKUP_SCHEMA_BYTES:
-        config = {"type": "object", "description": "every knob with one of its choices"}
-        where = {"type": "object", "description": "knob -> list of the choices to keep"}
+    # the knobs' choices are in `submit` alone, and in the system prompt
+    config = {"type": "object", "description": "every knob with one of its choices"}
+    where = {"type": "object", "description": "knob -> list of the choices to keep"}
     parameters = {
         "predict": _object({"configurations": {"type": "array", "items": config, "minItems": 1}}),
         "explain": _object({"config": config}),
@@ -107,8 +104,10 @@ def _lessons(view: SearchView, *, with_words: bool = False) -> dict[str, Any]:
     }
     if with_words:
         parts = "".join(f"{part}, " for part in name_parts(view.predictor))
+        ways = name_ways(view.predictor.memory)
+        likelier = f"; of {ways[0]} and the like, `more` calls it likelier" if ways else ""
         words = {"insight": WORDS["insight"], "beliefs": WORDS["believed"], "doubts": WORDS["doubts"]}
         words["withdraws"] = WORDS["withdraws"]
         for name, text in words.items():
-            lessons[name]["description"] = text.format(parts=parts and f"{parts}or ")
+            lessons[name]["description"] = text.format(parts=parts and f"{parts}or ", ways=likelier)
     return lessons

@@ -65,6 +65,18 @@ class Feasibility:
         """The memory posterior with the largest weight."""
         return self.hypotheses[int(np.argmax(self.weight_h))]
 
+    def weigh_ways(self) -> Mapping[str, Mapping[str, float]]:
+        """Return multiplier -> way -> its weight, of those that the space does not declare and no peak identified."""
+        found: dict[str, dict[str, float]] = {}
+        for name, labels in (self.form.ways if self.form else {}).items():
+            at = self.form.form.multipliers.index(name)  # type: ignore[union-attr]
+            values = [value for value, _ in self.form.undeclared.get(name, ())]  # type: ignore[union-attr]
+            mean_h = np.array([hypothesis.prior.mean_P[at] for hypothesis in self.hypotheses])
+            weights = [float(self.weight_h @ (mean_h == value)) for value in values]
+            if len(labels) == len(weights) and sum(weights) > 1 - _MIN_WEIGHT:
+                found[name] = dict(zip(labels, weights, strict=True))
+        return found
+
     def predict(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
         """(m,) expected GiB (NaN if unknown), (m,) probability that it fits, and (m,) probability of success."""
         if self.form is None:
@@ -193,18 +205,15 @@ def _prequential_log_lik(
     return posterior, total
 
 
-def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Prior, float]]:
+def _hypothesis_priors(form: MemoryForm, open_names: Set[str]) -> Iterator[tuple[Prior, float]]:
     """Yield the prior of each hypothesis about these multipliers with its log probability, up to a constant."""
-    prior, undeclared = form.form.prior, {name: ways for name, ways in form.undeclared.items() if name in names}
-    for ways in product(*undeclared.values()):
+    prior, names = form.form.prior, [name for name in form.undeclared if name in open_names]
+    for ways in product(*(zip(form.undeclared[name], form.weigh_ways(name), strict=True) for name in names)):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
-        for name, (log_multiplier, probability) in zip(undeclared, ways, strict=True):
+        for name, ((log_multiplier, _), weight) in zip(names, ways, strict=True):
             at = form.form.multipliers.index(name)
             mean_P[at], sd_P[at] = log_multiplier, _UNDECLARED_SD
-            if probability is None:
-                log_prior -= 0.5 * float((log_multiplier - prior.mean_P[at]) / prior.sd_P[at]) ** 2
-            else:
-                log_prior += float(np.log(probability))
+            log_prior += float(np.log(weight))
         yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 

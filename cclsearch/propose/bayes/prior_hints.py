@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -22,9 +22,10 @@ from cclsearch.core.values import FailureKind, format_knob_value
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, LlmTurn, find_withdrawn
 from cclsearch.propose.observations import observed_rows
+from cclsearch.space.knobs import KNOBS, canonical_name
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
-from cclsearch.stats.closed_form import ClosedForm, Predictor
+from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
 from cclsearch.stats.kernel import Array
 
 LEVELS: Mapping[str, float] = MappingProxyType(
@@ -50,6 +51,8 @@ MIN_SD = 1e-3
 """The least such standard deviation."""
 OF_MEMORY = "memory:"
 """Before KNOB=VALUE: the belief is about the memory of the configurations with that value."""
+WAY_ODDS = math.log(99.0)
+"""Log of the factor by which `much_more` of a way of `MemoryForm.undeclared` raises its odds: the same 1 %."""
 MAX_DOUBTED_SHARE = 0.2
 """At most this share of the finished trials may be doubted in a search, and one in any case."""
 
@@ -58,8 +61,13 @@ PriorHints = Mapping[str, str]
 
 
 def name_parts(predictor: Predictor) -> tuple[str, ...]:
-    """Return the parts of the primary metric and of the memory that beliefs may name."""
-    return (*predictor.hint_parts, *predictor.memory_hint_parts)
+    """Return the parts of the primary metric and of the memory, and the open ways, that beliefs may name."""
+    return (*predictor.hint_parts, *predictor.memory_hint_parts, *name_ways(predictor.memory))
+
+
+def name_ways(memory: MemoryForm | None) -> tuple[str, ...]:
+    """Return the names of the ways in which frameworks do what the space does not declare."""
+    return () if memory is None else tuple(way for name in memory.undeclared for way in memory.ways.get(name, ()))
 
 
 def name_value(knob: str, choice: object) -> str:
@@ -150,6 +158,13 @@ class ActiveHint:
         factor = _read_factor(self.level)
         return self.weight * (VALUE_FACTOR * {**LEVELS, **EARLIER_LEVELS}[self.level] if factor is None else factor)
 
+    @property
+    def log_odds(self) -> float:
+        """Return the log of the factor that it means for the odds of an undeclared way, times its weight."""
+        factor = _read_factor(self.level)
+        shift = {**LEVELS, **EARLIER_LEVELS}[self.level] * WAY_ODDS if factor is None else factor
+        return self.weight * shift
+
     def find_shift(self, sd: float) -> float:
         """Shift of a multiplier's prior in its standard deviations, with its weight."""
         factor = _read_factor(self.level)
@@ -202,6 +217,41 @@ def _named_doubts(view: SearchView) -> tuple[int, ...]:
     return tuple(dict.fromkeys(named))
 
 
+def without_beliefs(view: SearchView) -> SearchView:
+    """Return the view as if no turn had stated a belief."""
+    return _keep_beliefs(view, lambda part: False)
+
+
+def _keep_beliefs(view: SearchView, is_kept: Callable[[str], bool]) -> SearchView:
+    """Return the view as if its turns had stated these beliefs alone."""
+    events = tuple(
+        event.model_copy(update={"beliefs": {part: level for part, level in event.beliefs.items() if is_kept(part)}})
+        if isinstance(event, LlmTurn)
+        else event
+        for event in view.events
+    )
+    return replace(view, events=events)
+
+
+def without_guesses(view: SearchView) -> SearchView:
+    """Return the view without beliefs about values that no measured trial has, of knobs that a closed form knows.
+
+    The view itself if there is none. Nothing measured speaks for such a belief, so it does not end a search; a knob
+    without a closed form has nothing else to go by.
+    """
+    tried = np.array([o.row for o in view.observations if o.row is not None and o.value(view.primary.name)], dtype=int)
+
+    def is_guess(part: str) -> bool:
+        found = find_value(view.space, part)
+        if found is None or canonical_name(view.space.knobs[found[0]].name) not in KNOBS:
+            return False
+        has_N = (view.space.codes_NK[:, found[0]] == found[1]) & ~view.space.is_idle_N(found[0])
+        return not has_N[tried].any()
+
+    guesses = {part for part in collect_hints(view) if is_guess(part)}
+    return _keep_beliefs(view, lambda part: part not in guesses) if guesses else view
+
+
 def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
     """Return the predictor with priors shifted by the beliefs that proposers gave in this search."""
     hints = collect_hints(view)
@@ -214,8 +264,22 @@ def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
     if memory is not None:
         own = {part: found for part in hints if (found := find_memory_value(view.space, part))}
         of_memory = _shift(memory.form, predictor.memory_hint_parts, hints)
-        memory = replace(memory, form=_add_values(of_memory, view.space, hints, own))
+        form_of_memory = _add_values(of_memory, view.space, hints, own)
+        memory = replace(memory, form=form_of_memory, undeclared=_weigh_ways(memory, hints))
     return replace(predictor, forms={**predictor.forms, view.primary.name: form}, memory=memory)
+
+
+def _weigh_ways(
+    memory: MemoryForm, hints: Mapping[str, ActiveHint]
+) -> Mapping[str, Sequence[tuple[float, float | None]]]:
+    """Return the undeclared multipliers with the weights of their ways after the beliefs about them."""
+    weighed: dict[str, Sequence[tuple[float, float | None]]] = dict(memory.undeclared)
+    for name, labels in memory.ways.items():
+        if name in memory.undeclared and not hints.keys().isdisjoint(labels):
+            factors = [math.exp(hints[label].log_odds) if label in hints else 1.0 for label in labels]
+            weights = [w * factor for w, factor in zip(memory.weigh_ways(name), factors, strict=True)]
+            weighed[name] = [(value, w) for (value, _), w in zip(memory.undeclared[name], weights, strict=True)]
+    return weighed
 
 
 def _shift(form: ClosedForm, parts: Mapping[str, Mapping[str, float]], hints: Mapping[str, ActiveHint]) -> ClosedForm:

@@ -20,6 +20,10 @@ NEGLIGIBLE = 0.01
 """Relative improvements below this do not count (1 %)."""
 NO_CHANCE = 0.02
 """Probability below which no untried configuration is likely to win."""
+FARTHEST = 4.0
+"""Standard deviations of a candidate up to which its possible gains count."""
+NUM_GAINS = 201
+"""Points of the integral over gains."""
 TENTH_PERCENTILE = 1.2816
 """Standard deviations of a normal below its mean."""
 
@@ -102,6 +106,23 @@ def find_p_improvement(posterior: CandidatePosterior) -> float:
     Needs a best.
     """
     return float(posterior.weight_k @ _better_km(posterior).max(axis=1))
+
+
+def find_gain_left(posterior: CandidatePosterior, num_trials: int) -> float:
+    """Return the expected relative gain of the best of the `num_trials` most promising candidates; needs a best.
+
+    Each model expects `integral of 1 - product of P(no gain above g) over g`, with candidates that are independent
+    given the model: a bound from above, as is the noise of one measurement that counts as gain.
+    """
+    assert posterior.best is not None
+    promise_m = expected_improvement(posterior, incumbent(posterior)) * posterior.p_valid_m
+    first = np.argsort(-promise_m, kind="stable")[: max(num_trials, 0)]
+    mean_km = posterior.mean_m + posterior.spread * (posterior.mean_km - posterior.mean_m)
+    gap_km, sd_km = posterior.best - mean_km[:, first], posterior.spread * posterior.sd_km[:, first]
+    gains = np.linspace(0.0, max(float((gap_km + FARTHEST * sd_km).max(initial=0.0)), NEGLIGIBLE), NUM_GAINS)
+    above_gkm = ndtr((gap_km - gains[:, None, None]) / sd_km) * posterior.p_valid_m[first]
+    expected_k = np.trapezoid(1 - np.prod(1 - above_gkm, axis=2), gains, axis=0)
+    return float(-np.expm1(-float(posterior.weight_k @ expected_k)))
 
 
 def _median_error(posterior: CandidatePosterior) -> float | None:

@@ -44,6 +44,13 @@ gradients of 4 or 2 bytes, activations all kept, recomputed in part (fused atten
 recomputed (`MemoryForm.undeclared`). The last three weigh as the defaults of seven frameworks do, with one more of
 each: all kept in HF Trainer, axolotl, nanotron and Megatron-LM, in part in torchtitan, none in TRL's `SFTConfig` and
 LLaMA-Factory."""
+WAYS = {
+    "unsharded": ("optimizer_states=replicated", "optimizer_states=sharded"),
+    "replicated": ("sequence=replicated", "sequence=sharded"),
+    "gradients": ("gradients=4_bytes", "gradients=2_bytes"),
+    "kept": ("activations=kept", "activations=recomputed_in_part", "activations=recomputed"),
+}
+"""What the ways of `UNDECLARED` are called."""
 HINT_PARTS = {
     "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0},
     "stage_imbalance": {"imbalance": 1.0},
@@ -130,7 +137,10 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
     return Predictor(
         features=read_features(space),
         forms={STEP_TIME: step_time},
-        memory=MemoryForm(peak, log_limit, priors.softness, _find_undeclared(layout), frozenset({"kept"})),
+        memory=MemoryForm(
+            *(peak, log_limit, priors.softness, _find_undeclared(layout), frozenset({"kept"})),
+            ways=WAYS,
+        ),
         hint_parts=HINT_PARTS,
         memory_hint_parts=MEMORY_HINT_PARTS,
         derived=_derive_all(card, layout, space.num_accelerators_N),

@@ -26,6 +26,7 @@ from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.history import drop_decision
 from cclsearch.propose.agent.surrogate_table import best_observation
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.bayes.prior_hints import without_guesses
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, DecisionKind, LlmTurn
 
 MAX_MOVES = 8
@@ -168,14 +169,12 @@ class Arbiter(Proposer):
         return open_proposals[:count]
 
     def _finish(self, view: SearchView, state: ArbiterState, reason: str) -> list[Proposal]:
-        if not self._agent.make_table(view).nothing_left or best_observation(view) is None:
-            # The turn ran in the background on an older view: a newer result makes a configuration plausible again.
+        if not self._agent.make_table(without_guesses(view)).nothing_left or best_observation(view) is None:
+            # The turn ran in the background on an older view: a newer result makes the trials left worth running.
             return self._propose_fallback(view, 1)
         if state.phase is not ArbiterPhase.FINISHED:
             self._move(view, state, ArbiterPhase.FINISHED, "finish", reason)
-        self._ending = (
-            f"the LLM ended the search, and the surrogate agrees that no configuration could plausibly win: {reason}"
-        )
+        self._ending = f"the LLM ended the search, and the surrogate expects too little of the trials left: {reason}"
         return []
 
     # turns

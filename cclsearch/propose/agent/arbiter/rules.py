@@ -35,7 +35,8 @@ class ArbiterSettings(Model):
     patience_limited: int = 1
     """The same after a stall, until a trial improves the best."""
     same_failures: int = 2
-    """Consecutive trials of the LLM with the same kind of failure that suspend it, in turns that did not improve."""
+    """Consecutive trials of the LLM with the same kind of failure that suspend it, in turns that did not improve, if
+    none was among the surrogate's first choices."""
     explore: int = 2
     """Trials of the fallback after the first stall; each further stall doubles it."""
     max_explore: int = 8
@@ -204,7 +205,10 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     idle = standing.idle
     last = idle[-rules.same_failures :]
     kinds = {trial.observation.failure.kind if trial.observation.failure else None for trial in last}
-    if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds:
+    are_own = all(
+        trial.item.is_own_idea for trial in last
+    )  # the surrogate would have failed with its first choices too
+    if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds and are_own:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
     if not idle or _is_running(view, idle[-1].turn) or find_broken_off(view) is not None:
