@@ -67,6 +67,12 @@ def test_prompt_equals_the_golden_file() -> None:
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
+def test_a_second_run_is_offered_only_where_one_can_be_made() -> None:
+    given = make_input(rich_search())
+    assert "once more" not in write(given).system
+    assert "once more" in write(replace(given, view=replace(given.view, can_repeat=True))).system
+
+
 @pytest.mark.parametrize("mode", ["configs", "policy"])
 @pytest.mark.parametrize("count", [3, 59, 5000])
 def test_a_whole_request_stays_within_12000_tokens(count: int, mode: str) -> None:

@@ -150,7 +150,8 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     """The part that stays the same during a search, so that the provider can cache it."""
     has_form = view.primary.name in view.predictor.forms
     model = "closed-form cost model, recalibrated on the trials so far" if has_form else "fitted to the trials so far"
-    beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work)}"
+    again = ", and may be submitted once more" if view.can_repeat else ""
+    beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work, again=again)}"
     submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
     words = {
         **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
@@ -293,7 +294,8 @@ def _belief_lines(view: SearchView, table: SurrogateTable) -> list[str]:
         effect = f"; with your beliefs: {table.effects[part]}" if part in table.effects else ""
         lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){effect}")
     doubted = sorted(find_doubted(view))
-    return lines + [f"trial {trial} is doubted: it counts little until it has run again" for trial in doubted]
+    until = " until it has run again" if view.can_repeat else ""
+    return lines + [f"trial {trial} is doubted: it counts little{until}" for trial in doubted]
 
 
 def _insight_lines(view: SearchView) -> list[str]:
