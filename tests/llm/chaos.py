@@ -162,7 +162,7 @@ def _run_search(
     if ending is None:
         assert len(search.proposals) == 15
     else:
-        assert "the surrogate agrees" in ending
+        assert "the surrogate expects" in ending
         report.ended_early += 1
     assert any(observation.loss is not None for observation in search.observations)
     assert all(SPACE.row(proposal.config) is not None for proposal in search.proposals)
