@@ -97,8 +97,8 @@ class _Graphs:
     calls: list[Instruction]
     """The computation's library calls that no row of their own ran, in the order of the program."""
     library_rows: list[XlaRow] = field(default_factory=list)
-    launches: list[int] = field(default_factory=list)
-    """How often each of the graphs was launched."""
+    generated: Counter[str] = field(default_factory=Counter)
+    """Kernels that XLA generated for instructions of the computation -> how often each ran."""
     is_certain: bool = True
     """Whether nothing in the graphs has the name of an instruction of another computation."""
 
@@ -106,9 +106,10 @@ class _Graphs:
         """Set the costs of the library's kernels: one by one if there is one for each call, else shared among all."""
         costs = [program.cost_of(call.name) for call in self.calls]
         known = [cost for cost in costs if cost]
-        if not known or len(set(self.launches)) != 1:
+        runs = min(self.generated.values(), default=0)  # several instructions may share a kernel
+        rows = sorted(self.library_rows, key=lambda row: row.start_ps)
+        if not known or not runs:
             return
-        runs, rows = self.launches[0], sorted(self.library_rows, key=lambda row: row.start_ps)
         for expected in (costs, known):  # calls of unknown cost may be products or not
             if len(rows) == runs * len(expected):
                 for at, row in enumerate(rows):
@@ -123,24 +124,22 @@ def _group_graphs(program: Program, graphs: Mapping[str, Sequence[XlaRow]], seen
     """Give generated kernels the cost of their instruction; return the rest by the computation that they come from."""
     groups: dict[int, _Graphs] = {}
     for op, rows in graphs.items():
-        library, votes = [], Counter[int]()
+        library, generated = [], defaultdict[int, Counter[str]](Counter)
         for row in rows:
             made = program.by_kernel.get(row.name.removesuffix(".kd"))
             if made is not None:
-                votes[made.computation] += 1
+                generated[made.computation][made.kernel] += 1
                 row.cost = program.cost_of(made.name)
             elif row.compute in _PRODUCTS:
                 library.append(row)
-        called = program.instructions[op].called if op in program.instructions else ()
-        if not library or not (called or votes):
+        called = program.instructions[op].called[:1] if op in program.instructions else ()
+        if not called and not generated:
             continue
-        computation = called[0] if called else votes.most_common(1)[0][0]
-        if computation not in groups:
-            inside = program.computations.get(computation, [])
-            groups[computation] = _Graphs(
-                [one for one in inside if one.opcode == "custom-call" and one.name not in seen]
-            )
-        groups[computation].library_rows += library
-        groups[computation].launches.append(len({row.run for row in rows}))
-        groups[computation].is_certain &= bool(called) or len(votes) == 1
+        number = called[0] if called else max(generated, key=lambda key: generated[key].total())
+        if number not in groups:
+            calls = [one for one in program.computations.get(number, []) if one.opcode == "custom-call"]
+            groups[number] = _Graphs([call for call in calls if call.name not in seen])
+        groups[number].library_rows += library
+        groups[number].generated += generated[number]
+        groups[number].is_certain &= len(generated) == 1
     return groups.values()

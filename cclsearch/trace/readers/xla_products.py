@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import OpCost, OpShape
 from cclsearch.trace.flops import precision_of
+from cclsearch.trace.readers.protobuf_wire import to_signed
 
 MAX_FLOPS = 1e30
-_MAX_POSITIONS = 1 << 24
-"""Pairs of output position and window position of one dimension that are counted; more means a damaged file."""
+_MAX_POSITIONS = 1 << 12
+"""The smaller one of an output's and a window's extent in one dimension; more means a damaged file."""
 _BACKWARD_ATTENTION = 2.5
 """Five products instead of two, as in `torch.utils.flop_counter`."""
 
@@ -110,12 +109,23 @@ def _cost(flops: float, arrays: Sequence[Array]) -> OpCost | None:
     return OpCost(flops, moved if all(sizes) else None, precision)
 
 
-def _count_positions(window: WindowDim, size: int, out: int) -> float:
+def _count_positions(window: WindowDim, size: int, out: int) -> int:
     """Return how many pairs of an output and a window position meet an element of the input, not padding or a gap."""
-    if min(window[:2]) < 1 or min(window[3:]) < 1 or window.size * out > _MAX_POSITIONS:
+    padding = to_signed(window.padding_low)
+    few, many = sorted(((out, window.stride), (window.size, window.window_dilation)))
+    if few[0] > _MAX_POSITIONS or min(few[1], many[1], window.base_dilation) < 1:
         raise ValueError("not a window")
-    padding = window.padding_low - (1 << 64) if window.padding_low >= 1 << 63 else window.padding_low
-    at = np.arange(out)[:, None] * float(window.stride) + np.arange(window.size) * float(window.window_dilation)
-    at -= float(padding)
-    inside = (at >= 0) & (at < (size - 1) * float(window.base_dilation) + 1) & (at % window.base_dilation == 0)
-    return float(np.count_nonzero(inside))
+    last = (size - 1) * window.base_dilation
+    return sum(_count_steps(at * few[1] - padding, many, last, window.base_dilation) for at in range(few[0]))
+
+
+def _count_steps(start: int, steps: tuple[int, int], last: int, multiple: int) -> int:
+    """Return how many of `start + i * step`, i below the number of steps, are from 0 to `last` and such a multiple."""
+    count, step = steps
+    low, high = max(0, -(start // step)), min(count - 1, (last - start) // step)
+    common = math.gcd(step, multiple)
+    if high < low or start % common:
+        return 0
+    every = multiple // common  # of the indices, beginning with the one whose value is a multiple
+    first = -(start // common) * pow(step // common, -1, every) % every
+    return (high - first) // every - (low - 1 - first) // every

@@ -110,12 +110,12 @@ class Program:
     def _find_cost(self, instruction: Instruction, depth: int) -> OpCost | None:
         try:
             if instruction.opcode == "dot":
-                return self._dot(instruction, self._dot_dims(instruction))
+                return self._dot(instruction, self._whole_numbers(instruction.spans[30], 1))
             if instruction.opcode == "convolution":
                 return self._convolution(instruction, "")
             if instruction.opcode == "custom-call" and (found := self._library_call(instruction)):
                 return found
-        except (MalformedMessage, IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        except (MalformedMessage, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
             return None
         if instruction.opcode not in _CALLS or depth >= MAX_DEPTH:
             return None
@@ -140,9 +140,6 @@ class Program:
     def _dot(self, instruction: Instruction, contracted: Sequence[int]) -> OpCost | None:
         left, right = self._operands(instruction)[:2]
         return dot_cost(left, right, self._results(instruction)[0], contracted)
-
-    def _dot_dims(self, dot: Instruction) -> tuple[int, ...]:
-        return self._whole_numbers(dot.spans[30], 1) if 30 in dot.spans else ()
 
     def _convolution(self, instruction: Instruction, target: str) -> OpCost | None:
         first, second = self._operands(instruction)[:2]

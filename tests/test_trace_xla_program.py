@@ -1,0 +1,254 @@
+"""FLOP of an XSpace from the compiled program in it: a trace of an H200, programs of JAX, and graphs made by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trace_writer as write
+
+from cclsearch.trace.open import open_trace
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.readers.xla_planes import ProgramBytes
+from cclsearch.trace.readers.xla_program import Program
+from cclsearch.trace.score import score_view
+
+ROWS, WIDTH = 8192, 4096
+FIRST, SECOND = 2 * 64 * 32 * 16, 2 * 64 * 16 * 8
+"""FLOP of the products of `write.two_products`."""
+
+
+def score_bytes(folder: Path, space: bytes, name: str = "gemm_tflops") -> Any:
+    (folder / "host.xplane.pb").write_bytes(space)
+    return score_view(open_trace(folder), [name]).metrics[name]
+
+
+def costs_by_name(folder: Path, space: bytes) -> dict[str, float]:
+    """Return the FLOP of one run of each kernel with a cost; a kernel may have several."""
+    (folder / "host.xplane.pb").write_bytes(space)
+    table = read_traces(folder, use_cache=False).tables[0]
+    found: Counter[str] = Counter()
+    for number, cost in table.op_costs.items():
+        found[table.names[number]] += cost.flops or 0.0
+    return dict(found)
+
+
+def test_flops_of_a_training_step_on_an_h200_are_those_of_its_five_products(tmp_path: Path) -> None:
+    """Two layers without biases (benchmarks/gpu_jax.py): forward 2, weights 2, hidden layer 1; in a CUDA graph."""
+    shutil.copy(Path(__file__).parent / "recorded" / "jax-h200" / "host.xplane.pb", tmp_path)
+    view = open_trace(tmp_path)
+    rate = score_view(view, ["gemm_tflops"]).metrics["gemm_tflops"]
+    assert rate.status == "ok"
+    assert rate.inputs["flops"] == rate.n_steps * 5 * 2 * ROWS * WIDTH * WIDTH
+    assert rate.inputs["coverage"] == 1.0
+    assert 500 < (rate.value or 0) < 989, "below the peak of the device, which the trace names"
+    table = view.ranks[0].table
+    assert table.devices[0].name == "NVIDIA H200"
+    assert {cost.precision for cost in table.op_costs.values()} == {"bf16"}
+    share = score_view(view, ["compute_bound_frac"]).metrics["compute_bound_frac"]
+    assert [operation["bound"] for operation in share.inputs["operations"]] == ["compute"] * 3  # kernels by name
+
+
+def jax_cases() -> dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], float]]:
+    """Name -> function, shapes of its arguments, FLOP counted from them."""
+    import jax
+    import jax.numpy as jnp
+
+    def convolve(x: Any, w: Any, **options: Any) -> Any:
+        form = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, w, **options, dimension_numbers=form)
+
+    def strided(x: Any, w: Any) -> Any:
+        return convolve(x, w, window_strides=(2, 2), padding="VALID")
+
+    def both_gradients(x: Any, w: Any) -> Any:
+        return jax.grad(lambda x, w: jnp.sum(strided(x, w) ** 2), argnums=(0, 1))(x, w)
+
+    def remat(x: Any, w: Any) -> Any:
+        inner = jax.checkpoint(lambda w: jnp.tanh(jnp.tanh(x @ w) @ w))
+        return jax.grad(lambda w: jnp.sum(inner(w) ** 2))(w)
+
+    one_strided = 2.0 * 2 * 15 * 15 * 24 * (3 * 3 * 16)
+    image, filters = (2, 31, 31, 16), (3, 3, 16, 24)
+    grouped = {"window_strides": (1, 1), "padding": "VALID", "rhs_dilation": (2, 2), "feature_group_count": 4}
+    return {
+        "product": (lambda a, b: jnp.tanh(a @ b), [(64, 96), (96, 32)], 2.0 * 64 * 96 * 32),
+        "batched": (
+            lambda q, k: jnp.einsum("bshd,bthd->bhst", q, k),
+            [(2, 40, 4, 16), (2, 24, 4, 16)],
+            2.0 * 2 * 4 * 40 * 24 * 16,
+        ),
+        "convolution": (strided, [image, filters], one_strided),
+        "its gradients": (both_gradients, [image, filters], 3 * one_strided),
+        "grouped and dilated": (
+            lambda x, w: convolve(x, w, **grouped),
+            [image, (3, 3, 4, 24)],
+            2.0 * 2 * 27 * 27 * 24 * (3 * 3 * 4),
+        ),
+        "recomputation": (remat, [(32, 48), (48, 48)], 5 * 2.0 * 32 * 48 * 48),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["product", "batched", "convolution", "its gradients", "grouped and dilated", "recomputation"]
+)
+def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(name: str) -> None:
+    jax = pytest.importorskip("jax")
+    function, shapes, flops = jax_cases()[name]
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        compiled = jax.jit(function).lower(*arguments).compile()
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    data = write.field(1, module)
+    program = Program(ProgramBytes(data, (0, len(data))))
+    called = {number for one in program.instructions.values() for number in one.called}
+    (entry,) = set(program.computations) - called
+    costs = [cost for one in program.computations[entry] if (cost := program.cost_of(one.name))]
+    assert sum(cost.flops or 0.0 for cost in costs) == flops
+    assert {cost.precision for cost in costs} == {"fp32"}
+
+
+def library_call(target: str, dims: dict[int, tuple[int, ...]], config: dict[str, Any]) -> Program:
+    """Return a program with a library call: operands 1 to 3, result 4."""
+    inside = [write.instruction(at, f"p{at}", "parameter", dims[at]) for at in (1, 2, 3)]
+    call = write.instruction(4, "call.1", "custom-call", dims[4], [1, 2, 3], target=target, config=config)
+    data = write.program({1: [*inside, call]})
+    return Program(ProgramBytes(data, (0, len(data))))
+
+
+@pytest.mark.parametrize(("target", "products"), [("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)])
+def test_fused_attention_of_cudnn_counts_two_products_and_five_in_the_backward_pass(target: str, products: int) -> None:
+    """Configuration as JAX writes it (`fused_attention_stablehlo.py`): scores of (batch, heads, queries, keys)."""
+    query, keys = (2, 128, 8, 64), (2, 256, 2, 64)
+    scores = {"dimensions": ["2", "8", "128", "256"]}
+    config = {"cudnn_fmha_backend_config": {"intermediate_tensor_shape": scores}}
+    found = library_call(target, {1: query, 2: keys, 3: keys, 4: query}, config).cost_of("call.1")
+    assert found is not None
+    assert found.flops == products * 2.0 * 2 * 8 * 128 * 256 * 64
+
+
+@pytest.mark.parametrize("config", [{}, {"gemm_backend_config": {}}, {"gemm_backend_config": []}])
+def test_a_library_call_without_its_configuration_has_no_flops(config: dict[str, Any]) -> None:
+    dims = {1: (4, 8), 2: (8, 2), 3: (1,), 4: (4, 2)}
+    assert library_call("__cublas$gemm", dims, config).cost_of("call.1") is None
+
+
+def test_an_operation_counts_once_however_many_kernels_it_launches(tmp_path: Path) -> None:
+    kernels = [
+        ("nvjet_sm90_splitK_NNT", "custom-call.1"),
+        ("cublasLt::splitKreduce_kernel", "custom-call.1"),
+        ("loop_tanh_fusion", "loop_tanh_fusion"),
+        ("nvjet_sm90_NNT", "custom-call.2"),
+    ]
+    rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
+    assert rate.inputs["flops"] == pytest.approx(rate.n_steps * (FIRST + SECOND))
+    assert rate.inputs["kernel_s"] == pytest.approx(rate.n_steps * 300e-6)
+
+
+GRAPH = [
+    ("nvjet_a", "command_buffer"),
+    ("loop_tanh_fusion", "command_buffer"),
+    ("nvjet_b", "command_buffer"),
+    ("loop_add_fusion_1", "command_buffer"),
+]
+
+
+def test_library_kernels_of_a_graph_follow_the_order_of_the_program(tmp_path: Path) -> None:
+    assert costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), GRAPH)) == {
+        "nvjet_a": FIRST,
+        "nvjet_b": SECOND,
+    }
+
+
+def test_two_graphs_of_a_program_and_an_operation_outside_them_share_its_calls(tmp_path: Path) -> None:
+    kernels = [(name, f"command_buffer_{at // 2}") for at, (name, _) in enumerate(GRAPH)]
+    split = costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
+    assert split == {"nvjet_a": FIRST, "nvjet_b": SECOND}
+    alone = [("nvjet_a", "custom-call.1"), *GRAPH[1:]]
+    assert costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), alone)) == split
+
+
+def test_flops_of_a_graph_whose_calls_launch_several_kernels_are_shared_by_all_of_them(tmp_path: Path) -> None:
+    kernels = [GRAPH[0], ("cublasLt::splitKreduce_kernel", "command_buffer"), *GRAPH[1:]]
+    rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
+    assert rate.inputs["flops"] == pytest.approx(rate.n_steps * (FIRST + SECOND))
+    assert rate.inputs["coverage"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [GRAPH[0], GRAPH[1]],  # one library kernel where the program has two calls
+        [("nvjet_a", "command_buffer"), ("nvjet_b", "command_buffer")],  # nothing says which computation it is
+        [(name, "another") for name, _ in GRAPH[:1]],
+    ],
+)
+def test_a_graph_that_does_not_fit_the_program_has_no_flops(tmp_path: Path, kernels: list[tuple[str, str]]) -> None:
+    rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
+    assert (rate.value, rate.reason) == (None, "no_shapes")
+
+
+def loop_program(other_call: bool = False) -> bytes:
+    """A program whose loop body has the first product, and whose entry has the second, behind the loop."""
+    body = [
+        write.instruction(11, "p0", "parameter", [64, 32]),
+        write.instruction(12, "p1", "parameter", [32, 16]),
+        write.library_product(13, "custom-call.1", [64, 16], [11, 12]),
+        write.instruction(14, "loop_tanh_fusion", "fusion", [64, 16], [13], calls=2),
+    ]
+    entry = [
+        write.instruction(1, "p2", "parameter", [64, 16]),
+        write.instruction(2, "p3", "parameter", [16, 8]),
+        write.instruction(3, "while.1", "while", [64, 16], [1], calls=3),
+        write.library_product(4, "custom-call.2", [64, 8], [3, 2]),
+        write.instruction(5, "loop_add_fusion.1", "fusion", [64, 8], [4], calls=2),
+    ]
+    if other_call:
+        entry.append(write.instruction(6, "custom-call.3", "custom-call", [64, 8], [5], target="my_kernel"))
+    return write.program({2: [write.instruction(20, "tanh.1", "tanh", [64, 16])], 3: body, 1: entry})
+
+
+@pytest.mark.parametrize("other_call", [False, True])
+def test_a_graph_in_a_loop_counts_each_time_it_is_launched(tmp_path: Path, other_call: bool) -> None:
+    inside = [("nvjet_a", "command_buffer"), ("loop_tanh_fusion", "command_buffer")]
+    after = [("nvjet_b", "command_buffer_1"), ("loop_add_fusion_1", "command_buffer_1")]
+    space = write.jax_gpu_space(loop_program(other_call), [*inside, *inside, *after])
+    assert costs_by_name(tmp_path, space) == {"nvjet_a": FIRST, "nvjet_b": SECOND}
+    rate = score_bytes(tmp_path, space)
+    assert rate.inputs["flops"] == rate.n_steps * (2 * FIRST + SECOND)
+
+
+def test_a_call_of_unknown_cost_among_the_products_leaves_the_rest_of_their_graph_unknown(tmp_path: Path) -> None:
+    """Three library kernels for one product and one unknown call: any of them may be the product's."""
+    after = [(name, "command_buffer_1") for name in ("nvjet_b", "nvjet_c", "nvjet_d", "loop_add_fusion_1")]
+    rate = score_bytes(tmp_path, write.jax_gpu_space(loop_program(other_call=True), after))
+    assert (rate.value, rate.reason) == (None, "no_shapes")
+
+
+@pytest.mark.parametrize(
+    "hlo",
+    [b"", b"\x0a\xff", write.two_products()[:-3], write.field(1, b"\x1a\x05\x12\x09abc"), b"\x0a\x02\x18\x07"],
+)
+def test_a_damaged_program_leaves_the_trace_without_flops(tmp_path: Path, hlo: bytes) -> None:
+    (tmp_path / "host.xplane.pb").write_bytes(write.jax_gpu_space(hlo, GRAPH))
+    found = read_traces(tmp_path, use_cache=False)
+    assert found.status == "ok"
+    assert not found.tables[0].op_costs
+
+
+def test_a_program_that_calls_itself_ends(tmp_path: Path) -> None:
+    inside = [write.instruction(1, "loop_tanh_fusion", "fusion", [4], calls=1)]
+    data = write.program({1: inside})
+    assert Program(ProgramBytes(data, (0, len(data)))).cost_of("loop_tanh_fusion") is None
+
+
+def test_costs_survive_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "host.xplane.pb").write_bytes(write.jax_gpu_space(write.two_products(), GRAPH))
+    first, second = (read_traces(tmp_path).tables[0] for _ in range(2))
+    assert dict(first.op_costs) == dict(second.op_costs)
+    assert json.dumps(sorted(cost.precision or "" for cost in second.op_costs.values())) == '["bf16", "bf16"]'
