@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 import trace_writer as write
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.read import read_traces
+from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla_planes import ProgramBytes
+from cclsearch.trace.readers.xla_products import Array, Convolution, WindowDim, convolution_cost
 from cclsearch.trace.readers.xla_program import Program
 from cclsearch.trace.score import score_view
 
@@ -111,6 +115,27 @@ def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(name: str) 
     costs = [cost for one in program.computations[entry] if (cost := program.cost_of(one.name))]
     assert sum(cost.flops or 0.0 for cost in costs) == flops
     assert {cost.precision for cost in costs} == {"fp32"}
+
+
+@given(
+    size=st.integers(1, 9),
+    out=st.integers(1, 9),
+    window=st.builds(
+        WindowDim, st.integers(1, 6), st.integers(1, 4), st.integers(-3, 4), st.integers(1, 3), st.integers(1, 4)
+    ),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_positions_of_a_window_are_those_that_meet_an_element(size: int, out: int, window: WindowDim) -> None:
+    given_ = Array("f32", (1, size, 1))
+    result = Array("f32", (1, out, 1))
+    met = 0
+    for begin in range(0, out * window.stride, window.stride):
+        for offset in range(0, window.size * window.window_dilation, window.window_dilation):
+            at = begin + offset - window.padding_low
+            met += 0 <= at <= (size - 1) * window.base_dilation and at % window.base_dilation == 0
+    encoded = window._replace(padding_low=window.padding_low % 2**64)  # as a varint
+    cost = convolution_cost(Convolution(given_, given_, result, 0, 2, 2, (1,), (1,), [encoded], 1, 1))
+    assert (cost.flops if cost else 0.0) == 2.0 * met
 
 
 def library_call(target: str, dims: dict[int, tuple[int, ...]], config: dict[str, Any]) -> Program:
@@ -239,6 +264,21 @@ def test_a_damaged_program_leaves_the_trace_without_flops(tmp_path: Path, hlo: b
     found = read_traces(tmp_path, use_cache=False)
     assert found.status == "ok"
     assert not found.tables[0].op_costs
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=3)), min_size=1, max_size=6))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_damaged_programs_have_finite_costs_or_none(damages: list[tuple[int, bytes]]) -> None:
+    data = bytearray(write.two_products())
+    for at, piece in damages:
+        data[at % len(data) : at % len(data) + len(piece)] = piece
+    try:
+        program = Program(ProgramBytes(bytes(data), (0, len(data))))
+    except MalformedMessage:
+        return
+    for name in program.instructions:
+        cost = program.cost_of(name)
+        assert cost is None or 0 < (cost.flops or 0) < 1e30
 
 
 def test_a_program_that_calls_itself_ends(tmp_path: Path) -> None:
