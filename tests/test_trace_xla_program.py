@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections import Counter
-from collections.abc import Callable
+import subprocess
+import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import trace_writer as write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cclsearch.search.traced_products import read_products
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
@@ -36,7 +39,7 @@ def costs_by_name(folder: Path, space: bytes) -> dict[str, float]:
     """Return the FLOP of one run of each kernel with a cost; a kernel may have several."""
     (folder / "host.xplane.pb").write_bytes(space)
     table = read_traces(folder, use_cache=False).tables[0]
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for number, cost in table.op_costs.items():
         found[table.names[number]] += cost.flops or 0.0
     return dict(found)
@@ -58,57 +61,44 @@ def test_flops_of_a_training_step_on_an_h200_are_those_of_its_five_products(tmp_
     assert [operation["bound"] for operation in share.inputs["operations"]] == ["compute"] * 3  # kernels by name
 
 
-def jax_cases() -> dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], float]]:
-    """Name -> function, shapes of its arguments, FLOP counted from them."""
-    import jax
-    import jax.numpy as jnp
+def test_flops_and_precision_of_a_cpu_trace_are_those_of_its_shapes(tmp_path: Path) -> None:
+    """Two devices with half of [16,64] x [64,32] each, and the gradient of the weights (tests/record_traces.py)."""
+    shutil.copytree(Path(__file__).parent / "recorded" / "jax-cpu2", tmp_path / "trace")
+    view = open_trace(tmp_path / "trace")
+    rate = score_view(view, ["gemm_tflops"]).metrics["gemm_tflops"]
+    assert rate.inputs["flops"] == 2 * rate.n_steps * 2 * (2 * 8 * 64 * 32)
+    products = read_products(view, "fp32")
+    assert products is not None
+    assert set(products.seconds_by_precision) == {"fp32"}
 
-    def convolve(x: Any, w: Any, **options: Any) -> Any:
-        form = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, **options, dimension_numbers=form)
 
-    def strided(x: Any, w: Any) -> Any:
-        return convolve(x, w, window_strides=(2, 2), padding="VALID")
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the programs of `jax_programs.py`."""
+    pytest.importorskip("jax")
+    folder = tmp_path_factory.mktemp("programs")
+    script = Path(__file__).with_name("jax_programs.py")
+    subprocess.run([sys.executable, str(script), str(folder)], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    return folder
 
-    def both_gradients(x: Any, w: Any) -> Any:
-        return jax.grad(lambda x, w: jnp.sum(strided(x, w) ** 2), argnums=(0, 1))(x, w)
 
-    def remat(x: Any, w: Any) -> Any:
-        inner = jax.checkpoint(lambda w: jnp.tanh(jnp.tanh(x @ w) @ w))
-        return jax.grad(lambda w: jnp.sum(inner(w) ** 2))(w)
-
-    one_strided = 2.0 * 2 * 15 * 15 * 24 * (3 * 3 * 16)
-    image, filters = (2, 31, 31, 16), (3, 3, 16, 24)
-    grouped = {"window_strides": (1, 1), "padding": "VALID", "rhs_dilation": (2, 2), "feature_group_count": 4}
-    return {
-        "product": (lambda a, b: jnp.tanh(a @ b), [(64, 96), (96, 32)], 2.0 * 64 * 96 * 32),
-        "batched": (
-            lambda q, k: jnp.einsum("bshd,bthd->bhst", q, k),
-            [(2, 40, 4, 16), (2, 24, 4, 16)],
-            2.0 * 2 * 4 * 40 * 24 * 16,
-        ),
-        "convolution": (strided, [image, filters], one_strided),
-        "its gradients": (both_gradients, [image, filters], 3 * one_strided),
-        "grouped and dilated": (
-            lambda x, w: convolve(x, w, **grouped),
-            [image, (3, 3, 4, 24)],
-            2.0 * 2 * 27 * 27 * 24 * (3 * 3 * 4),
-        ),
-        "recomputation": (remat, [(32, 48), (48, 48)], 5 * 2.0 * 32 * 48 * 48),
-    }
+STRIDED = 2.0 * (2 * 15 * 15 * 24) * (3 * 3 * 16)
+"""2 x outputs x inputs of each."""
 
 
 @pytest.mark.parametrize(
-    "name", ["product", "batched", "convolution", "its gradients", "grouped and dilated", "recomputation"]
+    ("name", "flops"),
+    [
+        ("product", 2.0 * 64 * 96 * 32),
+        ("batched", 2.0 * 2 * 4 * 40 * 24 * 16),
+        ("convolution", STRIDED),
+        ("gradients", 3 * STRIDED),
+        ("grouped", 2.0 * (2 * 27 * 27 * 24) * (3 * 3 * 4)),
+        ("recomputed", 5 * 2.0 * 32 * 48 * 48),
+    ],
 )
-def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(name: str) -> None:
-    jax = pytest.importorskip("jax")
-    function, shapes, flops = jax_cases()[name]
-    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        compiled = jax.jit(function).lower(*arguments).compile()
-    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    data = write.field(1, module)
+def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(compiled: Path, name: str, flops: float) -> None:
+    data = write.field(1, (compiled / f"{name}.hlo").read_bytes())
     program = Program(ProgramBytes(data, (0, len(data))))
     called = {number for one in program.instructions.values() for number in one.called}
     (entry,) = set(program.computations) - called
@@ -190,6 +180,13 @@ def test_library_kernels_of_a_graph_follow_the_order_of_the_program(tmp_path: Pa
     }
 
 
+@pytest.mark.parametrize("ops", [("graph", "graph"), ("custom-call.1", "custom-call.2")])
+def test_one_kernel_may_run_products_of_different_shapes(tmp_path: Path, ops: tuple[str, str]) -> None:
+    kernels = [("nvjet_a", ops[0]), ("loop_tanh_fusion", "graph"), ("nvjet_a", ops[1])]
+    rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
+    assert rate.inputs["flops"] == rate.n_steps * (FIRST + SECOND)
+
+
 def test_two_graphs_of_a_program_and_an_operation_outside_them_share_its_calls(tmp_path: Path) -> None:
     kernels = [(name, f"command_buffer_{at // 2}") for at, (name, _) in enumerate(GRAPH)]
     split = costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
@@ -246,6 +243,14 @@ def test_a_graph_in_a_loop_counts_each_time_it_is_launched(tmp_path: Path, other
     assert costs_by_name(tmp_path, space) == {"nvjet_a": FIRST, "nvjet_b": SECOND}
     rate = score_bytes(tmp_path, space)
     assert rate.inputs["flops"] == rate.n_steps * (2 * FIRST + SECOND)
+
+
+def test_a_graph_of_a_loop_and_what_follows_it_has_no_flops(tmp_path: Path) -> None:
+    """How often each of its computations ran is not known."""
+    inside = [("nvjet_a", "command_buffer"), ("loop_tanh_fusion", "command_buffer")]
+    after = [("nvjet_b", "command_buffer"), ("loop_add_fusion_1", "command_buffer")]
+    rate = score_bytes(tmp_path, write.jax_gpu_space(loop_program(), [*inside, *inside, *after]))
+    assert (rate.value, rate.reason) == (None, "no_shapes")
 
 
 def test_a_call_of_unknown_cost_among_the_products_leaves_the_rest_of_their_graph_unknown(tmp_path: Path) -> None:
