@@ -15,6 +15,8 @@ from cclsearch.core.values import Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import NONCE_MARK, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
+from cclsearch.trace.open import open_trace
+from cclsearch.trace.score import score_view
 
 pytest.importorskip("jax")
 
@@ -69,7 +71,15 @@ def test_losses_agree_between_layouts_and_processes(tmp_path: Path) -> None:
     assert f"{NONCE_MARK}a1b2".encode() in trace.read_bytes()
 
 
-def test_trains_in_bf16(tmp_path: Path) -> None:
-    result = run_script(tmp_path, make_input({"micro_batch_size": 8}, precision="bf16"), script="jax_cpu.py")
+def test_trains_in_bf16_and_its_trace_has_the_flops_of_the_shapes(tmp_path: Path) -> None:
+    payload = make_input({"micro_batch_size": 8}, precision="bf16", profiled_steps=2)
+    result = run_script(tmp_path, payload, script="jax_cpu.py")
     assert result.precision == "bf16"
     assert result.losses[-1] < result.losses[0] - 0.05
+    rate = score_view(open_trace(tmp_path / "trace"), ["gemm_tflops"]).metrics["gemm_tflops"]
+    arch, tokens = payload.arch, payload.global_batch_size * payload.seq_len
+    heads = arch.num_heads * arch.head_dim
+    attention = arch.hidden_size * (2 * heads + 2 * arch.num_kv_heads * arch.head_dim)  # queries, output, keys, values
+    layer = attention + 3 * arch.hidden_size * arch.intermediate_size + 2 * heads * payload.seq_len
+    forward = 2 * tokens * (arch.num_layers * layer + arch.vocab_size * arch.hidden_size)
+    assert rate.inputs["flops"] == rate.n_steps * 3 * forward

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 from test_admission import ARCH, CARD, PAYLOAD, make_evidence, products, verdict_of
 
-from cclsearch.card.arch import count_parameters
+from cclsearch.card.arch import count_parameters, flops_per_token, tokens_per_step
+from cclsearch.card.model import Card, MoEArch
 from cclsearch.score.evidence import Evidence
 from cclsearch.score.thresholds import Thresholds
 from cclsearch.tasks.training import admission, trace_rules
@@ -103,6 +104,21 @@ def test_a_run_at_the_threshold_is_admitted_and_one_beyond_it_is_not(
 ) -> None:
     assert verdict_of(kept, rule).ok is not False
     assert verdict_of(broken, rule).ok is False
+
+
+@pytest.mark.parametrize(("factor", "is_kept"), [(2.0, True), (2.01, False)])
+def test_the_most_work_of_a_mixture_of_experts_is_that_of_every_expert_on_every_token(
+    factor: float, is_kept: bool
+) -> None:
+    """JAX on CPU devices computes all experts and weights them (launchers/jax_cpu.py)."""
+    moe = MoEArch(num_experts=16, top_k=2, expert_intermediate_size=512, num_shared_experts=0, num_dense_layers=0)
+    arch = ARCH.model_copy(update={"moe": moe})
+    all_used = arch.model_copy(update={"moe": moe.model_copy(update={"top_k": moe.num_experts})})
+    card = Card.model_validate({**CARD.model_dump(), "model": arch.model_dump()})
+    flops = factor * flops_per_token(all_used, card.number("seq_len")) * tokens_per_step(card)
+    seen = products(1.0).model_copy(update={"flops": flops})
+    verdict = verdict_of(make_evidence(card=card, trace={"products": seen}), "traced_work")
+    assert verdict.ok is is_kept, verdict.detail
 
 
 def test_flops_at_the_threshold_are_enough_whatever_is_hidden() -> None:

@@ -32,6 +32,9 @@ light = settings(max_examples=25, deadline=None, derandomize=True, suppress_heal
 KINETO = write.layout_kineto(write.kineto_document(write.gpu_events())).encode()
 CPU = write.layout_kineto(write.kineto_document(write.cpu_events(), gpu=False)).encode()
 SPACE = write.tpu_space()
+PROGRAM = write.jax_gpu_space(
+    write.two_products(), [("nvjet_a", "graph"), ("loop_tanh_fusion", "graph"), ("nvjet_b", "custom-call.2")]
+)
 ROCPROF = json.dumps(rocprof_document(training_process())).encode()
 CHAKRA = METADATA + b"".join(
     node(i, kind, 10 * i, 5, ("comm_type", 9, 0), ("comm_size", 9, 64), ("is_cpu_op", 27, 0), ("pg_name", 29, "0"))
@@ -93,6 +96,7 @@ def check(found: TraceSet) -> TraceSet:
             ("rank0_trace.json", KINETO),
             ("rank0_trace.json", CPU),
             ("h.xplane.pb", SPACE),
+            ("h.xplane.pb", PROGRAM),
             ("1_results.json", ROCPROF),
             ("chakra.0.et", CHAKRA),
             ("et_rank0.json", EXECUTION),

@@ -6,6 +6,7 @@ import gzip
 import json
 import sqlite3
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def plane(
 
     def stat(key: str, value: Any) -> bytes:
         number = stat_ids.setdefault(key, len(stat_ids) + 1)
-        kind = 2 if isinstance(value, float) else 4 if isinstance(value, int) else 5
+        kind = {float: 2, int: 4, bytes: 6}.get(type(value), 5)
         return field(1, number) + field(kind, value)
 
     body = field(2, name)
@@ -206,6 +207,84 @@ def tpu_space(chips: int = 2, steps: int = 3, groups: str = "") -> bytes:
         stats = {"device_type_string": "TPU v5e", "peak_teraflops_per_second": 197.0}
         data += plane(f"/device:TPU:{chip}", lines, stats)
     return data + plane("/host:CPU", {"python": []}) + field(4, "tpu-host")
+
+
+def _shape(dims: Sequence[int], scratch: int = 0) -> bytes:
+    array = field(2, 16) + b"".join(field(3, size) for size in dims)  # bf16
+    return field(2, 13) + field(4, array) + field(4, field(2, 2) + field(3, scratch)) if scratch else array
+
+
+def instruction(
+    number: int,
+    name: str,
+    opcode: str,
+    dims: Sequence[int],
+    operands: Sequence[int] = (),
+    *,
+    calls: int = 0,
+    target: str = "",
+    config: dict[str, Any] | None = None,
+    contracted: int | None = None,
+) -> bytes:
+    """An HloInstructionProto with results in bf16; a custom call also has scratch memory among its results."""
+    data = field(1, name) + field(2, opcode) + field(3, _shape(dims, 64 if target else 0)) + field(35, number)
+    data += b"".join(field(36, operand) for operand in operands)
+    data += field(38, calls) if calls else b""
+    data += field(28, target) if target else b""
+    data += field(30, field(1, contracted)) if contracted is not None else b""
+    return data + (field(43, json.dumps(config)) if config else b"")
+
+
+def library_product(number: int, name: str, dims: Sequence[int], operands: Sequence[int]) -> bytes:
+    """A call of cuBLASLt that contracts the last dimension of its first operand."""
+    config = {"gemm_backend_config": {"dot_dimension_numbers": {"lhs_contracting_dimensions": ["1"]}}}
+    return instruction(number, name, "custom-call", dims, operands, target="__cublas$lt$matmul", config=config)
+
+
+def program(computations: dict[int, Sequence[bytes]]) -> bytes:
+    """An HloProto: number of a computation -> its instructions."""
+    parts = [b"".join(field(2, one) for one in inside) + field(5, key) for key, inside in computations.items()]
+    return field(1, field(1, "jit_step") + b"".join(field(3, part) for part in parts))
+
+
+def two_products() -> bytes:
+    """A program of two library products, [64,32] x [32,16] and its result x [16,8], with a fusion after each."""
+    return program(
+        {
+            2: [instruction(20, "tanh.1", "tanh", [64, 16])],
+            1: [
+                instruction(1, "p0", "parameter", [64, 32]),
+                instruction(2, "p1", "parameter", [32, 16]),
+                instruction(3, "p2", "parameter", [16, 8]),
+                library_product(4, "custom-call.1", [64, 16], [1, 2]),
+                instruction(5, "loop_tanh_fusion", "fusion", [64, 16], [4], calls=2),
+                library_product(6, "custom-call.2", [64, 8], [5, 3]),
+                instruction(7, "loop_add_fusion.1", "fusion", [64, 8], [6], calls=2),
+            ],
+        }
+    )
+
+
+def jax_gpu_space(hlo: bytes, kernels: Sequence[tuple[str, str]], steps: int = 3) -> bytes:
+    """An XSpace of JAX on a GPU. In each step of 1 ms a program runs these kernels, (name, hlo_op), 100 us each.
+
+    Kernels of one hlo_op in a step are of one launch.
+    """
+    us, rows, marks, calls = 10**6, [], [], []
+    for step in range(steps):
+        ops = list(dict.fromkeys(op for _, op in kernels))
+        for at, (name, op) in enumerate(kernels):
+            launch = step * len(ops) + ops.index(op) + 1
+            stats = {"correlation_id": launch, "hlo_op": op, "hlo_module": "jit_step", "program_id": 7}
+            rows.append((name, step * 1000 * us + (50 + 100 * at) * us, 100 * us, stats))
+        marks.append(("train", step * 1000 * us, 900 * us, {"step_num": step}))
+        calls += [
+            ("cuGraphLaunch", step * 1000 * us + (10 + at) * us, us, {"correlation_id": step * len(ops) + at + 1})
+            for at in range(len(ops))
+        ]
+    data = plane("/host:metadata", {"": [("jit_step(7)", 0, 0, {"@Hlo Proto": hlo})]})
+    data += plane("/device:GPU:0", {"Stream #1(Compute)": rows}, {"gpu_device_name": "NVIDIA H200"})
+    return data + plane("/host:CPU", {"python": [*marks, *calls]})
 
 
 # --- Nsight Systems -----------------------------------------------------------------------------------------------

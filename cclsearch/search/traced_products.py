@@ -150,7 +150,7 @@ def _find_precisions(view: RankView, seen: Int64s, compute: Int64s) -> Counter[s
     """Return precision -> seconds of matrix products, by the operands' types and by the kernels' names."""
     table = view.table
     if table.accelerator == "cpu":
-        rows = seen if len(table.shapes) else seen[:0]
+        rows = seen if len(table.shapes) or table.op_costs else seen[:0]
         shapes = table.shape_id[rows]
     else:
         classes = table.name_class[table.name_id[compute]]
@@ -161,8 +161,12 @@ def _find_precisions(view: RankView, seen: Int64s, compute: Int64s) -> Counter[s
     seconds = np.bincount(which.ravel(), weights=table.dur_ns[rows] / 1e9, minlength=len(kinds))
     found: Counter[str] = Counter()
     for (name_id, shape_id), duration_s in zip(kinds.tolist(), seconds.tolist(), strict=True):
-        name = table.names[name_id] if table.accelerator != "cpu" else ""
-        found[_find_precision(name, table.shapes[shape_id] if shape_id >= 0 else None)] += duration_s
+        shape = table.shapes[shape_id] if shape_id >= 0 else None
+        if table.accelerator == "cpu":  # which computes in the type of the operands; other devices have TF32
+            cost = table.op_costs.get(name_id)
+            found[_find_precision("", shape) or (cost and cost.precision) or ""] += duration_s
+        else:
+            found[_find_precision(table.names[name_id], shape)] += duration_s
     found.pop("", None)
     return found
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
 from cclsearch.trace.kernel_classes import load_classes
 
-READER_VERSION = 5
+READER_VERSION = 6
 """Increase it whenever the content of the columns changes."""
 
 _MAGIC = b"CCLCOLS1"

@@ -166,10 +166,12 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class OpCost:
-    """Cost of one execution of an operation according to XLA."""
+    """Cost of one execution of an operation: XLA's own count, or the matrix products in the program it compiled."""
 
     flops: float | None = None
     bytes_accessed: float | None = None
+    precision: str | None = None
+    """Key of `peak_flops` for the data type of the operands (`bf16`); None if it is not known."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ _PRECISIONS = {
     **dict.fromkeys(("half", "float16", "f16"), "fp16"),
     **dict.fromkeys(("float", "float32", "f32"), "fp32"),
     **dict.fromkeys(("double", "float64", "f64"), "fp64"),
-    **dict.fromkeys(("signed char", "int8", "char"), "int8"),
+    **dict.fromkeys(("signed char", "int8", "char", "s8"), "int8"),
 }
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_mm"})
@@ -96,7 +96,7 @@ def precision_of(shape: OpShape) -> str | None:
     """Return the key of `peak_flops` for an operator's data type (`bf16`, `fp32`, ...); None if it is unknown."""
     dtype = next((dtype for dtype in shape.dtypes if bytes_per_element(dtype)), "")
     name = dtype.rsplit("::", 1)[-1].replace("_", "").lower()
-    return "fp8" if name.startswith("float8") else _PRECISIONS.get(name)
+    return "fp8" if name.startswith(("float8", "f8e")) else _PRECISIONS.get(name)
 
 
 def _product_flops(base: str, dims: Dims) -> float | None:

@@ -135,7 +135,7 @@ def _cost_of(view: RankView, key: tuple[int, int]) -> OperationCost | None:
         cost = table.op_costs.get(name_id)
         if cost is None or not cost.flops or not cost.bytes_accessed:
             return None
-        return OperationCost(name, "", "bf16", cost.flops, cost.bytes_accessed)
+        return OperationCost(name, "", cost.precision or "bf16", cost.flops, cost.bytes_accessed)
     shape = table.shapes[shape_id]
     flops, bytes_, precision = count_op_flops(name, shape), count_op_bytes(name, shape), precision_of(shape)
     if not flops or not bytes_ or precision is None:

@@ -17,7 +17,18 @@ from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla_collectives import join_pairs
-from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent, XlaRow, int_or_none
+from cclsearch.trace.readers.xla_costs import Programs, add_costs
+from cclsearch.trace.readers.xla_planes import (
+    Plane,
+    PlaneLine,
+    PlaneSpace,
+    Stats,
+    XEvent,
+    XlaOp,
+    XlaRow,
+    int_or_none,
+    op_of,
+)
 from cclsearch.trace.readers.xla_steps import read_host
 from cclsearch.trace.readers.xla_table import build_xla_table
 from cclsearch.trace.readers.xspace import read_space
@@ -41,12 +52,14 @@ def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
     """Return one table per device that has rows, in the order of the ordinals."""
     host = read_host(space.planes)
     devices = _device_rows(space)
+    programs = Programs(space.programs)
     accelerator = next((accelerator for (accelerator, _) in devices), "cpu")
     if not devices:
         raise TraceError(Reason.NO_GPU_EVENTS, "contains no operation of any device")
     tables = []
     ordinals = frozenset(ordinal for _, ordinal in devices)
     for (_, ordinal), (plane, rows, lines) in sorted(devices.items(), key=lambda item: item[0]):
+        add_costs(rows, programs)
         table = build_xla_table(rows, lines, host, plane, ordinal, ordinals)
         reasons = () if space.is_complete else (Reason.TRACE_TRUNCATED,)
         tables.append(
@@ -101,6 +114,7 @@ def _gpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
         return _tpu_rows(plane)
     rows: list[XlaRow] = []
     known: dict[Any, tuple[Kind, ComputeClass, Stats]] = {}
+    ops: dict[XlaOp | None, XlaOp | None] = {}
     for number, line in enumerate(streams):
         copies = _COPY_LINE.search(line.name) is not None
         for event in line.read_events():
@@ -108,10 +122,12 @@ def _gpu_rows(plane: Plane) -> tuple[list[XlaRow], list[str]]:
                 stats = event.read_stats()
                 known[event.key, copies] = (*_class_gpu(event, stats, copies), stats)
             kind, compute, stats = known[event.key, copies]
+            own = event.read_stats()
             if kind in (Kind.MEMCPY, Kind.MEMSET):
-                stats = event.read_stats()
-            run = int_or_none(event.read_stats().get("correlation_id"))
-            rows.append(XlaRow(*event[:4], kind, number, -1 if run is None else run, compute, stats))
+                stats = own
+            run = int_or_none(own.get("correlation_id"))
+            op = None if "flops" in own else ops.setdefault(op_of(own), op_of(own))
+            rows.append(XlaRow(*event[:4], kind, number, -1 if run is None else run, compute, stats, op))
     return rows, [line.name for line in streams]
 
 
@@ -139,7 +155,8 @@ def _cpu_rows(planes: Sequence[Plane]) -> dict[int, tuple[list[XlaRow], list[str
             ordinal = int_or_none(stats.get("device_ordinal")) or 0
             run = int_or_none(stats.get("run_id"))
             kind, _, compute = classify_xla(str(stats.get("hlo_category") or ""), event.name)
-            row = XlaRow(event.name, *event[1:4], kind, number, -1 if run is None else run, compute, stats)
+            own = None if "flops" in stats else op_of(stats)
+            row = XlaRow(event.name, *event[1:4], kind, number, -1 if run is None else run, compute, stats, own)
             found.setdefault(ordinal, ([], []))[0].append(row)
     names = [line.name for line in lines]
     return {ordinal: (join_pairs(_without_containers(rows)), names) for ordinal, (rows, _) in found.items()}

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cclsearch.trace.compute_class import ComputeClass
-from cclsearch.trace.events import Kind
+from cclsearch.trace.events import Kind, OpCost
+from cclsearch.trace.readers.protobuf_wire import Buffer, ByteRange
 
 Stats = dict[str, Any]
+
+
+class ProgramBytes(NamedTuple):
+    """Position of a serialized HloProto in a file."""
+
+    data: Buffer
+    span: ByteRange
 
 
 class XEvent(NamedTuple):
@@ -54,6 +62,16 @@ class PlaneSpace:
     host: str = ""
     start_ns: int = 0
     """Unix time of event time 0; 0 if the file does not say."""
+    programs: Mapping[str, ProgramBytes] = field(default_factory=dict)
+    """`jit_step(17)` -> the compiled program."""
+
+
+class XlaOp(NamedTuple):
+    """What ran: an instruction of a program, or a graph of several."""
+
+    program: str
+    """Name and number, as in `jit_step(17)`."""
+    name: str
 
 
 @dataclass
@@ -70,6 +88,16 @@ class XlaRow:
     compute: ComputeClass = ComputeClass.OTHER
     stats: Stats | None = None
     """Statistics of the first event of that operation."""
+    op: XlaOp | None = None
+    cost: OpCost | None = None
+    """Of the matrix products in one run of the row, if the program in the file says."""
+
+
+def op_of(stats: Stats) -> XlaOp | None:
+    """Return the instruction that an event's statistics name."""
+    if "hlo_op" not in stats:
+        return None
+    return XlaOp(f"{stats.get('hlo_module')}({stats.get('program_id')})", str(stats["hlo_op"]))
 
 
 def int_or_none(value: Any) -> int | None:

@@ -17,6 +17,8 @@ from cclsearch.trace.readers.xla_collectives import describe_collective
 from cclsearch.trace.readers.xla_planes import Plane, Stats, XlaRow, int_or_none
 from cclsearch.trace.readers.xla_steps import HostEvents, find_program_steps, find_steps
 
+_DEVICE_NAMES = ("device_type_string", "gpu_device_name", "device_vendor")
+"""Statistics of a device's plane that name it, the most exact first."""
 _COPY_SIZE = re.compile(r"(?:^|\s)(?:size|num_bytes):(\d{1,18})")
 
 
@@ -112,7 +114,7 @@ def _describe_names(rows: Sequence[XlaRow], names: Interner) -> tuple[NDArray[np
     for row in rows:
         number = names[(row.key, row.name)]
         classes[number] = row.compute
-        if number not in costs and row.stats and (cost := _cost_of(row.stats)):
+        if number not in costs and (cost := row.cost or (_cost_of(row.stats) if row.stats else None)):
             costs[number] = cost
     return classes, costs
 
@@ -124,7 +126,7 @@ def _describe_device(plane: Plane | None, ordinal: int) -> DeviceInfo:
     peak, bandwidth = stats.get("peak_teraflops_per_second"), stats.get("peak_hbm_bw_gigabytes_per_second")
     return DeviceInfo(
         ordinal,
-        str(stats.get("device_type_string") or stats.get("device_vendor") or ""),
+        next((str(stats[key]) for key in _DEVICE_NAMES if stats.get(key)), ""),
         num_sms=int_or_none(stats.get("core_count")),
         memory_bytes=int_or_none(stats.get("memory_size")),
         peak_flops=float(peak) * 1e12 if isinstance(peak, float) and 0 < peak < 1e9 else None,

@@ -25,10 +25,11 @@ from cclsearch.trace.readers.protobuf_wire import (
     to_signed,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
-from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, Stats, XEvent
+from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, ProgramBytes, Stats, XEvent
 
 _DOUBLE = struct.Struct("<d")
 _MAX_PS = 2**61
+_PROGRAMS = "/host:metadata"
 
 
 def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
@@ -37,13 +38,16 @@ def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
     if not data:
         raise TraceError(Reason.UNREADABLE, "the file is empty")
     planes, host, cut = [], "", False
+    programs: dict[str, ProgramBytes] = {}
     try:
         for number, wire, value, is_cut in read_fields(data, 0, len(data), may_be_cut=True):
             cut |= is_cut
             if wire != 2 or not 1 <= number <= 4:
                 raise MalformedMessage
             if number == 1 and not is_cut:
-                planes.append(_PlaneReader(data, value).plane())
+                reader = _PlaneReader(data, value)
+                planes.append(reader.plane())
+                programs |= reader.programs()
             elif number == 4 and not is_cut:
                 host = text_of(data, value)
     except (MalformedMessage, struct.error, RecursionError):
@@ -52,7 +56,7 @@ def read_space(path: Path, limits: ReadLimits) -> PlaneSpace:
         raise TraceError(Reason.TRACE_TRUNCATED if cut and planes else Reason.UNREADABLE, "contains no complete plane")
     starts = [plane.stats.get("profile_start_time", 0) for plane in planes if plane.name == "Task Environment"]
     start_ns = next((start for start in starts if isinstance(start, int) and 0 < start < 2**63), 0)
-    return PlaneSpace(tuple(planes), not cut, host, start_ns)
+    return PlaneSpace(tuple(planes), not cut, host, start_ns, programs)
 
 
 class _PlaneReader:
@@ -86,6 +90,18 @@ class _PlaneReader:
         """Return the plane; lines of the same name stay separate."""
         lines = tuple(self._line(span) for span in self._lines)
         return Plane(self._name, lines, self._read_stats(self._stats))
+
+    def programs(self) -> dict[str, ProgramBytes]:
+        """Return the compiled programs that the plane contains, by name."""
+        if self._name != _PROGRAMS:
+            return {}
+        found = {}
+        for key, (name, display) in self._names.items():
+            for span in self._own_stats[key]:
+                for number, wire, content, _ in read_fields(self._data, *span):
+                    if number == 6 and wire == 2:
+                        found[display or name] = ProgramBytes(self._data, content)
+        return found
 
     def _metadata(self, entry: ByteRange) -> Iterator[tuple[int, str, str, list[ByteRange]]]:
         """Yield id, name, display name and statistics of the event or statistic that an entry of a map describes."""
