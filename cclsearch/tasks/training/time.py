@@ -48,8 +48,6 @@ STAGED_WAIT_S = 2e-5
 launch, where a host that waits for a transfer cannot launch it ahead."""
 BUCKET_BYTES = 50e6
 """Bytes of gradients or weights that one collective sends: 25 MiB in PyTorch's DDP, 80 MB in Megatron-LM."""
-import os
-FORWARD_HOST = float(os.environ.get("FH", "0.5"))
 COLLECTIVE_WAIT = 1e-3
 """Seconds for which a point-to-point transfer of a pipeline delays its stage, before calibration."""
 
@@ -279,12 +277,8 @@ def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array, Array]:
     spared = np.where(others > 0, (m["vocabulary"] * parts.vocabulary - head) / np.maximum(others, 1.0), head)
     host = m["launch"] * parts.launch + m["tp_wait"] * parts.tp_wait + m["tp_wait_staged"] * parts.tp_wait_staged
     host = host + m["p2p_wait"] * parts.p2p_wait
-    # forward pass, then output projection and backward pass: in each, the device waits for the host or the reverse
-    forward = layers / (3 + m["recompute"] * parts.recompute_share)
-    first = _wait_for_slower(forward, FORWARD_HOST * host)
-    backward, launch = layers - forward + m["p2p"] * parts.p2p, (1 - FORWARD_HOST) * host
-    slot, other = (first + _wait_for_slower(backward + more, launch) for more in (head, spared))
-    return slot, other, np.asarray(head)
+    layers = layers + m["p2p"] * parts.p2p
+    return _wait_for_slower(layers + head, host), _wait_for_slower(layers + spared, host), np.asarray(head)
 
 
 def _wait_for_slower(device: Array, host: Array) -> Array:
