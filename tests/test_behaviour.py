@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from cclsearch.space.framework import find_behaviour, load_framework
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layer_time import slow_gemm
 from cclsearch.tasks.training.layout import read_layout
-from cclsearch.tasks.training.time import MULTIPLIERS, TimeParts, split_time, time_parts
+from cclsearch.tasks.training.memory import memory_parts
+from cclsearch.tasks.training.prediction import make_predictor
+from cclsearch.tasks.training.time import MULTIPLIERS, TimeParts, combine_time, slot_seconds, split_time, time_parts
 
 ROWS: list[dict[str, object]] = [
     {"tp": 2, "dp": 4, "pp": 1, "micro_batch_size": 1, "zero_stage": 1},
@@ -73,6 +76,71 @@ def test_gradients_that_are_reduced_after_the_backward_pass_hide_behind_nothing(
     exposed, before = seconds(late, "data parallel"), seconds(unknown, "data parallel")
     assert exposed[0] == pytest.approx(parts_of(late).dp[0] + parts_of(late).dp_exposed_floor[0])
     assert exposed[0] > before[0] > 0 == exposed[1]
+
+
+def run_1f1b(stage_s: list[float], micro_batches: int) -> float:
+    """Seconds of the schedule 1F1B, event by event; the backward pass takes two thirds of a stage's seconds."""
+    stages = len(stage_s)
+    orders = []
+    for stage in range(stages):
+        warm = min(stages - stage, micro_batches)
+        steady = [step for n in range(micro_batches - warm) for step in (("b", n), ("f", warm + n))]
+        drain = [("b", n) for n in range(micro_batches - warm, micro_batches)]
+        orders.append([("f", n) for n in range(warm)] + steady + drain)
+    ends: dict[tuple[str, int, int], float] = {}
+    free = [0.0] * stages
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                kind, n = order[0]
+                before = (kind, n, stage - 1) if kind == "f" else (kind, n, stage + 1)
+                if kind == "b" and stage == stages - 1:
+                    before = ("f", n, stage)
+                if 0 <= before[2] < stages and before not in ends:
+                    break
+                started = max(free[stage], ends.get(before, 0.0))
+                free[stage] = ends[(kind, n, stage)] = started + stage_s[stage] * (1 / 3 if kind == "f" else 2 / 3)
+                order.pop(0)
+    return max(free)
+
+
+def test_a_pipeline_takes_as_long_as_its_schedule_event_by_event(tmp_path, monkeypatch):
+    card = card_of(tmp_path, monkeypatch, "even-one", "  pipeline_split: even\n")
+    batch = card.number("global_batch_size")
+    shapes = [(pp, m) for pp in (2, 4, 8) for m in (2, 4, 16) if batch % m == 0]
+    space = make_space([{"pp": pp, "micro_batch_size": batch // m} for pp, m in shapes])
+    parts = time_parts(card, read_layout(card, space), read_machine(card))
+    alone = slot_seconds(replace(parts, vocabulary=np.zeros(len(shapes))))
+    last = slot_seconds(parts)
+    assert np.all(last > 1.02 * alone), "the output projection is on the last stage"
+    none = np.zeros(len(shapes))
+    step = combine_time(replace(parts, dp=none, dp_exposed_floor=none, optimizer=none), np.zeros(len(MULTIPLIERS)))
+    expected = [run_1f1b([alone[row]] * (pp - 1) + [last[row]], m) for row, (pp, m) in enumerate(shapes)]
+    assert step == pytest.approx(expected, rel=1e-9)
+
+
+def test_what_a_framework_always_shards_is_not_left_open(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    card = card_of(tmp_path, monkeypatch, "sharding-one", "  zero_stage: 1\n")
+    space = make_space([{"dp": dp, "micro_batch_size": 1} for dp in (1, 8)])
+    stated, left_open = (memory_parts(one, read_layout(one, space), read_machine(one)) for one in (card, unknown))
+    assert stated.optimizer[0] == pytest.approx(8 * stated.optimizer[1])
+    assert stated.unsharded.tolist() == [0, 0] != left_open.unsharded.tolist()
+    knob = make_space([{"dp": 8, "micro_batch_size": 1, "zero_stage": stage} for stage in (0, 3)])
+    assert sorted(read_layout(card, knob).zero) == [0, 3], "a knob counts more"
+
+
+def test_stated_bytes_of_gradients_are_the_only_hypothesis_about_them(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    card = card_of(tmp_path, monkeypatch, "small-one", "  gradient_bytes: 2\n")
+    space = make_space([{"dp": dp, "micro_batch_size": 1} for dp in (1, 8)])
+    found = {}
+    for name, one in (("stated", card), ("open", unknown)):
+        memory = make_predictor(one, space).memory
+        assert memory is not None
+        found[name] = [float(np.exp(log)) for log, _ in memory.undeclared["gradients"]]
+    assert found["open"] == pytest.approx([1.0, 0.5]), "4 or 2 bytes of the 4 that count before calibration"
+    assert found["stated"] == pytest.approx([0.5])
 
 
 def test_what_nobody_knows_of_a_framework_stays_open(tmp_path, monkeypatch):
