@@ -273,12 +273,11 @@ def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array, Array]:
     layers = layers + m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
     layers = layers + m["expert_exchange"] * parts.expert_exchange
     head = _head_time(parts, m, layers)
-    others = parts.pipelined / (1 - parts.pipelined)
-    spared = np.where(others > 0, (m["vocabulary"] * parts.vocabulary - head) / np.maximum(others, 1.0), head)
     host = m["launch"] * parts.launch + m["tp_wait"] * parts.tp_wait + m["tp_wait_staged"] * parts.tp_wait_staged
     host = host + m["p2p_wait"] * parts.p2p_wait
     layers = layers + m["p2p"] * parts.p2p
-    return _wait_for_slower(layers + head, host), _wait_for_slower(layers + spared, host), np.asarray(head)
+    other = _wait_for_slower(layers + _head_elsewhere(parts, m, head), host)
+    return _wait_for_slower(layers + head, host), other, np.asarray(head)
 
 
 def _wait_for_slower(device: Array, host: Array) -> Array:
@@ -297,6 +296,13 @@ def _head_time(parts: TimeParts, m: Multipliers, layers: Array) -> Array:
     even = np.where(np.isnan(parts.even_split), _share(m["imbalance"]), parts.even_split)
     even = np.where(parts.pipelined > 0, even, 1.0)
     return np.asarray(even * head + (1 - even) * balanced)
+
+
+def _head_elsewhere(parts: TimeParts, m: Multipliers, head: Array) -> Array:
+    """Return the same of the other stages on average, given that of the slowest (of the only stage: its own)."""
+    others = parts.pipelined / (1 - parts.pipelined)
+    rest = m["vocabulary"] * parts.vocabulary - head
+    return np.asarray(np.where(others > 0, rest / np.maximum(others, 1.0), head))
 
 
 def _exposed_traffic(parts: TimeParts, m: Multipliers, slot: Array) -> Array:
