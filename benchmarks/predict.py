@@ -142,11 +142,9 @@ CHANGES: dict[str, Callable[[], None]] = {
     "loss": lambda: setattr(time_form, "LOGIT_BYTES", time_form.FUSED_LOGIT_BYTES),
     "matrix": lambda: setattr(layout, "EAGER_MATRIX", 1.0),
     "wait": lambda: setattr(time_form, "STAGED_WAIT_S", 1e-4),
-    "fill": lambda: setattr(time_form, "_head_elsewhere", lambda _parts, _multipliers, head: head),
 }
 """Name -> puts that part of the closed form back: what framework files say, products by tiles and waves, bytes of the
-loss and of eager attention, how long a collective waits inside a pipeline, and that the other stages, which a
-micro-batch passes while the pipeline fills and drains, do not have the output projection."""
+loss and of eager attention, and how long a collective waits inside a pipeline."""
 
 
 def find_bias(recording: Recording, priors: Priors) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from cclsearch.tasks.training.layer_time import slow_gemm
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.memory import memory_parts
 from cclsearch.tasks.training.prediction import make_predictor
-from cclsearch.tasks.training.time import MULTIPLIERS, TimeParts, combine_time, slot_seconds, split_time, time_parts
+from cclsearch.tasks.training.time import MULTIPLIERS, TimeParts, split_time, time_parts
 
 ROWS: list[dict[str, object]] = [
     {"tp": 2, "dp": 4, "pp": 1, "micro_batch_size": 1, "zero_stage": 1},
@@ -76,47 +75,6 @@ def test_gradients_that_are_reduced_after_the_backward_pass_hide_behind_nothing(
     exposed, before = seconds(late, "data parallel"), seconds(unknown, "data parallel")
     assert exposed[0] == pytest.approx(parts_of(late).dp[0] + parts_of(late).dp_exposed_floor[0])
     assert exposed[0] > before[0] > 0 == exposed[1]
-
-
-def run_1f1b(stage_s: list[float], micro_batches: int) -> float:
-    """Seconds of the schedule 1F1B, event by event; the backward pass takes two thirds of a stage's seconds."""
-    stages = len(stage_s)
-    orders = []
-    for stage in range(stages):
-        warm = min(stages - stage, micro_batches)
-        steady = [step for n in range(micro_batches - warm) for step in (("b", n), ("f", warm + n))]
-        drain = [("b", n) for n in range(micro_batches - warm, micro_batches)]
-        orders.append([("f", n) for n in range(warm)] + steady + drain)
-    ends: dict[tuple[str, int, int], float] = {}
-    free = [0.0] * stages
-    while any(orders):
-        for stage, order in enumerate(orders):
-            while order:
-                kind, n = order[0]
-                before = (kind, n, stage - 1) if kind == "f" else (kind, n, stage + 1)
-                if kind == "b" and stage == stages - 1:
-                    before = ("f", n, stage)
-                if 0 <= before[2] < stages and before not in ends:
-                    break
-                started = max(free[stage], ends.get(before, 0.0))
-                free[stage] = ends[(kind, n, stage)] = started + stage_s[stage] * (1 / 3 if kind == "f" else 2 / 3)
-                order.pop(0)
-    return max(free)
-
-
-def test_a_pipeline_takes_as_long_as_its_schedule_event_by_event(tmp_path, monkeypatch):
-    card = card_of(tmp_path, monkeypatch, "even-one", "  pipeline_split: even\n")
-    batch = card.number("global_batch_size")
-    shapes = [(pp, m) for pp in (2, 4, 8) for m in (2, 4, 16) if batch % m == 0]
-    space = make_space([{"pp": pp, "micro_batch_size": batch // m} for pp, m in shapes])
-    parts = time_parts(card, read_layout(card, space), read_machine(card))
-    alone = slot_seconds(replace(parts, vocabulary=np.zeros(len(shapes))))
-    last = slot_seconds(parts)
-    assert np.all(last > 1.02 * alone), "the output projection is on the last stage"
-    none = np.zeros(len(shapes))
-    step = combine_time(replace(parts, dp=none, dp_exposed_floor=none, optimizer=none), np.zeros(len(MULTIPLIERS)))
-    expected = [run_1f1b([alone[row]] * (pp - 1) + [last[row]], m) for row, (pp, m) in enumerate(shapes)]
-    assert step == pytest.approx(expected, rel=1e-9)
 
 
 def test_what_a_framework_always_shards_is_not_left_open(tmp_path, monkeypatch):

@@ -222,17 +222,17 @@ def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
 def combine_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> Array:
     """(N,) seconds per optimizer step for (P,) log multipliers in the order of `MULTIPLIERS`; (S, N) for (S, P)."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
-    slot, other, _ = _slot_time(parts, m)
-    pipeline = parts.micro_batches * slot + m["bubble"] * parts.bubble * other
+    slot, _ = _slot_time(parts, m)
+    slots = parts.micro_batches + m["bubble"] * parts.bubble
     exposed = _exposed_traffic(parts, m, slot)
-    step = pipeline + exposed + m["dp"] * parts.dp_exposed_floor + m["optimizer"] * parts.optimizer
+    step = slots * slot + exposed + m["dp"] * parts.dp_exposed_floor + m["optimizer"] * parts.optimizer
     return np.asarray(m["scale"] * step)
 
 
 def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[str, Array]:
     """Return part -> (N,) seconds per step; the parts add up to `combine_time`."""
     m = name_multipliers(MULTIPLIERS, log_multipliers)
-    slot, other, head = _slot_time(parts, m)
+    slot, head = _slot_time(parts, m)
     scale, count = m["scale"], parts.micro_batches
     between = m["elementwise"] * (parts.elementwise + m["replicated"] * parts.replicated)
     layer = m["gemm"] * parts.gemm + m["attention"] * parts.attention + between
@@ -249,7 +249,7 @@ def split_time(parts: TimeParts, log_multipliers: NDArray[np.float64]) -> dict[s
     launch = count * slot - np.sum(list(pieces.values()), axis=0)
     rest = {
         "launch and latency": launch,
-        "pipeline bubble": m["bubble"] * parts.bubble * other,
+        "pipeline bubble": m["bubble"] * parts.bubble * slot,
         "data parallel": _exposed_traffic(parts, m, slot) + m["dp"] * parts.dp_exposed_floor,
         "optimizer": m["optimizer"] * parts.optimizer,
     }
@@ -261,29 +261,20 @@ def slot_seconds(parts: TimeParts) -> Array:
     return _slot_time(parts, name_multipliers(MULTIPLIERS, np.zeros(len(MULTIPLIERS))))[0]
 
 
-def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array, Array]:
-    """Return the seconds of the slowest stage per micro-batch, those of the others on average, and of the former what
-    the vocabulary adds to an even share of the layers.
-
-    While a pipeline fills and drains, a micro-batch passes each other stage once.
-    """
+def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
+    """Return the seconds of the slowest stage per micro-batch, and what the vocabulary adds to its layers."""
     between = m["elementwise"] * (parts.elementwise + m["replicated"] * parts.replicated)
     layers = m["gemm"] * parts.gemm + m["attention"] * parts.attention + between
     layers = layers * (1 + m["recompute"] * parts.recompute_share / 3)
     layers = layers + m["tp_scale_up"] * parts.tp_scale_up + m["tp_scale_out"] * parts.tp_scale_out
     layers = layers + m["expert_exchange"] * parts.expert_exchange
     head = _head_time(parts, m, layers)
+    device = layers + head + m["p2p"] * parts.p2p
     host = m["launch"] * parts.launch + m["tp_wait"] * parts.tp_wait + m["tp_wait_staged"] * parts.tp_wait_staged
     host = host + m["p2p_wait"] * parts.p2p_wait
-    layers = layers + m["p2p"] * parts.p2p
-    other = _wait_for_slower(layers + _head_elsewhere(parts, m, head), host)
-    return _wait_for_slower(layers + head, host), other, np.asarray(head)
-
-
-def _wait_for_slower(device: Array, host: Array) -> Array:
-    """Return a smooth maximum of the two: the device waits for the host or the host for the device."""
+    # a smooth maximum of the two: the device waits for the host or the host for the device
     device2, host2 = device * device, host * host
-    return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2)))
+    return np.asarray(np.sqrt(np.sqrt(device2 * device2 + host2 * host2))), np.asarray(head)
 
 
 def _head_time(parts: TimeParts, m: Multipliers, layers: Array) -> Array:
@@ -296,13 +287,6 @@ def _head_time(parts: TimeParts, m: Multipliers, layers: Array) -> Array:
     even = np.where(np.isnan(parts.even_split), _share(m["imbalance"]), parts.even_split)
     even = np.where(parts.pipelined > 0, even, 1.0)
     return np.asarray(even * head + (1 - even) * balanced)
-
-
-def _head_elsewhere(parts: TimeParts, m: Multipliers, head: Array) -> Array:
-    """Return the same of the other stages on average, given that of the slowest (of the only stage: its own)."""
-    others = parts.pipelined / (1 - parts.pipelined)
-    rest = m["vocabulary"] * parts.vocabulary - head
-    return np.asarray(np.where(others > 0, rest / np.maximum(others, 1.0), head))
 
 
 def _exposed_traffic(parts: TimeParts, m: Multipliers, slot: Array) -> Array:
