@@ -136,15 +136,22 @@ def _old_products(rows: Any, inputs: float, outputs: Any) -> Any:
     return 1 + layer_time.HALF_RATE / rows + 0 * inputs
 
 
+def _old_passes(forward: Any, backward: Any, host: Any) -> Any:
+    """Both passes as one, in which a host that is slower in one pass catches up in the other."""
+    return time_form._wait_for_slower(forward + backward, host)
+
+
 CHANGES: dict[str, Callable[[], None]] = {
     "behaviour": lambda: setattr(layout, "find_behaviour", lambda _: Behaviour()),
     "products": lambda: setattr(layer_time, "slow_gemm", _old_products),
     "loss": lambda: setattr(time_form, "LOGIT_BYTES", time_form.FUSED_LOGIT_BYTES),
     "matrix": lambda: setattr(layout, "EAGER_MATRIX", 1.0),
     "wait": lambda: setattr(time_form, "STAGED_WAIT_S", 1e-4),
+    "passes": lambda: setattr(time_form, "_both_passes", _old_passes),
 }
 """Name -> puts that part of the closed form back: what framework files say, products by tiles and waves, bytes of the
-loss and of eager attention, and how long a collective waits inside a pipeline."""
+loss and of eager attention, how long a collective waits inside a pipeline, and that each pass waits for its device or
+its host."""
 
 
 def find_bias(recording: Recording, priors: Priors) -> float:
