@@ -15,6 +15,8 @@ from cclsearch.space.framework import find_behaviour, load_framework
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layer_time import slow_gemm
 from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.memory import memory_parts
+from cclsearch.tasks.training.prediction import make_predictor
 from cclsearch.tasks.training.time import MULTIPLIERS, TimeParts, split_time, time_parts
 
 ROWS: list[dict[str, object]] = [
@@ -73,6 +75,30 @@ def test_gradients_that_are_reduced_after_the_backward_pass_hide_behind_nothing(
     exposed, before = seconds(late, "data parallel"), seconds(unknown, "data parallel")
     assert exposed[0] == pytest.approx(parts_of(late).dp[0] + parts_of(late).dp_exposed_floor[0])
     assert exposed[0] > before[0] > 0 == exposed[1]
+
+
+def test_what_a_framework_always_shards_is_not_left_open(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    card = card_of(tmp_path, monkeypatch, "sharding-one", "  zero_stage: 1\n")
+    space = make_space([{"dp": dp, "micro_batch_size": 1} for dp in (1, 8)])
+    stated, left_open = (memory_parts(one, read_layout(one, space), read_machine(one)) for one in (card, unknown))
+    assert stated.optimizer[0] == pytest.approx(8 * stated.optimizer[1])
+    assert stated.unsharded.tolist() == [0, 0] != left_open.unsharded.tolist()
+    knob = make_space([{"dp": 8, "micro_batch_size": 1, "zero_stage": stage} for stage in (0, 3)])
+    assert sorted(read_layout(card, knob).zero) == [0, 3], "a knob counts more"
+
+
+def test_stated_bytes_of_gradients_are_the_only_hypothesis_about_them(tmp_path, monkeypatch):
+    unknown = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    card = card_of(tmp_path, monkeypatch, "small-one", "  gradient_bytes: 2\n")
+    space = make_space([{"dp": dp, "micro_batch_size": 1} for dp in (1, 8)])
+    found = {}
+    for name, one in (("stated", card), ("open", unknown)):
+        memory = make_predictor(one, space).memory
+        assert memory is not None
+        found[name] = [float(np.exp(log)) for log, _ in memory.undeclared["gradients"]]
+    assert found["open"] == pytest.approx([1.0, 0.5]), "4 or 2 bytes of the 4 that count before calibration"
+    assert found["stated"] == pytest.approx([0.5])
 
 
 def test_what_nobody_knows_of_a_framework_stays_open(tmp_path, monkeypatch):

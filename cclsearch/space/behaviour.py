@@ -20,5 +20,9 @@ class Behaviour(Model):
     """Whether tensor-parallel ranks split the sequence between the linear layers."""
     overlapped_zero_stages: tuple[int, ...] | None = None
     """The ZeRO stages (0: none) at which gradients are reduced during the last backward pass; else after it."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """What data-parallel ranks shard: nothing, optimizer states, gradients too, weights too."""
+    gradient_bytes: Literal[2, 4] | None = None
+    """Bytes per parameter in which gradients are kept over the micro-batches of a step."""
     source: str = ""
     """Where that is from: documentation or code, with its version."""

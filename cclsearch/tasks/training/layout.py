@@ -56,6 +56,9 @@ class Layout:
     zero: Array
     """ZeRO stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
     declares_sharding: bool
+    """Whether the space has a knob for it, or the framework says it; else a framework may still shard."""
+    gradient_bytes: int | None
+    """Bytes per parameter of the gradients, if the framework says it."""
     """Whether the space has a knob for it; without one, a framework may still shard."""
     replicated: Array
     """Replicas of the sharded weights among dp (HSDP): each is sharded over `sharding` ranks."""
@@ -139,7 +142,9 @@ def read_layout(card: Card, space: Space) -> Layout:
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
     orders, splits = _list_orders(space), _list_splits(space)
-    pp, zero, behaviour = number("pp"), _zero(space), find_behaviour(card.framework)
+    pp, behaviour = number("pp"), find_behaviour(card.framework)
+    has_sharding_knob = any(space.find(name) is not None for name in ("zero_stage", "fsdp"))
+    zero = _zero(space) if has_sharding_knob else np.full(len(space), float(behaviour.zero_stage or 0))
     has_sequence_knob = space.find("sequence_parallel") is not None
     splits_sequence = _by_choice(space, "sequence_parallel", _as_switch)
     if not has_sequence_knob:
@@ -153,7 +158,8 @@ def read_layout(card: Card, space: Space) -> Layout:
         micro_batch=micro_batch,
         accumulation=accumulation,
         zero=zero,
-        declares_sharding=any(space.find(name) is not None for name in ("zero_stage", "fsdp")),
+        declares_sharding=has_sharding_knob or behaviour.zero_stage is not None,
+        gradient_bytes=behaviour.gradient_bytes,
         replicated=np.minimum(number("dp_replicate"), dp),
         recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
         declares_recomputation=space.find("activation_checkpointing") is not None

@@ -224,7 +224,10 @@ def _find_undeclared(at: Layout) -> dict[str, tuple[tuple[float, float | None], 
         "kept": not at.declares_recomputation,
         "replicated": not at.declares_sequence_parallel and bool(np.any((at.tp > 1) & (at.recompute < 1))),
     }
-    return {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
+    ways = {name: ways for name, ways in UNDECLARED.items() if is_open.get(name, True)}
+    if at.gradient_bytes is not None:
+        ways["gradients"] = ((float(np.log(at.gradient_bytes / 4)), None),)
+    return ways
 
 
 def order_by_thumb(at: Layout, node: int, filled: Array, failed: Sequence[int]) -> NDArray[np.int64]:
