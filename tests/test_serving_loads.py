@@ -18,7 +18,7 @@ from test_serving_prediction import make_card, make_space
 from cclsearch.cli import main
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
