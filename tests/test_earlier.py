@@ -17,7 +17,7 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.plan.earlier import take_over
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_odds, learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
 from cclsearch.run.catalog import list_runs
@@ -162,18 +162,16 @@ def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_eac
     ]
     assert card.model is not None
     larger = card.model_copy(update={"model": card.model.model_copy(update={"num_layers": 2 * card.model.num_layers})})
-    priors = learn_priors(predictor_of(larger, space), [(card, seen)])
-    assert priors == learn_priors(predictor_of(larger, space), [(card, seen)])
-    assert "peak_memory_gib" not in priors, "no trial measured a peak"
-    odds = learn_odds(predictor_of(larger, space), [(card, seen)])
-    assert odds == {"step_time_s": 0.0}, "one search does not show whether searches are alike"
-    knowledge = EarlierKnowledge(priors=priors)
+    knowledge = learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
+    assert knowledge == learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
+    assert "peak_memory_gib" not in knowledge.priors, "no trial measured a peak"
+    assert knowledge.odds == {"step_time_s": 0.0}, "one search does not show whether searches are alike"
     before = predictor_of(larger, space).forms["step_time_s"].predict(len(space))[0]
-    learned = apply_earlier(predictor_of(larger, space), knowledge)
+    learned = apply_earlier(predictor_of(larger, space), space, knowledge)
     after = learned.forms["step_time_s"].predict(len(space))[0]
     assert np.all(after - before > 0.2), "a framework that was three times slower is expected to be slower again"
     assert np.all(after - before < np.log(3.0))
-    assert apply_earlier(predictor_of(larger, space), knowledge) is learned
+    assert apply_earlier(predictor_of(larger, space), space, knowledge) is learned
 
 
 def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_not() -> None:
@@ -190,7 +188,7 @@ def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_n
                 for n, t in enumerate(times)
             ]
             searches.append((card, seen))
-        return learn_odds(predictor_of(card, space), searches)["step_time_s"]
+        return learn_knowledge(card, predictor_of(card, space), searches).odds["step_time_s"]
 
     assert odds(3.0) == 0.0
     assert 0.0 < odds(3.0, 3.0) < odds(3.0, 3.0, 3.0, 3.0, 3.0)
@@ -201,7 +199,7 @@ def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_
     predictor, space = predictor_of(load_card("tiny"), tiny_space()), tiny_space()
     form = predictor.forms["step_time_s"]
     wrong = EarlierKnowledge(priors={"step_time_s": {"scale": LearnedPrior(mean=2.0, sd=0.1)}})
-    learned = apply_earlier(predictor, wrong).forms["step_time_s"]
+    learned = apply_earlier(predictor, space, wrong).forms["step_time_s"]
     assert learned.odds == math.log(4.0), "of searches that were planned before odds were learned"
 
     def weigh(log_times: Array) -> float:
@@ -219,9 +217,10 @@ def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_
 
 
 def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing() -> None:
-    predictor = predictor_of(load_card("tiny"), tiny_space())
+    space = tiny_space()
+    predictor = predictor_of(load_card("tiny"), space)
     knowledge = EarlierKnowledge(priors={"step_time_s": {"gone": LearnedPrior(mean=9.0, sd=0.1)}})
-    applied = apply_earlier(predictor, knowledge)
+    applied = apply_earlier(predictor, space, knowledge)
     assert np.array_equal(applied.forms["step_time_s"].prior.mean_P, predictor.forms["step_time_s"].prior.mean_P)
 
 

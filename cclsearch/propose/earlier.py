@@ -57,6 +57,13 @@ class LearnedResidual(Model):
     sd: float
 
 
+class LearnedWays(Model):
+    """How probable it is that the framework uses memory in these ways (`MemoryForm.undeclared`)."""
+
+    log_multipliers: dict[str, float]
+    probability: float
+
+
 class EarlierKnowledge(Model):
     """What a search takes over from earlier ones."""
 
@@ -66,6 +73,8 @@ class EarlierKnowledge(Model):
     """Metric with a closed form -> multiplier -> its prior in place of the shipped one."""
     residuals: dict[str, tuple[LearnedResidual, ...]] = {}
     """Metric with a closed form -> what earlier trials show of its residual."""
+    ways: tuple[LearnedWays, ...] = ()
+    """How probable each combination of ways is that the space does not declare; none if trials measured peaks."""
     odds: dict[str, float] = {}
     """Metric -> log odds, before any trial, that these priors hold for the next search rather than the shipped ones."""
 
@@ -80,7 +89,7 @@ _APPLIED: WeakKeyDictionary[Predictor, tuple[EarlierKnowledge, Predictor]] = Wea
 
 def apply_earlier(predictor: Predictor, space: Space, knowledge: EarlierKnowledge | None) -> Predictor:
     """Return the predictor of a space with the priors that earlier searches leave; the same for the same arguments."""
-    if knowledge is None or not knowledge.priors:
+    if knowledge is None or not (knowledge.priors or knowledge.ways):
         return predictor
     known = _APPLIED.get(predictor)
     if known is None or known[0] is not knowledge:
@@ -107,6 +116,9 @@ def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowle
                    for metric, prior in loads.priors.items()}  # fmt: skip
         loads = replace(loads, priors=changed)
     memory = _replace_memory(memory, found, known.get(PEAK_MEMORY)) if memory and found else memory
+    if memory and knowledge.ways:
+        weighed = {frozenset(one.log_multipliers.items()): one.probability for one in knowledge.ways}
+        memory = replace(memory, probabilities=weighed)
     return replace(predictor, features=features, forms=forms, memory=memory, loads=loads)
 
 

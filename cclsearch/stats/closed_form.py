@@ -22,6 +22,8 @@ from cclsearch.stats.calibration import CalibrationData, ParametricModel, Poster
 from cclsearch.stats.kernel import Array, Features, KernelShape, read_features
 
 Rows = NDArray[np.int64]
+Ways = frozenset[tuple[str, float]]
+"""Multipliers with the log multiplier of one way each (`MemoryForm.undeclared`)."""
 
 EXACT_ROWS = 5000
 """A larger space gets one variance of the memory for all rows instead of one per row."""
@@ -82,6 +84,8 @@ class MemoryForm:
     undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
     """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
     declare; one of them applies to the whole space. None: density of the form's prior."""
+    probabilities: Mapping[Ways, float] = field(default_factory=dict)
+    """Probability of each combination of these ways, if earlier searches weighed them."""
     unidentified: frozenset[str] = frozenset()
     """Those of `undeclared` that stay hypotheses when peaks are measured: too far apart for one normal prior. The
     others peaks determine."""

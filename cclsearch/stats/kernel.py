@@ -62,9 +62,10 @@ def read_features(space: Space) -> Features:
 
 
 def place_configs(space: Space, configs: Sequence[Mapping[str, Value]]) -> Features:
-    """Return the features of these configurations in the coordinates of a space; a choice that it lacks has an own code.
+    """Return the features of these configurations in the coordinates of a space.
 
-    Every configuration must have the knobs of the space; what differs in a knob with one choice is not seen.
+    A choice of a category that the space lacks has a code of its own. Every configuration must have the knobs of the
+    space; what differs in a knob with one choice is not seen.
     """
     numbers, categories = [], []
     for knob in space.knobs:

@@ -19,8 +19,6 @@ from cclsearch.stats.kernel import Array, Features
 
 OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
-SHARE_PER_DOUBLING = 0.0
-
 NUM_FIRST = 5
 """Trials of a search that earlier ones should predict: afterwards its own trials say more."""
 MAX_GAIN = 3.0
@@ -42,15 +40,15 @@ class EarlierFit:
     """In coordinates that all searches have in common."""
     evidence: CalibrationData
     """One observation for each row, in their order."""
-    own_share: float = OWN_SHARE
-    """Variance that this search has for itself, relative to the prior's: more if its work is unlike the next one's."""
-    job: tuple[float, ...] = ()
-    """What the size of a job is, in doublings."""
+    own_share: float | None = None
+    """Variance that this search has for itself, relative to the prior's; None: by its number of accelerators."""
+    num_accelerators: int = 1
 
-
-def find_share(search: EarlierFit, job: Sequence[float]) -> float:
-    """Return the variance that a search has for itself, relative to the prior's, if the next one is of this job."""
-    return search.own_share + SHARE_PER_DOUBLING * float(np.abs(np.subtract(search.job, job)).sum())
+    def find_share(self, num_accelerators: int) -> float:
+        """Return the variance that it has for itself if the next search is on so many accelerators."""
+        if self.own_share is not None:
+            return self.own_share
+        return OWN_SHARE * (1 + abs(float(np.log2(self.num_accelerators / num_accelerators))))
 
 
 def load_jobs(shares: Sequence[float], num_rows: Sequence[int]) -> Array:
@@ -67,13 +65,13 @@ def load_next(num_rows: int, num_jobs: int) -> Array:
     return np.tile([np.sqrt(1 - OWN_SHARE), np.sqrt(OWN_SHARE), *[0.0] * num_jobs], (num_rows, 1))
 
 
-def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], job: Sequence[float] = ()) -> Prior:
-    """Return the prior of the next search on the same cluster with the same framework, given the size of its job.
+def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerators: int = 1) -> Prior:
+    """Return the prior of the next search on the same cluster with the same framework, on so many accelerators.
 
     Means and widths change, and what is known of the residual is added: its features have the loadings of `load_jobs`.
     """
     size = len(prior.mean_P)
-    shares = [find_share(search, job) for search in searches]
+    shares = [search.find_share(num_accelerators) for search in searches]
     model, features = _stack(searches, size, shares)
     evidence = _join([search.evidence for search in searches])
     own = np.sqrt(OWN_SHARE) * prior.sd_P
@@ -117,7 +115,7 @@ def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
     gains = []
     for search in searches:
         rest = [other for other in searches if other is not search]
-        others, first = transfer_prior(prior, rest, search.job), _take_first(search.evidence)
+        others, first = transfer_prior(prior, rest, search.num_accelerators), _take_first(search.evidence)
         features = replace(search.features, jobs_NJ=load_next(len(search.features), len(rest)))
         with_others, alone = (calibrate(search.model, features, one, first) for one in (others, prior))
         gains.append(float(np.clip(with_others.log_evidence - alone.log_evidence, -MAX_GAIN, MAX_GAIN)))
@@ -145,9 +143,14 @@ def _stack(searches: Sequence[EarlierFit], size: int, shares: Sequence[float]) -
         def value(theta: Array) -> Array:
             found = np.empty((*theta.shape[:-1], len(rows)))
             for at, one, own in each:
-                # a derivative by the parameters of another search changes nothing: most of these are the same
-                distinct, which = np.unique(theta[..., :size] + theta[..., own], axis=0, return_inverse=True)
-                found[..., at] = one(distinct)[which] if theta.ndim > 1 else one(theta[:size] + theta[own])
+                summed = theta[..., :size] + theta[..., own]
+                if theta.ndim == 1:
+                    found[at] = one(summed)
+                    continue
+                # most points of a derivative change another search's parameters alone
+                found[:, at] = one(summed[0])
+                moved = np.flatnonzero((summed != summed[0]).any(axis=1))
+                found[np.ix_(moved, at)] = one(summed[moved])
             return found
 
         return value

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp, softmax
 
-from cclsearch.card.arch import count_parameters
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.propose.bayes.ensemble import downweight_far
-from cclsearch.propose.bayes.feasibility import memory_evidence
-from cclsearch.propose.earlier import EarlierKnowledge, LearnedPrior, LearnedResidual
+from cclsearch.propose.bayes.feasibility import memory_evidence, weigh_ways
+from cclsearch.propose.earlier import EarlierKnowledge, LearnedPrior, LearnedResidual, LearnedWays
 from cclsearch.propose.observations import Observation
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
-from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor
+from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor, Ways
 from cclsearch.stats.kernel import Features, read_features
-from cclsearch.stats.transfer import EarlierFit, find_odds, find_share, transfer_prior
+from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
@@ -48,7 +48,7 @@ class _Known:
     """Of the trials, in the knobs that all searches have in common."""
     features: Features
     """Of the trials, in coordinates that all searches have in common."""
-    job: tuple[float, ...]
+    num_accelerators: int
     is_same_model: bool
 
 
@@ -69,26 +69,21 @@ def learn_knowledge(
     `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
     Loads of the same model say more than those of another.
     """
-    known, job = _predict_all(searches, predict or _predict_task, card.family), describe_job(card)
+    known, size = _predict_all(searches, predict or _predict_task, card.family), card.hardware.num_accelerators
     fits = {metric: _list_fits(metric, known) for metric in predictor.forms}
-    learned = {m: _learn(form, fits[m], _find_prior(predictor, m), job) for m, form in predictor.forms.items()}
+    learned = {m: _learn(form, fits[m], _find_prior(predictor, m), size) for m, form in predictor.forms.items()}
     odds = {m: round(find_odds(_find_prior(predictor, m), [one.fit for one in each]), DIGITS)
             for m, each in fits.items() if each and with_odds}  # fmt: skip
     if (memory := predictor.memory) and memory.is_measured:
         peaks = [_fit_memory(one) for one in known if _has_peak(one.trials)]
-        learned[PEAK_MEMORY] = _learn(memory.form, peaks, memory.form.prior, job)
+        learned[PEAK_MEMORY] = _learn(memory.form, peaks, memory.form.prior, size)
+    ways = () if learned.get(PEAK_MEMORY, ({}, ()))[0] else _weigh_ways(predictor, known)
     return EarlierKnowledge(
         priors={metric: priors for metric, (priors, _) in learned.items() if priors},
         residuals={metric: residuals for metric, (_, residuals) in learned.items() if residuals},
+        ways=ways,
         odds=odds,
     )
-
-
-def describe_job(card: Card) -> tuple[float, ...]:
-    """Return the size of a job in doublings: of its parameters, its accelerators and the numbers of its work."""
-    params = count_parameters(card.model) if card.model else 1
-    work = math.prod(value for value in card.work.values() if isinstance(value, int | float) and value > 0)
-    return math.log2(params), math.log2(card.hardware.num_accelerators), math.log2(work)
 
 
 def _find_prior(predictor: Predictor, metric: str) -> Prior:
@@ -112,7 +107,7 @@ def _predict_all(searches: Trials, predict: Predict, family: str) -> Sequence[_K
         assert features is not None
         here = features.take(np.arange(start, start + len(trials)))
         configs = [Config({name: trial.config[name] for name in names}) for trial in trials]
-        known.append(_Known(index, own, trials, configs, here, describe_job(card), card.family == family))
+        known.append(_Known(index, own, trials, configs, here, card.hardware.num_accelerators, card.family == family))
         start += len(trials)
     return known
 
@@ -153,7 +148,9 @@ def _fit_measured(form: ClosedForm, one: _Known) -> _Fit | None:
     values = form.metric.sign * np.log(np.array([trials[n].value(name) for n in rows], dtype=np.float64))
     noise = downweight_far(values, np.full(len(rows), form.prior.noise))
     evidence = CalibrationData.measured(np.arange(len(rows)), values, one_sided=True, noise_n=noise)
-    fit = EarlierFit(lambda at: form.log_cost(rows[at]), one.features.take(rows), evidence, job=one.job)
+    fit = EarlierFit(
+        lambda at: form.log_cost(rows[at]), one.features.take(rows), evidence, num_accelerators=one.num_accelerators
+    )
     return _Fit(one.index, fit, [one.configs[n] for n in rows])
 
 
@@ -181,7 +178,7 @@ def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> _Fit | None:
     )
     features = one.features.take(rows).with_number(cells.features.numbers_ND[:, -1])
     share = SAME_MODEL if one.is_same_model else OTHER
-    return _Fit(one.index, EarlierFit(cells.models.get(name, combine), features, evidence, share, one.job))
+    return _Fit(one.index, EarlierFit(cells.models.get(name, combine), features, evidence, share, one.num_accelerators))
 
 
 def _has_peak(trials: Sequence[Observation]) -> bool:
@@ -194,16 +191,50 @@ def _fit_memory(one: _Known) -> _Fit:
     memory = one.predictor.memory
     assert memory is not None
     evidence = memory_evidence([replace(o, row=n) for n, o in enumerate(one.trials)], memory)
-    return _Fit(one.index, EarlierFit(memory.form.log_cost, one.features, evidence, job=one.job), one.configs)
+    return _Fit(
+        one.index,
+        EarlierFit(memory.form.log_cost, one.features, evidence, num_accelerators=one.num_accelerators),
+        one.configs,
+    )
+
+
+def _weigh_ways(predictor: Predictor, known: Sequence[_Known]) -> tuple[LearnedWays, ...]:
+    """Return how probable each combination of undeclared ways is after these searches, which show what fits.
+
+    It is a property of the framework, but an option of a run may change it: the share `OWN_SHARE` of the probability
+    stays as before.
+    """
+    if predictor.memory is None or len(predictor.memory.undeclared) == 0:
+        return ()
+    prior = {ways: log_prior for ways, (log_prior, _) in weigh_ways(predictor, ()).items()}
+    score = dict(prior)
+    for one in known:
+        if one.predictor.memory is not None:
+            seen = weigh_ways(one.predictor, [replace(o, row=n) for n, o in enumerate(one.trials)])
+            for ways in score:
+                alike = [each for other, each in seen.items() if _agree(ways, other)]
+                score[ways] += float(logsumexp(np.sum(alike, axis=1)) - logsumexp([before for before, _ in alike]))
+    before, after = (softmax(list(each.values())) for each in (prior, score))
+    mixed = OWN_SHARE * before + (1 - OWN_SHARE) * after
+    return tuple(
+        LearnedWays(log_multipliers=dict(sorted(ways)), probability=round(float(probability), DIGITS))
+        for ways, probability in zip(prior, mixed, strict=True)
+    )
+
+
+def _agree(ways: Ways, others: Ways) -> bool:
+    """Whether no multiplier that both name has different values."""
+    known = dict(others)
+    return all(known.get(name, value) == value for name, value in ways)
 
 
 def _learn(
-    form: ClosedForm, fits: Sequence[_Fit], before: Prior, job: tuple[float, ...]
+    form: ClosedForm, fits: Sequence[_Fit], before: Prior, num_accelerators: int
 ) -> tuple[dict[str, LearnedPrior], tuple[LearnedResidual, ...]]:
     """Return the priors that the fits leave of one before them, and what they show of the residual."""
     if not fits:
         return {}, ()
-    prior: Prior = transfer_prior(before, [one.fit for one in fits], job)
+    prior: Prior = transfer_prior(before, [one.fit for one in fits], num_accelerators)
     if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
         return {}, ()
     pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)
@@ -216,7 +247,7 @@ def _learn(
     residuals = [
         LearnedResidual(
             search=one.index,
-            share=round(find_share(one.fit, job), DIGITS),
+            share=round(one.fit.find_share(num_accelerators), DIGITS),
             config=dict(config),
             mean=round(mean, DIGITS),
             sd=round(sd, DIGITS),

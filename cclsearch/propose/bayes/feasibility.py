@@ -8,6 +8,7 @@ before it. Once a peak is measured, only what is kept of the activations remains
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.broken_values import BrokenValues, find_broken_values
 from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
-from cclsearch.stats.closed_form import MemoryForm, Predictor, constant
+from cclsearch.stats.closed_form import MemoryForm, Predictor, Ways, constant
 from cclsearch.stats.kernel import Array, Features
 
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
@@ -147,8 +148,8 @@ def _fit_memory(
     is_measured = bool(np.any(evidence.censoring_n == 0))
     priors = list(_hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys()))
     if is_measured and len(priors) == 1:
-        return (calibrate(form.form.log_cost, features, priors[0][0], evidence),), np.ones(1)
-    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for prior, log_prior in priors]
+        return (calibrate(form.form.log_cost, features, priors[0][1], evidence),), np.ones(1)
+    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for _, prior, log_prior in priors]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
@@ -193,7 +194,18 @@ def _prequential_log_lik(
     return posterior, total
 
 
-def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Prior, float]]:
+def weigh_ways(predictor: Predictor, observations: Sequence[Observation]) -> dict[Ways, tuple[float, float]]:
+    """Return the log probability, up to a constant, and the log likelihood of each combination of undeclared ways."""
+    form = predictor.memory
+    assert form is not None
+    evidence = memory_evidence(observations, form)
+    return {
+        ways: (log_prior, _prequential_log_lik(form, predictor.features, evidence, prior)[1])
+        for ways, prior, log_prior in _hypothesis_priors(form, form.undeclared.keys())
+    }
+
+
+def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Ways, Prior, float]]:
     """Yield the prior of each hypothesis about these multipliers with its log probability, up to a constant."""
     prior, undeclared = form.form.prior, {name: ways for name, ways in form.undeclared.items() if name in names}
     for ways in product(*undeclared.values()):
@@ -205,7 +217,10 @@ def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Prio
                 log_prior -= 0.5 * float((log_multiplier - prior.mean_P[at]) / prior.sd_P[at]) ** 2
             else:
                 log_prior += float(np.log(probability))
-        yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
+        chosen = frozenset((name, value) for name, (value, _) in zip(undeclared, ways, strict=True))
+        if chosen in form.probabilities:
+            log_prior = math.log(form.probabilities[chosen])
+        yield chosen, replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
 
 
 def memory_evidence(
