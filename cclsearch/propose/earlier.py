@@ -162,13 +162,10 @@ def _replace_load_prior(multipliers: Sequence[str], prior: Prior, found: Mapping
 
 
 def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior], known: KnownResidual | None) -> MemoryForm:
-    """What the space does not declare, this framework did in earlier searches as well: they weigh its alternatives."""
-    ways = {
-        name: tuple((value, None if name in found else probability) for value, probability in each)
-        for name, each in memory.undeclared.items()
-    }
+    """Return the memory with what peaks of earlier searches determine: it is no hypothesis any more."""
+    left = {name: each for name, each in memory.undeclared.items() if name in memory.unidentified or name not in found}
     prior = replace(_replace_prior(memory.form.multipliers, memory.form.prior, found), known=known)
-    return replace(memory, form=replace(memory.form, prior=prior), undeclared=ways)
+    return replace(memory, form=replace(memory.form, prior=prior), undeclared=left)
 
 
 def _replace_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:
