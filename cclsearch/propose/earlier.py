@@ -18,7 +18,7 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Model
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import KnownResidual, Prior
-from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
+from cclsearch.stats.closed_form import ClosedForm, Predictor
 from cclsearch.stats.kernel import Features, place_configs
 from cclsearch.stats.transfer import load_jobs, load_next
 
@@ -115,7 +115,10 @@ def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowle
         changed = {metric: _replace_load_prior(loads.multipliers, prior, knowledge.priors.get(metric, {}))
                    for metric, prior in loads.priors.items()}  # fmt: skip
         loads = replace(loads, priors=changed)
-    memory = _replace_memory(memory, found, known.get(PEAK_MEMORY)) if memory and found else memory
+    if memory and found:
+        odds = knowledge.odds.get(PEAK_MEMORY, EARLIER_ODDS)
+        form = _replace_form(memory.form, found, known.get(PEAK_MEMORY), odds)
+        memory = replace(memory, form=form, determined=frozenset(found) - memory.unidentified)
     if memory and knowledge.ways:
         weighed = {frozenset(one.log_multipliers.items()): one.probability for one in knowledge.ways}
         memory = replace(memory, probabilities=weighed)
@@ -159,13 +162,6 @@ def _replace_load_prior(multipliers: Sequence[str], prior: Prior, found: Mapping
     """The learned means; the widths are never wider than before."""
     learned = _replace_prior(multipliers, prior, found)
     return replace(learned, sd_P=np.minimum(learned.sd_P, prior.sd_P))
-
-
-def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior], known: KnownResidual | None) -> MemoryForm:
-    """Return the memory with what peaks of earlier searches determine: it is no hypothesis any more."""
-    left = {name: each for name, each in memory.undeclared.items() if name in memory.unidentified or name not in found}
-    prior = replace(_replace_prior(memory.form.multipliers, memory.form.prior, found), known=known)
-    return replace(memory, form=replace(memory.form, prior=prior), undeclared=left)
 
 
 def _replace_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:

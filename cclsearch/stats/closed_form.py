@@ -86,6 +86,8 @@ class MemoryForm:
     declare; one of them applies to the whole space. None: density of the form's prior."""
     probabilities: Mapping[Ways, float] = field(default_factory=dict)
     """Probability of each combination of these ways, if earlier searches weighed them."""
+    determined: frozenset[str] = frozenset()
+    """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
     unidentified: frozenset[str] = frozenset()
     """Those of `undeclared` that stay hypotheses when peaks are measured: too far apart for one normal prior. The
     others peaks determine."""

@@ -70,20 +70,20 @@ def learn_knowledge(
     Loads of the same model say more than those of another.
     """
     known, size = _predict_all(searches, predict or _predict_task, card.family), card.hardware.num_accelerators
-    fits = {metric: _list_fits(metric, known) for metric in predictor.forms}
-    learned = {m: _learn(form, fits[m], _find_prior(predictor, m), size) for m, form in predictor.forms.items()}
-    odds = {m: round(find_odds(_find_prior(predictor, m), [one.fit for one in each]), DIGITS)
-            for m, each in fits.items() if each and with_odds}  # fmt: skip
-    if (memory := predictor.memory) and memory.is_measured:
-        peaks = [_fit_memory(one) for one in known if _has_peak(one.trials)]
-        learned[PEAK_MEMORY] = _learn(memory.form, peaks, memory.form.prior, size)
-    ways = () if learned.get(PEAK_MEMORY, ({}, ()))[0] else _weigh_ways(predictor, known)
-    return EarlierKnowledge(
-        priors={metric: priors for metric, (priors, _) in learned.items() if priors},
-        residuals={metric: residuals for metric, (_, residuals) in learned.items() if residuals},
-        ways=ways,
-        odds=odds,
-    )
+    memory, found = predictor.memory, EarlierKnowledge()
+    each = [(form, _find_prior(predictor, m), _list_fits(m, known)) for m, form in predictor.forms.items()]
+    if memory and memory.is_measured:
+        each += [(memory.form, memory.form.prior, [_fit_memory(one) for one in known if _has_peak(one.trials)])]
+    for form, before, fits in each:
+        priors, residuals = _learn(form, fits, before, size)
+        metric = form.metric.name
+        if priors:
+            found.priors[metric] = priors
+            found.residuals[metric] = residuals
+            if with_odds:
+                found.odds[metric] = round(find_odds(before, [one.fit for one in fits]), DIGITS)
+    ways = () if PEAK_MEMORY in found.priors else _weigh_ways(predictor, known)
+    return found.model_copy(update={"ways": ways})
 
 
 def _find_prior(predictor: Predictor, metric: str) -> Prior:

@@ -8,9 +8,8 @@ before it. Once a peak is measured, only what is kept of the activations remains
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import logsumexp, ndtr
 from scipy.stats import t as student
 
 from cclsearch.core.metrics import PEAK_MEMORY
@@ -146,7 +145,7 @@ def _fit_memory(
 ) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
     is_measured = bool(np.any(evidence.censoring_n == 0))
-    priors = list(_hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys()))
+    priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys())
     if is_measured and len(priors) == 1:
         return (calibrate(form.form.log_cost, features, priors[0][1], evidence),), np.ones(1)
     fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for _, prior, log_prior in priors]
@@ -176,7 +175,7 @@ def _prequential_log_lik(
 
     columns = (evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist())
     labels = list(zip(*columns, np.nan_to_num(evidence.value_n, nan=-np.inf).tolist(), strict=True))
-    hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
+    hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), prior.known is None, evidence.limit)
     start = next((n for n in range(len(labels), 0, -1) if (hypothesis, tuple(labels[:n])) in cache), 0)
     posterior, total = cache[hypothesis, tuple(labels[:start])] if start else (fit_first(0), 0.0)
     for n in range(start, len(labels)):
@@ -205,9 +204,21 @@ def weigh_ways(predictor: Predictor, observations: Sequence[Observation]) -> dic
     }
 
 
-def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Ways, Prior, float]]:
-    """Yield the prior of each hypothesis about these multipliers with its log probability, up to a constant."""
-    prior, undeclared = form.form.prior, {name: ways for name, ways in form.undeclared.items() if name in names}
+def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[Ways, Prior, float]]:
+    """Return the prior of each hypothesis about these multipliers with its log probability, up to a constant.
+
+    If the prior comes from earlier searches, it may not hold: then those of the prior without them follow.
+    """
+    found = _combine_ways(form, form.form.prior, names - form.determined)
+    if form.form.unlearned is None:
+        return found
+    without = _combine_ways(form, form.form.unlearned, names)
+    return [*found, *((ways, prior, log_prior - form.form.odds) for ways, prior, log_prior in without)]
+
+
+def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple[Ways, Prior, float]]:
+    """Return one hypothesis for each combination of the ways of these multipliers; their probabilities add up to 1."""
+    found, undeclared = [], {name: ways for name, ways in form.undeclared.items() if name in names}
     for ways in product(*undeclared.values()):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
         for name, (log_multiplier, probability) in zip(undeclared, ways, strict=True):
@@ -219,8 +230,10 @@ def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> Iterator[tuple[Ways
                 log_prior += float(np.log(probability))
         chosen = frozenset((name, value) for name, (value, _) in zip(undeclared, ways, strict=True))
         if chosen in form.probabilities:
-            log_prior = math.log(form.probabilities[chosen])
-        yield chosen, replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
+            log_prior = float(np.log(form.probabilities[chosen]))
+        found.append((chosen, replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior))
+    total = float(logsumexp([log_prior for *_, log_prior in found]))
+    return [(ways, each, log_prior - total) for ways, each, log_prior in found]
 
 
 def memory_evidence(
