@@ -152,8 +152,9 @@ def test_a_known_residual_predicts_as_if_its_rows_had_been_observed_without_a_cl
         np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
     # a trial of the search itself adds to what is known
     data = CalibrationData.measured(others[:1], form.log_cost(others[:1])(form.prior.mean_P) + 0.3)
-    assert calibrate(form.log_cost, features, replace(certain, known=residual), data).marginals(seen[:1])[0] > (
-        told.marginals(seen[:1])[0]
+    assert (
+        calibrate(form.log_cost, features, replace(certain, known=residual), data).marginals(seen[:1])[0]
+        > (told.marginals(seen[:1])[0])
     )
     draws = np.zeros((1, len(form.prior.mean_P)))
     mean, variance = told.ensemble(others, draws)

@@ -104,24 +104,24 @@ def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowle
     if num_jobs:
         features = replace(features, jobs_NJ=load_next(len(features), num_jobs))
     known = {metric: _place_residuals(each, space, features, num_jobs) for metric, each in knowledge.residuals.items()}
-    forms = {
-        metric: _replace_form(
-            form, knowledge.priors.get(metric), known.get(metric), knowledge.odds.get(metric, EARLIER_ODDS)
-        )
-        for metric, form in predictor.forms.items()
-    }
-    memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
+
+    def learn(form: ClosedForm) -> ClosedForm:
+        metric = form.metric.name
+        if metric not in knowledge.priors:
+            return form
+        prior = replace(_replace_prior(form.multipliers, form.prior, knowledge.priors[metric]), known=known.get(metric))
+        return replace(form, prior=prior, unlearned=form.prior, odds=knowledge.odds.get(metric, EARLIER_ODDS))
+
+    forms = {metric: learn(form) for metric, form in predictor.forms.items()}
     if (loads := predictor.loads) is not None:
         changed = {metric: _replace_load_prior(loads.multipliers, prior, knowledge.priors.get(metric, {}))
                    for metric, prior in loads.priors.items()}  # fmt: skip
         loads = replace(loads, priors=changed)
-    if memory and found:
-        odds = knowledge.odds.get(PEAK_MEMORY, EARLIER_ODDS)
-        form = _replace_form(memory.form, found, known.get(PEAK_MEMORY), odds)
-        memory = replace(memory, form=form, determined=frozenset(found) - memory.unidentified)
-    if memory and knowledge.ways:
+    memory = predictor.memory
+    if memory is not None:
         weighed = {frozenset(one.log_multipliers.items()): one.probability for one in knowledge.ways}
-        memory = replace(memory, probabilities=weighed)
+        determined = frozenset(knowledge.priors.get(PEAK_MEMORY, ())) - memory.unidentified
+        memory = replace(memory, form=learn(memory.form), determined=determined, probabilities=weighed)
     return replace(predictor, features=features, forms=forms, memory=memory, loads=loads)
 
 
@@ -147,15 +147,6 @@ def _place_residuals(
     jobs_NJ = load_jobs(shares.tolist(), [1] * num_jobs)[[one.search for one in here]]
     value_m, sd_m = (np.array(each) for each in zip(*((one.mean, one.sd) for one in here), strict=True))
     return KnownResidual(replace(placed, jobs_NJ=jobs_NJ), value_m, sd_m**2)
-
-
-def _replace_form(
-    form: ClosedForm, found: dict[str, LearnedPrior] | None, known: KnownResidual | None, odds: float
-) -> ClosedForm:
-    if not found:
-        return form
-    prior = replace(_replace_prior(form.multipliers, form.prior, found), known=known)
-    return replace(form, prior=prior, unlearned=form.prior, odds=odds)
 
 
 def _replace_load_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:

@@ -84,15 +84,15 @@ class MemoryForm:
     undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
     """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
     declare; one of them applies to the whole space. None: density of the form's prior."""
-    probabilities: Mapping[Ways, float] = field(default_factory=dict)
-    """Probability of each combination of these ways, if earlier searches weighed them."""
-    determined: frozenset[str] = frozenset()
-    """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
     unidentified: frozenset[str] = frozenset()
     """Those of `undeclared` that stay hypotheses when peaks are measured: too far apart for one normal prior. The
     others peaks determine."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
+    probabilities: Mapping[Ways, float] = field(default_factory=dict)
+    """Probability of each combination of the undeclared ways, if earlier searches weighed them."""
+    determined: frozenset[str] = frozenset()
+    """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
 
 
 @dataclass(frozen=True)

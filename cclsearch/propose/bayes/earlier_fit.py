@@ -26,6 +26,8 @@ from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
+MAX_RESIDUALS = 100
+"""Of earlier trials that a search keeps, those of the most similar jobs first: a proposal takes longer with more."""
 SAME_MODEL, OTHER = 0.15, 2.0
 """Variance of a multiplier that belongs to an earlier search alone, relative to the prior's, if its trials have several
 loads: of a search of the same model, and of another. Prediction errors of servers differ more between models (about
@@ -70,20 +72,23 @@ def learn_knowledge(
     Loads of the same model say more than those of another.
     """
     known, size = _predict_all(searches, predict or _predict_task, card.family), card.hardware.num_accelerators
-    memory, found = predictor.memory, EarlierKnowledge()
+    memory = predictor.memory
     each = [(form, _find_prior(predictor, m), _list_fits(m, known)) for m, form in predictor.forms.items()]
     if memory and memory.is_measured:
         each += [(memory.form, memory.form.prior, [_fit_memory(one) for one in known if _has_peak(one.trials)])]
-    for form, before, fits in each:
-        priors, residuals = _learn(form, fits, before, size)
-        metric = form.metric.name
-        if priors:
-            found.priors[metric] = priors
-            found.residuals[metric] = residuals
-            if with_odds:
-                found.odds[metric] = round(find_odds(before, [one.fit for one in fits]), DIGITS)
-    ways = () if PEAK_MEMORY in found.priors else _weigh_ways(predictor, known)
-    return found.model_copy(update={"ways": ways})
+    learned = {form.metric.name: _learn(form, fits, before, size) for form, before, fits in each}
+    priors = {metric: priors for metric, (priors, _) in learned.items() if priors}
+    odds = {
+        form.metric.name: round(find_odds(before, [one.fit for one in fits]), DIGITS)
+        for form, before, fits in each
+        if with_odds and form.metric.name in priors
+    }
+    return EarlierKnowledge(
+        priors=priors,
+        residuals={metric: residuals for metric, (_, residuals) in learned.items() if residuals},
+        ways=() if PEAK_MEMORY in priors else _weigh_ways(predictor, known),
+        odds=odds,
+    )
 
 
 def _find_prior(predictor: Predictor, metric: str) -> Prior:
@@ -140,8 +145,8 @@ def _trials_space(trials: Sequence[Observation], names: Sequence[str]) -> Space:
 def _fit_measured(form: ClosedForm, one: _Known) -> _Fit | None:
     """Return what the trials measured of a metric; None if none did."""
     name, loads, trials = form.metric.name, one.predictor.loads, one.trials
-    if loads is not None and name in loads.transfer and (fit := _fit_loads(form, loads, one)):
-        return fit
+    if loads is not None and name in loads.transfer and (of_loads := _fit_loads(form, loads, one)):
+        return of_loads
     rows = np.array([n for n, o in enumerate(trials) if (o.value(name) or 0.0) > 0], dtype=np.int64)
     if not len(rows):
         return None
@@ -248,11 +253,11 @@ def _learn(
         LearnedResidual(
             search=one.index,
             share=round(one.fit.find_share(num_accelerators), DIGITS),
-            config=dict(config),
+            config=config,
             mean=round(mean, DIGITS),
             sd=round(sd, DIGITS),
         )
         for (one, config), mean, sd in found
         if math.isfinite(mean) and math.isfinite(sd)
     ]
-    return priors, tuple(residuals)
+    return priors, tuple(sorted(residuals, key=lambda each: each.share)[:MAX_RESIDUALS])
