@@ -41,7 +41,8 @@ class EarlierFit:
     evidence: CalibrationData
     """One observation for each row, in their order."""
     own_share: float | None = None
-    """Variance that this search has for itself, relative to the prior's; None: by its number of accelerators."""
+    """Variance of a multiplier that this search has for itself, relative to the prior's, and its residual is its own.
+    None: both by its number of accelerators."""
     num_accelerators: int = 1
 
     def find_share(self, num_accelerators: int) -> float:
@@ -158,7 +159,11 @@ def _stack(searches: Sequence[EarlierFit], size: int, shares: Sequence[float]) -
     numbers_ND = np.concatenate([search.features.numbers_ND for search in searches])
     categories_NC = np.concatenate([search.features.categories_NC for search in searches])
     unknown_NU = np.zeros((len(numbers_ND), 0), dtype=np.int16)
-    return model, Features(numbers_ND, categories_NC, unknown_NU, load_jobs(shares, counts))
+    jobs_NJ = load_jobs(shares, counts)
+    alone_N = np.repeat([search.own_share is not None for search in searches], counts)
+    jobs_NJ[alone_N] = np.sign(jobs_NJ[alone_N])
+    jobs_NJ[alone_N, 0] = 0.0
+    return model, Features(numbers_ND, categories_NC, unknown_NU, jobs_NJ)
 
 
 def _join(each: Sequence[CalibrationData]) -> CalibrationData:

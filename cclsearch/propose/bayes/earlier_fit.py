@@ -182,6 +182,9 @@ def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> _Fit | None:
         np.arange(len(rows)), form.metric.sign * np.log(values), noise_n=np.full(len(rows), loads.transfer[name].noise)
     )
     features = one.features.take(rows).with_number(cells.features.numbers_ND[:, -1])
+    # a category names the search: its level may be off by as much as a category
+    categories_NC = np.column_stack([features.categories_NC, np.full(len(rows), one.index)]).astype(np.int16)
+    features = replace(features, categories_NC=categories_NC)
     share = SAME_MODEL if one.is_same_model else OTHER
     return _Fit(one.index, EarlierFit(cells.models.get(name, combine), features, evidence, share, one.num_accelerators))
 
