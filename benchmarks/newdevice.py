@@ -29,7 +29,7 @@ from fit_prior import fit_prior
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
-from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.observations import Observation
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
@@ -130,7 +130,8 @@ def adapt(trials: Sequence[Row], target: Workload, priors: Priors) -> Priors:
         return make_predictor(card, space, priors)
 
     one = target.rows[0]
-    learned = learn_priors(predict(one.card, space_of([one.config])), searches, predict).get(STEP)
+    predictor = predict(one.card, space_of([one.config]))
+    learned = learn_knowledge(one.card, predictor, searches, predict, with_odds=False).priors.get(STEP)
     if not learned:
         return priors
     mean, sd = (np.array([getattr(each, name) for each in learned.values()]) for name in ("mean", "sd"))

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from newdevice import HEADS, TRIALS, print_row
 
-from cclsearch.propose.bayes.earlier_fit import learn_priors
-from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
+from cclsearch.propose.earlier import apply_earlier
 from cclsearch.propose.observations import Observation
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.stats.closed_form import predict_space, predictor_of
@@ -31,9 +31,8 @@ def predict(recording: Recording, trials: Sequence[tuple[Recording, Sequence[int
     predictor = predictor_of(recording.card, recording.space)
     searches = [(other.card, [_observe(other, row) for row in rows]) for other, rows in trials]
     if searches:
-        predictor = apply_earlier(
-            predictor, EarlierKnowledge(priors=learn_priors(predictor, searches, family=recording.card.family))
-        )
+        knowledge = learn_knowledge(recording.card, predictor, searches, with_odds=False)
+        predictor = apply_earlier(predictor, recording.space, knowledge)
     prediction = predict_space(recording.card, recording.space, predictor)
     assert prediction is not None
     return prediction.value_N

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.recording.load import load_recording
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, KnownResidual, Posterior, Prior, calibrate
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, predictor_of
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -136,3 +136,27 @@ def test_drawn_models_do_not_depend_on_the_order_of_the_parts():
         for at in (np.arange(4), order)
     ]
     assert np.allclose(drawn[0], drawn[1], rtol=0, atol=1e-8)
+
+
+def test_a_known_residual_predicts_as_if_its_rows_had_been_observed_without_a_closed_form():
+    form, features = make_time_form(), make_predictor().features
+    seen, others = np.array([12, 20, 34]), np.array([13, 21, 46])
+    offsets, noise = np.array([0.2, -0.1, 0.15]), 0.05
+    certain = replace(form.prior, sd_P=np.full_like(form.prior.sd_P, 1e-6), noise=noise, dof=1e6)
+    nothing = known(np.zeros(0, dtype=np.int64), np.zeros(0))
+    residual = KnownResidual(features.take(seen), offsets, np.full(3, noise**2))
+    told = calibrate(form.log_cost, features, replace(certain, known=residual), nothing)
+    values = form.log_cost(seen)(form.prior.mean_P) + offsets
+    observed = calibrate(form.log_cost, features, certain, CalibrationData.measured(seen, values))
+    for left, right in zip(told.marginals(others), observed.marginals(others), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-3, atol=1e-5)
+    # a trial of the search itself adds to what is known
+    data = CalibrationData.measured(others[:1], form.log_cost(others[:1])(form.prior.mean_P) + 0.3)
+    assert (
+        calibrate(form.log_cost, features, replace(certain, known=residual), data).marginals(seen[:1])[0]
+        > (told.marginals(seen[:1])[0])
+    )
+    draws = np.zeros((1, len(form.prior.mean_P)))
+    mean, variance = told.ensemble(others, draws)
+    np.testing.assert_allclose(mean[0], told.marginals(others)[0], atol=1e-5)
+    np.testing.assert_allclose(variance, told.marginals(others)[1], atol=1e-5)

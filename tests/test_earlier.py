@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,17 @@ from recorded_runs import search, write_recording
 
 import cclsearch
 from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
 from cclsearch.cli import main
-from cclsearch.core.values import Config, Provenance
+from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.plan.earlier import take_over
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_odds, learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.ensemble import fit_ensemble
+from cclsearch.propose.bayes.feasibility import weigh_combinations
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
+from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec, write_spec
@@ -162,18 +165,95 @@ def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_eac
     ]
     assert card.model is not None
     larger = card.model_copy(update={"model": card.model.model_copy(update={"num_layers": 2 * card.model.num_layers})})
-    priors = learn_priors(predictor_of(larger, space), [(card, seen)])
-    assert priors == learn_priors(predictor_of(larger, space), [(card, seen)])
-    assert "peak_memory_gib" not in priors, "no trial measured a peak"
-    odds = learn_odds(predictor_of(larger, space), [(card, seen)])
-    assert odds == {"step_time_s": 0.0}, "one search does not show whether searches are alike"
-    knowledge = EarlierKnowledge(priors=priors)
+    knowledge = learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
+    assert knowledge == learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
+    assert "peak_memory_gib" not in knowledge.priors, "no trial measured a peak"
+    assert knowledge.odds == {"step_time_s": 0.0}, "one search does not show whether searches are alike"
     before = predictor_of(larger, space).forms["step_time_s"].predict(len(space))[0]
-    learned = apply_earlier(predictor_of(larger, space), knowledge)
+    learned = apply_earlier(predictor_of(larger, space), space, knowledge)
     after = learned.forms["step_time_s"].predict(len(space))[0]
     assert np.all(after - before > 0.2), "a framework that was three times slower is expected to be slower again"
     assert np.all(after - before < np.log(3.0))
-    assert apply_earlier(predictor_of(larger, space), knowledge) is learned
+    assert apply_earlier(predictor_of(larger, space), space, knowledge) is learned
+
+
+def observe_tiny(log_factor_N: Sequence[float], card: Card | None = None) -> list[Observation]:
+    """Return a trial of every configuration, each slower than predicted by these log factors."""
+    space = tiny_space()
+    form = predictor_of(card or load_card("tiny"), space).forms["step_time_s"]
+    times = np.exp(form.predict(len(space))[0] + np.array(log_factor_N))
+    return [Observation(n + 1, space.config(n), n, float(t), metrics={"step_time_s": float(t)})
+            for n, t in enumerate(times)]  # fmt: skip
+
+
+def on_ranks(count: int) -> Card:
+    card = load_card("tiny")
+    return card.model_copy(update={"hardware": card.hardware.model_copy(update={"num_accelerators": count})})
+
+
+def expect_tiny(
+    card: Card, searches: Sequence[tuple[Card, Sequence[Observation]]], *, with_residuals: bool = True
+) -> Array:
+    """Return the log times that the next search expects, beyond what its closed form says."""
+    space = tiny_space()
+    before = predictor_of(card, space)
+    knowledge = learn_knowledge(card, before, searches)
+    if not with_residuals:
+        knowledge = knowledge.model_copy(update={"residuals": {}})
+    stored = EarlierKnowledge.model_validate_json(knowledge.model_dump_json())
+    form = apply_earlier(before, space, stored).forms["step_time_s"]
+    fitted = fit_ensemble(form, apply_earlier(before, space, stored).features, (), ())
+    return fitted.mean(np.arange(len(space))) - before.forms["step_time_s"].predict(len(space))[0]
+
+
+def test_a_knob_value_that_was_slow_in_earlier_searches_is_expected_to_be_slow_in_the_next() -> None:
+    searches = [(load_card("tiny"), observe_tiny([0.0, 0.4, 0.0]))] * 3
+    off = expect_tiny(load_card("tiny"), searches)
+    assert 0.02 < off[1] - max(off[0], off[2]) < 0.4
+    multipliers_alone = expect_tiny(load_card("tiny"), searches, with_residuals=False)
+    assert np.ptp(multipliers_alone) < 0.5 * np.ptp(off), "no multiplier makes the middle value alone slow"
+
+
+def test_a_search_on_about_as_many_accelerators_teaches_more() -> None:
+    seen = observe_tiny([0.0, 0.4, 0.0])
+    near, far = (expect_tiny(on_ranks(2), [(on_ranks(count), seen)] * 3) for count in (2, 256))
+    assert near[1] - near[0] > 1.3 * (far[1] - far[0]) > 0
+
+
+def test_residuals_are_left_out_if_a_fixed_knob_has_another_value() -> None:
+    space = space_from_rows([Knob("dp", (4,)), Knob("micro_batch_size", (1, 2, 4))],
+                            [Config(dp=4, micro_batch_size=m) for m in (1, 2, 4)])  # fmt: skip
+    before = predictor_of(load_card("tiny"), space)
+    knowledge = learn_knowledge(load_card("tiny"), before, [(load_card("tiny"), observe_tiny([0.0, 0.4, 0.0]))])
+    assert knowledge.residuals["step_time_s"]
+    assert apply_earlier(before, space, knowledge).forms["step_time_s"].prior.known is None
+
+
+def test_what_fitted_in_an_earlier_search_says_whether_optimizer_states_are_sharded() -> None:
+    recording = load_recording(Path(__file__).parent.parent / "benchmarks" / "landscapes" / "vtrain-h1024-l12-g8-b16")
+    small = recording.card.hardware.model_copy(update={"memory_gib": 2.7})
+    card = recording.card.model_copy(update={"hardware": small})
+    predictor = predictor_of(card, recording.space)
+    memory = predictor.memory
+    assert memory is not None
+    sharded = memory.form.prior.mean_P.copy()
+    sharded[memory.form.multipliers.index("unsharded")] = -5.0
+    fits = memory.form.log_cost(np.arange(len(recording.space)))(sharded) < memory.log_limit
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="out of memory")
+    seen = [
+        Observation(n + 1, recording.space.config(n), n, 1.0 if ok else None, failure=None if ok else failure)
+        for n, ok in enumerate(fits.tolist())
+    ]
+    assert 3 < fits.sum() < len(fits), "the limit of memory divides the table"
+    knowledge = learn_knowledge(card, predictor, [(card, seen)])
+    before = {frozenset(ways): np.exp(log_prior) for ways, (log_prior, _) in weigh_combinations(predictor, ()).items()}
+
+    def is_sharded(ways: Iterable[tuple[str, float]]) -> bool:
+        return dict(ways)["unsharded"] == -5.0
+
+    after = sum(one.probability for one in knowledge.ways if is_sharded(one.log_multipliers.items()))
+    assert sum(one.probability for one in knowledge.ways) == pytest.approx(1.0, abs=1e-3)
+    assert after > sum(probability for ways, probability in before.items() if is_sharded(ways)) + 0.05
 
 
 def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_not() -> None:
@@ -190,7 +270,7 @@ def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_n
                 for n, t in enumerate(times)
             ]
             searches.append((card, seen))
-        return learn_odds(predictor_of(card, space), searches)["step_time_s"]
+        return learn_knowledge(card, predictor_of(card, space), searches).odds["step_time_s"]
 
     assert odds(3.0) == 0.0
     assert 0.0 < odds(3.0, 3.0) < odds(3.0, 3.0, 3.0, 3.0, 3.0)
@@ -201,7 +281,7 @@ def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_
     predictor, space = predictor_of(load_card("tiny"), tiny_space()), tiny_space()
     form = predictor.forms["step_time_s"]
     wrong = EarlierKnowledge(priors={"step_time_s": {"scale": LearnedPrior(mean=2.0, sd=0.1)}})
-    learned = apply_earlier(predictor, wrong).forms["step_time_s"]
+    learned = apply_earlier(predictor, space, wrong).forms["step_time_s"]
     assert learned.odds == math.log(4.0), "of searches that were planned before odds were learned"
 
     def weigh(log_times: Array) -> float:
@@ -219,9 +299,10 @@ def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_
 
 
 def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing() -> None:
-    predictor = predictor_of(load_card("tiny"), tiny_space())
+    space = tiny_space()
+    predictor = predictor_of(load_card("tiny"), space)
     knowledge = EarlierKnowledge(priors={"step_time_s": {"gone": LearnedPrior(mean=9.0, sd=0.1)}})
-    applied = apply_earlier(predictor, knowledge)
+    applied = apply_earlier(predictor, space, knowledge)
     assert np.array_equal(applied.forms["step_time_s"].prior.mean_P, predictor.forms["step_time_s"].prior.mean_P)
 
 

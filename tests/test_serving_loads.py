@@ -18,9 +18,9 @@ from test_serving_prediction import make_card, make_space
 from cclsearch.cli import main
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
+from cclsearch.propose.earlier import apply_earlier
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
 from cclsearch.score.objective import Objective, choose_objective
@@ -108,9 +108,7 @@ def test_other_work_learns_from_every_load() -> None:
     predictor = predictor_of(card, SPACE)
     objective = choose_objective(THROUGHPUT, (), task="serving")
     trials = [observe(row, measure(row, 1.4), objective) for row in (0, 1, 3)]
-    adapted = apply_earlier(
-        predictor, EarlierKnowledge(priors=learn_priors(predictor, [(card, trials)], family=card.family))
-    )
+    adapted = apply_earlier(predictor, SPACE, learn_knowledge(card, predictor, [(card, trials)]))
     before, after = predict_space(card, SPACE), predict_space(card, SPACE, adapted)
     assert before is not None
     assert after is not None

@@ -12,8 +12,8 @@ from cclsearch.core.values import Failure, Stage
 from cclsearch.launch.replay import RECORDED_FAILURES
 from cclsearch.plan.target import find_recording
 from cclsearch.plan.warm_start import is_recording
-from cclsearch.propose.bayes.earlier_fit import learn_priors
-from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
+from cclsearch.propose.earlier import apply_earlier
 from cclsearch.propose.observations import Observation
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
@@ -52,11 +52,11 @@ def adapt_predictor(
         searches.append((earlier, trials))
         told.append(f"{one_line(source, 60)} ({one_line(earlier.name, 40)}, {count_of(measured, 'trial')})")
     predictor = predictor_of(card, space)
-    priors = learn_priors(predictor, searches, family=card.family)
-    if not priors:
+    knowledge = learn_knowledge(card, predictor, searches, with_odds=False)
+    if not knowledge.priors:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form that trials of other work could adapt")
-    note = f"{' and '.join(priors)} adapted by {', '.join(told)}"
-    return apply_earlier(predictor, EarlierKnowledge(priors=priors)), note
+    note = f"{' and '.join(knowledge.priors)} adapted by {', '.join(told)}"
+    return apply_earlier(predictor, space, knowledge), note
 
 
 def _read(source: str, runs: Path | None) -> tuple[Card, str, list[Observation]]:

@@ -12,7 +12,7 @@ from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Provenance
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.warm_start import add_comparable_runs, load_warm_start, set_apart_other_work
-from cclsearch.propose.bayes.earlier_fit import learn_odds, learn_priors
+from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch
 from cclsearch.propose.events import LlmTurn, find_withdrawn
 from cclsearch.propose.observations import Observation
@@ -66,12 +66,10 @@ def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Se
     notes = tuple(_describe_unreadable(unreadable))
     if not taken:
         return spec.model_copy(update={"banner": (*spec.banner, *notes)}) if notes else spec
-    predictor, measured = predictor_of(spec.card, space), [(one.card, trials) for one, _, trials in taken]
-    knowledge = EarlierKnowledge(
-        searches=tuple(_describe_search(earlier, state, len(trials)) for earlier, state, trials in taken),
-        priors=learn_priors(predictor, measured, family=spec.card.family),
-        odds=learn_odds(predictor, measured, family=spec.card.family),
-    )
+    measured = [(one.card, trials) for one, _, trials in taken]
+    searches = tuple(_describe_search(earlier, state, len(trials)) for earlier, state, trials in taken)
+    knowledge = learn_knowledge(spec.card, predictor_of(spec.card, space), measured)
+    knowledge = knowledge.model_copy(update={"searches": searches})
     banner = (*spec.banner, _describe(knowledge, spec), *notes)
     return spec.model_copy(update={"earlier": knowledge, "banner": banner})
 

@@ -80,7 +80,7 @@ class SearchView:
     @property
     def predictor(self) -> Predictor:
         """What the card's task predicts over the space, with the priors that earlier searches leave."""
-        return apply_earlier(predictor_of(self.card, self.space), self.earlier)
+        return apply_earlier(predictor_of(self.card, self.space), self.space, self.earlier)
 
     @cached_property
     def is_primary(self) -> bool:

@@ -15,9 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cclsearch.core.metrics import PEAK_MEMORY
-from cclsearch.core.values import Model
-from cclsearch.stats.calibration import Prior
-from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor
+from cclsearch.core.values import Config, Model
+from cclsearch.space.table import Space
+from cclsearch.stats.calibration import KnownResidual, Prior
+from cclsearch.stats.closed_form import ClosedForm, Predictor
+from cclsearch.stats.kernel import Features, place_configs
+from cclsearch.stats.transfer import load_jobs, load_next
 
 EARLIER_ODDS = math.log(4.0)
 """Log odds of searches that were planned before the agreement of earlier searches set them."""
@@ -42,6 +45,25 @@ class LearnedPrior(Model):
     sd: float
 
 
+class LearnedResidual(Model):
+    """How far an earlier trial was from the closed form of its search, in log units."""
+
+    search: int
+    """Which search, by its position."""
+    share: float
+    """Variance of what that search has for itself, relative to the prior's."""
+    config: Config
+    mean: float
+    sd: float
+
+
+class LearnedWays(Model):
+    """How probable it is that the framework uses memory in these ways (`MemoryForm.undeclared`)."""
+
+    log_multipliers: dict[str, float]
+    probability: float
+
+
 class EarlierKnowledge(Model):
     """What a search takes over from earlier ones."""
 
@@ -49,6 +71,10 @@ class EarlierKnowledge(Model):
     """The newest first."""
     priors: dict[str, dict[str, LearnedPrior]] = {}
     """Metric with a closed form -> multiplier -> its prior in place of the shipped one."""
+    residuals: dict[str, tuple[LearnedResidual, ...]] = {}
+    """Metric with a closed form -> what earlier trials show of its residual."""
+    ways: tuple[LearnedWays, ...] = ()
+    """How probable each combination of ways is that the space does not declare; none if trials measured peaks."""
     odds: dict[str, float] = {}
     """Metric -> log odds, before any trial, that these priors hold for the next search rather than the shipped ones."""
 
@@ -61,55 +87,72 @@ class EarlierKnowledge(Model):
 _APPLIED: WeakKeyDictionary[Predictor, tuple[EarlierKnowledge, Predictor]] = WeakKeyDictionary()
 
 
-def apply_earlier(predictor: Predictor, knowledge: EarlierKnowledge | None) -> Predictor:
-    """Return the predictor with the priors that earlier searches leave; the same object for the same arguments."""
-    if knowledge is None or not knowledge.priors:
+def apply_earlier(predictor: Predictor, space: Space, knowledge: EarlierKnowledge | None) -> Predictor:
+    """Return the predictor of a space with the priors that earlier searches leave; the same for the same arguments."""
+    if knowledge is None or not (knowledge.priors or knowledge.ways):
         return predictor
     known = _APPLIED.get(predictor)
     if known is None or known[0] is not knowledge:
-        known = knowledge, _replace_priors(predictor, knowledge)
+        known = knowledge, _replace_priors(predictor, space, knowledge)
         _APPLIED[predictor] = known
     return known[1]
 
 
-def _replace_priors(predictor: Predictor, knowledge: EarlierKnowledge) -> Predictor:
-    forms = {
-        metric: _replace_form(form, knowledge.priors.get(metric), knowledge.odds.get(metric, EARLIER_ODDS))
-        for metric, form in predictor.forms.items()
-    }
-    memory, found = predictor.memory, knowledge.priors.get(PEAK_MEMORY)
+def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowledge) -> Predictor:
+    num_jobs = 1 + max((one.search for each in knowledge.residuals.values() for one in each), default=-1)
+    features = predictor.features
+    if num_jobs:
+        features = replace(features, jobs_NJ=load_next(len(features), num_jobs))
+    known = {metric: _place_residuals(each, space, features, num_jobs) for metric, each in knowledge.residuals.items()}
+
+    def learn(form: ClosedForm) -> ClosedForm:
+        metric = form.metric.name
+        if metric not in knowledge.priors:
+            return form
+        prior = replace(_replace_prior(form.multipliers, form.prior, knowledge.priors[metric]), known=known.get(metric))
+        return replace(form, prior=prior, unlearned=form.prior, odds=knowledge.odds.get(metric, EARLIER_ODDS))
+
+    forms = {metric: learn(form) for metric, form in predictor.forms.items()}
     if (loads := predictor.loads) is not None:
-        known = {metric: _replace_load_prior(loads.multipliers, prior, knowledge.priors.get(metric, {}))
-                 for metric, prior in loads.priors.items()}  # fmt: skip
-        loads = replace(loads, priors=known)
-    memory = _replace_memory(memory, found) if memory and found else memory
-    return replace(predictor, forms=forms, memory=memory, loads=loads)
+        changed = {metric: _replace_load_prior(loads.multipliers, prior, knowledge.priors.get(metric, {}))
+                   for metric, prior in loads.priors.items()}  # fmt: skip
+        loads = replace(loads, priors=changed)
+    memory = predictor.memory
+    if memory is not None:
+        weighed = {frozenset(one.log_multipliers.items()): one.probability for one in knowledge.ways}
+        determined = frozenset(knowledge.priors.get(PEAK_MEMORY, ())) - memory.unidentified
+        memory = replace(memory, form=learn(memory.form), determined=determined, probabilities=weighed)
+    return replace(predictor, features=features, forms=forms, memory=memory, loads=loads)
 
 
-def _replace_form(form: ClosedForm, found: dict[str, LearnedPrior] | None, odds: float) -> ClosedForm:
-    if not found:
-        return form
-    prior = _replace_prior(form.multipliers, form.prior, found)
-    return replace(form, prior=prior, unlearned=form.prior, odds=odds)
+def _place_residuals(
+    residuals: Sequence[LearnedResidual], space: Space, features: Features, num_jobs: int
+) -> KnownResidual | None:
+    """Return those residuals whose configurations differ from the space's in knobs that vary there alone."""
+    fixed = [knob for knob in space.knobs if len(knob.choices) == 1]
+    names = {knob.name for knob in space.knobs}
+    here = [
+        one
+        for one in residuals
+        if names <= set(one.config) and all(one.config[knob.name] == knob.choices[0] for knob in fixed)
+    ]
+    if not here:
+        return None
+    placed = place_configs(space, [one.config for one in here])
+    if placed.numbers_ND.shape[1] != features.numbers_ND.shape[1]:
+        return None
+    shares = np.zeros(num_jobs)
+    for one in here:
+        shares[one.search] = one.share
+    jobs_NJ = load_jobs(shares.tolist(), [1] * num_jobs)[[one.search for one in here]]
+    value_m, sd_m = (np.array(each) for each in zip(*((one.mean, one.sd) for one in here), strict=True))
+    return KnownResidual(replace(placed, jobs_NJ=jobs_NJ), value_m, sd_m**2)
 
 
 def _replace_load_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:
     """The learned means; the widths are never wider than before."""
     learned = _replace_prior(multipliers, prior, found)
     return replace(learned, sd_P=np.minimum(learned.sd_P, prior.sd_P))
-
-
-def _replace_memory(memory: MemoryForm, found: dict[str, LearnedPrior]) -> MemoryForm:
-    """What the space does not declare, this framework did in earlier searches as well: they weigh its alternatives."""
-    ways = {
-        name: tuple((value, None if name in found else probability) for value, probability in each)
-        for name, each in memory.undeclared.items()
-    }
-    return replace(
-        memory,
-        form=replace(memory.form, prior=_replace_prior(memory.form.multipliers, memory.form.prior, found)),
-        undeclared=ways,
-    )
 
 
 def _replace_prior(multipliers: Sequence[str], prior: Prior, found: Mapping[str, LearnedPrior]) -> Prior:

@@ -51,6 +51,16 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
+class KnownResidual:
+    """What other work has shown of the residual: m noisy observations of it, in log units."""
+
+    features: Features
+    """In the coordinates of the model's features."""
+    value_m: Array
+    variance_m: Array
+
+
+@dataclass(frozen=True, eq=False)
 class Prior:
     """The model before any measurement."""
 
@@ -63,6 +73,33 @@ class Prior:
     """Degrees of freedom of the Student-t noise."""
     num_added: int = 0
     """How many of the multipliers, the last ones, beliefs have added: models are drawn alike with them and without."""
+    known: KnownResidual | None = None
+
+    def residual_covariance(self, left: Features, right: Features) -> Array:
+        """(n, m) covariance of the residual between two sets of rows, given what is known of it."""
+        found = kernel(left, right, self.shape)
+        return found if self.known is None else found - self._explain(left).T @ self._explain(right)
+
+    def residual_variance(self, rows: Features) -> Array:
+        """(n,) variance of the residual, given what is known of it."""
+        found = kernel_diagonal(rows, self.shape)
+        return found if self.known is None else found - np.sum(self._explain(rows) ** 2, axis=0)
+
+    def expect_residual(self, rows: Features) -> Array:
+        """(n,) expected residual, given what is known of it."""
+        if self.known is None:
+            return np.zeros(len(rows))
+        return np.asarray(_solve(self._factor_mm, self.known.value_m) @ self._explain(rows))
+
+    def _explain(self, rows: Features) -> Array:
+        """(m, n) covariance with what is known, times the inverse of its factor."""
+        assert self.known is not None
+        return _solve(self._factor_mm, kernel(self.known.features, rows, self.shape))
+
+    @cached_property
+    def _factor_mm(self) -> Array:
+        assert self.known is not None
+        return _factorize(kernel(self.known.features, self.known.features, self.shape), self.known.variance_m)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +149,8 @@ class Posterior:
     """Lower Cholesky factor of the covariance of residual plus noise, given the multipliers."""
     weight_n: Array
     """Student-t weight of each observation: 1 full weight, near 0 an outlier."""
+    variance_n: Array
+    """Variance of the noise of each observation, with its weight; of a censored one, that of its approximation."""
     noise_n: Array
     """Standard deviation of the noise of each observation before its weight; NaN of a censored one."""
     log_evidence: float
@@ -121,11 +160,12 @@ class Posterior:
         """(m,) means and (m,) variances at these rows."""
         mean, jacobian = _linearize(self.model(rows), self.theta_P)
         here = self.features.take(rows)
-        own = (jacobian**2) @ self.prior.sd_P**2 + kernel_diagonal(here, self.prior.shape)
-        residual = kernel(here, self.features.take(self.rows_n), self.prior.shape)
+        own = (jacobian**2) @ self.prior.sd_P**2 + self.prior.residual_variance(here)
+        residual = self.prior.residual_covariance(here, self.features.take(self.rows_n))
         cross = residual + (jacobian * self.prior.sd_P**2) @ self.jacobian_nP.T
         known = np.sum(_solve(self.factor_nn, cross.T) ** 2, axis=0)
-        return mean + residual @ self.alpha_n, np.maximum(own - known, MIN_VARIANCE)
+        mean = mean + self.prior.expect_residual(here) + residual @ self.alpha_n
+        return mean, np.maximum(own - known, MIN_VARIANCE)
 
     def ensemble(self, rows: NDArray[np.int64], normal_SP: Array) -> tuple[Array, Array]:
         """(S, m) means at these rows of S models drawn from the posterior, and (m,) variance of each model's residual.
@@ -134,11 +174,11 @@ class Posterior:
         linearization: a step is never faster than its arithmetic, however uncertain its latencies.
         """
         samples = self.theta_P + normal_SP @ self._theta_root.T
-        here = self.features.take(rows)
-        left = kernel_diagonal(here, self.prior.shape)
-        mean_Sm = self.model(rows)(samples)
-        cross = kernel(here, self.features.take(self.rows_n), self.prior.shape)
-        error_Sn = self.value_n - self.model(self.rows_n)(samples)
+        here, seen = self.features.take(rows), self.features.take(self.rows_n)
+        left = self.prior.residual_variance(here)
+        mean_Sm = self.model(rows)(samples) + self.prior.expect_residual(here)
+        cross = self.prior.residual_covariance(here, seen)
+        error_Sn = self.value_n - self.model(self.rows_n)(samples) - self.prior.expect_residual(seen)
         half_nm = _solve(self.residual_factor_nn, cross.T)
         mean_Sm = mean_Sm + _solve(self.residual_factor_nn, error_Sn.T).T @ half_nm
         return mean_Sm, np.maximum(left - np.sum(half_nm**2, axis=0), MIN_VARIANCE)
@@ -194,6 +234,12 @@ class Posterior:
         shrink = np.sum(_solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2) ** 2, axis=0)
         return np.asarray(np.sqrt(np.maximum(self.prior.sd_P**2 - shrink, 0.0)))
 
+    def model_variance(self) -> Array:
+        """(n,) posterior variance of the model at the observations that its multipliers leave, the residual aside."""
+        scaled_nP = self.jacobian_nP * self.prior.sd_P**2
+        known = np.sum(_solve(self.factor_nn, self.jacobian_nP @ scaled_nP.T) ** 2, axis=0)
+        return np.asarray(np.maximum(np.sum(self.jacobian_nP * scaled_nP, axis=1) - known, 0.0))
+
 
 def _root_parts(covariance: Array) -> tuple[Array, Array]:
     """Square roots of the eigenvalues, and the eigenvectors as columns: their product is a root of the covariance."""
@@ -205,14 +251,14 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
     """Return the posterior, given the observations."""
     theta = prior.mean_P.copy()
     here = features.take(evidence.rows_n)
-    residual_nn = kernel(here, here, prior.shape)
+    residual_nn, residual_n = prior.residual_covariance(here, here), prior.expect_residual(here)
     row_model = model(evidence.rows_n)
     sites = _Sites(evidence, prior)
     variance_P = prior.sd_P**2
     for _ in range(_NUM_ROUNDS):
         base, jacobian = _linearize(row_model, theta)
         covariance = (jacobian * variance_P) @ jacobian.T + residual_nn
-        prior_mean = base + jacobian @ (prior.mean_P - theta)
+        prior_mean = base + jacobian @ (prior.mean_P - theta) + residual_n
         factor = _factorize(covariance, sites.variance_n)
         alpha = cho_solve((factor, True), sites.target_n - prior_mean, check_finite=False)
         step = prior.mean_P + variance_P * (jacobian.T @ alpha) - theta
@@ -236,6 +282,7 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
         value_n=sites.target_n,
         residual_factor_nn=_factorize(residual_nn, sites.variance_n),
         weight_n=sites.weight_n,
+        variance_n=sites.variance_n,
         noise_n=sites.noise_n,
         log_evidence=log_evidence,
     )

@@ -22,6 +22,8 @@ from cclsearch.stats.calibration import CalibrationData, ParametricModel, Poster
 from cclsearch.stats.kernel import Array, Features, KernelShape, read_features
 
 Rows = NDArray[np.int64]
+Ways = frozenset[tuple[str, float]]
+"""Multipliers with the log multiplier of one way each (`MemoryForm.undeclared`)."""
 
 EXACT_ROWS = 5000
 """A larger space gets one variance of the memory for all rows instead of one per row."""
@@ -87,13 +89,20 @@ class MemoryForm:
     others peaks determine."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
+    probabilities: Mapping[Ways, float] = field(default_factory=dict)
+    """Probability of each combination of the undeclared ways, if earlier searches weighed them."""
+    determined: frozenset[str] = frozenset()
+    """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
     ways: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`."""
 
-    def weigh_ways(self, name: str) -> tuple[float, ...]:
-        """Return the weight of each way of an undeclared multiplier before any trial, up to a common factor."""
-        at = self.form.multipliers.index(name)
-        mean, sd = self.form.prior.mean_P[at], self.form.prior.sd_P[at]
+    def weigh_ways(self, name: str, prior: Prior | None = None) -> tuple[float, ...]:
+        """Return the weight of each way of an undeclared multiplier before any trial, up to a common factor.
+
+        `prior`: of the multipliers; the form's own by default.
+        """
+        at, prior = self.form.multipliers.index(name), prior or self.form.prior
+        mean, sd = prior.mean_P[at], prior.sd_P[at]
         return tuple(
             float(np.exp(-0.5 * ((value - mean) / sd) ** 2)) if probability is None else probability
             for value, probability in self.undeclared[name]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.values import Value
 from cclsearch.space.knobs import KNOBS, canonical_name
 from cclsearch.space.table import Knob, Space
 
@@ -25,13 +27,16 @@ class Features:
     """Code of each categorical knob or switch; the kernel uses only whether two codes are equal."""
     unknown_NU: NDArray[np.int16]
     """Code of each knob without an entry in `knobs.yaml`: no closed form knows what its values do."""
+    jobs_NJ: Array | None = None
+    """Loadings of each row's job on what all jobs have in common, and on what each has alone. None: one job."""
 
     def __len__(self) -> int:
         return len(self.numbers_ND)
 
     def take(self, rows: NDArray[np.int64]) -> Features:
         """Return the features of these rows."""
-        return Features(self.numbers_ND[rows], self.categories_NC[rows], self.unknown_NU[rows])
+        jobs_NJ = None if self.jobs_NJ is None else self.jobs_NJ[rows]
+        return Features(self.numbers_ND[rows], self.categories_NC[rows], self.unknown_NU[rows], jobs_NJ)
 
     def with_number(self, number_N: Array) -> Features:
         """Return the features with one more numeric coordinate."""
@@ -48,7 +53,7 @@ def read_features(space: Space) -> Features:
         if canonical_name(knob.name) not in KNOBS:
             unknown.append(codes)
         if knob.is_numeric and len(knob.choices) > 2:
-            numbers.append(_coordinates(knob)[codes])
+            numbers.append(_coordinates(knob, knob.choices)[codes])
         else:
             categories.append(codes)
     size = len(space)
@@ -56,17 +61,40 @@ def read_features(space: Space) -> Features:
     return Features(numbers_ND, _stack_codes(categories, size), _stack_codes(unknown, size))
 
 
+def place_configs(space: Space, configs: Sequence[Mapping[str, Value]]) -> Features:
+    """Return the features of these configurations in the coordinates of a space.
+
+    A choice of a category that the space lacks has a code of its own. Every configuration must have the knobs of the
+    space; what differs in a knob with one choice is not seen.
+    """
+    numbers, categories = [], []
+    for knob in space.knobs:
+        values = [config[knob.name] for config in configs]
+        if len(knob.choices) < 2:
+            continue
+        if knob.is_numeric and len(knob.choices) > 2:
+            numbers.append(_coordinates(knob, values))
+        else:
+            known = list(dict.fromkeys((isinstance(value, bool), value) for value in (*knob.choices, *values)))
+            categories.append(np.array([known.index((isinstance(value, bool), value)) for value in values], np.int16))
+    size = len(configs)
+    numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
+    return Features(numbers_ND, _stack_codes(categories, size), _stack_codes([], size))
+
+
 def _stack_codes(codes: list[NDArray[np.int16]], size: int) -> NDArray[np.int16]:
     return np.column_stack(codes).astype(np.int16) if codes else np.zeros((size, 0), dtype=np.int16)
 
 
-def _coordinates(knob: Knob) -> Array:
-    values = np.array([float(choice) for choice in knob.choices])
-    scaled = np.log2(values) if np.all(values > 0) else values
+def _coordinates(knob: Knob, values: Sequence[Value]) -> Array:
+    """(n,) coordinates of these values of a knob, whose choices set scale and center."""
+    choices, at = (np.array([float(value) for value in each]) for each in (knob.choices, values))
+    is_log = bool(np.all(choices > 0))
+    scaled = np.log2(choices) if is_log else choices
     span = float(np.ptp(scaled)) or 1.0
-    if np.any(values <= 0) or span > 3 * MAX_COORDINATE_SPAN:
-        scaled = scaled / span * MAX_COORDINATE_SPAN
-    return np.asarray(scaled - scaled.mean())
+    unit = span / MAX_COORDINATE_SPAN if not is_log or span > 3 * MAX_COORDINATE_SPAN else 1.0
+    found = np.log2(np.maximum(at, choices.min() / 2)) if is_log else at
+    return np.asarray((found - scaled.mean()) / unit)
 
 
 def kernel(left: Features, right: Features, shape: KernelShape) -> Array:
@@ -77,15 +105,17 @@ def kernel(left: Features, right: Features, shape: KernelShape) -> Array:
     same = shape.category_correlation ** differ.sum(axis=-1)
     slopes = left.numbers_ND @ right.numbers_ND.T
     effects = (~differ).sum(axis=-1)
-    return np.asarray(shape.amplitude**2 * near * same + shape.slope**2 * slopes + shape.category_sd**2 * effects)
+    found = shape.amplitude**2 * near * same + shape.slope**2 * slopes + shape.category_sd**2 * effects
+    if left.jobs_NJ is not None and right.jobs_NJ is not None:
+        found *= left.jobs_NJ @ right.jobs_NJ.T  # intrinsic coregionalization (Bonilla et al. 2007, equation 1)
+    return np.asarray(found)
 
 
 def kernel_diagonal(features: Features, shape: KernelShape) -> Array:
     """(n,) prior variance of the residual."""
     slopes = np.sum(features.numbers_ND**2, axis=1)
-    return np.asarray(
-        shape.amplitude**2 + shape.slope**2 * slopes + shape.category_sd**2 * features.categories_NC.shape[1]
-    )
+    found = shape.amplitude**2 + shape.slope**2 * slopes + shape.category_sd**2 * features.categories_NC.shape[1]
+    return np.asarray(found if features.jobs_NJ is None else found * np.sum(features.jobs_NJ**2, axis=1))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.stats.calibration import CalibrationData, ParametricModel, Prior, RowModel, calibrate
+from cclsearch.stats.calibration import CalibrationData, KnownResidual, ParametricModel, Prior, RowModel, calibrate
 from cclsearch.stats.kernel import Array, Features
 
 OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
-
 NUM_FIRST = 5
 """Trials of a search that earlier ones should predict: afterwards its own trials say more."""
 MAX_GAIN = 3.0
@@ -38,34 +37,64 @@ class EarlierFit:
     model: ParametricModel
     """Of the rows of `features`."""
     features: Features
+    """In coordinates that all searches have in common."""
     evidence: CalibrationData
     """One observation for each row, in their order."""
-    own_share: float = OWN_SHARE
-    """Variance that this search has for itself, relative to the prior's: more if its work is unlike the next one's."""
+    own_share: float | None = None
+    """Variance of a multiplier that this search has for itself, relative to the prior's, and its residual is its own.
+    None: both by its number of accelerators."""
+    num_accelerators: int = 1
+
+    def find_share(self, num_accelerators: int) -> float:
+        """Return the variance that it has for itself if the next search is on so many accelerators."""
+        if self.own_share is not None:
+            return self.own_share
+        return OWN_SHARE * (1 + abs(float(np.log2(self.num_accelerators / num_accelerators))))
 
 
-def transfer_prior(prior: Prior, searches: Sequence[EarlierFit]) -> Prior:
-    """Return the prior of the next search on the same cluster with the same framework; only means and widths change."""
+def load_jobs(shares: Sequence[float], num_rows: Sequence[int]) -> Array:
+    """Return the loadings of the rows of jobs with these shares on what jobs have in common and on what each has alone.
+
+    Column 0 is what they have in common, column 1 is that of the next job, `load_next`.
+    """
+    own = np.hstack([np.zeros((len(shares), 1)), np.diag(np.sqrt(shares))])
+    return np.repeat(np.hstack([np.full((len(shares), 1), np.sqrt(1 - OWN_SHARE)), own]), num_rows, axis=0)
+
+
+def load_next(num_rows: int, num_jobs: int) -> Array:
+    """Return the loadings of the rows of the next job, beside those of so many earlier jobs."""
+    return np.tile([np.sqrt(1 - OWN_SHARE), np.sqrt(OWN_SHARE), *[0.0] * num_jobs], (num_rows, 1))
+
+
+def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerators: int = 1) -> Prior:
+    """Return the prior of the next search on the same cluster with the same framework, on so many accelerators.
+
+    Means and widths change, and what is known of the residual is added: its features have the loadings of `load_jobs`.
+    """
     size = len(prior.mean_P)
-    model, features = _stack(searches, size)
+    shares = [search.find_share(num_accelerators) for search in searches]
+    model, features = _stack(searches, size, shares)
     evidence = _join([search.evidence for search in searches])
     own = np.sqrt(OWN_SHARE) * prior.sd_P
-    apart = [np.sqrt(search.own_share) * prior.sd_P for search in searches]
+    apart = [np.sqrt(share) * prior.sd_P for share in shares]
     common = np.sqrt(1 - OWN_SHARE) * prior.sd_P
     mean_P = np.concatenate([prior.mean_P, np.zeros(size * len(searches))])
     joint = replace(prior, mean_P=mean_P, sd_P=np.concatenate([common, *apart]))
-    means, variances, scores = [], [], []
+    means, variances, scores, known = [], [], [], []
     for noise, residual in DOUBTS:
         doubted = replace(joint, shape=joint.shape.scaled(residual), noise=joint.noise * noise)
         posterior = calibrate(model, features, doubted, _with_noise(evidence, prior.noise, doubted.noise))
         means.append(posterior.theta_P[:size])
         variances.append(posterior.multiplier_sd()[:size] ** 2)
         scores.append(posterior.log_evidence - NOISE_PENALTY * np.log(noise))
+        value_n = posterior.value_n - model(posterior.rows_n)(posterior.theta_P)
+        known.append(KnownResidual(features, value_n, posterior.variance_n + posterior.model_variance()))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     mean = weights @ np.array(means)
     variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
-    return replace(prior, mean_P=mean, sd_P=np.minimum(np.sqrt(variance + own**2), prior.sd_P))
+    sd_P = np.minimum(np.sqrt(variance + own**2), prior.sd_P)
+    return replace(prior, mean_P=mean, sd_P=sd_P, known=known[int(np.argmax(weights))])
 
 
 def _with_noise(evidence: CalibrationData, assumed: float, noise: float) -> CalibrationData:
@@ -86,9 +115,10 @@ def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
         return 0.0
     gains = []
     for search in searches:
-        others = transfer_prior(prior, [other for other in searches if other is not search])
-        first = _take_first(search.evidence)
-        with_others, alone = (calibrate(search.model, search.features, one, first) for one in (others, prior))
+        rest = [other for other in searches if other is not search]
+        others, first = transfer_prior(prior, rest, search.num_accelerators), _take_first(search.evidence)
+        features = replace(search.features, jobs_NJ=load_next(len(search.features), len(rest)))
+        with_others, alone = (calibrate(search.model, features, one, first) for one in (others, prior))
         gains.append(float(np.clip(with_others.log_evidence - alone.log_evidence, -MAX_GAIN, MAX_GAIN)))
     return sum(gains) / (len(gains) + 1)
 
@@ -100,45 +130,40 @@ def _take_first(evidence: CalibrationData) -> CalibrationData:
     return replace(evidence, **first, noise_n=None if evidence.noise_n is None else evidence.noise_n[:NUM_FIRST])
 
 
-def _stack(searches: Sequence[EarlierFit], size: int) -> tuple[ParametricModel, Features]:
+def _stack(searches: Sequence[EarlierFit], size: int, shares: Sequence[float]) -> tuple[ParametricModel, Features]:
     """Return one model of all rows, whose parameters are the common ones and each search's differences from them."""
-    ends = np.cumsum([len(search.features) for search in searches])
-    starts = ends - [len(search.features) for search in searches]
+    counts = [len(search.features) for search in searches]
+    ends = np.cumsum(counts)
 
     def model(rows: NDArray[np.int64]) -> RowModel:
         each = []
-        for k, (search, start, end) in enumerate(zip(searches, starts, ends, strict=True)):
-            at = np.flatnonzero((rows >= start) & (rows < end))
-            each.append((at, search.model(rows[at] - start), slice(size * (k + 1), size * (k + 2))))
+        for k, (search, end, count) in enumerate(zip(searches, ends, counts, strict=True)):
+            at = np.flatnonzero((rows >= end - count) & (rows < end))
+            each.append((at, search.model(rows[at] - (end - count)), slice(size * (k + 1), size * (k + 2))))
 
         def value(theta: Array) -> Array:
             found = np.empty((*theta.shape[:-1], len(rows)))
             for at, one, own in each:
-                found[..., at] = one(theta[..., :size] + theta[..., own])
+                summed = theta[..., :size] + theta[..., own]
+                if theta.ndim == 1:
+                    found[at] = one(summed)
+                    continue
+                # most points of a derivative change another search's parameters alone
+                found[:, at] = one(summed[0])
+                moved = np.flatnonzero((summed != summed[0]).any(axis=1))
+                found[np.ix_(moved, at)] = one(summed[moved])
             return found
 
         return value
 
-    return model, _separate([search.features for search in searches])
-
-
-def _separate(each: Sequence[Features]) -> Features:
-    """Return the rows of all searches with numbers and codes of their own, so that residuals are nearly independent.
-
-    One more category names the search: its level may be off by as much as a category.
-    """
-    total = sum(len(features) for features in each)
-    numbers_ND = np.zeros((total, sum(features.numbers_ND.shape[1] for features in each)))
-    kinds = max(features.categories_NC.shape[1] for features in each)
-    categories_NC = np.zeros((total, kinds + 1), dtype=np.int16)
-    row = number = code = 0
-    for features in each:
-        end, width, own = row + len(features), features.numbers_ND.shape[1], features.categories_NC
-        numbers_ND[row:end, number : number + width] = features.numbers_ND
-        categories_NC[row:end] = code
-        categories_NC[row:end, : own.shape[1]] += own
-        row, number, code = end, number + width, code + 1 + int(own.max(initial=0))
-    return Features(numbers_ND, categories_NC, np.zeros((total, 0), dtype=np.int16))
+    numbers_ND = np.concatenate([search.features.numbers_ND for search in searches])
+    categories_NC = np.concatenate([search.features.categories_NC for search in searches])
+    unknown_NU = np.zeros((len(numbers_ND), 0), dtype=np.int16)
+    jobs_NJ = load_jobs(shares, counts)
+    alone_N = np.repeat([search.own_share is not None for search in searches], counts)
+    jobs_NJ[alone_N] = np.sign(jobs_NJ[alone_N])
+    jobs_NJ[alone_N, 0] = 0.0
+    return model, Features(numbers_ND, categories_NC, unknown_NU, jobs_NJ)
 
 
 def _join(each: Sequence[CalibrationData]) -> CalibrationData:

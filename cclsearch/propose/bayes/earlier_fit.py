@@ -2,66 +2,93 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp, softmax
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.propose.bayes.ensemble import downweight_far
-from cclsearch.propose.bayes.feasibility import memory_evidence
-from cclsearch.propose.earlier import LearnedPrior
+from cclsearch.propose.bayes.feasibility import memory_evidence, weigh_combinations
+from cclsearch.propose.earlier import EarlierKnowledge, LearnedPrior, LearnedResidual, LearnedWays
 from cclsearch.propose.observations import Observation
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
-from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor
-from cclsearch.stats.transfer import EarlierFit, find_odds, transfer_prior
+from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor, Ways
+from cclsearch.stats.kernel import Features, read_features
+from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
+MAX_RESIDUALS = 100
+"""Of earlier trials that a search keeps, those of the most similar jobs first: a proposal takes longer with more."""
 SAME_MODEL, OTHER = 0.15, 2.0
 """Variance of a multiplier that belongs to an earlier search alone, relative to the prior's, if its trials have several
 loads: of a search of the same model, and of another. Prediction errors of servers differ more between models (about
 0.14 in log units) than between accelerators (0.08), on the tables of `benchmarks/newdevice_serving.py`."""
 Trials = Sequence[tuple[Card, Sequence[Observation]]]
 """Card and finished trials of each earlier search."""
-Predicted = Sequence[tuple[Predictor, Sequence[Observation], float]]
-"""Of each earlier search: predictor over the trials' configurations, the trials, and the variance that it has alone."""
+Predict = Callable[[Card, Space], Predictor | None]
 
 
-def learn_priors(
-    predictor: Predictor,
-    searches: Trials,
-    predict: Callable[[Card, Space], Predictor | None] | None = None,
-    family: str | None = None,
-) -> dict[str, dict[str, LearnedPrior]]:
-    """Return metric -> multiplier -> its prior after these searches; `predictor` is that of the next search.
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """One earlier search."""
+
+    index: int
+    """Its position among the searches."""
+    predictor: Predictor
+    """Over the trials' configurations, one row each in their order."""
+    trials: Sequence[Observation]
+    configs: Sequence[Config]
+    """Of the trials, in the knobs that all searches have in common."""
+    features: Features
+    """Of the trials, in coordinates that all searches have in common."""
+    num_accelerators: int
+    is_same_model: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """What the trials of an earlier search measured of a metric; the configuration of each row, if it measured one."""
+
+    index: int
+    fit: EarlierFit
+    configs: Sequence[Config] = ()
+
+
+def learn_knowledge(
+    card: Card, predictor: Predictor, searches: Trials, predict: Predict | None = None, *, with_odds: bool = True
+) -> EarlierKnowledge:
+    """Return what these searches leave to the next, of this card; `predictor` is that of the next search.
 
     `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
-    `family` is the next search's model: loads of the same model say more than those of another.
+    Loads of the same model say more than those of another.
     """
-    known = _predict_all(searches, predict, family)
-    found = {m: _learn(form, _list_fits(m, known), _find_prior(predictor, m)) for m, form in predictor.forms.items()}
-    if predictor.memory and predictor.memory.is_measured:
-        fits = [_fit_memory(earlier, trials) for earlier, trials, _ in known if _has_peak(trials)]
-        found[PEAK_MEMORY] = _learn(predictor.memory.form, fits, predictor.memory.form.prior)
-    return {metric: priors for metric, priors in found.items() if priors}
-
-
-def learn_odds(
-    predictor: Predictor,
-    searches: Trials,
-    predict: Callable[[Card, Space], Predictor | None] | None = None,
-    family: str | None = None,
-) -> dict[str, float]:
-    """Return metric with a closed form -> log odds that the priors of `learn_priors` hold for the next search."""
-    known = _predict_all(searches, predict, family)
-    fits = {metric: _list_fits(metric, known) for metric in predictor.forms}
-    return {m: round(find_odds(_find_prior(predictor, m), found), DIGITS) for m, found in fits.items() if found}
+    known, size = _predict_all(searches, predict or _predict_task, card.family), card.hardware.num_accelerators
+    memory = predictor.memory
+    each = [(form, _find_prior(predictor, m), _list_fits(m, known)) for m, form in predictor.forms.items()]
+    if memory and memory.is_measured:
+        each += [(memory.form, memory.form.prior, [_fit_memory(one) for one in known if _has_peak(one.trials)])]
+    learned = {form.metric.name: _learn(form, fits, before, size) for form, before, fits in each}
+    priors = {metric: priors for metric, (priors, _) in learned.items() if priors}
+    odds = {
+        form.metric.name: round(find_odds(before, [one.fit for one in fits]), DIGITS)
+        for form, before, fits in each
+        if with_odds and form.metric.name in priors
+    }
+    return EarlierKnowledge(
+        priors=priors,
+        residuals={metric: residuals for metric, (_, residuals) in learned.items() if residuals},
+        ways=() if PEAK_MEMORY in priors else _weigh_combinations(predictor, known),
+        odds=odds,
+    )
 
 
 def _find_prior(predictor: Predictor, metric: str) -> Prior:
@@ -70,21 +97,30 @@ def _find_prior(predictor: Predictor, metric: str) -> Prior:
     return transfer.get(metric, predictor.forms[metric].prior)
 
 
-def _predict_all(
-    searches: Trials, predict: Callable[[Card, Space], Predictor | None] | None, family: str | None
-) -> Predicted:
+def _predict_all(searches: Trials, predict: Predict, family: str) -> Sequence[_Known]:
     found = []
-    for card, trials in searches:
-        earlier = _predict_trials(card, trials, predict or _predict_task)
-        if earlier is not None:
-            found.append((earlier, trials, SAME_MODEL if card.family == family else OTHER))
-    return found
+    for index, (card, trials) in enumerate(searches):
+        names = _shared_knobs(trials)
+        own = predict(card, _trials_space(trials, names)) if names else None
+        if own is not None:
+            found.append((index, card, trials, own))
+    everything = [trial for _, _, trials, _ in found for trial in trials]
+    names = _shared_knobs(everything)
+    features = read_features(_trials_space(everything, names)) if everything else None
+    known, start = [], 0
+    for index, card, trials, own in found:
+        assert features is not None
+        here = features.take(np.arange(start, start + len(trials)))
+        configs = [Config({name: trial.config[name] for name in names}) for trial in trials]
+        known.append(_Known(index, own, trials, configs, here, card.hardware.num_accelerators, card.family == family))
+        start += len(trials)
+    return known
 
 
-def _list_fits(metric: str, known: Predicted) -> list[EarlierFit]:
+def _list_fits(metric: str, known: Sequence[_Known]) -> list[_Fit]:
     """Return what each search measured of the metric, of those that measured it."""
-    forms = [(earlier.forms.get(metric), earlier, trials, share) for earlier, trials, share in known]
-    return [fit for own, earlier, trials, share in forms if own and (fit := _fit_measured(own, earlier, trials, share))]
+    forms = [(one.predictor.forms.get(metric), one) for one in known]
+    return [fit for own, one in forms if own and (fit := _fit_measured(own, one))]
 
 
 def _predict_task(card: Card, space: Space) -> Predictor | None:
@@ -92,16 +128,13 @@ def _predict_task(card: Card, space: Space) -> Predictor | None:
     return found
 
 
-def _predict_trials(
-    card: Card, trials: Sequence[Observation], predict: Callable[[Card, Space], Predictor | None]
-) -> Predictor | None:
-    """Return the predictor over the trials' configurations, one row each in their order; None if there is none."""
+def _shared_knobs(trials: Sequence[Observation]) -> list[str]:
+    """Return the knobs that all of these trials have."""
     shared: set[str] = set.intersection(*(set(o.config) for o in trials)) if trials else set()
-    return predict(card, _trials_space(trials, shared)) if shared else None
+    return [name for name in trials[0].config if name in shared] if trials else []
 
 
-def _trials_space(trials: Sequence[Observation], shared: set[str]) -> Space:
-    names = [name for name in trials[0].config if name in shared]
+def _trials_space(trials: Sequence[Observation], names: Sequence[str]) -> Space:
     configs = [Config({name: o.config[name] for name in names}) for o in trials]
     knobs = [
         Knob(name, tuple({(isinstance(c[name], bool), c[name]): c[name] for c in configs}.values())) for name in names
@@ -109,32 +142,29 @@ def _trials_space(trials: Sequence[Observation], shared: set[str]) -> Space:
     return space_from_rows(knobs, configs)
 
 
-def _fit_measured(
-    form: ClosedForm, predictor: Predictor, trials: Sequence[Observation], share: float
-) -> EarlierFit | None:
+def _fit_measured(form: ClosedForm, one: _Known) -> _Fit | None:
     """Return what the trials measured of a metric; None if none did."""
-    name = form.metric.name
-    if (
-        predictor.loads is not None
-        and name in predictor.loads.transfer
-        and (fit := _fit_loads(form, predictor.loads, trials, share))
-    ):
-        return fit
+    name, loads, trials = form.metric.name, one.predictor.loads, one.trials
+    if loads is not None and name in loads.transfer and (of_loads := _fit_loads(form, loads, one)):
+        return of_loads
     rows = np.array([n for n, o in enumerate(trials) if (o.value(name) or 0.0) > 0], dtype=np.int64)
     if not len(rows):
         return None
     values = form.metric.sign * np.log(np.array([trials[n].value(name) for n in rows], dtype=np.float64))
     noise = downweight_far(values, np.full(len(rows), form.prior.noise))
     evidence = CalibrationData.measured(np.arange(len(rows)), values, one_sided=True, noise_n=noise)
-    return EarlierFit(lambda at: form.log_cost(rows[at]), predictor.features.take(rows), evidence)
+    fit = EarlierFit(
+        lambda at: form.log_cost(rows[at]), one.features.take(rows), evidence, num_accelerators=one.num_accelerators
+    )
+    return _Fit(one.index, fit, [one.configs[n] for n in rows])
 
 
-def _fit_loads(form: ClosedForm, loads: Loads, trials: Sequence[Observation], share: float) -> EarlierFit | None:
+def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> _Fit | None:
     """Return what each load of the trials measured of a metric; None if no trial measured several loads."""
     name = form.metric.name
     found = [
         (n, load[loads.metric], load[name])
-        for n, trial in enumerate(trials)
+        for n, trial in enumerate(one.trials)
         if trial.is_valid
         for load in trial.loads
         if load.get(loads.metric, 0.0) > 0 and load.get(name, 0.0) > 0
@@ -151,7 +181,12 @@ def _fit_loads(form: ClosedForm, loads: Loads, trials: Sequence[Observation], sh
     evidence = CalibrationData.measured(
         np.arange(len(rows)), form.metric.sign * np.log(values), noise_n=np.full(len(rows), loads.transfer[name].noise)
     )
-    return EarlierFit(cells.models.get(name, combine), cells.features, evidence, share)
+    features = one.features.take(rows).with_number(cells.features.numbers_ND[:, -1])
+    # a category names the search: its level may be off by as much as a category
+    categories_NC = np.column_stack([features.categories_NC, np.full(len(rows), one.index)]).astype(np.int16)
+    features = replace(features, categories_NC=categories_NC)
+    share = SAME_MODEL if one.is_same_model else OTHER
+    return _Fit(one.index, EarlierFit(cells.models.get(name, combine), features, evidence, share, one.num_accelerators))
 
 
 def _has_peak(trials: Sequence[Observation]) -> bool:
@@ -159,20 +194,73 @@ def _has_peak(trials: Sequence[Observation]) -> bool:
     return any(o.failure is None and o.metrics.get(PEAK_MEMORY) for o in trials)
 
 
-def _fit_memory(predictor: Predictor, trials: Sequence[Observation]) -> EarlierFit:
+def _fit_memory(one: _Known) -> _Fit:
     """Return the measured peaks, and of the other trials whether they fitted."""
-    memory = predictor.memory
+    memory = one.predictor.memory
     assert memory is not None
-    evidence = memory_evidence([replace(o, row=n) for n, o in enumerate(trials)], memory)
-    return EarlierFit(memory.form.log_cost, predictor.features, evidence)
+    evidence = memory_evidence([replace(o, row=n) for n, o in enumerate(one.trials)], memory)
+    return _Fit(
+        one.index,
+        EarlierFit(memory.form.log_cost, one.features, evidence, num_accelerators=one.num_accelerators),
+        one.configs,
+    )
 
 
-def _learn(form: ClosedForm, fits: Sequence[EarlierFit], before: Prior) -> dict[str, LearnedPrior]:
-    """Return the priors that the fits leave of one before them."""
+def _weigh_combinations(predictor: Predictor, known: Sequence[_Known]) -> tuple[LearnedWays, ...]:
+    """Return how probable each combination of undeclared ways is after these searches, which show what fits.
+
+    It is a property of the framework, but an option of a run may change it: the share `OWN_SHARE` of the probability
+    stays as before.
+    """
+    if predictor.memory is None or len(predictor.memory.undeclared) == 0:
+        return ()
+    prior = {ways: log_prior for ways, (log_prior, _) in weigh_combinations(predictor, ()).items()}
+    score = dict(prior)
+    for one in known:
+        if one.predictor.memory is not None:
+            seen = weigh_combinations(one.predictor, [replace(o, row=n) for n, o in enumerate(one.trials)])
+            for ways in score:
+                alike = [each for other, each in seen.items() if _agree(ways, other)]
+                score[ways] += float(logsumexp(np.sum(alike, axis=1)) - logsumexp([before for before, _ in alike]))
+    before, after = (softmax(list(each.values())) for each in (prior, score))
+    mixed = OWN_SHARE * before + (1 - OWN_SHARE) * after
+    return tuple(
+        LearnedWays(log_multipliers=dict(sorted(ways)), probability=round(float(probability), DIGITS))
+        for ways, probability in zip(prior, mixed, strict=True)
+    )
+
+
+def _agree(ways: Ways, others: Ways) -> bool:
+    """Whether no multiplier that both name has different values."""
+    known = dict(others)
+    return all(known.get(name, value) == value for name, value in ways)
+
+
+def _learn(
+    form: ClosedForm, fits: Sequence[_Fit], before: Prior, num_accelerators: int
+) -> tuple[dict[str, LearnedPrior], tuple[LearnedResidual, ...]]:
+    """Return the priors that the fits leave of one before them, and what they show of the residual."""
     if not fits:
-        return {}
-    prior: Prior = transfer_prior(before, fits)
+        return {}, ()
+    prior: Prior = transfer_prior(before, [one.fit for one in fits], num_accelerators)
     if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
-        return {}
+        return {}, ()
     pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)
-    return {name: LearnedPrior(mean=round(mean, DIGITS), sd=round(sd, DIGITS)) for name, mean, sd in pairs}
+    priors = {name: LearnedPrior(mean=round(mean, DIGITS), sd=round(sd, DIGITS)) for name, mean, sd in pairs}
+    rows = [(one, config) for one in fits for config in one.configs]
+    known = prior.known
+    if known is None or len(rows) != len(known.value_m):
+        return priors, ()
+    found = zip(rows, known.value_m.tolist(), np.sqrt(known.variance_m).tolist(), strict=True)
+    residuals = [
+        LearnedResidual(
+            search=one.index,
+            share=round(one.fit.find_share(num_accelerators), DIGITS),
+            config=config,
+            mean=round(mean, DIGITS),
+            sd=round(sd, DIGITS),
+        )
+        for (one, config), mean, sd in found
+        if math.isfinite(mean) and math.isfinite(sd)
+    ]
+    return priors, tuple(sorted(residuals, key=lambda each: each.share)[:MAX_RESIDUALS])

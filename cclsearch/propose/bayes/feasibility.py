@@ -9,7 +9,7 @@ before it. Once a peak is measured, only what is kept of the activations remains
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import logsumexp, ndtr
 from scipy.stats import t as student
 
 from cclsearch.core.metrics import PEAK_MEMORY
@@ -25,7 +25,7 @@ from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.broken_values import BrokenValues, find_broken_values
 from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
-from cclsearch.stats.closed_form import MemoryForm, Predictor, constant
+from cclsearch.stats.closed_form import MemoryForm, Predictor, Ways, constant
 from cclsearch.stats.kernel import Array, Features
 
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
@@ -157,10 +157,10 @@ def _fit_memory(
 ) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
     is_measured = bool(np.any(evidence.censoring_n == 0))
-    priors = list(_hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys()))
+    priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys())
     if is_measured and len(priors) == 1:
-        return (calibrate(form.form.log_cost, features, priors[0][0], evidence),), np.ones(1)
-    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for prior, log_prior in priors]
+        return (calibrate(form.form.log_cost, features, priors[0][1], evidence),), np.ones(1)
+    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for _, prior, log_prior in priors]
     score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
@@ -187,7 +187,7 @@ def _prequential_log_lik(
 
     columns = (evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist())
     labels = list(zip(*columns, np.nan_to_num(evidence.value_n, nan=-np.inf).tolist(), strict=True))
-    hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), evidence.limit)
+    hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), prior.known is None, evidence.limit)
     start = next((n for n in range(len(labels), 0, -1) if (hypothesis, tuple(labels[:n])) in cache), 0)
     posterior, total = cache[hypothesis, tuple(labels[:start])] if start else (fit_first(0), 0.0)
     for n in range(start, len(labels)):
@@ -205,16 +205,46 @@ def _prequential_log_lik(
     return posterior, total
 
 
-def _hypothesis_priors(form: MemoryForm, open_names: Set[str]) -> Iterator[tuple[Prior, float]]:
-    """Yield the prior of each hypothesis about these multipliers with its log probability, up to a constant."""
-    prior, names = form.form.prior, [name for name in form.undeclared if name in open_names]
-    for ways in product(*(zip(form.undeclared[name], form.weigh_ways(name), strict=True) for name in names)):
+def weigh_combinations(predictor: Predictor, observations: Sequence[Observation]) -> dict[Ways, tuple[float, float]]:
+    """Return the log probability, up to a constant, and the log likelihood of each combination of undeclared ways."""
+    form = predictor.memory
+    assert form is not None
+    evidence = memory_evidence(observations, form)
+    return {
+        ways: (log_prior, _prequential_log_lik(form, predictor.features, evidence, prior)[1])
+        for ways, prior, log_prior in _hypothesis_priors(form, form.undeclared.keys())
+    }
+
+
+def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[Ways, Prior, float]]:
+    """Return the prior of each hypothesis about these multipliers with its log probability, up to a constant.
+
+    If the prior comes from earlier searches, it may not hold: then those of the prior without them follow.
+    """
+    found = _combine_ways(form, form.form.prior, names - form.determined)
+    if form.form.unlearned is None:
+        return found
+    without = _combine_ways(form, form.form.unlearned, names)
+    return [*found, *((ways, prior, log_prior - form.form.odds) for ways, prior, log_prior in without)]
+
+
+def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple[Ways, Prior, float]]:
+    """Return one hypothesis for each combination of the ways of these multipliers; their probabilities add up to 1."""
+    found, undeclared = [], [name for name in form.undeclared if name in names]
+    for ways in product(
+        *(zip(form.undeclared[name], form.weigh_ways(name, prior), strict=True) for name in undeclared)
+    ):
         mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
-        for name, ((log_multiplier, _), weight) in zip(names, ways, strict=True):
+        for name, ((log_multiplier, _), weight) in zip(undeclared, ways, strict=True):
             at = form.form.multipliers.index(name)
             mean_P[at], sd_P[at] = log_multiplier, _UNDECLARED_SD
             log_prior += float(np.log(weight))
-        yield replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior
+        chosen = frozenset((name, value) for name, ((value, _), _) in zip(undeclared, ways, strict=True))
+        if chosen in form.probabilities:
+            log_prior = float(np.log(form.probabilities[chosen]))
+        found.append((chosen, replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior))
+    total = float(logsumexp([log_prior for *_, log_prior in found]))
+    return [(ways, each, log_prior - total) for ways, each, log_prior in found]
 
 
 def memory_evidence(
