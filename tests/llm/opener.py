@@ -26,6 +26,9 @@ TOGETHER = ("compile", "optimizer", "attention", "malloc_huge_pages")
 """Changes that an expert expects to help independently of each other, and tries at once."""
 
 
+SIZE = "micro_batch_size"
+
+
 class Opener(Expert):
     """Searches the space as it is until that has settled, then asks for what is offered and worth a try, and submits
     the best with added options."""
@@ -69,10 +72,15 @@ class Opener(Expert):
         return []
 
     def change_best(self, trials: list[Row], choices: dict[str, list[Any]]) -> Row | None:
-        """The best trial with untried values of added knobs, those of `TOGETHER` first; None if all were tried."""
+        """The best trial with an untried change: the added knobs of `TOGETHER`, then the next smaller or larger
+        micro-batch, since it moves when the work of an operation changes, then each added value; None if none is left.
+        """
         best = min(trials, key=lambda row: row["loss"])
         wished = {knob: values for wishes in WISHES.values() for knob, values in wishes if knob in choices}
         changes = [{knob: wished[knob][0] for knob in TOGETHER if knob in wished}]
+        sizes = sorted(choices.get(SIZE, []))
+        at = sizes.index(best["config"][SIZE]) if sizes else 0
+        changes += [{SIZE: size} for size in sizes[max(at - 1, 0) : at + 2]]
         changes += [{knob: value} for knob, values in wished.items() for value in values]
         tried = [row["config"] for row in trials]
         found = ({**best["config"], **change} for change in changes if change)
