@@ -47,8 +47,17 @@ def _find_change(view: SearchView, row: int, other: int) -> str:
 def count_changes(space: Space, row: int) -> NDArray[np.int64]:
     """(N,) in how many knobs with an effect each row differs from this one; degrees of parallelism count as one."""
     differs_NK = space.masked_NK != space.masked_NK[row]
-    is_layout_K = np.array([_name(knob.name) == LAYOUT for knob in space.knobs], dtype=bool)
+    is_layout_K = _find_degrees(space)
     return np.asarray(differs_NK[:, ~is_layout_K].sum(axis=1) + differs_NK[:, is_layout_K].any(axis=1))
+
+
+def has_degrees(space: Space) -> bool:
+    """Whether knobs of the space are degrees of parallelism, which count as one change."""
+    return bool(_find_degrees(space).any())
+
+
+def _find_degrees(space: Space) -> NDArray[np.bool_]:
+    return np.array([_name(knob.name) == LAYOUT for knob in space.knobs], dtype=bool)
 
 
 def _name(knob: str) -> str:

@@ -11,7 +11,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.broken_off import find_broken_off
-from cclsearch.propose.agent.changes import change_lines
+from cclsearch.propose.agent.changes import LAYOUT, change_lines, has_degrees
 from cclsearch.propose.agent.configs import describe_inert, format_config, free_knobs
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
@@ -174,7 +174,8 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
 def _describe_columns(view: SearchView) -> list[str]:
     """What the columns of the tables are that every task has."""
     memory = [] if view.predictor.memory is None else [WORDS["columns"]["memory"]]
-    return [WORDS["columns"]["predicted"].format(metric=view.primary.column), *memory, WORDS["columns"]["wins"]]
+    wins = WORDS["columns"]["wins"].format(layout=f", {LAYOUT} as one" if has_degrees(view.space) else "")
+    return [WORDS["columns"]["predicted"].format(metric=view.primary.column), *memory, wins]
 
 
 def _describe_card(view: SearchView, options: PromptOptions) -> str:
