@@ -34,7 +34,7 @@ FAILURE_TRIALS, MAX_FAILURE_TRIALS = 1.0, 50.0
 
 def cost_of_failure(view: SearchView) -> float:
     """Return the trials that one more failure costs, by the rule of `failure_penalty`."""
-    own, failed = count_failures(view.observations, view.overruled)
+    own, failed = count_failures(view.observations, view.llm_rows)
     excess = failed + 1 - acquisition.FAILED_SHARE * (own + view.budget_left)
     return float(min(FAILURE_TRIALS * 10 ** max(0.0, excess), MAX_FAILURE_TRIALS))
 
