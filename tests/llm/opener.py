@@ -24,8 +24,6 @@ WISHES: dict[str, tuple[Wish, ...]] = {
 """What an expert asks for: less work per operation on the host, fewer page faults, other schedules, other buffers."""
 TOGETHER = ("compile", "optimizer", "attention", "malloc_huge_pages")
 """Changes that an expert expects to help independently of each other, and tries at once."""
-
-
 SIZE = "micro_batch_size"
 
 
@@ -43,13 +41,15 @@ class Opener(Expert):
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         text = request.messages[0].text
         trials = read_trials(text)
-        was_refused = any(result.is_error for message in request.messages for result in message.results)
-        if trials and not was_refused and self.has_settled(text, trials, knob_choices(request)):
+        refused = read_submitted(request)
+        if trials and self.has_settled(text, trials, knob_choices(request)):
             wished = self.find_wishes(read_offers(text), knob_choices(request))
+            if wished and was_refused(request):
+                return super().decide(request)
             if wished:
                 add = [{"knob": knob, "values": list(values)} for knob, values in wished]
                 return "extend_space", {"add": add, "why": "the search of the present space has settled"}
-            change = self.change_best(trials, knob_choices(request))
+            change = self.change_best(trials, knob_choices(request), refused)
             if change is not None:
                 return submit(change, "the best trial with added options changed")
         return super().decide(request)
@@ -71,9 +71,10 @@ class Opener(Expert):
                 return found[:4]
         return []
 
-    def change_best(self, trials: list[Row], choices: dict[str, list[Any]]) -> Row | None:
-        """The best trial with an untried change: the added knobs of `TOGETHER`, then the next smaller or larger
-        micro-batch, since it moves when the work of an operation changes, then each added value; None if none is left.
+    def change_best(self, trials: list[Row], choices: dict[str, list[Any]], refused: list[Row]) -> Row | None:
+        """The best trial with a change neither tried nor refused: the added knobs of `TOGETHER`, then the next smaller
+        or larger micro-batch, since it moves when the work of an operation changes, then each added value; None if none
+        is left.
         """
         best = min(trials, key=lambda row: row["loss"])
         wished = {knob: values for wishes in WISHES.values() for knob, values in wishes if knob in choices}
@@ -82,9 +83,20 @@ class Opener(Expert):
         at = sizes.index(best["config"][SIZE]) if sizes else 0
         changes += [{SIZE: size} for size in sizes[max(at - 1, 0) : at + 2]]
         changes += [{knob: value} for knob, values in wished.items() for value in values]
-        tried = [row["config"] for row in trials]
+        tried = [row["config"] for row in trials] + refused
         found = ({**best["config"], **change} for change in changes if change)
         return next(({"config": c, "time": best["loss"]} for c in found if c not in tried), None)
+
+
+def was_refused(request: CompletionRequest) -> bool:
+    """Whether a call of this turn was refused."""
+    return any(result.is_error for message in request.messages for result in message.results)
+
+
+def read_submitted(request: CompletionRequest) -> list[Row]:
+    """The configurations that this turn submitted; since the turn goes on, all were refused."""
+    calls = (call for message in request.messages for call in message.calls if call.name == "submit")
+    return [item["config"] for call in calls for item in (call.arguments or {}).get("configurations", ())]
 
 
 def read_offers(text: str) -> list[str]:
