@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import partial
 from typing import Any
 
 from common import (
-    STEPS_BEFORE_STOP,
     CpuClock,
     IllegalConfig,
     PeakMemory,
@@ -23,18 +21,17 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
-    is_too_slow,
     limit_memory,
     package_versions,
     read_trial,
     reporting_failures,
     say_phase,
-    window_clock_s,
     write_json,
     write_result,
 )
 from energy import energy_per_step, find_used_energy, open_cpu_counter, read_energy
 from jax_cpu_model import Model, make_mesh
+from step_window import time_steps
 
 
 def set_devices(trial: Trial, num_processes: int) -> None:
@@ -163,26 +160,13 @@ def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -
         trainer.run_step()
     say_phase(trial, process, "timing")
     counter = open_cpu_counter(host=host_name())
-    start, step_times_s, start_j = CpuClock.read(), [], read_energy(counter)
-    window_start_s, is_pruned = window_clock_s(), False
-    for step in range(1, trial.data["timed_steps"] + 1):
-        start_s = time.perf_counter()
-        trainer.run_step()
-        step_times_s.append(time.perf_counter() - start_s)
-        if step == STEPS_BEFORE_STOP and trial.data.get("stop_above") is not None:
-            asked_s = window_clock_s()
-            is_pruned = is_too_slow(trial, _find_slowest(step_times_s, num_processes))
-            window_start_s += window_clock_s() - asked_s
-        if is_pruned:
-            break
-    timed_window_s = window_clock_s() - window_start_s
+    start, start_j = CpuClock.read(), read_energy(counter)
+    timed = time_steps(trial, trainer.run_step, partial(_find_slowest, num_processes=num_processes))
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
     energy = find_used_energy(counter, start_j)
     return {
-        "is_pruned": is_pruned,
-        "step_times_s": step_times_s,
-        "timed_window_s": timed_window_s,
+        **timed,
         "foreign_cpu_cores": foreign_cores(start, end, own_s),
         "window_s": end.wall_s - start.wall_s,
         "energy": energy,
