@@ -15,6 +15,12 @@ from common import IllegalConfig, MissingRequirement, write_json
 from hf_config import describe_shape
 
 MODEL = "CCL_MODEL_PATH"
+NO_OPTION = frozenset({"auto", "default", "none"})
+"""Values of a knob that leave its option out."""
+FP8 = "fp8"
+"""A precision that engines make of weights in bf16 as they load them."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
+"""Precision -> type of the weights in the checkpoint, as torch and the engines name it."""
 SPARE_TOKENS = 8
 """Tokens beyond the longest request that the server's context holds."""
 MOST_HEADER_BYTES = 100_000_000
