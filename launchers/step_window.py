@@ -240,7 +240,7 @@ def time_steps(
     """Run the timed window; returns the fields `is_pruned`, `step_times_s` and `timed_window_s` of this rank's report.
 
     `run_step` returns when the step is done. `find_slowest` returns the seconds of each step by the slowest rank, from
-    this rank's: every rank calls it at the same step, and its time is no part of the window.
+    this rank's: every rank calls it at the same step, and its time is not part of the window.
     """
     step_times_s: list[float] = []
     window_start_s, is_pruned = window_clock_s(), False
