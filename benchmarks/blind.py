@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
-# The engine is imported where it is used: a player calls `next` and `answer` some fifty times.
+# The rest of the engine is imported where it is used: a player calls `next` and `answer` some fifty times.
+from cclsearch.core.errors import UserError  # noqa: E402
 
 if TYPE_CHECKING:
     from cclsearch.recording.load import Recording
@@ -52,10 +53,6 @@ POLL_S = 0.2
 BUDGET = 15
 
 
-class Refused(Exception):
-    """What the caller asked for cannot be done, and why."""
-
-
 def prepare(tables: Sequence[Path], out: Path) -> None:
     """Copy these tables under neutral names; the key says which is which."""
     import yaml
@@ -63,7 +60,9 @@ def prepare(tables: Sequence[Path], out: Path) -> None:
     from cclsearch.recording.load import load_recording
 
     if (out / KEY_FILE).exists():
-        raise Refused(f"{out} was prepared before: name a new folder")
+        raise UserError(f"{out} was prepared before: name a new folder")
+    for table in tables:
+        load_recording(table)
     key = {f"table-{number}": table.resolve().name for number, table in enumerate(tables, 1)}
     for name, table in zip(key, tables, strict=True):
         folder = out / TABLES / name
@@ -108,7 +107,7 @@ def play_game(table: Path, game: Path, budget: int) -> int:
     from llm.server import MODEL, answer_from_files, answer_once, serve
 
     if game.exists():
-        raise Refused(f"{game} exists: a game is played once")
+        raise UserError(f"{game} exists: a game is played once")
     game.mkdir(parents=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     code = 1
@@ -198,21 +197,23 @@ def print_messages(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def give_answer(game: Path, file: Path) -> None:
-    """Give the waiting request this answer; raises Refused if it is not one."""
+    """Give the waiting request this answer; UserError if it is not one."""
     request = find_waiting(game)
     if request is None:
-        raise Refused("no request waits for an answer: call `next`")
+        raise UserError("no request waits for an answer: call `next`")
     try:
         answer = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise Refused(f"{file} is not valid JSON: {error}") from None
+        raise UserError(f"{file} is not valid JSON: {error}") from None
     calls = answer.get("calls") if isinstance(answer, dict) else None
     is_fine = isinstance(calls, list) and all(
         isinstance(call, dict) and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict)
         for call in calls
     )
     if not is_fine:
-        raise Refused('an answer is {"text": "...", "calls": [{"name": TOOL, "arguments": {...}}, ...]}')
+        raise UserError('an answer is {"text": "...", "calls": [{"name": TOOL, "arguments": {...}}, ...]}')
     part = request.with_name(f"{request.name}.part")
     part.write_text(json.dumps(answer, ensure_ascii=False), encoding="utf-8")
     part.rename(find_answer(request))
@@ -221,6 +222,8 @@ def give_answer(game: Path, file: Path) -> None:
 
 def score(folder: Path) -> None:
     """Print, as Markdown, best/optimum with the LLM and by the surrogate alone, table by table."""
+    if not (folder / KEY_FILE).exists():
+        raise UserError(f"{folder} has no {KEY_FILE}: `prepare` writes it")
     from agent import FALLBACK, play
 
     from cclsearch.recording.load import load_recording
@@ -305,8 +308,9 @@ def main() -> None:
             give_answer(args.game, args.file)
         else:
             score(args.folder)
-    except Refused as refused:
-        sys.exit(str(refused))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

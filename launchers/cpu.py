@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -27,7 +26,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from common import (
-    STEPS_BEFORE_STOP,
     CpuClock,
     IllegalConfig,
     PeakMemory,
@@ -35,18 +33,16 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
-    is_too_slow,
     limit_memory,
     package_versions,
     read_trial,
     reporting_failures,
     say_phase,
-    window_clock_s,
     write_result,
 )
 from cpu_model import Axis, Layout, MixtureOfExperts, Stage, all_reduce
 from energy import energy_per_step, find_used_energy, open_cpu_counter, read_energy
-from step_window import mark_trace
+from step_window import mark_trace, time_steps
 from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -313,26 +309,13 @@ def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
     say_phase(trial, rank, "timing")
     dist.barrier()
     counter = open_cpu_counter(host=host_name())
-    start, step_times_s, start_j = CpuClock.read(), [], read_energy(counter)
-    window_start_s, is_pruned = window_clock_s(), False
-    for step in range(1, trial.data["timed_steps"] + 1):
-        start_s = time.perf_counter()
-        trainer.run_step()
-        step_times_s.append(time.perf_counter() - start_s)
-        if step == STEPS_BEFORE_STOP and trial.data.get("stop_above") is not None:
-            asked_s = window_clock_s()
-            is_pruned = is_too_slow(trial, find_slowest(step_times_s))
-            window_start_s += window_clock_s() - asked_s
-        if is_pruned:
-            break
-    timed_window_s = window_clock_s() - window_start_s
+    start, start_j = CpuClock.read(), read_energy(counter)
+    timed = time_steps(trial, trainer.run_step, find_slowest)
     dist.barrier()
     end, layout = CpuClock.read(), trainer.layout
     energy = find_used_energy(counter, start_j)
     return {
-        "is_pruned": is_pruned,
-        "step_times_s": step_times_s,
-        "timed_window_s": timed_window_s,
+        **timed,
         "clock": (start, end),
         "energy": energy,
         "num_params": trainer.stage.num_params,

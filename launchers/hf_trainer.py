@@ -30,6 +30,7 @@ from common import (
     torchrun_notes,
     torchrun_words,
 )
+from hf_config import describe_shape
 from step_window import StepWindow, count_steps
 
 STAGES = {0: None, 2: False, 3: True}
@@ -101,29 +102,9 @@ def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_model(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the card's model as transformers' `config.json`: a Llama, or a Mixtral if it has experts."""
-    arch, moe = data["arch"], data["arch"].get("moe")
-    if not arch["gated_mlp"]:
-        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
-    if moe and (moe["num_shared_experts"] or moe["num_dense_layers"]):
-        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
-    kind: dict[str, Any] = {"model_type": "llama", "intermediate_size": arch["intermediate_size"]}
-    if moe:
-        kind = {
-            "model_type": "mixtral",
-            "intermediate_size": moe["expert_intermediate_size"],
-            "num_local_experts": moe["num_experts"],
-            "num_experts_per_tok": moe["top_k"],
-        }
+    """Return the card's model as transformers' `config.json`; IllegalConfig if it is neither a Llama nor a Mixtral."""
     return {
-        **kind,
-        "vocab_size": arch["vocab_size"],
-        "hidden_size": arch["hidden_size"],
-        "num_hidden_layers": arch["num_layers"],
-        "num_attention_heads": arch["num_heads"],
-        "num_key_value_heads": arch["num_kv_heads"],
-        "head_dim": arch["head_dim"],
-        "tie_word_embeddings": arch["tied_embeddings"],
+        **describe_shape(data["arch"]),
         "max_position_embeddings": data["seq_len"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "rms_norm_eps": 2.0**-23,  # torch's default for fp32, which `cpu` uses

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-import zlib
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from common import (
-    STEPS_BEFORE_STOP,
     CpuClock,
     IllegalConfig,
     PeakMemory,
@@ -25,17 +21,17 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
-    is_too_slow,
     limit_memory,
     package_versions,
     read_trial,
     reporting_failures,
     say_phase,
-    window_clock_s,
     write_json,
     write_result,
 )
 from energy import energy_per_step, find_used_energy, open_cpu_counter, read_energy
+from jax_cpu_model import Model, make_mesh
+from step_window import time_steps
 
 
 def set_devices(trial: Trial, num_processes: int) -> None:
@@ -47,188 +43,6 @@ def set_devices(trial: Trial, num_processes: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={share}".strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
-class Model:
-    """The weights, their sharding over the mesh, and the loss."""
-
-    def __init__(self, trial: Trial, mesh: Any) -> None:
-        self.trial, self.arch, self.mesh = trial, trial.data["arch"], mesh
-        self.remat = trial.config.get("activation_checkpointing", "none") == "full"
-        self.specs = self._specify()
-
-    def _specify(self) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
-        """Return name -> (shape, mesh axis of each dimension)."""
-        a = self.arch
-        hidden, q_size, kv_size = a["hidden_size"], a["num_heads"] * a["head_dim"], a["num_kv_heads"] * a["head_dim"]
-        specs: dict[str, Any] = {
-            "embedding": ((a["vocab_size"], hidden), (None, "tensor")),
-            "norm": ((hidden,), (None,)),
-        }
-        if not a["tied_embeddings"]:
-            specs["head"] = ((a["vocab_size"], hidden), (None, "tensor"))
-        for i in range(a["num_layers"]):
-            layer = {
-                "norm_1": ((hidden,), (None,)),
-                "norm_2": ((hidden,), (None,)),
-                "q": ((hidden, q_size), (None, "tensor")),
-                "k": ((hidden, kv_size), (None, "tensor")),
-                "v": ((hidden, kv_size), (None, "tensor")),
-                "out": ((q_size, hidden), ("tensor", None)),
-                **self._specify_ffn(i),
-            }
-            specs |= {f"layer{i}.{name}": spec for name, spec in layer.items()}
-        return specs
-
-    def _specify_ffn(self, index: int) -> dict[str, Any]:
-        a, moe, gated = self.arch, self.arch.get("moe"), self.arch["gated_mlp"]
-        hidden = a["hidden_size"]
-
-        def dense(prefix: str, width: int) -> dict[str, Any]:
-            into = {f"{prefix}up": ((hidden, width), (None, "tensor"))}
-            if gated:
-                into[f"{prefix}gate"] = ((hidden, width), (None, "tensor"))
-            return into | {f"{prefix}down": ((width, hidden), ("tensor", None))}
-
-        if not moe or index < moe["num_dense_layers"]:
-            return dense("", a["intermediate_size"])
-        num, width = moe["num_experts"], moe["expert_intermediate_size"]
-        specs: dict[str, Any] = {
-            "router": ((hidden, num), (None, None)),
-            "expert_up": ((num, hidden, width), ("expert", None, "tensor")),
-            "expert_down": ((num, width, hidden), ("expert", "tensor", None)),
-        }
-        if gated:
-            specs["expert_gate"] = ((num, hidden, width), ("expert", None, "tensor"))
-        return specs | (dense("shared_", moe["num_shared_experts"] * width) if moe["num_shared_experts"] else {})
-
-    @property
-    def num_params(self) -> int:
-        from math import prod
-
-        return sum(prod(shape) for shape, _ in self.specs.values())
-
-    def sharding(self, spec: tuple[str | None, ...]) -> Any:
-        from jax.sharding import NamedSharding, PartitionSpec
-
-        return NamedSharding(self.mesh, PartitionSpec(*spec))
-
-    def draw_weights(self) -> dict[str, Any]:
-        """Return every weight, drawn from its own seed and sharded over the mesh: the same model in every layout."""
-        import jax
-        import numpy as np
-
-        weights = {}
-        for name, (shape, spec) in self.specs.items():
-            if "norm" in name:
-                whole = np.ones(shape, np.float32)
-            else:
-                seed = self.trial.data["seed"] * 1_000_003 + zlib.crc32(name.encode())
-                whole = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(0.02)
-            weights[name] = jax.make_array_from_callback(shape, self.sharding(spec), whole.__getitem__)
-        return weights
-
-    def loss(self, weights: Mapping[str, Any], tokens_BS: Any) -> Any:
-        """Return the mean cross-entropy of the next token."""
-        import jax
-        import jax.numpy as jnp
-
-        x = weights["embedding"][tokens_BS[:, :-1]]
-        for i in range(self.arch["num_layers"]):
-            own = {k.split(".", 1)[1]: w for k, w in weights.items() if k.startswith(f"layer{i}.")}
-            layer = jax.checkpoint(self._layer) if self.remat else self._layer
-            x = layer(x, own)
-        x = _norm(x, weights["norm"])
-        logits = (x @ weights.get("head", weights["embedding"]).T).astype(jnp.float32)
-        targets = tokens_BS[:, 1:]
-        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-        return -picked.mean()
-
-    def _layer(self, x: Any, w: Mapping[str, Any]) -> Any:
-        import jax
-
-        with jax.named_scope("attention"):
-            x = x + self._attend(_norm(x, w["norm_1"]), w)
-        with jax.named_scope("feed_forward"):
-            h = _norm(x, w["norm_2"])
-            return x + (self._route(h, w) if "router" in w else self._dense(h, w, ""))
-
-    def _attend(self, x: Any, w: Mapping[str, Any]) -> Any:
-        import jax.numpy as jnp
-
-        size = self.arch["head_dim"]
-        q, k, v = (jnp.reshape(x @ w[name], (*x.shape[:2], -1, size)) for name in ("q", "k", "v"))
-        attend = _attend_in_groups if self.trial.config.get("attention") == "grouped" else _attend_by_library
-        mixed = attend(_rotate(q).astype(v.dtype), _rotate(k).astype(v.dtype), v)
-        return mixed.reshape(*x.shape[:2], -1) @ w["out"]
-
-    def _dense(self, x: Any, w: Mapping[str, Any], prefix: str) -> Any:
-        import jax
-
-        up = x @ w[f"{prefix}up"]
-        inner = _gate(up, x @ w[f"{prefix}gate"]) if self.arch["gated_mlp"] else jax.nn.gelu(up)
-        return inner @ w[f"{prefix}down"]
-
-    def _route(self, x: Any, w: Mapping[str, Any]) -> Any:
-        """Apply the experts, weighted by the renormalized top-k probabilities: every one to every token."""
-        import jax
-        import jax.numpy as jnp
-
-        activate = _gate if self.arch["gated_mlp"] else jax.nn.gelu
-        inward = [w[name] for name in ("expert_up", "expert_gate") if name in w]
-
-        probability = jax.nn.softmax((x @ w["router"]).astype(jnp.float32))
-        top, index = jax.lax.top_k(probability, self.arch["moe"]["top_k"])
-        top = top / top.sum(-1, keepdims=True)
-        weight_BSE = (jax.nn.one_hot(index, probability.shape[-1]) * top[..., None]).sum(-2).astype(x.dtype)
-        inner = activate(*(jnp.einsum("bsh,ehf->ebsf", x, weight) for weight in inward))
-        done = jnp.einsum("ebsf,efh,bse->bsh", inner, w["expert_down"], weight_BSE)
-        return done + self._dense(x, w, "shared_") if "shared_up" in w else done
-
-
-def _gate(up: Any, gate: Any) -> Any:
-    import jax
-
-    return up * jax.nn.silu(gate)
-
-
-def _attend_by_library(q_BSND: Any, k_BSGD: Any, v_BSGD: Any) -> Any:
-    import jax
-
-    return jax.nn.dot_product_attention(q_BSND, k_BSGD, v_BSGD, is_causal=True)
-
-
-def _attend_in_groups(q_BSND: Any, k_BSGD: Any, v_BSGD: Any) -> Any:
-    """The same, with the query heads of a KV head as rows of one product: fewer and larger products."""
-    import jax
-    import jax.numpy as jnp
-
-    batch, length, heads, size = q_BSND.shape
-    groups = k_BSGD.shape[2]
-    rows = q_BSND.reshape(batch, length, groups, heads // groups, size).transpose(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch, groups, -1, size)
-    k_BGSD, v_BGSD = (x.transpose(0, 2, 1, 3) for x in (k_BSGD, v_BSGD))
-    scores = jnp.einsum("bgrd,bgsd->bgrs", rows, k_BGSD, preferred_element_type=jnp.float32) * size**-0.5
-    seen = jnp.tile(jnp.tril(jnp.ones((length, length), bool)), (heads // groups, 1))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30)).astype(v_BSGD.dtype)
-    mixed = jnp.einsum("bgrs,bgsd->bgrd", weights, v_BGSD).reshape(batch, groups, heads // groups, length, size)
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(q_BSND.shape)
-
-
-def _norm(x: Any, weight: Any) -> Any:
-    import jax
-
-    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
-
-
-def _rotate(x: Any) -> Any:
-    import jax.numpy as jnp
-
-    half = x.shape[-1] // 2
-    angle = jnp.arange(x.shape[1])[:, None] * 10_000.0 ** (-jnp.arange(half) / half)
-    cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
 
 
 class Trainer:
@@ -249,7 +63,8 @@ class Trainer:
         shapes = {name: weight.shape for name, weight in self.weights.items()}
         zeros = jax.jit(lambda: {name: jnp.zeros(shape) for name, shape in shapes.items()}, out_shardings=shardings)
         self.moments = (zeros(), zeros())
-        self.step, self.losses = 0, []
+        self.step = 0
+        self.losses: list[Any] = []
         out = (
             shardings,
             (shardings, shardings),
@@ -306,28 +121,6 @@ class Trainer:
         return jax.make_array_from_callback(tokens.shape, self.batch_sharding, tokens.__getitem__)
 
 
-def make_mesh(trial: Trial) -> Any:
-    """Return the mesh with axes `data`, `expert`, `tensor`; experts are distributed over a part of the data axis."""
-    import jax
-
-    dp, ep, tp = (trial.degree(knob) for knob in ("dp", "ep", "tp"))
-    if trial.degree("pp") != 1:
-        raise IllegalConfig(f"this script has no pipeline parallelism: pp must be 1, but it is {trial.degree('pp')}")
-    if dp % ep:
-        raise IllegalConfig(f"ep must divide dp = {dp}, but it is {ep}")
-    devices = jax.devices()
-    if len(devices) != trial.data["num_ranks"]:
-        raise IllegalConfig(f"the trial needs {trial.data['num_ranks']} devices, but there are {len(devices)}")
-    import numpy as np
-
-    order = str(trial.config.get("rank_order", "tp-dp"))
-    if order not in ("tp-dp", "dp-tp"):
-        raise IllegalConfig(f"rank_order must be tp-dp or dp-tp, not {order!r}")
-    grid = np.array(devices)
-    inside = grid.reshape(dp // ep, ep, tp) if order == "tp-dp" else grid.reshape(tp, dp // ep, ep).transpose(1, 2, 0)
-    return jax.sharding.Mesh(inside, ("data", "expert", "tensor"))
-
-
 def train(trial: Trial, process: int, num_processes: int) -> None:
     """Run the whole trial in one process."""
     set_devices(trial, num_processes)
@@ -367,26 +160,13 @@ def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -
         trainer.run_step()
     say_phase(trial, process, "timing")
     counter = open_cpu_counter(host=host_name())
-    start, step_times_s, start_j = CpuClock.read(), [], read_energy(counter)
-    window_start_s, is_pruned = window_clock_s(), False
-    for step in range(1, trial.data["timed_steps"] + 1):
-        start_s = time.perf_counter()
-        trainer.run_step()
-        step_times_s.append(time.perf_counter() - start_s)
-        if step == STEPS_BEFORE_STOP and trial.data.get("stop_above") is not None:
-            asked_s = window_clock_s()
-            is_pruned = is_too_slow(trial, _find_slowest(step_times_s, num_processes))
-            window_start_s += window_clock_s() - asked_s
-        if is_pruned:
-            break
-    timed_window_s = window_clock_s() - window_start_s
+    start, start_j = CpuClock.read(), read_energy(counter)
+    timed = time_steps(trial, trainer.run_step, partial(_find_slowest, num_processes=num_processes))
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
     energy = find_used_energy(counter, start_j)
     return {
-        "is_pruned": is_pruned,
-        "step_times_s": step_times_s,
-        "timed_window_s": timed_window_s,
+        **timed,
         "foreign_cpu_cores": foreign_cores(start, end, own_s),
         "window_s": end.wall_s - start.wall_s,
         "energy": energy,

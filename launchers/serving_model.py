@@ -12,8 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, MissingRequirement, write_json
+from hf_config import describe_shape
 
 MODEL = "CCL_MODEL_PATH"
+NO_OPTION = frozenset({"auto", "default", "none"})
+"""Values of a knob that leave its option out."""
+FP8 = "fp8"
+"""A precision that engines make of weights in bf16 as they load them."""
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
+"""Precision -> type of the weights in the checkpoint, as torch and the engines name it."""
 SPARE_TOKENS = 8
 """Tokens beyond the longest request that the server's context holds."""
 MOST_HEADER_BYTES = 100_000_000
@@ -79,28 +86,16 @@ def find_checkpoint() -> Path:
     return folder
 
 
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
+"""Type of a model -> its class in transformers, by which engines choose their own."""
+
+
 def describe_model(arch: Mapping[str, Any], max_len: int) -> dict[str, Any]:
-    """Return the card's model as transformers' `config.json`: a Llama, or a Mixtral if it has experts."""
-    moe = arch.get("moe")
-    if not arch["gated_mlp"]:
-        raise IllegalConfig("gated_mlp must be true: Llama and Mixtral are gated (SwiGLU)")
-    if moe and (moe["num_shared_experts"] or moe["num_dense_layers"]):
-        raise IllegalConfig("num_shared_experts and num_dense_layers must be 0: Mixtral has neither")
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    kind |= {"intermediate_size": arch["intermediate_size"]}
-    if moe:
-        kind = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
-        kind |= {"intermediate_size": moe["expert_intermediate_size"], "num_local_experts": moe["num_experts"]}
-        kind |= {"num_experts_per_tok": moe["top_k"]}
+    """Return the card's model as transformers' `config.json`; IllegalConfig if it is neither a Llama nor a Mixtral."""
+    shape = describe_shape(arch)
     return {
-        **kind,
-        "vocab_size": arch["vocab_size"],
-        "hidden_size": arch["hidden_size"],
-        "num_hidden_layers": arch["num_layers"],
-        "num_attention_heads": arch["num_heads"],
-        "num_key_value_heads": arch["num_kv_heads"],
-        "head_dim": arch["head_dim"],
-        "tie_word_embeddings": arch["tied_embeddings"],
+        "architectures": [ARCHITECTURES[shape["model_type"]]],
+        **shape,
         "max_position_embeddings": max_len,
         "rope_theta": 10_000.0,
         "rms_norm_eps": 1e-5,

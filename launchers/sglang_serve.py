@@ -30,7 +30,10 @@ from common import (
 from power_caps import KNOBS as POWER_KNOBS
 from serving_load import SGLANG
 from serving_model import (
+    DTYPES,
+    FP8,
     MODEL,
+    NO_OPTION,
     count_checkpoint,
     count_nodes,
     find_checkpoint,
@@ -66,10 +69,6 @@ OPTIONS = {
 }
 """Knob -> option. `--disable-` options are given if the knob is false, the other switches if it is true."""
 PRECISION = "precision"
-NO_OPTION = frozenset({"auto", "default", "none"})
-"""Values of a knob that leave its option out."""
-FP8 = "fp8"
-"""A precision that SGLang makes of weights in bf16 as it loads them."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "preemptions": ("sglang:num_retracted_reqs_total",),
     "queue_mean_s": ("sglang:queue_time_seconds_sum", "sglang:queue_time_seconds_count"),
@@ -77,7 +76,6 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 """Metric of a load -> counters of the server."""
 ON_CPU = ("--device", "cpu", "--attention-backend", "torch_native", "--model-impl", "transformers")
 """Without GPUs: SGLang's wheels have no kernels for CPUs, so that attention is torch's and the model transformers'."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
 def render_options(config: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Measures a framework's own training loop by wrapping its function for one optimizer step.
 
 Warm-up, then the unprofiled timed window, then a profiled one: the same for each framework, independent of its own
-profiler and logs. Works on accelerators and, for testing, on CPUs.
+profiler and logs. Works on accelerators and, for testing, on CPUs. Scripts whose loop is their own call `time_steps`.
 """
 
 from __future__ import annotations
@@ -232,6 +232,30 @@ class StepWindow:
             ),
             **self.read_work(),
         )
+
+
+def time_steps(
+    trial: Trial, run_step: Callable[[], None], find_slowest: Callable[[list[float]], list[float]]
+) -> dict[str, Any]:
+    """Run the timed window; returns the fields `is_pruned`, `step_times_s` and `timed_window_s` of this rank's report.
+
+    `run_step` returns when the step is done. `find_slowest` returns the seconds of each step by the slowest rank, from
+    this rank's: every rank calls it at the same step, and its time is not part of the window.
+    """
+    step_times_s: list[float] = []
+    window_start_s, is_pruned = window_clock_s(), False
+    for step in range(1, trial.data["timed_steps"] + 1):
+        start_s = time.perf_counter()
+        run_step()
+        step_times_s.append(time.perf_counter() - start_s)
+        if step == STEPS_BEFORE_STOP and trial.data.get("stop_above") is not None:
+            asked_s = window_clock_s()
+            is_pruned = is_too_slow(trial, find_slowest(step_times_s))
+            window_start_s += window_clock_s() - asked_s
+        if is_pruned:
+            break
+    timed_window_s = window_clock_s() - window_start_s
+    return {"is_pruned": is_pruned, "step_times_s": step_times_s, "timed_window_s": timed_window_s}
 
 
 def mark_trace(trial: Trial) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common import IllegalConfig, LaunchForm, MissingRequirement, Trial, run_rank
-from serving_model import find_max_len, require_one_machine
+from serving_model import NO_OPTION, find_max_len, require_one_machine
 
 OPTIONS = {
     "tp": "--tp_size",
@@ -36,7 +36,6 @@ FIELDS = {
     "stream_interval": "stream_interval",
 }
 """Knob -> field of the YAML file; a dot opens a section."""
-NO_OPTION = frozenset({"auto", "default", "none"})
 FILE = "extra.yaml"
 
 

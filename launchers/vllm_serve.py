@@ -32,7 +32,16 @@ from common import (
     write_json,
 )
 from power_caps import KNOBS as POWER_KNOBS
-from serving_model import MODEL, count_nodes, describe_model, find_max_len, require_whole_nodes
+from serving_model import (
+    DTYPES,
+    FP8,
+    MODEL,
+    NO_OPTION,
+    count_nodes,
+    describe_model,
+    find_max_len,
+    require_whole_nodes,
+)
 from serving_run import Command, EngineCounters, Server, Share, peak_resident, serve_trial
 
 OPTIONS = {
@@ -67,12 +76,8 @@ OPTIONS = {
 SPELLED = {"ngram": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'}
 """Value of a knob -> what its option takes."""
 PRECISION = "precision"
-NO_OPTION = frozenset({"auto", "default", "none"})
-"""Values of a knob that leave its option out."""
 KV_CACHE_GIB = "kv_cache_gib"
 """Knob of CPUs: vLLM reads the variable VLLM_CPU_KVCACHE_SPACE."""
-FP8 = "fp8"
-"""A precision that vLLM makes of weights in bf16 as it loads them."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total",),
     "queue_mean_s": ("vllm:request_queue_time_seconds_sum", "vllm:request_queue_time_seconds_count"),
@@ -82,7 +87,6 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 """Metric of a load -> counters of the server (vllm/v1/metrics/loggers.py)."""
 SUMS = frozenset({"preemptions"})
 """Those that servers of one request have together; the others are means over requests or steps of one server."""
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 
 
 def render_options(config: Mapping[str, Any]) -> list[str]:
@@ -135,7 +139,7 @@ def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list
     require_whole_nodes(data, spreads_replicas=True)
     check_step(data["config"], find_max_len(data))
     words = ["serve", model, "--served-model-name", "model", "--dtype", dtype, "--seed", str(data["seed"])]
-    words += ["--quantization", "fp8"] if data["precision"] == FP8 else []
+    words += ["--quantization", FP8] if data["precision"] == FP8 else []
     words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(find_max_len(data))]
     return words + render_options(data["config"])
 

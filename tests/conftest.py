@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,6 @@ from cclsearch.core.trust import confirm
 @pytest.fixture(autouse=True)
 def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the API keys and content folders of the person who runs the tests."""
-    import os
-
     for name in list(os.environ):
         if is_secret_name(name):
             monkeypatch.delenv(name)
@@ -67,3 +67,18 @@ def nightly_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     nights.put_days_between(monkeypatch)
     yield project
     nights.DECIDE.clear()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Yield a headless Chromium (playwright's `Browser`); without one the test is skipped, or fails where CI has it."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None and not os.environ.get("CCL_REQUIRE_CHROMIUM"):
+        pytest.skip("chromium is not installed on this machine")
+    from playwright.sync_api import sync_playwright
+
+    assert found is not None, "CCL_REQUIRE_CHROMIUM is set, but chromium is not installed"
+    with sync_playwright() as player:
+        started = player.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()

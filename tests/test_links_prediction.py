@@ -176,21 +176,25 @@ def test_predict_uses_the_matrix_beside_the_profile(
     assert "from 'b' to 'a' is missing" in capsys.readouterr().err
 
 
-def test_place_writes_the_host_of_each_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project, as the working directory, with a profile of 32 accelerators and no measured links."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "launchers").mkdir()
     (tmp_path / "launchers" / "site.yaml").write_text(
         "launcher: slurm\nhardware: {num_accelerators: 32, accelerators_per_node: 8}\n"
     )
+    return tmp_path
+
+
+def test_place_writes_the_host_of_each_rank(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["links", "place", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
     assert main(place) == 2
     assert "profile site has no measured links" in capsys.readouterr().err
-    (tmp_path / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
+    (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
     assert main([*place, "--write", "hosts"]) == 0
     out = capsys.readouterr().out
-    hosts = (tmp_path / "hosts").read_text().splitlines()
+    hosts = (site / "hosts").read_text().splitlines()
     assert sorted(hosts) == sorted(f"n{k}" for k in range(4) for _ in range(8))
     order = list(dict.fromkeys(hosts))
     assert abs(order.index("n1") - order.index("n2")) == 2
@@ -201,18 +205,11 @@ def test_place_writes_the_host_of_each_rank(
     assert "`place` and `what-if` do" in capsys.readouterr().err
 
 
-def test_what_if_says_what_mending_a_slow_link_brings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "launchers").mkdir()
-    (tmp_path / "launchers" / "site.yaml").write_text(
-        "launcher: slurm\nhardware: {num_accelerators: 32, accelerators_per_node: 8}\n"
-    )
+def test_what_if_says_what_mending_a_slow_link_brings(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ask = ["links", "what-if", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
     assert main(ask) == 2
     assert "profile site has no measured links" in capsys.readouterr().err
-    (tmp_path / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
+    (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
     assert main([*ask, "--json"]) == 0
     asked = json.loads(capsys.readouterr().out)
     assert asked["provenance"] == "predicted"
@@ -222,7 +219,7 @@ def test_what_if_says_what_mending_a_slow_link_brings(
     assert repaired < measured / 1.2
     assert repaired == pytest.approx(seconds["no link slower than the median"]), "only one pair was slow"
     assert seconds["links inside nodes twice as fast"] < measured
-    (tmp_path / "launchers" / "site.links.csv").write_text(write_links(nodes(4)))
+    (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4)))
     assert main([*ask, "--json"]) == 0
     whole = {each["links"]: each["value"] for each in json.loads(capsys.readouterr().out)["links"]}
     assert whole["as measured"] == pytest.approx(repaired)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +15,8 @@ from cclsearch.charts.timeline import Lane
 from cclsearch.report.data import StepOfRanks, TurnMessage, TurnView
 from cclsearch.report.page import render_page
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.untimed,
-    pytest.mark.skipif(
-        BROWSER is None and not os.environ.get("CCL_REQUIRE_CHROMIUM"),
-        reason="chromium is not installed on this machine",
-    ),
-]
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 
 def write_page(folder: Path) -> Path:
@@ -47,17 +37,6 @@ def write_page(folder: Path) -> Path:
     )
     (folder / "report.html").write_text(render_page([page], base=folder), encoding="utf-8")
     return folder / "report.html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    assert BROWSER is not None, "CCL_REQUIRE_CHROMIUM is set, but chromium is not installed"
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(params=[(1280, "light"), (400, "dark")], ids=["wide-light", "400px-dark"])

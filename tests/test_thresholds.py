@@ -110,7 +110,7 @@ def test_a_run_at_the_threshold_is_admitted_and_one_beyond_it_is_not(
 def test_the_most_work_of_a_mixture_of_experts_is_that_of_every_expert_on_every_token(
     factor: float, is_kept: bool
 ) -> None:
-    """JAX on CPU devices computes all experts and weights them (launchers/jax_cpu.py)."""
+    """JAX on CPU devices computes all experts and weights them (launchers/jax_cpu_model.py)."""
     moe = MoEArch(num_experts=16, top_k=2, expert_intermediate_size=512, num_shared_experts=0, num_dense_layers=0)
     arch = ARCH.model_copy(update={"moe": moe})
     all_used = arch.model_copy(update={"moe": moe.model_copy(update={"top_k": moe.num_experts})})

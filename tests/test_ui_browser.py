@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -22,26 +21,7 @@ from cclsearch.run.annotations import add_note
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.serial,
-    pytest.mark.untimed,
-    pytest.mark.skipif(
-        BROWSER is None and not os.environ.get("CCL_REQUIRE_CHROMIUM"),
-        reason="chromium is not installed on this machine",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
-
-    assert BROWSER is not None, "CCL_REQUIRE_CHROMIUM is set, but chromium is not installed"
-    with sync_playwright() as player:
-        found = player.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield found
-        found.close()
+pytestmark = [pytest.mark.serial, pytest.mark.untimed]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
 from cclsearch.core.numbers import show_number
@@ -48,20 +49,9 @@ def draw_utilities(shares: Mapping[str, Mapping[str, float]], title: str) -> Cha
         for name, found in shares.items()
         for resource, share in found.items()
     ]
-    encoding = {
-        "y": category("name"),
-        "yOffset": category("resource"),
-        "x": quantity("v", "share of the time saved by doubling it (%, simulated)") | {"scale": {"zero": True}},
-        "color": category("resource", None),
-        "tooltip": tips(name="name", resource="resource", v="saved (%)"),
-    }
-    summary = "; ".join(
-        f"{name}: " + ", ".join(f"{resource} {100 * share:.1f} %" for resource, share in found.items())
-        for name, found in shares.items()
-    )
-    count = max((len(found) for found in shares.values()), default=1)
-    height = max(len(shares), 1) * (13 * count + 12)
-    return Chart("utility", title, summary, make_spec(rows, height, mark={"type": "bar"}, encoding=encoding))
+    axis = "share of the time saved by doubling it (%, simulated)"
+    spec = _draw_groups(rows, shares, "resource", axis, name="name", resource="resource", v="saved (%)")
+    return Chart("utility", title, _list_groups(shares, lambda share: f"{100 * share:.1f} %"), spec)
 
 
 def draw_frameworks(speeds: Mapping[str, Mapping[str, float]], about: str = "") -> Chart:
@@ -75,19 +65,32 @@ def draw_frameworks(speeds: Mapping[str, Mapping[str, float]], about: str = "") 
         for name, found in speeds.items()
         for framework, speed in found.items()
     ]
+    axis = f"best configuration of each framework (the fastest of a case is 1){of_all}"
+    titles = {"name": "case", "framework": "framework", "shown": "share of the fastest"}
+    spec = _draw_groups(rows, speeds, "framework", axis, **titles)
+    title = f"Frameworks, each with its best configuration{of_all}"
+    return Chart("frameworks", title, _list_groups(speeds, lambda speed: f"{speed:.2f}"), spec)
+
+
+def _draw_groups(
+    rows: Sequence[Row], groups: Mapping[str, Mapping[str, float]], field: str, axis: str, **titles: str
+) -> dict[str, Any]:
+    """Return grouped bars: a group for each `name`, a bar for each `field`, tooltips with `titles`."""
     encoding = {
         "y": category("name"),
-        "yOffset": category("framework"),
-        "x": quantity("v", f"best configuration of each framework (the fastest of a case is 1){of_all}")
-        | {"scale": {"zero": True}},
-        "color": category("framework", None),
-        "tooltip": tips(name="case", framework="framework", shown="share of the fastest"),
+        "yOffset": category(field),
+        "x": quantity("v", axis) | {"scale": {"zero": True}},
+        "color": category(field, None),
+        "tooltip": tips(**titles),
     }
-    summary = "; ".join(
-        f"{name}: " + ", ".join(f"{framework} {speed:.2f}" for framework, speed in found.items())
-        for name, found in speeds.items()
+    count = max((len(found) for found in groups.values()), default=1)
+    height = max(len(groups), 1) * (13 * count + 12)
+    return make_spec(rows, height, mark={"type": "bar"}, encoding=encoding)
+
+
+def _list_groups(groups: Mapping[str, Mapping[str, float]], show: Callable[[float], str]) -> str:
+    """Return every figure in words: `GROUP: BAR FIGURE, BAR FIGURE; GROUP: ...`."""
+    return "; ".join(
+        f"{name}: " + ", ".join(f"{bar} {show(value)}" for bar, value in found.items())
+        for name, found in groups.items()
     )
-    count = max((len(found) for found in speeds.values()), default=1)
-    height = max(len(speeds), 1) * (13 * count + 12)
-    spec = make_spec(rows, height, mark={"type": "bar"}, encoding=encoding)
-    return Chart("frameworks", f"Frameworks, each with its best configuration{of_all}", summary, spec)

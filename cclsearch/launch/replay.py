@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from cclsearch.core.job_file import read_job_json
 from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus
+from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
 from cclsearch.launch.profile import Profile
 from cclsearch.plugins import LAUNCHERS, TASKS
@@ -90,7 +89,7 @@ class ReplayLauncher:
             what = "is not in the recording" if row is None else f"was read by trial {taken:04d}; each row is read once"
             self._refused[handle.job_id] = f"{job.payload.config} {what}"
         elif not (job.trial_dir / RESULT_FILE).exists():
-            _write_result(job.trial_dir, self._result(job, row))
+            write_model(job.trial_dir / RESULT_FILE, self._result(job, row))
         return handle
 
     def _read_by(self, job: Job) -> int | None:
@@ -144,9 +143,3 @@ def _config_of(trial_dir: Path) -> Config | None:
         return Config(read_job_json(trial_dir / CONFIG_FILE)["config"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write_result(trial_dir: Path, result: TrialResult) -> None:
-    partial = trial_dir / f".{RESULT_FILE}.part"
-    partial.write_text(result.model_dump_json(indent=1), encoding="utf-8")
-    os.replace(partial, trial_dir / RESULT_FILE)

@@ -13,6 +13,7 @@ from cclsearch.propose.agent.decision import Decision
 from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence
 from cclsearch.propose.agent.extension import SpaceExtender, count_growths, make_extension
 from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
+from cclsearch.propose.agent.lookups import Explain
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
@@ -22,7 +23,7 @@ from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import Explain, ToolHandlers
+from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.agent.turn_records import (
     TURNS_FOLDER,

@@ -19,6 +19,7 @@ from cclsearch.propose.agent.history import last_insights, past_turns
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
 from cclsearch.propose.agent.row_facts import read_row_facts
+from cclsearch.propose.agent.sections import Section, fit_sections, render_section
 from cclsearch.propose.agent.surrogate_table import (
     NUM_FIRST_CHOICES,
     NUM_PROMISING,
@@ -62,8 +63,6 @@ MIN_SEARCH_BYTES = 8000
 MAX_FITTINGS = 3
 """Attempts to shorten a prompt whose JSON came out longer than planned."""
 MAX_KNOBS_BYTES = 6500
-LEFT_OUT_BYTES = 60
-"""Bytes for the line that counts what a section leaves out."""
 CANDIDATES = "its best untried candidates, the likeliest to win first, ties by prediction (optimistic: 10th percentile)"
 UNRANKED = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
 UNTRIED = "VALUES WITHOUT A TRIAL, each with the candidate that is likeliest to win"
@@ -142,8 +141,9 @@ def write_prompt(prompt_input: PromptInput, options: PromptOptions, limit_bytes:
     """The prompt, system part included, in at most `limit_bytes`; it counts what it leaves out."""
     system = write_system(prompt_input.view, options)
     left = limit_bytes - len(system.encode())
-    whole = "\n\n".join(_render(section, None) for section in _sections(prompt_input, options, UNLIMITED))
-    return Prompt(system, whole if len(whole.encode()) <= left else _fit(_sections(prompt_input, options, left), left))
+    whole = "\n\n".join(render_section(section, None) for section in _sections(prompt_input, options, UNLIMITED))
+    is_short = len(whole.encode()) <= left
+    return Prompt(system, whole if is_short else fit_sections(_sections(prompt_input, options, left), left))
 
 
 def write_system(view: SearchView, options: PromptOptions) -> str:
@@ -235,15 +235,6 @@ def _describe_size(space: Space) -> str:
         )
     rules = f"; rules: {one_line(', '.join(space.rules), 300)}" if space.rules else ""
     return f"the search space has {len(space)} configurations, of {space.num_raw} combinations{rules}"
-
-
-@dataclass(frozen=True)
-class Section:
-    """A title and its lines. If the prompt is too long, the last lines are left out; a higher weight keeps more."""
-
-    title: str
-    lines: Sequence[str]
-    weight: float
 
 
 def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: int) -> list[Section]:
@@ -365,46 +356,6 @@ def _refused_lines(view: SearchView) -> list[str]:
 def _move_lines(view: SearchView) -> list[str]:
     moves = [event.text for event in view.events if isinstance(event, ArbiterMove)]
     return [quote_line(text, 500) for text in moves[-3:][::-1]]
-
-
-def _fit(sections: Sequence[Section], limit_bytes: int) -> str:
-    """The sections, each within its share; bytes that short sections do not use go to the long ones."""
-    sizes = [len(_render(section, None).encode()) + 2 for section in sections]
-    shares = _share([section.weight for section in sections], sizes, limit_bytes)
-    return "\n\n".join(_render(section, share) for section, share in zip(sections, shares, strict=True))
-
-
-def _share(weights: Sequence[float], sizes: Sequence[int], left: int) -> list[int]:
-    shares = [0] * len(sizes)
-    waiting = list(range(len(sizes)))
-    while waiting:
-        total = sum(weights[i] for i in waiting)
-        short = [i for i in waiting if sizes[i] <= left * weights[i] / total]
-        if not short:
-            for i in waiting:
-                shares[i] = int(left * weights[i] / total)
-            break
-        for i in short:
-            shares[i] = sizes[i]
-            left -= sizes[i]
-        waiting = [i for i in waiting if i not in short]
-    return shares
-
-
-def _render(section: Section, limit_bytes: int | None) -> str:
-    lines = [section.title, *section.lines]
-    whole = "\n".join(lines)
-    if limit_bytes is None or len(whole.encode()) <= limit_bytes:
-        return whole
-    kept: list[str] = []
-    left = limit_bytes - LEFT_OUT_BYTES
-    for line in lines:
-        left -= len(line.encode()) + 1
-        if left < 0:
-            break
-        kept.append(line)
-    missing = len(lines) - len(kept)
-    return "\n".join([*kept, f"({missing} of {len(lines) - 1} left out: size limit)"] if missing else kept)
 
 
 def _or_unknown(number: float | None) -> str:

@@ -12,6 +12,7 @@ from cclsearch.core.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.plugins import PROVIDERS
 from cclsearch.propose.agent.decision import Decision, ToolReply
+from cclsearch.propose.agent.lookups import MAX_REPLY_BYTES
 from cclsearch.propose.agent.prompt import (
     MAX_CORRECTIONS,
     MAX_LOOKUPS,
@@ -36,7 +37,7 @@ from cclsearch.propose.agent.providers.types import (
     ToolResult,
 )
 from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strings
-from cclsearch.propose.agent.tool_handlers import MAX_REPLY_BYTES, ToolHandlers
+from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.events import DecisionKind

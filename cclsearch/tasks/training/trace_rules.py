@@ -46,7 +46,7 @@ class _NeededWork:
         rows = arch.num_layers * arch.num_heads * tokens
         attention = 12.0 * rows * arch.head_dim * card.number("seq_len")
         self.model = 6.0 * (layers + head) * tokens + attention
-        # a framework may apply every expert to every token, as jax_cpu.py does
+        # a framework may apply every expert to every token, as jax_cpu_model.py does
         self.with_all_experts = self.model + 6.0 * (parts.total - parts.active) * tokens
         self.recomputes = _recomputes(config)
         forward_again = 2.0 * DEFAULT.min_recomputed * layers * tokens if self.recomputes else 0.0

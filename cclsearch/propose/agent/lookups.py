@@ -1,0 +1,224 @@
+"""Answers the model's look-ups: what is known of configurations and of trials. No argument of a call is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
+from cclsearch.propose.agent.configs import CallError, format_config, nearest_rows, read_config, read_value
+from cclsearch.propose.agent.decision import ToolReply
+from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
+from cclsearch.propose.agent.providers.types import ToolCall
+from cclsearch.propose.agent.quoting import clip_bytes
+from cclsearch.propose.agent.row_facts import RowFacts, read_row_facts
+from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
+from cclsearch.propose.agent.tables import candidate_lines, trial_summary
+from cclsearch.propose.agent.tool_schemas import BY_CHANCE, LOOKUPS, MAX_LISTED, MAX_PREDICTED, sort_orders
+from cclsearch.propose.base import SearchView
+
+Explain = Callable[[Config], Sequence[str]]
+"""The rules that a configuration violates, one line each; empty if it violates none."""
+
+NOT_TRACED = "no trace: its parts are predicted, not measured"
+MAX_REPLY_BYTES = 2400
+"""Bytes of one look-up's result."""
+
+
+@dataclass
+class Lookups:
+    """Look-ups of one turn; they also record the evidence and explanations that they used."""
+
+    view: SearchView
+    table: SurrogateTable
+    evidence: EvidenceSource
+    explain: Explain | None = None
+    looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
+    explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Digest of a configuration -> what `explain` returned for it."""
+    max_bytes: int = MAX_REPLY_BYTES
+    """Bytes of the current reply."""
+
+    def lookups(self) -> dict[str, Callable[[dict[str, Any]], ToolReply]]:
+        """Tools that look something up -> what answers their arguments."""
+        return {
+            "predict": self._predict,
+            "explain": self._explain,
+            "trial": self._trial,
+            "compare": self._compare,
+            "candidates": self._candidates,
+        }
+
+    def find_shown(self) -> dict[int, TrialEvidence]:
+        """The evidence of the best trial and of the last, which the prompt shows without a look-up."""
+        last = max(self.view.observations, key=lambda o: o.trial, default=None)
+        trials = [o.trial for o in (best_observation(self.view), last) if o]
+        return {trial: found for trial in trials if (found := self.find_evidence(trial))}
+
+    def is_lookup(self, call: ToolCall) -> bool:
+        """Whether the call is a look-up, not a decision."""
+        return call.name in LOOKUPS
+
+    def find_evidence(self, trial: int) -> TrialEvidence | None:
+        """The evidence of that trial, which is also kept for the turn record."""
+        if trial not in self.looked_up:
+            found = self.evidence.find(trial)
+            if found is not None:
+                self.looked_up[trial] = found
+        return self.looked_up.get(trial)
+
+    def _predict(self, arguments: dict[str, Any]) -> ToolReply:
+        raw = arguments.get("configurations")
+        if not isinstance(raw, list) or not raw:
+            raise CallError("configurations must be a list of configurations")
+        lines = [self._predict_one(item) for item in raw[:MAX_PREDICTED]]
+        if len(raw) > MAX_PREDICTED:
+            lines.append(f"({len(raw) - MAX_PREDICTED} left out: at most {MAX_PREDICTED} a call)")
+        return ToolReply("\n".join(lines))
+
+    def _predict_one(self, raw: object) -> str:
+        try:
+            config = read_config(self.view.space, raw)
+        except CallError as error:
+            return str(error)
+        row = self.view.space.row(config)
+        if row is None:
+            return f"{format_config(self.view.space, config)}: {self._explain_illegal(config)}"
+        return self._describe_row(row)
+
+    def _describe_row(self, row: int) -> str:
+        tried = next((o for o in self.view.observations if o.row == row), None)
+        if tried:
+            return "already tried: " + trial_summary(self.view, tried)
+        table, show = self.table, self.view.primary.show
+        satisfies = "" if table.satisfies_N is None else f", P(constraints) {table.satisfies_N[row]:.2f}"
+        state = " (running, or held back)" if self.view.is_closed(row) else ""
+        memory = f"{table.memory_gib_N[row]:.3g} GiB".replace("nan GiB", "unknown")
+        return (
+            f"{format_config(self.view.space, self.view.space.config(row))}: predicted "
+            f"{show(table.value_N[row])} (optimistic {show(table.optimistic_N[row])}), "
+            f"memory {memory}, P(fits) {table.fits_N[row]:.2f}{satisfies}{state}{self._describe_facts(row)}"
+        )
+
+    def _describe_facts(self, row: int) -> str:
+        """What is known of a row without a trial: its figures, and the parts of the closed form."""
+        facts, value = self._facts, float(self.table.value_N[row])
+        figures = zip(facts.column_names(), facts.figures(row, value), strict=True)
+        named = [f"{name} {figure}" for name, figure in figures]
+        parts = facts.parts(row)
+        named += [f"closed form {facts.predicted(row)} before any trial, of it {parts}"] if parts else []
+        memory = facts.memory_parts(row)
+        named += [f"memory by the closed form before any trial: {memory}"] if memory else []
+        return "".join(f", {text}" for text in named)
+
+    @cached_property
+    def _facts(self) -> RowFacts:
+        return read_row_facts(self.view)
+
+    def _explain(self, arguments: dict[str, Any]) -> ToolReply:
+        config = read_config(self.view.space, arguments.get("config"))
+        row = self.view.space.row(config)
+        return ToolReply(
+            self._explain_illegal(config) if row is None else f"in the search space. {self._describe_row(row)}"
+        )
+
+    def _trial(self, arguments: dict[str, Any]) -> ToolReply:
+        best = best_observation(self.view)
+        number = arguments.get("trial")
+        reference = best.trial if best and best.trial != number else None
+        return self._describe_trial(number, self.max_bytes, reference=reference, against="the best")
+
+    def _compare(self, arguments: dict[str, Any]) -> ToolReply:
+        a, b = arguments.get("a"), arguments.get("b")
+        reference = next((o.trial for o in self.view.observations if o.trial == b and b != a), None)
+        difference = self._describe_difference(a, b)
+        half = (self.max_bytes - len(difference.encode())) // 2 - 2
+        first = self._describe_trial(a, half, reference=reference, against=f"trial {reference}")
+        second = self._describe_trial(b, half)
+        return ToolReply("\n\n".join(filter(None, (first.text, second.text, difference))), first.fault or second.fault)
+
+    def _describe_difference(self, a: object, b: object) -> str:
+        """What the closed form predicts as the difference of two trials, part by part; empty without one."""
+        rows = {o.trial: o.row for o in self.view.observations if o.trial in (a, b) and o.row is not None}
+        if len(rows) < 2:
+            return ""
+        found = self._facts.differences(rows[a], rows[b])  # type: ignore[index]
+        return f"closed form of trial {a} less that of trial {b} (predicted, not measured): {found}" if found else ""
+
+    def _describe_trial(
+        self, number: object, max_bytes: int, *, reference: int | None = None, against: str = ""
+    ) -> ToolReply:
+        found = [o for o in self.view.observations if o.trial == number]
+        if not found or isinstance(number, bool):
+            trials = ", ".join(str(o.trial) for o in self.view.observations[-30:]) or "none yet"
+            return ToolReply(
+                f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed"
+            )
+        row = found[0].row
+        parts = self._facts.parts(row) if row is not None else ""
+        closed_form = (
+            f", closed form {self._facts.predicted(row)}, predicted parts: {parts}" if row is not None and parts else ""
+        )
+        memory = self._facts.memory(row) if row is not None and not found[0].is_valid else ""
+        whole = trial_summary(self.view, found[0]) + closed_form + (f", {memory}" if memory else "")
+        summary = clip_bytes(whole, max(max_bytes // 2, 200))
+        evidence = self.find_evidence(found[0].trial)
+        if parts and not (evidence and evidence.seconds_by_cause):
+            summary += f", {NOT_TRACED}"
+        if evidence is None:
+            return ToolReply(summary)
+        other = self.find_evidence(reference) if reference is not None else None
+        diagnosis = describe_evidence(evidence, other, against=against)
+        left = max_bytes - len(summary.encode())
+        return ToolReply("\n".join([summary, *fit_evidence(diagnosis, evidence.log_tail, left)]))
+
+    def _candidates(self, arguments: dict[str, Any]) -> ToolReply:
+        rows = ~self.view.taken_N
+        where = arguments.get("where") or {}
+        if not isinstance(where, Mapping):
+            raise CallError("where must be an object: knob -> list of values")
+        for name, wanted in where.items():
+            knob = next((knob for knob in self.view.space.knobs if knob.name == name), None)
+            if knob is None:
+                raise CallError(f"unknown knob {one_line(str(name), 40)!r}")
+            values = wanted if isinstance(wanted, list) else [wanted]
+            keep = [knob.choices.index(value) for value in (read_value(knob, v) for v in values) if value is not None]
+            rows &= np.isin(self.view.space.codes_NK[:, self.view.space.knobs.index(knob)], keep)
+        least = arguments.get("min_fits")
+        if not isinstance(least, int | float) or isinstance(least, bool):
+            least = self.table.least_fits
+        rows &= self.table.fits_N >= least
+        sort = arguments.get("sort", BY_CHANCE)
+        ordered = self._sorted(rows, sort)
+        limit = arguments.get("limit")
+        count = min(max(limit, 1), MAX_LISTED) if isinstance(limit, int) and not isinstance(limit, bool) else 10
+        orders = sort_orders(self.view)
+        by = sort if sort in orders else orders[0]
+        return ToolReply(f"{len(ordered)} match, sorted by {by}\n" + "\n".join(self._list(ordered, count)))
+
+    def _list(self, rows: Sequence[int], count: int) -> list[str]:
+        return candidate_lines(self.view, self.table, rows, count, self._facts, with_parts=True)
+
+    def _sorted(self, rows: Any, sort: object) -> list[int]:
+        costs = (self.view.primary.sign * self.table.value_N, self.table.memory_gib_N, -self.table.fits_N)
+        _, promise, *orders = sort_orders(self.view)
+        key = next((cost for order, cost in zip(orders, costs, strict=True) if order == sort), None)
+        if key is None:
+            kept = [row for row in self.table.order if rows[row]]
+            return kept if sort == promise else self.table.sort_by_chance(kept, self.view.primary.sign)
+        chosen = np.flatnonzero(rows)
+        return [int(row) for row in chosen[np.argsort(key[chosen], kind="stable")]]
+
+    def _explain_illegal(self, config: Config) -> str:
+        if self.explain:
+            self.explanations[config.digest] = tuple(self.explain(config))
+        rules = [one_line(line, 200) for line in self.explanations.get(config.digest, ())][:4]
+        near = nearest_rows(self.view.space, config, self.table.listed)
+        listed = "; ".join(format_config(self.view.space, self.view.space.config(row)) for row in near)
+        why = f": {'; '.join(rules)}" if rules else ""
+        return f"not in the search space{why}. Nearest untried configurations: {listed or 'none'}"
