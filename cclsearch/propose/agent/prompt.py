@@ -318,8 +318,7 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         (
             f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves; "
-            "beliefs and doubts that you send count in `finish`, and with a submission from its result on: beliefs until "
-            "the next stall"
+            "what you send with `finish` counts in its check; beliefs sent with a submission count until the next stall"
             if table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
