@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,7 @@ from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.search.bench import RecordedTable
 from cclsearch.stats.closed_form import Predictor
-from cclsearch.tasks.training.prediction import make_predictor, read_priors
+from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors
 
 BUDGET = 15
 BINS = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
@@ -71,9 +72,14 @@ class State(NamedTuple):
 def search_one(path: Path, folder: Path, seed: int, trials: int, hides_peaks: bool) -> list[State]:
     """Return the statements of one search, with constants fitted on the other frameworks of this folder."""
     recording = load_recording(path)
-    kept = [other for other in load_all([folder]) if other.card.framework != recording.card.framework]
-    predictor = make_predictor(recording.card, recording.space, read_priors(fit_prior(kept)))
+    predictor = make_predictor(recording.card, recording.space, fit_without(folder, recording.card.framework))
     return list(state_chances(recording, predictor, seed, trials, hides_peaks=hides_peaks))
+
+
+@cache
+def fit_without(folder: Path, framework: str) -> Priors:
+    """Return the constants fitted on the landscapes of the other frameworks."""
+    return read_priors(fit_prior([other for other in load_all([folder]) if other.card.framework != framework]))
 
 
 def state_chances(
