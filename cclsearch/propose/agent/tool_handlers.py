@@ -51,13 +51,10 @@ Explain = Callable[[Config], Sequence[str]]
 """The rules that a configuration violates, one line each; empty if it violates none."""
 
 NOT_TRACED = "no trace: its parts are predicted, not measured"
-NOT_JUDGED = (
-    "What you sent with it does not count, and is not kept: beliefs change once between two trials. "
-    "Send it with your submission"
-)
+NOT_JUDGED = "What you sent with it does not count, and is not kept: beliefs change once between two trials"
 NOT_KEPT = (
     "This is with the beliefs and doubts of your first request in this turn; they are not kept, because after a stall "
-    "you choose without them. Send them with your submission"
+    "you choose without them"
 )
 WITHOUT_GUESSES = "This is without your beliefs about values that no trial had: nothing measured speaks for them"
 MAX_REPLY_BYTES = 2400
@@ -414,7 +411,7 @@ class ToolHandlers:
             return ToolReply("granted", decision=Decision(finish=reason, **lessons))
         if not is_kept:
             why = NOT_JUDGED if just_revised(self.view) else NOT_KEPT
-            kept = f". {why}" if any(lessons.values()) else ""
+            kept = f". {why}. Send it with your submission" if any(lessons.values()) else ""
             raise CallError(f"{problem}{kept}. {self._describe_likeliest()}", "finish refused")
         # as `revise` does: the next request shows what the surrogate predicts with what the model has learnt
         text = f"finish {problem}. What you sent with it is kept, and the figures of this prompt are with it"
