@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import chi2
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -41,13 +42,17 @@ from cclsearch.propose.agent.surrogate_table import PLAUSIBLE, make_surrogate_ta
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
 from cclsearch.propose.bayes.outlook import MIN_TRIALS  # noqa: E402
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_chances, find_gain_left  # noqa: E402
-from cclsearch.propose.bayes.surrogate import fit_posterior  # noqa: E402
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior  # noqa: E402
 from cclsearch.propose.events import LlmTurn  # noqa: E402
 from cclsearch.propose.study.choose import make_sampler  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)
+NUM_QUANTILES = 7
+"""Of the prior of the surrogate's spread."""
+PRIOR_DOF = 4.0
+"""Of that prior."""
 FALLBACK = "fallback"
 SEVERAL = "-3"
 """After a player's name: it submits up to three configurations a turn."""
@@ -208,8 +213,12 @@ class State(NamedTuple):
     log: float
     """Log of best over optimum."""
     num_measured: int
+    num_finished: int
+    """With the failed ones."""
     gain: float
     """Expected gain of the trials left; infinite before a trial is ranked."""
+    wide_gain: float
+    """The same with the surrogate's spread as its prior alone has it."""
     chance: float
     """Largest chance of a configuration to win; 1 before a trial is ranked."""
 
@@ -219,8 +228,14 @@ def run_finish(folder: Path) -> None:
     rules: dict[str, Callable[[State], bool]] = {
         "no chance of 2 % to win": lambda at: at.chance < PLAUSIBLE,
         "expected gain of the trials left below 1 %": lambda at: at.gain < NEGLIGIBLE,
-        "the same, from five measured trials on (the rule)": (
+        "the same, from five measured trials on (before)": (
             lambda at: at.gain < NEGLIGIBLE and at.num_measured >= MIN_TRIALS
+        ),
+        "the same, from five finished trials on, failed ones included (the rule)": (
+            lambda at: at.gain < NEGLIGIBLE and at.num_finished >= MIN_TRIALS
+        ),
+        "gain below 1 % with the spread that the prior alone says (Student-t), from the first trial on": (
+            lambda at: at.wide_gain < NEGLIGIBLE
         ),
     }
     searches = [replay_states(load_recording(path)) for path in find_recordings(folder)]
@@ -249,11 +264,19 @@ def replay_states(recording: Recording) -> list[State]:
         posterior = fit_posterior(replace(view, observations=tuple(seen), budget_left=left - 1))
         log, num_measured = curve(recording, seen)[len(seen) - 1], sum(o.loss is not None for o in seen)
         if posterior is None or posterior.best is None:
-            states.append(State(log, num_measured, math.inf, 1.0))
+            states.append(State(log, num_measured, len(seen), math.inf, math.inf, 1.0))
         else:
             chance = float(find_chances(posterior).max())
-            states.append(State(log, num_measured, find_gain_left(posterior, left - 1), chance))
+            gain, wide = find_gain_left(posterior, left - 1), find_wide_gain(posterior, left - 1)
+            states.append(State(log, num_measured, len(seen), gain, wide, chance))
     return states
+
+
+def find_wide_gain(posterior: CandidatePosterior, num_trials: int) -> float:
+    """The expected gain of the trials left if no error has narrowed the surrogate's spread: a mean over its prior."""
+    quantiles = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    spreads = np.sqrt(PRIOR_DOF / chi2.ppf(quantiles, PRIOR_DOF))
+    return float(np.mean([find_gain_left(replace(posterior, spread=float(s)), num_trials) for s in spreads]))
 
 
 def run_policies(folder: Path) -> None:

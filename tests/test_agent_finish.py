@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,19 +80,51 @@ def test_the_arbiter_ends_the_search_by_the_same_beliefs() -> None:
     assert "the LLM ended the search" in (arbiter.ending() or "")
 
 
-@pytest.mark.parametrize("why", ["after a stall", "just revised"])
-def test_a_refusal_says_why_the_beliefs_are_not_kept(why: str) -> None:
+def revised() -> SearchView:
+    return replace(searched(), events=(LlmTurn(turn=1, decision=DecisionKind.REVISE, insight="x", num_seen=1),))
+
+
+@pytest.mark.parametrize(
+    ("view", "is_stalled", "words"),
+    [
+        (searched(), True, "they are not kept, because after a stall you choose without them"),
+        (revised(), False, "does not count, and is not kept: beliefs change once between two trials"),
+    ],
+)
+def test_a_refusal_says_why_the_beliefs_are_not_kept(view: SearchView, is_stalled: bool, words: str) -> None:
     provider = Scripted(FINISH, submit(GOOD))
     agent = Agent(provider, make_table=lambda view: plain_table(), clock=FakeClock())
-    view = searched()
-    if why == "just revised":
-        view = replace(view, events=(LlmTurn(turn=1, decision=DecisionKind.REVISE, insight="x", num_seen=1),))
-    agent.run_turn(view, 1, max_submitted=1, overrules_left=1, first_only=why == "after a stall")
+    outcome = agent.run_turn(view, 1, max_submitted=1, overrules_left=1, first_only=is_stalled)
     answer = provider.requests[1].messages[-1].results[0]
     assert answer.is_error
-    assert "What you sent with it is not kept: beliefs change once between two trials, and not after a stall" in (
-        answer.text
-    )
+    assert words in answer.text
+    assert outcome.event.beliefs == {}
+
+
+def test_after_a_stall_the_beliefs_of_a_request_to_finish_count_too(tmp_path: Path) -> None:
+    outcome = take_turn(Scripted(FINISH), left_without_beliefs, first_only=True, folder=tmp_path)
+    assert (outcome.finish, outcome.event.beliefs) == ("nothing is left", {"pp=1": "much_more"})
+    assert [turn.is_same for turn in replay_turns(tmp_path)] == [True]
+
+
+def test_a_turn_that_earlier_versions_judged_without_beliefs_is_decided_the_same(tmp_path: Path) -> None:
+    """Until 0.3 a request to finish after a stall was judged without its beliefs, and its record has no such table."""
+    take_turn(Scripted(FINISH, submit(GOOD)), lambda view: plain_table(), first_only=True, folder=tmp_path)
+    path = tmp_path / "turns" / "0001.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record.pop("look_with_beliefs")
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert [turn.is_same for turn in replay_turns(tmp_path, left_without_beliefs)] == [True]
+
+
+def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count() -> None:
+    other = call("finish", {"reason": "nothing is left", "beliefs": [{"part": "tp=1", "is": "much_more"}]})
+
+    def left_unless_tp(view: SearchView) -> SurrogateTable:
+        return replace(plain_table(), nothing_left="tp=1" in collect_hints(view), why="something may win")
+
+    assert take_turn(Scripted(other), left_unless_tp, first_only=True).finish is not None
+    assert take_turn(Scripted(FINISH, other, submit(GOOD)), left_unless_tp, first_only=True).finish is None
 
 
 def test_a_replay_judges_by_the_recorded_figures(tmp_path: Path) -> None:

@@ -38,6 +38,17 @@ def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same() -> N
     assert len(provider.requests) <= MAX_LOOKUPS + 3
 
 
+def test_lookups_beside_a_revision_are_named_in_the_next_request() -> None:
+    answer = call("revise", {"why": "w", "insight": "pp=1 is slow"})
+    beside = tuple(ToolCall(id=name, name=name, arguments={"trial": 1}) for name in ("trial", "predict", "trial"))
+    outcome = run_turn(Scripted(answer.model_copy(update={"calls": (*beside, *answer.calls)})))
+    (why,) = outcome.event.refused
+    assert why.startswith("not answered, because what they show has changed: trial, predict.")
+    assert run_turn(Scripted(answer)).event.refused == ()
+    decided = submit(GOOD)
+    assert run_turn(Scripted(decided.model_copy(update={"calls": (*beside, *decided.calls)}))).event.refused == ()
+
+
 def test_lookups_answer_from_the_view() -> None:
     provider = Scripted(
         call("predict", {"configurations": [GOOD, TRIED, ILLEGAL]}),

@@ -160,6 +160,28 @@ def test_running_and_held_back_configurations_are_shown() -> None:
     assert "2 configurations are held back" in user
 
 
+def listed_configs(prompt_input: PromptInput) -> list[str]:
+    lines = write(prompt_input).user.split("SURROGATE: its best")[1].split("\n\n")[0].splitlines()
+    return [line.split(" | ")[1] for line in lines[2:] if " | " in line]
+
+
+def test_every_candidate_is_listed_if_few_are_left() -> None:
+    given = make_input(rich_search())
+    for count, shown in [(40, 40), (41, 12)]:
+        table = replace(given.table, order=tuple(range(count)))
+        assert len(listed_configs(replace(given, table=table))) == shown
+
+
+def test_every_free_candidate_is_listed_if_few_are() -> None:
+    given, size = make_input(rich_search()), len(SPACE)
+    assert size > 41
+    for count, shown in [(20, 20), (40, 40), (41, 12)]:
+        # the free ones come last by promise, and five more are among the first by that
+        wins_N = np.where(np.arange(size) >= size - count + 5, 0.03, 0.0)
+        found = listed_configs(replace(given, table=replace(given.table, wins_N=wins_N)))
+        assert len(found) == len(set(found)) == shown
+
+
 def test_prompt_counts_what_it_leaves_out() -> None:
     user = write(make_input(search_of([i % len(SPACE) for i in range(5000)]))).user
     assert "left out" in user

@@ -288,9 +288,19 @@ def test_the_gain_of_the_trials_left_is_that_of_the_best_of_their_drawn_results(
 def test_finish_is_granted_once_the_trials_left_are_expected_to_gain_under_1_percent() -> None:
     first, late = (make_surrogate_table(view_of(search_rows(count))) for count in (1, 14))
     assert not first.nothing_left
-    assert first.why.startswith("only 1 trial measured")
+    assert first.why.startswith("only 1 trial finished")
     assert re.search(r"expected to improve the best by \d+\.\d+% in all", late.why)
     assert late.nothing_left
+
+
+def test_a_failed_trial_counts_among_those_from_which_on_finish_is_granted() -> None:
+    four, five = (view_of(search_rows(count)) for count in (4, 5))
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="m")
+    last = replace(five.observations[4], loss=None, metrics={}, failure=failure)
+    failed = replace(five, observations=(*four.observations, last))
+    few, enough = (make_surrogate_table(view).why for view in (four, failed))
+    assert few.startswith("only 4 trials finished, `finish` is granted from 5 on")
+    assert "finished" not in enough
 
 
 def test_the_scatter_names_the_trial_that_the_others_contradict() -> None:

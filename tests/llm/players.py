@@ -42,6 +42,10 @@ class Player(ABC):
             calls=(call,), stop=StopReason.TOOL, usage=Usage(input_tokens=request.num_bytes // 3, output_tokens=50)
         )
 
+    def find_lessons(self, request: CompletionRequest) -> dict[str, Any]:
+        """Beliefs and doubts that it sends with a request to finish."""
+        return {}
+
     @abstractmethod
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         """The call that answers this request: a tool's name and its arguments."""
@@ -66,6 +70,11 @@ class RandomPicker(Player):
     """Takes a uniformly random configuration: any of the raw combinations, then any of a random listing."""
 
     name = "compatible:random"
+
+    def find_lessons(self, request: CompletionRequest) -> dict[str, Any]:
+        values = [f"{k}={str(value).lower()}" for k, of in knob_choices(request).items() for value in of]
+        guesses = [{"part": part, "is": self.rng.choice(list(LEVELS))} for part in [*HINT_PARTS, *values]]
+        return {"beliefs": self.rng.sample(guesses, len(guesses) // 2), "doubts": [self.rng.randrange(1, 16)]}
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         found = listed(request)
@@ -116,6 +125,19 @@ class Hostile(Player):
                 return name, arguments
         return self.praise(self.rng.choice(seen or prompt_candidates(request)))
 
+    def find_lessons(self, request: CompletionRequest) -> dict[str, Any]:
+        """That every value but those of the best trial costs twice as much, and that other trials are outliers."""
+        trials = read_trials(request.messages[0].text)
+        best = min(trials, key=lambda row: row["loss"], default=None)
+        own = best["config"] if best else {}
+        lies = [
+            {"part": f"{knob}={str(value).lower()}", "is": "much_more"}
+            for knob, values in knob_choices(request).items()
+            for value in values
+            if value != own.get(knob)
+        ]
+        return {"beliefs": lies, "doubts": [row["trial"] for row in trials if row is not best]}
+
     def praise(self, row: Row) -> tuple[str, dict[str, Any]]:
         """The call that submits a row with false beliefs, also about its knobs' values."""
         values = {f"{knob}={str(value).lower()}": "much_less" for knob, value in row["config"].items()}
@@ -151,7 +173,8 @@ class Several(Player):
 
 
 class Ending(Player):
-    """Asks to finish in every turn, and plays as another player where that is refused."""
+    """Asks to finish in every turn, with what another player would have the surrogate believe, and plays as that player
+    if it is refused."""
 
     name = "compatible:ending"
 
@@ -161,7 +184,9 @@ class Ending(Player):
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         called = [call.name for message in request.messages for call in message.calls]
-        return self.one.decide(request) if "finish" in called else ("finish", {"reason": "it is good enough"})
+        if "finish" in called:
+            return self.one.decide(request)
+        return "finish", {"reason": "it is good enough", **self.one.find_lessons(request)}
 
 
 class Expert(Player):

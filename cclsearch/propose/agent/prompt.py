@@ -36,6 +36,7 @@ from cclsearch.propose.agent.tables import (
     describe_memory,
     failure_lines,
     objective_line,
+    pick_candidates,
     running_lines,
     theory_lines,
     trial_lines,
@@ -249,7 +250,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section(
             f"SURROGATE: {UNRANKED if table.wins_N is None else CANDIDATES}",
             [
-                *candidate_lines(view, table, table.sort_by_chance(table.listed, view.primary.sign), 12, facts),
+                *candidate_lines(view, table, *pick_candidates(view, table), facts),
                 *unlikely_lines(table),
             ],
             2.0,
@@ -307,7 +308,8 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         (
-            f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves"
+            f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves; "
+            "what you send with `finish` counts in its check; beliefs sent with a submission count until the next stall"
             if table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),

@@ -87,7 +87,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
         mode=context.mode,
         anonymous=context.anonymous,
         policies=SandboxRunner(),
-        make_table=make_table,
+        make_table=None if record.look else make_table,  # a record with its table has each by which it was judged
         refitted=record.look_with_beliefs,
         looked_up=dict(record.evidence),
         explanations=dict(record.explanations),

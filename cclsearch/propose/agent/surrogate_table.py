@@ -294,9 +294,10 @@ def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[
     if wins_N is None:
         return True, none_ranked(view)
     gain = find_gain_left(posterior, view.budget_left)
-    num_measured = len(posterior.models.primary.most_likely.rows_n)
-    if num_measured < MIN_TRIALS:
-        why = f"only {count_of(num_measured, 'trial')} measured, `finish` is granted from {MIN_TRIALS} on"
+    # with measurements of earlier runs of the same work, and with failures, which show what cannot win
+    num_known = len(posterior.models.primary.most_likely.rows_n) + sum(o.failure is not None for o in view.observations)
+    if num_known < MIN_TRIALS:
+        why = f"only {count_of(num_known, 'trial')} finished, `finish` is granted from {MIN_TRIALS} on"
         return True, f"{why} (the trials left are expected to improve the best by {gain:.2%} in all)"
     why = (
         f"the trials left ({view.budget_left}) are expected to improve the best by {gain:.2%} in all (`finish` is "

@@ -17,6 +17,10 @@ from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60
 MAX_RUNNING_SHOWN = 16
+NUM_CANDIDATES = 12
+"""Candidates that the prompt lists at least."""
+MAX_CANDIDATES = 40
+"""It lists all, or all that are free, if they are at most so many."""
 MAX_THEORIES = 5
 """The latest: what older ones taught is in the insights and in the surrogate."""
 NUM_WITH_PARTS = 8
@@ -160,6 +164,19 @@ def running_lines(view: SearchView) -> list[str]:
     shown = sorted(view.pending)[:MAX_RUNNING_SHOWN]
     lines = [format_config(view.space, view.space.config(row)) for row in shown]
     return lines + ([f"({len(view.pending) - len(shown)} more)"] if len(view.pending) > len(shown) else [])
+
+
+def pick_candidates(view: SearchView, table: SurrogateTable) -> tuple[list[int], int]:
+    """The candidates in the order of the prompt, and how many it lists: all if they are few.
+
+    Else the first `NUM_CANDIDATES`, and every one that is free if these are few.
+    """
+    ranked = table.sort_by_chance(table.listed, view.primary.sign)
+    if len(ranked) <= MAX_CANDIDATES:
+        return ranked, len(ranked)
+    free = {row for row in ranked if table.is_free(row)}
+    kept = set(ranked[:NUM_CANDIDATES]) | (free if len(free) <= MAX_CANDIDATES else set())
+    return sorted(ranked, key=lambda row: row not in kept), len(kept)
 
 
 def candidate_lines(

@@ -33,9 +33,10 @@ from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, without_guesses
 from cclsearch.propose.events import LlmMode, SubmittedConfig
 
-WHY_NOT_KEPT = (
-    "What you sent with it is not kept: beliefs change once between two trials, and not after a stall. "
-    "Send it with your submission"
+NOT_JUDGED = "What you sent with it does not count, and is not kept: beliefs change once between two trials"
+NOT_KEPT = (
+    "This is with the beliefs and doubts of your first request in this turn; they are not kept, because after a stall "
+    "you choose without them"
 )
 WITHOUT_GUESSES = "This is without your beliefs about values that no trial had: nothing measured speaks for them"
 MIN_FITS = 0.05
@@ -199,11 +200,12 @@ class ToolHandlers(Lookups):
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
         lessons = read_lessons(arguments, self.view)
         is_kept = self.can_revise and any(lessons.values())
-        problem = self._find_problem(lessons, is_kept=is_kept)
+        problem = self._find_problem(lessons)
         if not problem:
             return ToolReply("granted", decision=Decision(finish=reason, **lessons))
         if not is_kept:
-            kept = f". {WHY_NOT_KEPT}" if any(lessons.values()) else ""
+            why = NOT_JUDGED if just_revised(self.view) else NOT_KEPT
+            kept = f". {why}. Send it with your submission" if any(lessons.values()) else ""
             raise CallError(f"{problem}{kept}. {self._describe_likeliest()}", "finish refused")
         # as `revise` does: the next request shows what the surrogate predicts with what the model has learnt
         text = f"finish {problem}. What you sent with it is kept, and the figures of this prompt are with it"
@@ -217,11 +219,14 @@ class ToolHandlers(Lookups):
         config = format_config(self.view.space, self.view.space.config(row))
         return f"The likeliest is ({config}), P(wins) {self.table.wins_N[row]:.3f}: it is free, submit it"
 
-    def _find_problem(self, lessons: Mapping[str, Any], *, is_kept: bool) -> str:
-        """Why the search may not be finished, by the figures with what the model has learnt; empty if it may."""
+    def _find_problem(self, lessons: Mapping[str, Any]) -> str:
+        """Why the search may not be finished, by the figures with what the model has learnt; empty if it may.
+
+        What it has learnt counts once between two trials: of later requests of a turn, that of the first.
+        """
         if best_observation(self.view) is None:
             return f"refused: {none_ranked(self.view)}"
-        is_changed = is_kept and changes_figures(lessons)
+        is_changed = changes_figures(lessons) and not just_revised(self.view)
         learnt = add_lessons(self.view, lessons) if is_changed else self.view
         judged = without_guesses(learnt)
         if judged is not self.view and self.make_table and self.refitted is None:

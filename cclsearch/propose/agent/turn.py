@@ -50,6 +50,7 @@ MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
 LEFT_OUT = "(left out: size limit)"
+UNANSWERED = "not answered, because what they show has changed: {names}. Send these look-ups again if you need them"
 MAX_OUTPUT_TOKENS = 16_384
 """Tokens of one answer of a provider whose models may reason before they answer, after answers that were cut off."""
 
@@ -252,7 +253,7 @@ class Turn:
             reply = self._reply(call, max_bytes)
             replies.append((call, reply))
             if reply.decision:
-                self._result.decision = reply.decision
+                self._result.decision = self._note_unanswered(reply.decision, calls)
                 return
         results = tuple(
             ToolResult(id=call.id, text=clip_reply(reply.text, max_bytes), is_error=bool(reply.fault))
@@ -266,6 +267,13 @@ class Turn:
             self._count_fault(faults[-1].fault, faults[-1].text)
         elif self._lookups > MAX_LOOKUPS:
             self._count_fault("undecided", f"it made more than {MAX_LOOKUPS} look-ups without a decision")
+
+    def _note_unanswered(self, decision: Decision, calls: Sequence[ToolCall]) -> Decision:
+        """The decision, with a note on the look-ups beside it if the model is asked again at once."""
+        names = dict.fromkeys(call.name for call in calls if self._handlers.is_lookup(call))
+        if not names or not (decision.is_revision or decision.adds):
+            return decision
+        return replace(decision, refused=(*decision.refused, UNANSWERED.format(names=", ".join(names))))
 
     def _max_reply_bytes(self, answer: Message) -> int:
         """Bytes for the result of each call of this answer: equal shares of the bytes without older results."""

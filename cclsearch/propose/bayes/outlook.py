@@ -21,8 +21,8 @@ SUSPICIOUS = 4.0
 MAX_CHECKED = 1
 """Trials, apart from the best, that are predicted without themselves for each proposal: those predicted worst."""
 MIN_TRIALS = 5
-"""Measured trials before any of them is suspicious, and before an LLM may finish a search: fewer do not show how far
-the surrogate errs (they count less than its prior of that, of 4 degrees of freedom)."""
+"""Measured trials before any of them is suspicious: fewer do not show how far the surrogate errs (they count less than
+its prior of that, of 4 degrees of freedom). An LLM may finish a search from as many trials on, failed ones included."""
 LIKELY = 0.1
 """A suspiciously slow trial is repeated if its configuration, by the other trials, wins at least so probably."""
 
