@@ -292,11 +292,14 @@ def _belief_lines(view: SearchView, table: SurrogateTable) -> list[str]:
     lines = []
     for part, hint in hints.items():
         name, level = part if "=" in part else part.replace("_", " "), hint.level.replace("_", " ")
-        effect = f"; with your beliefs: {table.effects[part]}" if part in table.effects else ""
-        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){effect}")
-    doubted = sorted(find_doubted(view))
+        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){_effect(table, part)}")
     until = " until it has run again" if view.can_repeat else ""
-    return lines + [f"trial {trial} is doubted: it counts little{until}" for trial in doubted]
+    doubted = [f"trial {trial}" for trial in sorted(find_doubted(view))]
+    return lines + [f"{trial} is doubted: it counts little{until}{_effect(table, trial)}" for trial in doubted]
+
+
+def _effect(table: SurrogateTable, name: str) -> str:
+    return f"; what you said last changed: {table.effects[name]}" if name in table.effects else ""
 
 
 def _insight_lines(view: SearchView) -> list[str]:

@@ -217,9 +217,14 @@ def _named_doubts(view: SearchView) -> tuple[int, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def without_beliefs(view: SearchView) -> SearchView:
-    """Return the view as if no turn had stated a belief."""
-    return _keep_beliefs(view, lambda part: False)
+def without_latest(view: SearchView) -> SearchView:
+    """Return the view as if its latest turn had stated no belief and no doubt."""
+    last = max((n for n, event in enumerate(view.events) if isinstance(event, LlmTurn)), default=-1)
+    events = tuple(
+        event.model_copy(update={"beliefs": {}, "doubts": ()}) if n == last else event
+        for n, event in enumerate(view.events)
+    )
+    return replace(view, events=events)
 
 
 def _keep_beliefs(view: SearchView, is_kept: Callable[[str], bool]) -> SearchView:
