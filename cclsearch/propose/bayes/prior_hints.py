@@ -75,6 +75,11 @@ def name_value(knob: str, choice: object) -> str:
     return f"{knob}={format_knob_value(choice)}"
 
 
+def name_part(part: str) -> str:
+    """Return how a belief's part is shown: `stage imbalance`, but `zero_stage=0` as it is."""
+    return part if "=" in part else part.replace("_", " ")
+
+
 def find_memory_value(space: Space, name: str) -> tuple[int, int] | None:
     """Return the same of `memory:KNOB=VALUE`, a belief about the memory of the configurations with that value."""
     return find_value(space, name.removeprefix(OF_MEMORY)) if name.startswith(OF_MEMORY) else None
