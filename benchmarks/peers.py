@@ -14,12 +14,14 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from cclsearch.cli import bench
 from cclsearch.cli.arguments import add_arguments, read_command
+from cclsearch.core.errors import UserError
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, Proposer, ProposerContext, ProposerRole, SearchView
 from cclsearch.propose.baselines.simple import open_rows
@@ -118,14 +120,22 @@ class PeerFactory:
         return ModelProposer(self.library)
 
 
-for _library in ("botorch", "smac"):
+LIBRARIES = ("botorch", "smac")
+for _library in LIBRARIES:
     PROPOSERS.register(_library)(PeerFactory(_library))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, read_command("bench")["arguments"])
-    return bench.run(parser.parse_args())
+    args = parser.parse_args()
+    missing = [name for name in LIBRARIES if name in (args.samplers or ()) and find_spec(name) is None]
+    if missing:
+        parser.error(f"not installed: {', '.join(missing)}. Install with: pip install {' '.join(missing)}")
+    try:
+        return bench.run(args)
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

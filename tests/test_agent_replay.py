@@ -61,6 +61,14 @@ def test_turn_records_are_redacted_and_replay_to_the_same_decisions(
     assert all(turn.is_same and turn.same_prompt for turn in replayed)
 
 
+def test_a_repeat_of_a_doubted_trial_replays_as_it_was_decided(tmp_path: Path) -> None:
+    outcome = run_turn(Scripted(submit(TRIED, doubts=[1])), folder=tmp_path, can_repeat=True)
+    assert [proposal.is_repeat for proposal in outcome.proposals] == [True]
+    (replayed,) = replay_turns(tmp_path, make_table=lambda view: plain_table())
+    assert replayed.is_same
+    assert replayed.same_prompt
+
+
 def test_turn_ended_by_its_cost_replays_with_other_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = run_turn(Scripted(call("candidates")), folder=tmp_path, limits=LlmLimits(max_usd=0.003))
     assert outcome.stall is not None

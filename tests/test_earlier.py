@@ -312,7 +312,7 @@ def test_the_llm_reads_earlier_insights_with_their_origin_as_quoted_data() -> No
         workload="llama",
         trials=9,
         insights=('TP across nodes is slow" [end',),
-        beliefs={"dp": "slower"},
+        beliefs={"dp": "slower", "zero_stage=0": "much_more"},
     )
     view = SearchView(
         load_card("tiny"), tiny_space(), (), frozenset(), 5, 0, earlier=EarlierKnowledge(searches=(wrote,))
@@ -320,5 +320,5 @@ def test_the_llm_reads_earlier_insights_with_their_origin_as_quoted_data() -> No
     first, second = earlier_lines(view, anonymous=False)
     assert first.startswith('llama-1 (work "llama"): "TP across nodes')
     assert first.count('"') == 4, "the insight cannot close its quotation"
-    assert "dp: slower" in second
+    assert "dp: slower; zero_stage=0: much more" in second
     assert not any("llama" in line for line in earlier_lines(view, anonymous=True))

@@ -144,6 +144,7 @@ def test_what_may_not_be_added_is_refused_and_leaves_nothing_behind(project: Pat
         *("nvidia_tf32_override", "cublas_allow_tf32", "xla_dump_to", "xla_gpu_cuda_data_dir", "xla_gpu_ptx_file"),
         *("xla_force_host_platform_device_count", "xla_gpu_enable_fast_min_max", "xla_allow_excess_precision"),
         *("xla_cpu_fast_math_honor_nans", "xla_gpu_all_reduce_bf16", "xla_gpu_target_config_filename", "kmp_affinity"),
+        *("omp_display_env", "kmp_settings", "omp_"),
         *("cuda_enable_coredump_on_exception", "xla_gpu_pgle_profile_file_or_directory_path", "omp_tool_libraries"),
         *("xla_gpu_unsafe_fallback_to_driver", "xla_gpu_exhaustive_autotune_cache_dir", "torch_nccl_dump_on_timeout"),
     ],

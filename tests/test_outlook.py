@@ -93,6 +93,16 @@ def test_the_search_ends_with_a_reason_if_the_user_wants_that(recording, decided
     assert proposer.ending() is None
 
 
+@pytest.mark.parametrize("num_measured", [1, 4])
+def test_few_trials_that_are_far_faster_than_predicted_do_not_end_a_search(recording, num_measured) -> None:
+    """The closed form may be wrong by any factor on a machine or framework that it does not know."""
+    rows = sorted_rows(recording)[:5]
+    seen = measured(recording, rows, dict.fromkeys(rows, 0.05))
+    early = view_of(recording, seen[:num_measured], can_repeat=True, ends_without_chance=True)
+    (proposal,) = DefaultProposer().propose(early, 1)
+    assert not proposal.is_repeat
+
+
 @pytest.mark.parametrize("factor", [50.0, 1 / 3])
 @pytest.mark.parametrize("name", ["nanotron-8b-4n", "nanotron-3b-8n", "nanotron-1b-16n"])
 def test_a_trial_that_the_others_contradict_is_measured_once_more(name, factor) -> None:

@@ -136,7 +136,7 @@ class LlmTurn(ReportedEvent):
     decision: DecisionKind = DecisionKind.NONE
     submitted: tuple[SubmittedConfig, ...] = ()
     refused: tuple[str, ...] = ()
-    """Why further configurations that the turn submitted are left out."""
+    """Why further configurations, beliefs or doubts of the turn are left out."""
     adds: dict[str, tuple[Value, ...]] = {}
     """Knob, variable or flag -> values that the turn asks to add to the search space."""
     why: str = ""

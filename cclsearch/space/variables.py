@@ -24,14 +24,14 @@ VARIABLE, FLAG = "env_", "flag_"
 MAX_NUMBER = 2**40
 """Maximum of a number that no one reviewed."""
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{2,60}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{1,59}[A-Za-z0-9]", re.ASCII)
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 _TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,63}", re.ASCII)
 _DENIED_PARTS = {
     "loads code": "path preload plugin librar script import exec compiler shell python command backend ptxas nvcc hook",
     "names a file, folder or address": "file folder directory dump root home cache host addr socket url uri port save"
     " load ifname hca topo conf graphid commid",
-    "writes logs or profiles": "log debug trace profil verbose report print",
+    "writes logs or profiles": "log debug trace profil verbose report print display settings",
     "has to do with secrets": "token secret passw credential key auth",
     "changes the hardware": "device visible platform cpuset affinity gpus node rank world nproc",
     "changes the precision": "precision dtype fp8 fp16 fp32 fp64 bf16 int8 int4 float tf32 half mixed quant fast approx"
@@ -144,7 +144,7 @@ def refuse_shape(value: object) -> str:
 def refuse_name(name: str) -> str:
     """Why a variable, flag or option of that name may not be opened if no one reviewed it; empty if it may."""
     if not _NAME.fullmatch(name):
-        return "a name has 3 to 61 letters, digits and _ without accents"
+        return "a name has 3 to 61 letters, digits and _ without accents, the last no _"
     if name.lower() in _DENIED_NAMES:
         return f"it {_DENIED_NAMES[name.lower()]}"
     for word in name.lower().split("_"):

@@ -1,4 +1,4 @@
-"""What the model's beliefs changed in the surrogate's predictions, in words."""
+"""What the beliefs and doubts of the model's latest turn changed in the surrogate's predictions, in words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from cclsearch.propose.agent.history import past_turns
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import (
     collect_hints,
+    find_doubted,
     find_memory_value,
     find_value,
     name_ways,
-    without_beliefs,
+    without_latest,
 )
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 
@@ -20,13 +21,15 @@ Floats = NDArray[np.float64]
 
 
 def describe_effects(view: SearchView, posterior: CandidatePosterior) -> dict[str, str]:
-    """Return each belief of the latest turn -> what all beliefs together changed, against a fit without any.
+    """Return each belief and each doubted trial (`trial 3`) of the latest turn -> what all of them together changed.
 
-    A belief about a value that every measured trial has also lowers the level of all others: what was measured stays.
+    They are compared with a fit without this turn's. A belief about a value that every measured trial has also lowers
+    the level of all others: what was measured stays.
     """
     turns = past_turns(view.events)
     named = turns[-1].beliefs.keys() & collect_hints(view).keys() if turns else set()
-    plain = fit_posterior(without_beliefs(view)) if named else None
+    doubted = sorted(find_doubted(view).intersection(turns[-1].doubts)) if turns else []
+    plain = fit_posterior(without_latest(view)) if named or doubted else None
     if plain is None:
         return {}
     rows, here, there = np.intersect1d(posterior.rows_m, plain.rows_m, return_indices=True)
@@ -34,7 +37,7 @@ def describe_effects(view: SearchView, posterior: CandidatePosterior) -> dict[st
     memory = posterior.memory_gib_m[here] / plain.memory_gib_m[there]
     fits = f"mean P(fits) {plain.p_fits_m[there].mean():.2f} -> {posterior.p_fits_m[here].mean():.2f}"
     of_memory = {*view.predictor.memory_hint_parts, *name_ways(view.predictor.memory)}
-    found = {}
+    found = {f"trial {trial}": f"{view.primary.words} {_range(ratio)}; {fits}" for trial in doubted}
     for part in sorted(named):
         if (value := find_value(view.space, part)) is not None:
             found[part] = _compare(view, rows, ratio, value, view.primary.words)

@@ -52,8 +52,8 @@ def count_changes(space: Space, row: int) -> NDArray[np.int64]:
 
 
 def has_degrees(space: Space) -> bool:
-    """Whether knobs of the space are degrees of parallelism, which count as one change."""
-    return bool(_find_degrees(space).any())
+    """Whether several knobs that vary are degrees of parallelism, which count as one change."""
+    return sum(_name(knob.name) == LAYOUT and len(knob.choices) > 1 for knob in space.knobs) > 1
 
 
 def _find_degrees(space: Space) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ class Decision:
 
     submitted: tuple[SubmittedConfig, ...] = ()
     refused: tuple[str, ...] = ()
-    """Why further configurations of the same submission are left out."""
+    """Why further configurations, beliefs or doubts of the same call are left out."""
     finish: str | None = None
     insight: str = ""
     beliefs: Mapping[str, str] = field(default_factory=dict)

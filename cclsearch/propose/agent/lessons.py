@@ -13,6 +13,9 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import parse_doubts, parse_hints
 from cclsearch.propose.events import DecisionKind, LlmTurn, find_withdrawn
 
+MAX_NAMED = 5
+"""Beliefs, trials or turns that a line about ignored ones names."""
+
 
 def read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, Any]:
     """What the model has learned: the insight, for its later turns, and the beliefs, for the surrogate."""
@@ -24,6 +27,34 @@ def read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, An
     named = [n for n in given if isinstance(n, int) and n in open_turns] if isinstance(given, list) else []
     withdraws = tuple(dict.fromkeys(named))
     return {"insight": text, "beliefs": beliefs, "doubts": doubts, "withdraws": withdraws}
+
+
+def list_ignored(arguments: Mapping[str, Any], view: SearchView) -> tuple[str, ...]:
+    """Why beliefs, doubts and withdrawals of this call are not taken, a line each kind: the model learns of it."""
+    taken, turns = read_lessons(arguments, view), past_turns(view.events)
+    parts = [item.get("part") if isinstance(item, Mapping) else item for item in _list(arguments, "beliefs")]
+    known = {*taken["doubts"], *(number for turn in turns for number in turn.doubts)}
+    said = {turn.turn for turn in turns if turn.insight or turn.beliefs}
+    ignored = {
+        "beliefs not taken, their part, value or size is not known": [p for p in parts if p not in [*taken["beliefs"]]],
+        "trials not doubted, they may not be, or no further one": [
+            n for n in _list(arguments, "doubts") if n not in [*known]
+        ],
+        "turns not withdrawn, they left no insight or belief": [
+            n for n in _list(arguments, "withdraws") if n not in [*said]
+        ],
+    }
+    return tuple(f"{why}: {_name_some(items)}" for why, items in ignored.items() if items)
+
+
+def _list(arguments: Mapping[str, Any], name: str) -> list[object]:
+    given = arguments.get(name)
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _name_some(items: list[object]) -> str:
+    named = [one_line(redact(str(item)), 40) for item in items[:MAX_NAMED]]
+    return ", ".join(named) + (f" and {len(items) - MAX_NAMED} more" if len(items) > MAX_NAMED else "")
 
 
 def changes_figures(lessons: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ from cclsearch.propose.agent.untried import untried_lines
 from cclsearch.propose.agent.words import WORDS
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.outlook import MIN_TRIALS
-from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted
+from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted, name_part
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
 from cclsearch.propose.events import ArbiterMove, LlmMode
 from cclsearch.space.table import RECORDED_RULES, Space
@@ -283,12 +283,15 @@ def _belief_lines(view: SearchView, table: SurrogateTable) -> list[str]:
     hints = collect_hints(view)
     lines = []
     for part, hint in hints.items():
-        name, level = part if "=" in part else part.replace("_", " "), hint.level.replace("_", " ")
-        effect = f"; with your beliefs: {table.effects[part]}" if part in table.effects else ""
-        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){effect}")
-    doubted = sorted(find_doubted(view))
+        name, level = name_part(part), hint.level.replace("_", " ")
+        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){_effect(table, part)}")
     until = " until it has run again" if view.can_repeat else ""
-    return lines + [f"trial {trial} is doubted: it counts little{until}" for trial in doubted]
+    doubted = [f"trial {trial}" for trial in sorted(find_doubted(view))]
+    return lines + [f"{trial} is doubted: it counts little{until}{_effect(table, trial)}" for trial in doubted]
+
+
+def _effect(table: SurrogateTable, name: str) -> str:
+    return f"; what you said last changed: {table.effects[name]}" if name in table.effects else ""
 
 
 def _insight_lines(view: SearchView) -> list[str]:

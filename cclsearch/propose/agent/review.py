@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from cclsearch.propose.agent.configs import format_config
 from cclsearch.propose.agent.row_facts import compare_parts
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.ensemble import predict_without
+from cclsearch.propose.bayes.snapshot import find_gain
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.stats.closed_form import Prediction, predict_space
 
@@ -23,7 +25,7 @@ NUM_DIFFERENCES = 3
 
 def review_trials(view: SearchView, posterior: CandidatePosterior, order: Sequence[int]) -> tuple[str, ...]:
     """Return the latest trials beside their predictions, the latest first, then the surrogate's next choice."""
-    prediction = predict_space(view.card, view.space)
+    prediction = predict_space(view.card, view.space, view.predictor)
     latest = sorted((o for o in view.observations if o.row is not None), key=lambda o: -o.trial)[:NUM_REVIEWED]
     lines = [_review(view, posterior, prediction, o) for o in latest]
     return (*lines, *_describe_next(view, posterior, prediction, order))
@@ -56,11 +58,10 @@ def _describe_next(
         return []
     row = order[0]
     m = where[row]
-    gain = float(expected_improvement(posterior, incumbent(posterior))[m])
     text = f"it would run next: {format_config(view.space, view.space.config(row))}"
     if posterior.best is not None:
-        text += f", because of an expected improvement of {-math.expm1(-gain):.1%} of the best"
-        text += f" and P(success) {posterior.p_success_m[m]:.2f}"
+        gain = find_gain(posterior, np.array([m]))
+        text += f", with P(success) {posterior.p_success_m[m]:.2f}, expected improvement {gain:.2%} of the best"
     ranked = [o for o in view.observations if o.loss is not None and o.row is not None]
     best = min(ranked, key=lambda o: o.loss or 0.0, default=None)
     if best is not None and prediction is not None:

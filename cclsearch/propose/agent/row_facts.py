@@ -13,6 +13,8 @@ from cclsearch.stats.kernel import Array
 
 NUM_PARTS = 4
 """Largest parts that a list of parts names; the others are one sum."""
+LEAST_DIFFERENCE = 0.01
+"""Part of the largest difference below which a part is not named."""
 MAX_DIFFERENCES = 8
 """Parts of which `compare` names the difference, the largest first."""
 
@@ -79,7 +81,8 @@ def compare_parts(prediction: Prediction, row: int, other: int, count: int) -> s
     """The parts of the closed form that differ most between two rows, a row's less the other's, in words."""
     differences = {name: float(part_N[row] - part_N[other]) for name, part_N in (prediction.parts or {}).items()}
     largest = sorted(differences, key=lambda name: -abs(differences[name]))[:count]
-    return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if differences[name])
+    least = LEAST_DIFFERENCE * max(map(abs, differences.values()), default=0.0)
+    return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if abs(differences[name]) > least)
 
 
 def _name_largest(parts: Mapping[str, Array], row: int) -> str:
@@ -92,7 +95,9 @@ def _name_largest(parts: Mapping[str, Array], row: int) -> str:
 
 def read_row_facts(view: SearchView) -> RowFacts:
     """The facts of every row of the view's space."""
-    return RowFacts(view, view.task.agent_columns(view.card, view.space), predict_space(view.card, view.space))
+    return RowFacts(
+        view, view.task.agent_columns(view.card, view.space), predict_space(view.card, view.space, view.predictor)
+    )
 
 
 def _short(number: float | None) -> str:

@@ -49,6 +49,7 @@ MIN_NARROWING = 0.05
 """Part by which the surrogate's spread is narrowed from which on its record says so."""
 MIN_NOISE = 0.01
 """Relative difference below which two runs are never distinguished: repeats of one configuration differ by more."""
+LEARNT = "learnt, as factors of the closed form (in brackets the share of the prior variance that trials removed)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ class SurrogateTable:
     ways: tuple[str, ...] = ()
     """What it assumes of the memory where the space does not say it, with weights, in lines."""
     effects: Mapping[str, str] = field(default_factory=dict)
-    """Belief of the latest turn -> what the model's beliefs changed, in words."""
+    """Belief or doubted trial of the latest turn -> what this turn's beliefs and doubts changed, in words."""
 
     @cached_property
     def least_fits(self) -> float:
@@ -279,7 +280,7 @@ def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: N
 
     The surrogate replaces those of the rows that it ranks: of a large space, the most promising ones.
     """
-    prediction = predict_space(view.card, view.space)
+    prediction = predict_space(view.card, view.space, view.predictor)
     if prediction is not None:
         rows = np.flatnonzero(~view.taken_N)
         fits_N[rows], memory_N[rows] = prediction.fits_N[rows], prediction.memory_gib_N[rows]
@@ -325,9 +326,10 @@ def _describe_record(snapshot: SearchSnapshot, spread: float) -> tuple[str, ...]
         lines.append(
             f"its median error over the measured trials, each predicted without itself: {snapshot.median_error:.1%}"
         )
-    lines += [
-        f"learnt: {lesson.part.replace('_', ' ')} takes x{lesson.multiplier:.2f} of the closed form "
-        f"(certainty {lesson.certainty:.1f})"
+    learned = [
+        f"{lesson.part.replace('_', ' ')} x{lesson.multiplier:.2f} ({lesson.certainty:.0%})"
         for lesson in snapshot.learned_multipliers[:6]
     ]
+    if learned:
+        lines.append(f"{LEARNT}: {', '.join(learned)}")
     return tuple(lines)

@@ -15,7 +15,7 @@ from cclsearch.propose.agent.decision import Decision, ToolReply
 from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.extension import Extension
 from cclsearch.propose.agent.history import just_revised
-from cclsearch.propose.agent.lessons import add_lessons, changes_figures, read_lessons
+from cclsearch.propose.agent.lessons import add_lessons, changes_figures, list_ignored, read_lessons
 from cclsearch.propose.agent.lookups import MAX_REPLY_BYTES, Lookups
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.providers.types import ToolCall
@@ -109,7 +109,7 @@ class ToolHandlers(Lookups):
             raise CallError("\n".join(map(str, refused)), refused[0].fault)
         decision = Decision(
             tuple(accepted),
-            refused=tuple(one_line(str(error), 300) for error in refused),
+            refused=(*(one_line(str(error), 300) for error in refused), *list_ignored(arguments, self.view)),
             **read_lessons(arguments, self.view),
         )
         return ToolReply("accepted", decision=decision)
@@ -129,7 +129,8 @@ class ToolHandlers(Lookups):
         except CallError as error:
             returned = format_config(self.view.space, choice.config)
             raise CallError(f"the program returned {returned}: {error}", error.fault) from None
-        decision = Decision((submitted,), program=program, **read_lessons(arguments, self.view))
+        lessons, ignored = read_lessons(arguments, self.view), list_ignored(arguments, self.view)
+        decision = Decision((submitted,), ignored, program=program, **lessons)
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
     def _check_submission(
@@ -188,13 +189,15 @@ class ToolHandlers(Lookups):
 
     def _extend(self, arguments: dict[str, Any]) -> ToolReply:
         wanted, why, text = self.extension.request(arguments)
-        return ToolReply(text, decision=Decision(adds=wanted, why=why, **read_lessons(arguments, self.view)))
+        lessons, ignored = read_lessons(arguments, self.view), list_ignored(arguments, self.view)
+        return ToolReply(text, decision=Decision(adds=wanted, why=why, refused=ignored, **lessons))
 
     def _revise(self, arguments: dict[str, Any]) -> ToolReply:
-        lessons = read_lessons(arguments, self.view)
+        lessons, ignored = read_lessons(arguments, self.view), list_ignored(arguments, self.view)
         if not any(lessons.values()):
-            raise CallError("nothing to revise: give beliefs, doubts, an insight, or turns to withdraw, that are known")
-        return ToolReply("noted", decision=Decision(is_revision=True, **lessons))
+            why = "".join(f"; {text}" for text in ignored)
+            raise CallError(f"nothing to revise: give beliefs, doubts, an insight, or turns to withdraw{why}")
+        return ToolReply("noted", decision=Decision(is_revision=True, refused=ignored, **lessons))
 
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)

@@ -62,6 +62,8 @@ class ContextRecord(Model):
     seed: int
     prior: tuple[Observation, ...] = ()
     earlier: EarlierKnowledge | None = None
+    can_repeat: bool = False
+    """Whether a doubted trial could run again; False in records of older versions."""
 
     def space(self) -> Space:
         """The search space; raises UserError if the record is damaged."""
@@ -124,6 +126,7 @@ class TurnRecord(Model):
             target=context.target,
             prior=_find_rows(context.prior, space),
             earlier=context.earlier,
+            can_repeat=context.can_repeat,
             events=self.remarks,
             next_trial=self.next_trial,
         )
@@ -189,6 +192,7 @@ def record_context(view: SearchView, model: str, options: AgentOptions) -> Conte
         seed=view.seed,
         prior=view.prior,
         earlier=view.earlier,
+        can_repeat=view.can_repeat,
     )
 
 

@@ -35,7 +35,7 @@ def untried_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> l
     head, *lines = candidate_lines(view, table, rows, len(rows), facts)
     named = [f"{', '.join(values[row])}: {line}" for row, line in zip(rows, lines, strict=True)]
     left = [name for row, names in values.items() if row not in rows for name in names]
-    return [f"value: {head}", *named, *([f"left out: {', '.join(left)}"] if left else []), *rest]
+    return [f"value: {head}", *named, *([f"further values that may win: {', '.join(left)}"] if left else []), *rest]
 
 
 def _find_best(view: SearchView, table: SurrogateTable, column: int, code: int) -> int | None:

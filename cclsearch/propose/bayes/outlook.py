@@ -21,8 +21,9 @@ SUSPICIOUS = 4.0
 MAX_CHECKED = 1
 """Trials, apart from the best, that are predicted without themselves for each proposal: those predicted worst."""
 MIN_TRIALS = 5
-"""Measured trials before any of them is suspicious: fewer do not show how far the surrogate errs (they count less than
-its prior of that, of 4 degrees of freedom). An LLM may finish a search from as many trials on, failed ones included."""
+"""Measured trials before any of them is suspicious, and before a search says that nothing is left to win: fewer do not
+show how far the surrogate errs (they count less than its prior of that, of 4 degrees of freedom). An LLM may finish a
+search from as many trials on, failed ones included."""
 LIKELY = 0.1
 """A suspiciously slow trial is repeated if its configuration, by the other trials, wins at least so probably."""
 
@@ -35,8 +36,9 @@ class Repeat(NamedTuple):
 
 
 def find_outlook(view: SearchView, posterior: CandidatePosterior) -> str | None:
-    """Return that no untried configuration is likely to win, in words; None if one is, or before the first success."""
-    if posterior.best is None or (chance := find_p_improvement(posterior)) >= NO_CHANCE:
+    """Return that no untried configuration is likely to win, in words; None if one is, or with too few trials."""
+    num_measured = len(posterior.models.primary.most_likely.rows_n)
+    if posterior.best is None or num_measured < MIN_TRIALS or (chance := find_p_improvement(posterior)) >= NO_CHANCE:
         return None
     return (
         f"no untried configuration is likely to beat the best by {NEGLIGIBLE:.0%} (a chance of {chance:.1%} over all)"

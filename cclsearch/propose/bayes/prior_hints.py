@@ -75,6 +75,11 @@ def name_value(knob: str, choice: object) -> str:
     return f"{knob}={format_knob_value(choice)}"
 
 
+def name_part(part: str) -> str:
+    """Return how a belief's part is shown: `stage imbalance`, but `zero_stage=0` as it is."""
+    return part if "=" in part else part.replace("_", " ")
+
+
 def find_memory_value(space: Space, name: str) -> tuple[int, int] | None:
     """Return the same of `memory:KNOB=VALUE`, a belief about the memory of the configurations with that value."""
     return find_value(space, name.removeprefix(OF_MEMORY)) if name.startswith(OF_MEMORY) else None
@@ -217,9 +222,14 @@ def _named_doubts(view: SearchView) -> tuple[int, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def without_beliefs(view: SearchView) -> SearchView:
-    """Return the view as if no turn had stated a belief."""
-    return _keep_beliefs(view, lambda part: False)
+def without_latest(view: SearchView) -> SearchView:
+    """Return the view as if its latest turn had stated no belief and no doubt."""
+    last = max((n for n, event in enumerate(view.events) if isinstance(event, LlmTurn)), default=-1)
+    events = tuple(
+        event.model_copy(update={"beliefs": {}, "doubts": ()}) if n == last else event
+        for n, event in enumerate(view.events)
+    )
+    return replace(view, events=events)
 
 
 def _keep_beliefs(view: SearchView, is_kept: Callable[[str], bool]) -> SearchView:

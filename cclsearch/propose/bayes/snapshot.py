@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from cclsearch.propose.base import SearchView
@@ -34,7 +35,7 @@ class LearnedMultiplier:
 
     part: str
     multiplier: float
-    """Cost of the part over the closed form's prediction of it."""
+    """Cost of the part over the closed form's prediction of it before any trial, without beliefs."""
     certainty: float
     """Share of the prior variance that the trials removed: 0 nothing learned, 1 known exactly."""
 
@@ -109,18 +110,22 @@ def find_p_improvement(posterior: CandidatePosterior) -> float:
 
 
 def find_gain_left(posterior: CandidatePosterior, num_trials: int) -> float:
-    """Return the expected relative gain of the best of the `num_trials` most promising candidates; needs a best.
+    """Return the expected relative gain of the best of the `num_trials` most promising candidates; needs a best."""
+    promise_m = expected_improvement(posterior, incumbent(posterior)) * posterior.p_valid_m
+    return find_gain(posterior, np.argsort(-promise_m, kind="stable")[: max(num_trials, 0)])
+
+
+def find_gain(posterior: CandidatePosterior, candidates: NDArray[np.int64]) -> float:
+    """Return the expected relative gain of the best of these candidates, which may fail; needs a best.
 
     Each model expects `integral of 1 - product of P(no gain above g) over g`, with candidates that are independent
     given the model: a bound from above, as is the noise of one measurement that counts as gain.
     """
     assert posterior.best is not None
-    promise_m = expected_improvement(posterior, incumbent(posterior)) * posterior.p_valid_m
-    first = np.argsort(-promise_m, kind="stable")[: max(num_trials, 0)]
     mean_km = posterior.mean_m + posterior.spread * (posterior.mean_km - posterior.mean_m)
-    gap_km, sd_km = posterior.best - mean_km[:, first], posterior.spread * posterior.sd_km[:, first]
+    gap_km, sd_km = posterior.best - mean_km[:, candidates], posterior.spread * posterior.sd_km[:, candidates]
     gains = np.linspace(0.0, max(float((gap_km + FARTHEST * sd_km).max(initial=0.0)), NEGLIGIBLE), NUM_GAINS)
-    above_gkm = ndtr((gap_km - gains[:, None, None]) / sd_km) * posterior.p_valid_m[first]
+    above_gkm = ndtr((gap_km - gains[:, None, None]) / sd_km) * posterior.p_valid_m[candidates]
     expected_k = np.trapezoid(1 - np.prod(1 - above_gkm, axis=2), gains, axis=0)
     return float(-np.expm1(-float(posterior.weight_k @ expected_k)))
 
@@ -131,12 +136,22 @@ def _median_error(posterior: CandidatePosterior) -> float | None:
 
 
 def _learned_multipliers(posterior: CandidatePosterior) -> tuple[LearnedMultiplier, ...]:
+    view = posterior.models.view
+    if view.primary.name not in view.predictor.forms:
+        return ()
     primary = posterior.models.primary.most_likely
-    names = posterior.models.primary.form.multipliers
+    names, before = posterior.models.primary.form.multipliers, _log_multipliers_before(posterior)
     certainty = 1 - (primary.multiplier_sd() / primary.prior.sd_P) ** 2
     order = np.argsort(-certainty, kind="stable")
     return tuple(
-        LearnedMultiplier(names[p], float(np.exp(primary.theta_P[p])), float(certainty[p]))
+        LearnedMultiplier(names[p], float(np.exp(primary.theta_P[p] - before[p])), float(certainty[p]))
         for p in order
         if certainty[p] >= MIN_CERTAINTY
     )
+
+
+def _log_multipliers_before(posterior: CandidatePosterior) -> Array:
+    """(P,) log multipliers with which the closed form predicts before any trial; 0 for those that beliefs added."""
+    view, size = posterior.models.view, len(posterior.models.primary.form.multipliers)
+    known_P = view.predictor.form(view.primary).prior.mean_P
+    return np.concatenate([known_P, np.zeros(size - len(known_P))])

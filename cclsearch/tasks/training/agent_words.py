@@ -42,6 +42,7 @@ def describe_assumptions(card: Card) -> str:
     return (
         f"assumed by the closed form unless a knob says otherwise: Adam with {ADAM_BYTES[is_16_bit]} per parameter; "
         "1F1B pipeline schedule without interleaving; no activation recomputation; gradients reduced once a step, "
-        "overlapped with the last backward pass. Whether ranks shard optimizer states or split the sequence is learnt "
-        "from the trials if no knob says it. The framework may do otherwise"
+        "overlapped with the last backward pass. If neither a knob nor the framework's file says it, the trials teach "
+        "whether ranks shard optimizer states, split the sequence or recompute activations, and the bytes of "
+        "gradients. The framework may do otherwise"
     )
