@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import load_objective, single_metric
+from cclsearch.score.objective import Objective, load_objective, single_metric
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.search.sweep import make_pareto_objective
 from cclsearch.space.table import Knob, space_from_rows
@@ -289,10 +290,56 @@ def test_the_surrogate_samples_a_study_of_several_values_of_the_user() -> None:
             study.tell(trial, state=TrialState.FAIL)
     asked = [study.ask(search_space_distributions(SPACE)) for _ in range(3)]
     assert len({SPACE.row(trial.params) for trial in [*study.trials, *asked]}) == 9
-    with pytest.raises(UserError, match="the study has 1 values"):
-        optuna.create_study(sampler=SurrogateSampler(RECORDING.card, SPACE, objective=objective)).ask(
-            search_space_distributions(SPACE)
-        )
+
+
+@pytest.mark.parametrize(
+    ("objective", "directions", "needed"),
+    [
+        (None, ["maximize"], ["minimize"]),
+        (make_pareto_objective(("step_time_s", "peak_memory_gib"), "training"), ["minimize"], ["minimize", "minimize"]),
+        (load_objective("tokens_per_s"), ["minimize"], ["maximize"]),
+        (load_objective("composite"), ["maximize"], ["minimize"]),
+    ],
+)
+def test_a_study_in_the_wrong_direction_is_refused(
+    objective: Objective | None, directions: list[str], needed: list[str]
+) -> None:
+    sampler = SurrogateSampler(RECORDING.card, SPACE, objective=objective)
+    with pytest.raises(UserError, match=re.escape(f"create it with `directions={needed}`")):
+        optuna.create_study(sampler=sampler, directions=directions).ask(search_space_distributions(SPACE))
+    study = optuna.create_study(sampler=sampler, directions=needed)
+    assert SPACE.row(study.ask(search_space_distributions(SPACE)).params) is not None
+
+
+def test_the_value_of_weighted_metrics_is_their_loss() -> None:
+    sampler = SurrogateSampler(RECORDING.card, SPACE, objective=load_objective("composite"))
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(search_space_distributions(SPACE))
+    trial.set_user_attr("step_time_s", 7.5)
+    study.tell(trial, 1.25)
+    [seen] = sampler._view(study, study.ask(search_space_distributions(SPACE))._cached_frozen_trial).observations
+    assert (seen.loss, seen.metrics["step_time_s"]) == (1.25, 7.5)
+
+
+def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_configuration() -> None:
+    sampler = SurrogateSampler(RECORDING.card, SPACE)
+    study = optuna.create_study(sampler=sampler)
+    reported, silent, preempted, asked = (study.ask(search_space_distributions(SPACE)) for _ in range(4))
+    reported.report(9.0, 0)
+    reported.report(8.0, 1)
+    study.tell(reported, state=TrialState.PRUNED)
+    study.tell(silent, state=TrialState.PRUNED)
+    preempted.set_user_attr("failure_kind", "preempted")
+    study.tell(preempted, state=TrialState.FAIL)
+    view = sampler._view(study, study.trials[asked.number])
+    [seen] = view.observations
+    assert (seen.trial, seen.loss, seen.failure, seen.is_pruned) == (0, None, None, True)
+    assert seen.value("step_time_s") == 8.0
+    assert view.held_back == {SPACE.row(silent.params), SPACE.row(preempted.params)}
+    asked.set_user_attr("failure_kind", "no idea")
+    study.tell(asked, state=TrialState.FAIL)
+    with pytest.raises(UserError, match="trial 3 has the unknown failure_kind 'no idea'; known: out_of_memory"):
+        study.ask(search_space_distributions(SPACE))
 
 
 def test_constraints_reach_the_samplers() -> None:
