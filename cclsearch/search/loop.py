@@ -38,7 +38,12 @@ def run_search(writer: RunWriter, session: Session) -> None:
     """Run or continue a search until it ends or is stopped; every step is on disk before the next begins."""
     if session.masker is not None:
         session.masker.add_ended(writer.state)
-    study = StudyView(writer.folder, session.spec, session.space.knobs, session.tell)
+    study = StudyView(
+        writer.folder,
+        session.spec,
+        session.space.knobs,
+        lambda problem: session.tell(f"{problem}; the search continues without it"),
+    )
     study.open(writer.state)
     tracking = TrackingView(writer.folder, session.spec, session.log_to, session.tell)
     tracking.open(writer.state)

@@ -110,7 +110,9 @@ class StudyProposer(Proposer):
         except Exception as error:  # code of others runs here
             self._study = None
             reason = one_line(f"{type(error).__name__}: {error}", 300)
-            raise UserError(f"the sampler {self.name!r} failed: {reason}; choose another with --sampler") from error
+            raise UserError(
+                f"the sampler {self.name!r} failed: {reason}; fix it, or choose another with --sampler"
+            ) from error
 
     def _propose(self, view: SearchView, count: int) -> list[Proposal]:
         from cclsearch.propose.study.samplers import DRAWN
