@@ -20,6 +20,7 @@ from cclsearch.core.trust import trust_project
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_samplers, make_sampler
 from cclsearch.propose.study.parameters import StudyParameters, describe_knob, search_space_distributions
+from cclsearch.propose.study.proposer import StudyProposer
 from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampler
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
@@ -148,6 +149,35 @@ def test_a_session_proposes_the_same_as_one_that_begins_anew(name: str) -> None:
         row = SPACE.row(proposal.config) if trial != 4 else next(iter(np.flatnonzero(~view.taken_N)))
         seen.append(table.ask(trial, row, SPACE.config(row)))
     assert len({o.row for o in seen}) == len(seen)
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp", "cmaes"])
+def test_a_parallel_session_proposes_the_same_as_one_that_begins_anew(name: str, monkeypatch: Any) -> None:
+    """Trials end in any order, one is lost, one is proposed by somebody else, and a proposal is refused."""
+    table, seen, session, running = RecordedTable(RECORDING), {}, make_sampler(name), {}
+    num_built = []
+    monkeypatch.setattr(StudyProposer, "_build", lambda self, view, build=StudyProposer._build: (
+        num_built.append(self is session), build(self, view)
+    ))  # fmt: skip
+    for trial in range(1, 15):
+        observations = [seen[number] for number in sorted(seen)]
+        pending = {"pending": frozenset(running.values()), "pending_trials": tuple(sorted(running.items()))}
+        view = view_of(observations, **pending)
+        [proposal] = session.propose(view, 1)
+        assert [p.config for p in make_sampler(name).propose(view, 1)] == [proposal.config], trial
+        if trial == 12:
+            continue  # refused: it gets no number
+        row = SPACE.row(proposal.config) if trial != 7 else int(np.flatnonzero(~view.taken_N)[0])
+        running[trial] = row
+        if trial == 10:
+            del running[9]  # lost to infrastructure
+        ended = [n for n in running if n % 3 == trial % 3 and n < trial]
+        for number in ended:
+            row = running.pop(number)
+            seen[number] = table.ask(number, row, SPACE.config(row))
+    assert len(seen) > 5
+    if name != "cmaes":
+        assert sum(num_built) == 4, "at first, and after trials 7, 9 and 12"
 
 
 @pytest.mark.parametrize("name", ["surrogate", "tpe", "gp", "nsgaii", "nsgaiii"])
