@@ -15,6 +15,7 @@ from cclsearch.stats.noise import (
     confidence_better,
     confidence_interval,
     estimate_noise,
+    find_outliers,
     is_better,
     pick_finalists,
 )
@@ -104,7 +105,7 @@ def test_a_loss_of_zero_among_the_runs_gives_a_finite_interval() -> None:
 
 def test_losses_that_are_mostly_zero_are_compared_unscaled() -> None:
     # deviations -4/3, -4/3 and 8/3 from the mean: squares of 32/3, and 2 x 0.03^2 of the prior, over 2 + 2
-    assert estimate_noise([[0.0, 0.0, 4.0]]).relative == pytest.approx(math.sqrt((32 / 3 + 0.0018) / 4))
+    assert estimate_noise([], own=[[0.0, 0.0, 4.0]]).relative == pytest.approx(math.sqrt((32 / 3 + 0.0018) / 4))
 
 
 def test_one_repeat_is_a_measurement_and_single_runs_are_not() -> None:
@@ -179,7 +180,9 @@ def test_a_spread_inside_runs_raises_the_prior_to_half_of_it() -> None:
 
 
 def test_noise_of_losses_around_zero_does_not_depend_on_their_unit() -> None:
-    assert estimate_noise([[0.0, 2.0]]).relative == pytest.approx(estimate_noise([[0.0, 4.0]]).relative)
+    two, four = (estimate_noise([], own=[[0.0, value]]).relative for value in (2.0, 4.0))
+    assert two == pytest.approx(four)
+    assert two > PRIOR_RELATIVE
 
 
 @pytest.mark.parametrize(("choices", "numeric"), [((1, 2.5), True), ((False, True), False), (("a", "b"), False)])
@@ -189,3 +192,39 @@ def test_only_numbers_with_an_order_make_a_numeric_knob(
     from cclsearch.space.table import Knob
 
     assert Knob("k", choices).is_numeric is numeric
+
+
+def test_one_outlier_does_not_make_the_other_configurations_uncertain() -> None:
+    noise = estimate_noise([[36.0, 4.8], [70.0, 70.9], [4.6]])
+    assert (noise.num_outliers, noise.num_repeats) == (1, 1)
+    assert noise.relative < PRIOR_RELATIVE
+    assert is_better([4.6], [70.0, 70.9], noise)
+    alone = estimate_noise([[36.0, 4.8], [4.6]])
+    assert (alone.relative, alone.is_measured, alone.num_outliers) == (PRIOR_RELATIVE, False, 1)
+
+
+def test_what_is_said_of_an_outlier_itself_counts_its_own_runs() -> None:
+    noise = estimate_noise([[70.0, 70.9]], own=[[36.0, 4.8]])
+    assert (noise.num_outliers, noise.num_repeats) == (0, 2)
+    assert noise.relative > 0.5
+
+
+def test_runs_that_often_differ_are_the_noise_and_no_outliers() -> None:
+    noise = estimate_noise([[1.0, 1.6], [3.4, 2.0], [5.0, 3.1]])
+    assert noise.num_outliers == 0
+    assert noise.relative > 0.2
+
+
+def test_normal_noise_is_seldom_taken_for_an_outlier() -> None:
+    draws = np.random.default_rng(5)
+    searches = [[list(np.exp(0.04 * draws.standard_normal(2))) for _ in range(6)] for _ in range(500)]
+    found = [estimate_noise(runs) for runs in searches]
+    assert sum(noise.num_outliers > 0 for noise in found) <= 0.02 * len(found)
+    assert np.mean([noise.relative**2 for noise in found]) ** 0.5 == pytest.approx(0.04, rel=0.1)
+
+
+def test_a_run_that_two_others_contradict_is_not_compared() -> None:
+    assert find_outliers({"a": [36.0, 4.6, 4.7], "b": [4.8, 4.9]}) == {"a": {0}}
+    assert find_outliers({"a": [4.6, 0.6, 4.7], "b": [4.8]}) == {"a": {1}}
+    assert find_outliers({"two": [36.0, 4.6], "b": [4.8]}) == {}
+    assert find_outliers({"a": [1.0, 2.0, 4.0], "b": [3.0, 1.4]}) == {}

@@ -118,6 +118,23 @@ def test_a_trial_that_the_others_contradict_is_measured_once_more(name, factor) 
     assert recording.space.row(again[0].config) != rows[0], "once is enough"
 
 
+def test_two_runs_that_contradict_each_other_get_a_third_if_the_better_one_would_win(recording) -> None:
+    rows = sorted_rows(recording)[:8]
+    seen = measured(recording, rows, {rows[0]: 8.0})
+    right = measured(recording, rows[:1])[0]
+    seen.append(replace(right, trial=9, is_confirmation=True))
+    (third,) = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert (third.is_repeat, recording.space.row(third.config)) == (True, rows[0])
+    assert third.rationale == "its trials 1 and 9 differ by more than the noise: a third run decides"
+    seen.append(replace(right, trial=10, is_confirmation=True))
+    (after,) = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert recording.space.row(after.config) != rows[0]
+    slow = measured(recording, rows, {rows[-1]: 20.0})
+    slow.append(replace(slow[-1], trial=9, loss=slow[0].loss * 2, is_confirmation=True))
+    (other,) = DefaultProposer().propose(view_of(recording, slow, can_repeat=True), 1)
+    assert recording.space.row(other.config) != rows[-1], "its better run would not win"
+
+
 def test_a_slow_trial_of_a_configuration_that_would_not_win_anyway_is_not_repeated(recording) -> None:
     rows = sorted_rows(recording)[:7]
     slow = sorted_rows(recording)[-1]
@@ -135,8 +152,10 @@ class _Repeating(Proposer):
         return [Proposal(view.space.config(0), self.name, is_repeat=bool(view.observations))]
 
 
-def search(project: Path, proposer: Proposer) -> RunState:
-    launcher = ScriptedLauncher(lambda job: ran(job, 1.0, simulated=False))
+def search(project: Path, proposer: Proposer, first_s: float = 1.0) -> RunState:
+    launcher = ScriptedLauncher(
+        lambda job: ran(job, first_s if job.name.endswith("t0001-a1") else 1.0, simulated=False)
+    )
     launcher.provenance = Provenance.MEASURED
     folder, session = open_search(project, launcher, budget=3)
     evaluator = TrialEvaluator(session.spec)
@@ -155,6 +174,15 @@ def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configurat
     assert len(state.runs_of(state.best.config)) == 3
     assert state.ended is not None
     assert state.ended.kind is EndKind.BUDGET_USED
+
+
+def test_a_first_run_that_two_repeats_contradict_is_not_compared(tmp_path: Path) -> None:
+    state = search(tmp_path, _Repeating(), first_s=8.0)
+    assert state.list_outliers() == [1]
+    assert state.best is not None
+    assert state.best.number == 2
+    assert state.losses_by_trial() == {2: [1.0, 1.0]}
+    assert len(state.runs_of(state.best.config)) == 3, "it stays a ranked run"
 
 
 def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from cclsearch.core.trust import trust_project
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_samplers, make_sampler
 from cclsearch.propose.study.parameters import StudyParameters, describe_knob, search_space_distributions
+from cclsearch.propose.study.proposer import StudyProposer
 from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampler
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import load_objective, single_metric
+from cclsearch.score.objective import Objective, load_objective, single_metric
 from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.search.sweep import make_pareto_objective
 from cclsearch.space.table import Knob, space_from_rows
@@ -149,6 +151,35 @@ def test_a_session_proposes_the_same_as_one_that_begins_anew(name: str) -> None:
     assert len({o.row for o in seen}) == len(seen)
 
 
+@pytest.mark.parametrize("name", ["tpe", "gp", "cmaes"])
+def test_a_parallel_session_proposes_the_same_as_one_that_begins_anew(name: str, monkeypatch: Any) -> None:
+    """Trials end in any order, one is lost, one is proposed by somebody else, and a proposal is refused."""
+    table, seen, session, running = RecordedTable(RECORDING), {}, make_sampler(name), {}
+    num_built = []
+    monkeypatch.setattr(StudyProposer, "_build", lambda self, view, build=StudyProposer._build: (
+        num_built.append(self is session), build(self, view)
+    ))  # fmt: skip
+    for trial in range(1, 15):
+        observations = [seen[number] for number in sorted(seen)]
+        pending = {"pending": frozenset(running.values()), "pending_trials": tuple(sorted(running.items()))}
+        view = view_of(observations, **pending)
+        [proposal] = session.propose(view, 1)
+        assert [p.config for p in make_sampler(name).propose(view, 1)] == [proposal.config], trial
+        if trial == 12:
+            continue  # refused: it gets no number
+        row = SPACE.row(proposal.config) if trial != 7 else int(np.flatnonzero(~view.taken_N)[0])
+        running[trial] = row
+        if trial == 10:
+            del running[9]  # lost to infrastructure
+        ended = [n for n in running if n % 3 == trial % 3 and n < trial]
+        for number in ended:
+            row = running.pop(number)
+            seen[number] = table.ask(number, row, SPACE.config(row))
+    assert len(seen) > 5
+    if name != "cmaes":
+        assert sum(num_built) == 4, "at first, and after trials 7, 9 and 12"
+
+
 @pytest.mark.parametrize("name", ["surrogate", "tpe", "gp", "nsgaii", "nsgaiii"])
 def test_studies_of_several_values_are_searched(name: str) -> None:
     objective = make_pareto_objective(("step_time_s", "peak_memory_gib"), "training")
@@ -166,6 +197,7 @@ def test_a_sampler_for_one_value_refuses_several_in_one_line(capsys: pytest.Capt
     error = capsys.readouterr().err
     assert "the sampler 'cmaes' failed" in error
     assert "choose another with --sampler" in error
+    assert not Path("runs", "s").exists()
 
 
 def test_two_trials_in_flight_are_different_and_known_to_the_sampler() -> None:
@@ -213,8 +245,9 @@ def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path: Path, mine: str
         ("my_samplers:Missing", "has no sampler 'Missing'"),
         ("my_samplers:NotASampler", "has no sampler 'NotASampler'"),
         ("no.such.module:Sampler", "cannot be imported: ModuleNotFoundError"),
+        ("no_such_module:Sampler", "and in PYTHONPATH, not in the working directory"),
         ("optuna.samplers:PartialFixedSampler", "cannot be made with no argument but `seed`: TypeError"),
-        ("my_samplers:Broken", "failed: RuntimeError: no idea at all; choose another with --sampler"),
+        ("my_samplers:Broken", "failed: RuntimeError: no idea at all; fix it, or choose another with --sampler"),
         ("empty_folder", "is not an OptunaHub package: it has no __init__.py"),
         ("../x:y;z", "there is no sampler"),
     ],
@@ -227,7 +260,7 @@ def test_a_sampler_that_cannot_work_is_one_line(
     error = capsys.readouterr().err.strip()
     assert message in error
     assert "\n" not in error
-    assert message.startswith("failed") == Path("runs").exists(), "a search begins only if its sampler can be made"
+    assert not Path("runs").exists(), "a search begins only if its sampler can draw"
 
 
 def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(
@@ -289,10 +322,56 @@ def test_the_surrogate_samples_a_study_of_several_values_of_the_user() -> None:
             study.tell(trial, state=TrialState.FAIL)
     asked = [study.ask(search_space_distributions(SPACE)) for _ in range(3)]
     assert len({SPACE.row(trial.params) for trial in [*study.trials, *asked]}) == 9
-    with pytest.raises(UserError, match="the study has 1 values"):
-        optuna.create_study(sampler=SurrogateSampler(RECORDING.card, SPACE, objective=objective)).ask(
-            search_space_distributions(SPACE)
-        )
+
+
+@pytest.mark.parametrize(
+    ("objective", "directions", "needed"),
+    [
+        (None, ["maximize"], ["minimize"]),
+        (make_pareto_objective(("step_time_s", "peak_memory_gib"), "training"), ["minimize"], ["minimize", "minimize"]),
+        (load_objective("tokens_per_s"), ["minimize"], ["maximize"]),
+        (load_objective("composite"), ["maximize"], ["minimize"]),
+    ],
+)
+def test_a_study_in_the_wrong_direction_is_refused(
+    objective: Objective | None, directions: list[str], needed: list[str]
+) -> None:
+    sampler = SurrogateSampler(RECORDING.card, SPACE, objective=objective)
+    with pytest.raises(UserError, match=re.escape(f"create it with `directions={needed}`")):
+        optuna.create_study(sampler=sampler, directions=directions).ask(search_space_distributions(SPACE))
+    study = optuna.create_study(sampler=sampler, directions=needed)
+    assert SPACE.row(study.ask(search_space_distributions(SPACE)).params) is not None
+
+
+def test_the_value_of_weighted_metrics_is_their_loss() -> None:
+    sampler = SurrogateSampler(RECORDING.card, SPACE, objective=load_objective("composite"))
+    study = optuna.create_study(sampler=sampler)
+    trial = study.ask(search_space_distributions(SPACE))
+    trial.set_user_attr("step_time_s", 7.5)
+    study.tell(trial, 1.25)
+    [seen] = sampler._view(study, study.ask(search_space_distributions(SPACE))._cached_frozen_trial).observations
+    assert (seen.loss, seen.metrics["step_time_s"]) == (1.25, 7.5)
+
+
+def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_configuration() -> None:
+    sampler = SurrogateSampler(RECORDING.card, SPACE)
+    study = optuna.create_study(sampler=sampler)
+    reported, silent, preempted, asked = (study.ask(search_space_distributions(SPACE)) for _ in range(4))
+    reported.report(9.0, 0)
+    reported.report(8.0, 1)
+    study.tell(reported, state=TrialState.PRUNED)
+    study.tell(silent, state=TrialState.PRUNED)
+    preempted.set_user_attr("failure_kind", "preempted")
+    study.tell(preempted, state=TrialState.FAIL)
+    view = sampler._view(study, study.trials[asked.number])
+    [seen] = view.observations
+    assert (seen.trial, seen.loss, seen.failure, seen.is_pruned) == (0, None, None, True)
+    assert seen.value("step_time_s") == 8.0
+    assert view.held_back == {SPACE.row(silent.params), SPACE.row(preempted.params)}
+    asked.set_user_attr("failure_kind", "no idea")
+    study.tell(asked, state=TrialState.FAIL)
+    with pytest.raises(UserError, match="trial 3 has the unknown failure_kind 'no idea'; known: out_of_memory"):
+        study.ask(search_space_distributions(SPACE))
 
 
 def test_constraints_reach_the_samplers() -> None:

@@ -201,7 +201,9 @@ def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] 
         return None
     value = measured.metrics[objective.metrics[0]] * objective.terms[0].scale
     state = measured.run.state
-    noise = estimate_noise(list(state.losses_by_config().values()), list_spreads(state.trials.values()))
+    runs = state.losses_by_config()
+    own = runs.pop(measured.trial.config, [value] * measured.runs)
+    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values()), own=[own])
     interval = confidence_interval([value] * measured.runs, noise)
     return interval.low, interval.high
 

@@ -70,7 +70,7 @@ def _find_study(loaded: Run, scratch: Path) -> Path:
         view.open(loaded.state)
         if not problems:
             return folder / STUDY_FILE
-        print(f"ccl-search: {problems[0]}", file=sys.stderr)
+        print(f"ccl-search: {problems[0]}; the dashboard shows a copy, made from the ledger", file=sys.stderr)
     raise UserError(f"the study of {loaded.spec.run_id} cannot be written")
 
 

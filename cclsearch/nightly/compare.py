@@ -147,7 +147,7 @@ def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
     for config in {config for night in earlier for config in night.samples}:
         means = [mean_of(night.samples[config]) for night in earlier if config in night.samples]
         groups += [[one, other] for one, other in zip(means[::2], means[1::2], strict=False)]
-    return estimate_noise(groups)
+    return estimate_noise([], own=groups)  # each is compared with its own earlier nights
 
 
 def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> list[Change]:

@@ -72,8 +72,9 @@ def draw_job(job: JobNights, index: int) -> Chart | None:
 def _span(night: Night) -> tuple[float, float] | None:
     if night.run.spec.provenance is not Provenance.MEASURED or night.best is None:
         return None
-    noise = estimate_noise([[s.value for s in samples] for samples in night.samples.values()])
-    interval = confidence_interval([s.value for s in night.samples[night.best]], noise)
+    runs = {config: [s.value for s in samples] for config, samples in night.samples.items()}
+    own = runs.pop(night.best)
+    interval = confidence_interval(own, estimate_noise(list(runs.values()), own=[own]))
     return night.figure.show(interval.low), night.figure.show(interval.high)
 
 

@@ -29,6 +29,8 @@ from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target
 from cclsearch.plan.warm_start import AUTO
 from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.study.choose import try_sampler
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import choose_objective
@@ -65,6 +67,8 @@ def plan_search(request: SearchRequest) -> Plan:
     workload = resolve_workload(request, requested_card, target, objective)
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request)
+    first = SearchView(workload.card, workload.space, (), frozenset(), 1, request.seed, target=objective)
+    try_sampler(strategy.sampler, first)
     baseline = _choose_baseline(request, workload)
     open_targets(request.log_to)  # a tracker that cannot be used must stop the search here
     spec = RunSpec(

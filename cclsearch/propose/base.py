@@ -49,6 +49,8 @@ class SearchView:
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
     events: tuple[ReportedEvent, ...] = ()
     """LLM turns, moves, notes so far, from the ledger: proposers rebuild their state from these after a kill."""
+    pending_trials: tuple[tuple[int, int], ...] = ()
+    """Number and row of each pending trial, by number; empty if the caller does not number trials."""
     next_trial: int = 0
     """Number of the next trial; 0 if the caller does not number trials."""
     held_back: Set[int] = frozenset()

@@ -39,6 +39,7 @@ from cclsearch.record.trial_table import TrialTable
 from cclsearch.record.windows import ClusterWindows
 from cclsearch.score.outcome import Outcome
 from cclsearch.stats.drift import WindowRatio
+from cclsearch.stats.noise import MIN_MAJORITY, REPLACED_FROM, estimate_noise, find_outliers, is_better
 
 
 @dataclass
@@ -208,16 +209,26 @@ class RunState:
         The lowest mean loss wins, except for lucky runs: a configuration with fewer runs replaces one with more runs
         only if it is likely to be better (`REPLACED_FROM`).
         """
-        groups = self._group_ranked()
+        groups = {group[0]: group for group in self._group_compared()}
         if not groups:
             return None
-        fastest, most = min(groups, key=self._mean_loss), max(map(self._count_runs, groups))
-        winner = fastest if self._count_runs(fastest) == most else self._choose_best(groups)
-        return self.trials[winner[0]]
+        losses = {first: [self._loss(number) for number in group] for first, group in groups.items()}
+        mean = {number: sum(runs) / len(runs) for number, runs in losses.items()}
+        runs = {number: self._count_runs(group) for number, group in groups.items()}
+        fastest = min(mean, key=mean.__getitem__)
+        return self.trials[fastest if runs[fastest] == max(runs.values()) else self._choose_best(losses, mean, runs)]
 
     def losses_by_trial(self) -> dict[int, list[float]]:
-        """First ranked trial of each configuration -> losses of that configuration's ranked runs."""
-        return {group[0]: [self._loss(number) for number in group] for group in self._group_ranked()}
+        """First ranked trial of each configuration -> losses of that configuration's ranked runs.
+
+        Without outliers: runs that most of three or more runs of the configuration contradict.
+        """
+        return {group[0]: [self._loss(number) for number in group] for group in self._group_compared()}
+
+    def list_outliers(self) -> list[int]:
+        """The ranked trials that are not compared, because other runs of their configuration contradict them."""
+        compared = {number for group in self._group_compared() for number in group}
+        return [number for number in self._ranked if number not in compared]
 
     def losses_by_config(self) -> dict[Config, list[float]]:
         """Configuration -> losses of its ranked runs."""
@@ -232,20 +243,14 @@ class RunState:
         """How often a configuration ran, controls apart: they were not run to make sure of it."""
         return sum(number not in self._controls for number in numbers)
 
-    def _mean_loss(self, numbers: list[int]) -> float:
-        return sum(self._loss(number) for number in numbers) / len(numbers)
-
-    def _choose_best(self, groups: list[list[int]]) -> list[int]:
-        """The best group with the most runs, unless one with fewer runs is likely to be better."""
-        from cclsearch.stats.noise import REPLACED_FROM, estimate_noise, is_better
-
-        noise = estimate_noise(list(self.losses_by_trial().values())).widened(self.window_errors)
-        counts = sorted(set(map(self._count_runs, groups)), reverse=True)
-        bests = [min((g for g in groups if self._count_runs(g) == count), key=self._mean_loss) for count in counts]
+    def _choose_best(self, losses: dict[int, list[float]], mean: dict[int, float], runs: dict[int, int]) -> int:
+        """First trial of the best configuration with the most runs, unless one with fewer is likely to be better."""
+        noise = estimate_noise(list(losses.values())).widened(self.window_errors)
+        counts = sorted(set(runs.values()), reverse=True)
+        bests = [min((n for n in runs if runs[n] == count), key=mean.__getitem__) for count in counts]
         best = bests[0]
         for challenger in bests[1:]:
-            new, old = ([self._loss(number) for number in group] for group in (challenger, best))
-            if is_better(new, old, noise, confidence=REPLACED_FROM):
+            if is_better(losses[challenger], losses[best], noise, confidence=REPLACED_FROM):
                 best = challenger
         return best
 
@@ -278,6 +283,16 @@ class RunState:
         for number in self._ranked:
             runs_of.setdefault(self.trials.config_key(number), []).append(number)
         return list(runs_of.values())
+
+    def _group_compared(self) -> list[list[int]]:
+        """As `_group_ranked`, without outliers."""
+        groups = self._group_ranked()
+        if all(len(group) < MIN_MAJORITY for group in groups):
+            return groups
+        outliers = find_outliers({n: [self._loss(number) for number in group] for n, group in enumerate(groups)})
+        return [
+            [number for k, number in enumerate(group) if k not in outliers.get(n, ())] for n, group in enumerate(groups)
+        ]
 
     def _check_trial(self, number: int, event: Event) -> None:
         is_known, is_new = number in self.trials, isinstance(event, TrialProposed)

@@ -51,8 +51,9 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
     if best is None or not provenance.is_repeatable:
         return None
     runs = state.losses_by_trial()
-    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values())).widened(state.window_errors)
     own = runs[best.number]
+    groups = [losses for number, losses in runs.items() if number != best.number]
+    noise = estimate_noise(groups, list_spreads(state.trials.values()), own=[own]).widened(state.window_errors)
     others = sorted((number for number in runs if number != best.number), key=lambda n: sum(runs[n]) / len(runs[n]))
     beaten = {n for n in others if is_better(own, runs[n], noise)}
     return Certainty(
@@ -75,6 +76,7 @@ def compare_with_runner_up(state: RunState, trial: Trial) -> tuple[int, float] |
     if best is None or best.number != trial.number or len(runs) < 2:
         return None
     runner_up = min((n for n in runs if n != trial.number), key=lambda n: sum(runs[n]) / len(runs[n]))
-    noise = estimate_noise(list(runs.values()), list_spreads((trial, state.trials[runner_up])))
-    noise = noise.widened(state.window_errors)
-    return runner_up, confidence_better(runs[trial.number], runs[runner_up], noise)
+    first, second = runs.pop(trial.number), runs.pop(runner_up)
+    spreads = list_spreads((trial, state.trials[runner_up]))
+    noise = estimate_noise(list(runs.values()), spreads, own=[first, second]).widened(state.window_errors)
+    return runner_up, confidence_better(first, second, noise)

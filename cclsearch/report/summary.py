@@ -25,7 +25,7 @@ from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.usage import describe_saved, describe_usage, find_node_hour_limit
 from cclsearch.score.outcome import CONSTRAINTS_RULE
-from cclsearch.stats.noise import DEFAULT_CONFIDENCE
+from cclsearch.stats.noise import DEFAULT_CONFIDENCE, Noise
 from cclsearch.tasks.base import task_of
 
 ONLY_ONE = "only one configuration was admitted: nothing to compare with"
@@ -164,17 +164,17 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         why = "; the noise of its source is unknown" if spec.provenance is Provenance.RECORDED else ""
         return [f"unknown: the figure is {spec.provenance.value} and no run can confirm it{why}"]
     noise, interval, figure = certainty.noise, certainty.interval, find_figure(spec)
-    basis = (
-        f"measured, repeats: {noise.num_repeats}" if noise.is_measured else "assumed: no configuration ran twice yet"
-    )
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
     probability = f"{format_share(certainty.probability)} probability of being the best configuration tried"
     lines = [
         f"{probability if certainty.has_alternatives else ONLY_ONE};"
         f" {interval.confidence:.0%} interval of {_format_range(figure, *ends)}"
         f" from {count_of(certainty.num_runs, 'run')};"
-        f" run-to-run noise {noise.relative:.1%} ({basis})"
+        f" run-to-run noise {noise.relative:.1%} ({_describe_basis(noise)})"
     ]
+    if outliers := state.list_outliers():
+        trials = f"trial{'s' * (len(outliers) > 1)} {', '.join(map(str, outliers))}"
+        lines.append(f"not compared: {trials}, which most runs of the same configuration contradict (an outlier)")
     if certainty.tied:
         shown = ", ".join(f"{number} ({figure.compare(state.trials[number], best)})" for number in certainty.tied[:3])
         more = f" and {len(certainty.tied) - 3} more" if len(certainty.tied) > 3 else ""
@@ -185,6 +185,16 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
     if certainty.num_runs == 1 and spec.provenance is Provenance.MEASURED:
         lines.append(f"ran once; `ccl-search resume {name_run(folder)} --confirm 2` runs the finalists again")
     return lines
+
+
+def _describe_basis(noise: Noise) -> str:
+    """From what the noise is known."""
+    if noise.is_measured:
+        basis = f"measured, repeats: {noise.num_repeats}"
+    else:
+        basis = "assumed: no " + "other " * (noise.num_outliers > 0) + "configuration ran twice yet"
+    out = count_of(noise.num_outliers, "configuration")
+    return basis + (f"; left out: {out} whose runs differ by far more" if noise.num_outliers else "")
 
 
 def describe_unchecked(best: Trial) -> str:

@@ -36,7 +36,8 @@ def find_stop_above(spec: RunSpec, space: Space, state: RunState, trial: Trial) 
     if not is_allowed or trial.purpose is not Purpose.SEARCH or best is None or row is None:
         return None
     metric = spec.objective.terms[0].metric
-    runs = state.runs_of(best.config)
+    outliers = state.list_outliers()
+    runs = [run for run in state.runs_of(best.config) if run.number not in outliers]
     values = [value for run in runs if run.outcome and (value := run.outcome.metrics.get(metric)) is not None]
     limits = [_to_primary(spec, space, row, value) for value in values]
     known = [limit for limit in limits if limit is not None]

@@ -38,7 +38,12 @@ def run_search(writer: RunWriter, session: Session) -> None:
     """Run or continue a search until it ends or is stopped; every step is on disk before the next begins."""
     if session.masker is not None:
         session.masker.add_ended(writer.state)
-    study = StudyView(writer.folder, session.spec, session.space.knobs, session.tell)
+    study = StudyView(
+        writer.folder,
+        session.spec,
+        session.space.knobs,
+        lambda problem: session.tell(f"{problem}; the search continues without it"),
+    )
     study.open(writer.state)
     tracking = TrackingView(writer.folder, session.spec, session.log_to, session.tell)
     tracking.open(writer.state)
@@ -120,7 +125,8 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     observations = writer.state.trials.observe(space)
     without_result = (*writer.state.infrastructure_failures, *writer.state.unjudged)
     lost = {space.row(trial.config) for trial in without_result}
-    running = {space.row(trial.config) for trial in writer.state.unfinished}
+    unfinished = [(trial.number, space.row(trial.config)) for trial in writer.state.unfinished]
+    running = {row for _, row in unfinished}
     seen_N = np.zeros(len(space), dtype=bool)
     seen_N[observations.rows] = True
     held_back_N = mask_rows(session.held_back.rows, len(space)) & ~seen_N
@@ -132,6 +138,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
         observations=correct_observations(observations, session.spec, writer.state),
         pending=frozenset(row for row in running if row is not None and not seen_N[row]),
         held_back=RowSet(held_back_N),
+        pending_trials=tuple(sorted((n, row) for n, row in unfinished if row is not None and not seen_N[row])),
         budget_left=budget_left,
         seed=session.spec.seed,
         target=session.spec.objective,

@@ -4,14 +4,18 @@ Losses are compared on a log scale (noise is relative). If one is 0 or below, th
 of their absolute values (unscaled if that is 0). The run-to-run variance has a scaled inverse chi-squared prior and is
 updated by repeats, so differences are Student-t distributed (Gelman et al., Bayesian Data Analysis, sections 2.6, 3.2).
 A cache hit is not a repeat: callers pass one loss per real run.
+
+Hiccups of a cluster are heavy-tailed, so a few configurations whose runs differ by far more than those of all others
+teach nothing about the noise of the others (`estimate_noise`), and a run that most runs of its configuration contradict
+is not compared (`find_outliers`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +31,12 @@ DEFAULT_CONFIDENCE = 0.95
 REPLACED_FROM = 0.6
 """Confidence from which a configuration with fewer runs replaces the best one: in simulations a wrong choice then costs
 1.05 times the least possible, and 2.4 times at 0.95 (benchmarks/choose_best.py)."""
+OUTLIER = 0.01
+"""Probability, over all repeated configurations, that the noise alone makes one of them an outlier."""
+OUTLIER_SHARE = 0.2
+"""Of the repeated configurations that may be outliers, at least one: more of them are the noise."""
+MIN_MAJORITY = 3
+"""Runs of a configuration of which most may contradict one."""
 MAX_NOISE_AWAY = 12
 """A configuration whose mean is further from the lowest, in standard deviations, has no chance and is not drawn."""
 MIN_CHANCE = 0.01
@@ -44,6 +54,8 @@ class Noise:
     """Degrees of freedom of that estimate, including the prior's."""
     num_repeats: int = 0
     """Repeats it was estimated from, not counting the first run of each configuration; 0: the prior alone."""
+    num_outliers: int = 0
+    """Configurations that were left out, because their runs differ by far more than those of the others."""
 
     @property
     def is_measured(self) -> bool:
@@ -54,7 +66,7 @@ class Noise:
         if not errors:
             return self
         further = math.sqrt(sum(error**2 for error in errors) / len(errors))
-        return Noise(math.hypot(self.relative, further), self.dof, self.num_repeats)
+        return replace(self, relative=math.hypot(self.relative, further))
 
 
 @dataclass(frozen=True)
@@ -67,19 +79,84 @@ class ConfidenceInterval:
     num_runs: int
 
 
-def estimate_noise(runs: Sequence[Sequence[float]], spreads: Sequence[float] = ()) -> Noise:
+def estimate_noise(
+    runs: Sequence[Sequence[float]], spreads: Sequence[float] = (), *, own: Sequence[Sequence[float]] = ()
+) -> Noise:
     """Return the run-to-run noise, from the losses of each configuration's runs and the spreads inside runs.
 
     Half the median spread of the steps inside a run is a lower bound of the prior, but does not count as evidence: runs
-    differ more than steps do. Losses must be finite.
+    differ more than steps do. Losses must be finite. Configurations that the noise of the others does not explain are
+    left out (generalized extreme studentized deviates, Rosner 1983, with the variance ratio of each configuration),
+    except those of `own`, about which something is to be said: they are counted beside `runs`.
     """
     inside = float(np.median(spreads)) if len(spreads) else 0.0
     prior = max(PRIOR_RELATIVE, inside / 2)
-    repeated = [np.asarray(losses, dtype=float) for losses in runs if len(losses)]
-    squares = sum(float(np.sum((_scale(losses) - _scale(losses).mean()) ** 2)) for losses in repeated)
-    dof = sum(len(losses) - 1 for losses in repeated)
+    others, kept = ([_find_scatter(losses) for losses in groups if len(losses) > 1] for groups in (runs, own))
+    others.sort(key=lambda scatter: scatter.squares / scatter.dof)
+    num_out = next((n for n in range(_most_outliers(len(others)), 0, -1) if _is_outlier(others, kept, prior, n)), 0)
+    noise = _pool([*others[: len(others) - num_out], *kept], prior)
+    return replace(noise, num_outliers=num_out)
+
+
+def find_outliers(runs: Mapping[Key, Sequence[float]]) -> dict[Key, set[int]]:
+    """Return the positions of the runs that most runs of their configuration contradict (3 runs or more)."""
+    found: dict[Key, set[int]] = {}
+    for key, losses in runs.items():
+        if len(losses) >= MIN_MAJORITY:
+            limit = find_largest_gap(estimate_noise([other for name, other in runs.items() if name != key]))
+            scaled = _scale(np.asarray(losses, dtype=float))
+            apart = np.flatnonzero(np.abs(scaled - np.median(scaled)) > limit)
+            if 0 < len(apart) < len(losses) / 2:
+                found[key] = set(map(int, apart))
+    return found
+
+
+def find_largest_gap(noise: Noise) -> float:
+    """Return the largest difference of two runs that the noise explains: by chance it is larger in `OUTLIER` of pairs.
+
+    On the scale of `_scale`: of positive losses it is the log of their ratio.
+    """
+    from scipy.stats import t as student
+
+    return float(student.ppf(1 - OUTLIER / 2, noise.dof)) * noise.relative * math.sqrt(2)
+
+
+def measure_gap(one: float, other: float) -> float:
+    """Return the difference of two runs on the scale of `find_largest_gap`."""
+    return float(np.ptp(_scale(np.array([one, other], dtype=float))))
+
+
+class _Scatter(NamedTuple):
+    """How far the runs of one configuration are from their mean."""
+
+    squares: float
+    """Sum of the squared distances."""
+    dof: int
+
+
+def _find_scatter(losses: Sequence[float]) -> _Scatter:
+    scaled = _scale(np.asarray(losses, dtype=float))
+    return _Scatter(float(np.sum((scaled - scaled.mean()) ** 2)), len(losses) - 1)
+
+
+def _pool(groups: Sequence[_Scatter], prior: float) -> Noise:
+    dof = sum(scatter.dof for scatter in groups)
+    squares = sum(scatter.squares for scatter in groups)
     total = PRIOR_DOF + dof
     return Noise(math.sqrt((PRIOR_DOF * prior**2 + squares) / total), total, dof)
+
+
+def _most_outliers(num_repeated: int) -> int:
+    return min(num_repeated, max(1, int(OUTLIER_SHARE * num_repeated)))
+
+
+def _is_outlier(others: Sequence[_Scatter], kept: Sequence[_Scatter], prior: float, n: int) -> bool:
+    """Return whether the `n`-th worst configuration is one to the noise without the `n` worst; ascending scatters."""
+    from scipy.stats import f as fisher
+
+    worst, noise = others[len(others) - n], _pool([*others[: len(others) - n], *kept], prior)
+    ratio = worst.squares / worst.dof / noise.relative**2
+    return float(fisher.sf(ratio, worst.dof, noise.dof)) < OUTLIER / len(others)
 
 
 def confidence_better(new: Sequence[float], old: Sequence[float], noise: Noise) -> float:

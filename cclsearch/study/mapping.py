@@ -68,7 +68,7 @@ class StudyMapping:
         objective, spec = self.spec.objective, self.spec
         facts = {"run": spec.run_id, "workload": spec.workload, "framework": spec.framework, SPACE: self.space_sha256}
         facts |= {"provenance": spec.provenance.value, "objective": objective.spec, "proposers": spec.proposers}
-        directions = [{"minimize": 1, "maximize": 2}[direction] for direction in list_directions(objective)]
+        directions = [{"minimize": 1, "maximize": 2}[direction] for direction in objective.directions]
         create: Log = {"op_code": Operation.CREATE_STUDY, "study_name": name, "directions": directions}
         names: Log = {"op_code": Operation.SET_STUDY_SYSTEM_ATTR, "study_id": study}
         attributes = [
@@ -173,11 +173,6 @@ class StudyMapping:
         elif find_state(trial) is not TrialState.ADMITTED and outcome.admission is not None:
             facts["reason"] = one_line("; ".join(outcome.admission.reasons), 500)
         return facts
-
-
-def list_directions(objective: Objective) -> list[str]:
-    """Return the direction of each value: that of the metric, or of the loss of weighted metrics."""
-    return ["minimize"] if objective.is_weighted else [term.direction.value for term in objective.terms]
 
 
 def name_values(objective: Objective) -> Sequence[str]:

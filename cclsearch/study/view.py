@@ -23,7 +23,7 @@ STUDY_FILE = "study.log"
 
 
 class StudyView:
-    """The study of a run; `watch` is called after each event of its ledger."""
+    """The study of a run; `watch` is called after each event of its ledger, `tell` once if the file fails."""
 
     def __init__(self, folder: Path, spec: RunSpec, knobs: Sequence[Knob], tell: Callable[[str], None]) -> None:
         self._journal = Journal(folder / STUDY_FILE)
@@ -69,7 +69,7 @@ class StudyView:
         except (OSError, ValueError) as error:
             self._is_off = True
             reason = one_line(str(error), 200)
-            self._tell(f"{str(self._journal.path)!r} is no longer written ({reason}); the search continues without it")
+            self._tell(f"{str(self._journal.path)!r} is no longer written ({reason})")
 
     def _update(self, number: int, state: RunState) -> None:
         trial = state.trials[number]

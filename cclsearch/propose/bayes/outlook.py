@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from cclsearch.propose.bayes.ensemble import predict_without
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, NO_CHANCE, find_p_improvement
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.propose.events import NOTHING_LEFT
+from cclsearch.stats.noise import MIN_MAJORITY, estimate_noise, find_largest_gap, measure_gap
 
 SUSPICIOUS = 4.0
 """A value so many standard deviations from what the other trials predict is suspicious."""
@@ -58,12 +60,15 @@ def make_note(view: SearchView, outlook: str) -> Note | None:
 def find_repeat(view: SearchView, posterior: CandidatePosterior, outlook: str | None) -> Repeat | None:
     """Return what to run once more: a trial that the others contradict, or the best if nothing else may win.
 
-    None if no run can be repeated, or each of these ran twice.
+    A third time runs only what has two results that contradict each other, of which the better one would win. None if
+    no run can be repeated, or nothing is worth it.
     """
     if not view.can_repeat or view.objective.is_multi:
         return None
     runs = Counter(o.row for o in view.observations if o.row is not None)
     ranked = [(o.loss, o.trial, o.row) for o in view.observations if o.loss is not None and o.row is not None]
+    if (found := _find_contradicting(view, ranked)) is not None:
+        return found
     once = [(loss, trial, row) for loss, trial, row in ranked if runs[row] == 1 and row not in view.pending]
     if not once:
         return None
@@ -72,6 +77,25 @@ def find_repeat(view: SearchView, posterior: CandidatePosterior, outlook: str | 
     if found is None and outlook is not None and runs[row] == 1 and row not in view.pending:
         return Repeat(row, f"{outlook}; repeats the best, trial {trial}, to make sure of it")
     return found
+
+
+def _find_contradicting(view: SearchView, ranked: Sequence[tuple[float, int, int]]) -> Repeat | None:
+    """Return the row of which two runs contradict each other and the better one would win; None if there is none."""
+    losses: dict[int, list[float]] = defaultdict(list)
+    for loss, _, row in ranked:
+        losses[row].append(loss)
+    for row, own in losses.items():
+        others = [values for other, values in losses.items() if other != row]
+        if (
+            len(own) != MIN_MAJORITY - 1
+            or row in view.pending
+            or min(own) > min(map(np.mean, others), default=math.inf)
+        ):
+            continue
+        if measure_gap(*own) > find_largest_gap(estimate_noise(others)):
+            trials = " and ".join(str(trial) for _, trial, other in ranked if other == row)
+            return Repeat(row, f"its trials {trials} differ by more than the noise: a third run decides")
+    return None
 
 
 def _find_suspicious(posterior: CandidatePosterior, once: list[int], best_row: int) -> Repeat | None:

@@ -17,7 +17,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
 from cclsearch.plugins import PROPOSERS, describe_broken_plugins
-from cclsearch.propose.base import Proposer, ProposerContext, ProposerRole
+from cclsearch.propose.base import Proposer, ProposerContext, ProposerRole, SearchView
 from cclsearch.propose.study.proposer import StudyProposer, SurrogateProposer
 
 if TYPE_CHECKING:
@@ -94,6 +94,13 @@ def resolve_sampler(spec: str) -> str:
     return spec
 
 
+def try_sampler(spec: str, view: SearchView) -> None:
+    """Raise UserError if a sampler of Optuna or of others cannot draw from the space: no search begins with it."""
+    proposer = make_sampler(spec)
+    if isinstance(proposer, StudyProposer):
+        proposer.propose(view, 1)
+
+
 def _load_hub(folder: Path) -> ModuleType:
     if not (folder / "__init__.py").is_file():
         raise UserError(f"the folder {str(folder)!r} is not an OptunaHub package: it has no __init__.py")
@@ -158,7 +165,9 @@ def _explaining(spec: str, what: str = "imported") -> Iterator[None]:
         raise
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}", 300)
-        raise UserError(f"the sampler {spec!r} cannot be {what}: {reason}") from None
+        is_missing = isinstance(error, ModuleNotFoundError) and spec.startswith(error.name or ":")
+        where = "; Python looks in what is installed and in PYTHONPATH, not in the working directory" * is_missing
+        raise UserError(f"the sampler {spec!r} cannot be {what}: {reason}{where}") from None
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """Asks an Optuna study for the next configurations: of the surrogate by default, or of any other sampler.
 
-The study in memory is computed from the view, so the ledger alone decides what is proposed: its trials are the
-observations by number, then the running ones. A sampler that keeps its state in the study or in itself (`cmaes`,
-`nsgaii`, your own) draws again for every trial when the study is built anew, and is then told the configuration that
-ran; others get a seed of their own for each proposal.
+The study in memory is computed from the view, so the ledger alone decides what is proposed: its trials are those of the
+view by number, running ones included. A sampler that keeps its state in the study or in itself (`cmaes`, `nsgaii`, your
+own) draws again for every trial when the study is built anew, which it is for each proposal while others run, and is
+then told the configuration that ran (finished ones first); others get a seed of their own for each proposal.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from cclsearch.propose.observations import observed_failures, observed_losses, o
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.samplers import BaseSampler
-    from optuna.trial import FrozenTrial, Trial
+    from optuna.trial import FrozenTrial
 
     from cclsearch.propose.study.samplers import SpaceSampler
 
@@ -75,15 +75,19 @@ class SurrogateProposer(Proposer):
 
 @dataclass
 class _Told:
-    """The observations that a study was told, and the trial that it was asked for since."""
+    """What a study was told: the finished trials by their numbers, and which of its trials run."""
 
     trials_n: NDArray[np.int64]
     losses_n: NDArray[np.float64]
     failed_n: NDArray[np.bool_]
-    open: tuple[int, Trial] | None = None
-    """Row of the trial, and the trial; None if the study has none that runs, or several."""
+    running: dict[int, int] = field(default_factory=dict)
+    """Our number of a trial -> that of the study."""
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    """Row and number in the study of what was proposed last and has no number of ours yet."""
+    last: int = 0
+    """Our highest number in the study."""
     is_whole: bool = True
-    """Whether the study has no other running trial."""
+    """Whether every running trial of the study is in `running` or `asked`."""
 
 
 class StudyProposer(Proposer):
@@ -110,7 +114,9 @@ class StudyProposer(Proposer):
         except Exception as error:  # code of others runs here
             self._study = None
             reason = one_line(f"{type(error).__name__}: {error}", 300)
-            raise UserError(f"the sampler {self.name!r} failed: {reason}; choose another with --sampler") from error
+            raise UserError(
+                f"the sampler {self.name!r} failed: {reason}; fix it, or choose another with --sampler"
+            ) from error
 
     def _propose(self, view: SearchView, count: int) -> list[Proposal]:
         from cclsearch.propose.study.samplers import DRAWN
@@ -127,7 +133,7 @@ class StudyProposer(Proposer):
             row = self._parameters.find_row(trial.params)
             assert row is not None, "a sampler of the space proposes its rows"
             free_N[row] = False
-            told.open, told.is_whole = (row, trial), not proposals and told.is_whole
+            told.asked.append((row, int(trial.number)))
             drawn = study._storage.get_trial(trial._trial_id).user_attrs.get(DRAWN)
             moved = f", moved to the nearest free configuration from {format_config(drawn)}" if drawn else ""
             proposals.append(Proposal(view.space.config(row), self.name, f"drawn by the sampler {self.name}{moved}"))
@@ -154,22 +160,40 @@ class StudyProposer(Proposer):
         told, before = self._told, self._view
         if self._study is None or told is None or before is None or view.space is not before.space:
             return False
-        if not told.is_whole or view.pending or view.seed != before.seed or view.objective != before.objective:
+        if not told.is_whole or view.seed != before.seed or view.objective != before.objective:
+            return False
+        pending = dict(view.pending_trials)
+        if len(pending) != len(view.pending) or (self._has_state and pending):
             return False
         now = _read_told(view)
-        n = len(told.trials_n)
-        same = (
-            len(now.trials_n) >= n
-            and np.array_equal(now.trials_n[:n], told.trials_n)
-            and np.array_equal(now.losses_n[:n], told.losses_n, equal_nan=True)
-            and np.array_equal(now.failed_n[:n], told.failed_n)
-        )
-        new = view.observations[n:] if same else ()
-        if not same or (told.open is not None and (not new or new[0].row != told.open[0])):
+        at_n = np.searchsorted(now.trials_n, told.trials_n)
+        if len(at_n) and at_n[-1] >= len(now.trials_n):
             return False
-        for observation in new:
-            self._tell(view, observation, told.open[1] if told.open else None)
-            told.open = None
+        same = (
+            np.array_equal(now.trials_n[at_n], told.trials_n)
+            and np.array_equal(now.losses_n[at_n], told.losses_n, equal_nan=True)
+            and np.array_equal(now.failed_n[at_n], told.failed_n)
+        )
+        is_new_n = np.ones(len(now.trials_n), dtype=bool)
+        is_new_n[at_n] = False
+        new = {view.observations[n].trial: view.observations[n] for n in map(int, np.flatnonzero(is_new_n))}
+        if not same or not told.running.keys() <= pending.keys() | new.keys():
+            return False
+        unknown = sorted(number for number in (pending | new) if number not in told.running)
+        if (unknown and unknown[0] <= told.last) or len(told.asked) > len(unknown):
+            return False  # the trials of the study have the order of ours
+        rows = {**pending, **{number: observation.row for number, observation in new.items()}}
+        if [rows[number] for number in unknown[: len(told.asked)]] != [row for row, _ in told.asked]:
+            return False
+        now.running, now.last = told.running, unknown[-1] if unknown else told.last
+        now.running |= {number: trial for number, (_, trial) in zip(unknown, told.asked, strict=False)}
+        for number in sorted(now.running.keys() & new.keys()):
+            self._tell(view, new[number], now.running.pop(number))
+        for number in unknown[len(told.asked) :]:
+            if number in new:
+                self._tell(view, new[number], None)
+            else:
+                now.running[number] = self._enter(pending[number], view)
         self._told = now
         return True
 
@@ -181,28 +205,35 @@ class StudyProposer(Proposer):
         self._distributions = self._parameters.distributions
         sampler = SpaceSampler(self._make(view, view.seed), view.space, parameters=self._parameters)
         self._study = create_study(sampler, self._num_values(view))
-        self._told = _read_told(view)
+        told = self._told = _read_told(view)
+        numbered = {} if self._has_state else dict(view.pending_trials)
+        told.last = max([*numbered, int(told.trials_n.max(initial=0))])
+        told.is_whole = len(numbered) == len(view.pending)
+        waiting = sorted(numbered)
         for observation in view.observations:
+            while waiting and waiting[0] < observation.trial:
+                told.running[waiting[0]] = self._enter(numbered[waiting.pop(0)], view)
             self._tell(view, observation, None)
-        for row in sorted(view.pending):
+        for number in waiting:
+            told.running[number] = self._enter(numbered[number], view)
+        for row in sorted(view.pending - set(numbered.values())):
             self._enter(row, view)
-            self._told.is_whole = False
 
-    def _enter(self, row: int, view: SearchView) -> Trial:
-        """Ask for a trial of that row, whatever the sampler draws."""
+    def _enter(self, row: int, view: SearchView) -> int:
+        """Add a running trial of that row, whatever the sampler draws; returns its number in the study."""
         from optuna.trial import TrialState, create_trial
 
         study = self._study
         assert study is not None, "the study was built"
         if self._has_state:
             study.sampler.next_row = row
-            return study.ask(self._distributions)
+            return int(study.ask(self._distributions).number)
         params = self._parameters.encode(view.space.config(row))
         study.add_trial(create_trial(state=TrialState.RUNNING, params=params, distributions=self._distributions))
-        return study.trials[-1]  # type: ignore[return-value]  # nothing is told about it
+        return len(study.get_trials(deepcopy=False)) - 1
 
-    def _tell(self, view: SearchView, observation: Observation, trial: Trial | None) -> None:
-        """Tell the study one result; a configuration outside the space is left out."""
+    def _tell(self, view: SearchView, observation: Observation, trial: int | None) -> None:
+        """Tell the study one result, of its running trial if it has one; one outside the space is left out."""
         from optuna.trial import TrialState, create_trial
 
         study, row = self._study, observation.row
@@ -214,7 +245,11 @@ class StudyProposer(Proposer):
         if trial is None and self._has_state:
             trial = self._enter(row, view)
         if trial is not None:
-            trial.set_user_attr(VIOLATION, observation.violation)
+            study._storage.set_trial_user_attr(
+                study._storage.get_trial_id_from_study_id_trial_number(study._study_id, trial),
+                VIOLATION,
+                observation.violation,
+            )
             study.tell(trial, values, state=state)
             return
         told = {"params": self._parameters.encode(view.space.config(row)), "distributions": self._distributions}

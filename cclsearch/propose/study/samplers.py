@@ -4,10 +4,11 @@
     trial = study.ask(search_space_distributions(space))   # trial.params is an untried configuration of the space
     study.tell(trial, step_time_s)                         # or state=TrialState.FAIL
 
-The value is the primary metric of the card's task, or the metrics of `objective`, in their units: one study direction
-per metric. Tell failures as `TrialState.FAIL`. The models also use `trial.user_attrs` if you set them: `failure_kind`
-(`out_of_memory`, `crashed`, ...) and every metric by its name, such as `peak_memory_gib`; constraints of the objective
-are checked on them. Trials that run count as running: the surrogate expects of them what it predicts.
+The value is the primary metric of the card's task, or the metrics of `objective`, in their units and directions
+(`objective.directions`); of weighted metrics it is the loss. Tell failures as `TrialState.FAIL`. The models also use
+`trial.user_attrs` if you set them: `failure_kind` (`out_of_memory`, `crashed`, ...) and every metric by its name, such
+as `peak_memory_gib`; constraints of the objective are checked on them. The last value that a pruned trial reported is
+learned from, and is never the best. Trials that run count as running: the surrogate expects of them what it predicts.
 
 `SpaceSampler(TPESampler(), space)` moves what another sampler draws to the nearest configuration of the space that was
 not tried.
@@ -15,7 +16,7 @@ not tried.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,10 +96,11 @@ class SurrogateSampler(_KnobSampler):
         """Return all knobs of the next configuration; raises UserError if every one was tried."""
         if self._planned:
             return self._parameters.encode(self._planned.pop(0).config)
-        if len(study.directions) != self._num_values:
+        directions, wanted = [direction.name.lower() for direction in study.directions], [*self._objective.directions]
+        if directions != wanted:
             raise UserError(
-                f"the study has {len(study.directions)} values, but objective {self._objective.name!r} has"
-                f" {self._num_values}: create it with one direction per value"
+                f"the study has the directions {directions}, but objective {self._objective.name!r} needs {wanted}:"
+                f" create it with `directions={wanted}`"
             )
         proposals = self._proposer.propose(self._view(study, trial), 1)
         if not proposals:
@@ -106,42 +108,61 @@ class SurrogateSampler(_KnobSampler):
             raise UserError(f"all {size} configurations of the search space were tried; none is left to propose")
         return self._parameters.encode(proposals[0].config)
 
-    @property
-    def _num_values(self) -> int:
-        return len(self._objective.terms) if self._objective.is_multi else 1
-
     def _view(self, study: Study, trial: FrozenTrial) -> SearchView:
         trials = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-        observations = [self._observe(other) for other in trials if other.state.is_finished() and other.params]
-        running = [self._parameters.find_row(t.params) for t in trials if t.state == TrialState.RUNNING]
+        finished = [other for other in trials if other.state.is_finished() and other.params]
+        observations = [seen for other in finished if (seen := self._observe(other)) is not None]
+        learned = {seen.trial for seen in observations}
         return SearchView(
             card=self._card,
             space=self._parameters.space,
             observations=tuple(observations),
-            pending=frozenset(row for row in running if row is not None),
+            pending=self._find_rows([other for other in trials if other.state == TrialState.RUNNING]),
+            held_back=self._find_rows([other for other in finished if other.number not in learned]),
             budget_left=max(1, self._expected_trials - len(observations)),
             seed=self._seed,
             target=self._objective,
         )
 
-    def _observe(self, trial: FrozenTrial) -> Observation:
-        failed = trial.state != TrialState.COMPLETE
-        kind = FailureKind(trial.user_attrs.get("failure_kind", FailureKind.CRASHED.value))
-        config = Config(trial.params)
+    def _find_rows(self, trials: Sequence[FrozenTrial]) -> frozenset[int]:
+        rows = (self._parameters.find_row(trial.params) for trial in trials)
+        return frozenset(row for row in rows if row is not None)
+
+    def _observe(self, trial: FrozenTrial) -> Observation | None:
+        """Return what a finished trial teaches; None if it is nothing: pruned without a value, or no fault of it."""
+        failure = _read_failure(trial) if trial.state == TrialState.FAIL else None
+        values = list(trial.values or ()) if trial.state == TrialState.COMPLETE else []
+        if is_pruned := trial.state == TrialState.PRUNED:
+            steps = trial.intermediate_values
+            values = [steps[max(steps)]] if steps else []
+        if (failure and not failure.kind.counts) or (is_pruned and not values):
+            return None
         metrics = {name: float(v) for name, v in trial.user_attrs.items() if isinstance(v, int | float)}
-        if not failed:
-            terms = self._objective.terms[: len(trial.values)]
-            metrics |= {term.metric: value for term, value in zip(terms, trial.values, strict=True)}
-        violation = 0.0 if failed else self._objective.violation(metrics)
+        if not self._objective.is_weighted:
+            metrics |= {term.metric: value for term, value in zip(self._objective.terms, values, strict=False)}
+        violation = 0.0 if failure or is_pruned else self._objective.violation(metrics)
+        config = Config(trial.params)
         return Observation(
             trial=trial.number,
             config=config,
             row=self._parameters.find_row(config),
-            loss=None if failed or violation else self._objective.loss(metrics),
+            loss=None if failure or is_pruned or violation else self._find_loss(values, metrics),
             metrics=metrics,
             violation=violation,
-            failure=Failure(stage=Stage.RUN, kind=kind, message="reported to Optuna as failed") if failed else None,
+            failure=failure,
+            is_pruned=is_pruned,
         )
+
+    def _find_loss(self, values: Sequence[float], metrics: Mapping[str, float]) -> float:
+        return values[0] if self._objective.is_weighted else self._objective.loss(metrics)
+
+
+def _read_failure(trial: FrozenTrial) -> Failure:
+    """Return the failure of a trial, of the kind that its user attribute names."""
+    kind, known = trial.user_attrs.get("failure_kind", FailureKind.CRASHED), [kind.value for kind in FailureKind]
+    if kind not in known:
+        raise UserError(f"trial {trial.number} has the unknown failure_kind {kind!r}; known: {', '.join(known)}")
+    return Failure(stage=Stage.RUN, kind=FailureKind(kind), message="reported to Optuna as failed")
 
 
 class SpaceSampler(_KnobSampler):
