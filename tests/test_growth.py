@@ -21,8 +21,9 @@ from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.line import encode_line
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
+from cclsearch.run.spec import read_spec
 from cclsearch.search.grow import grow_space
-from cclsearch.search.growth import MAX_GROWTHS
+from cclsearch.search.growth import MAX_GROWTHS, list_openings
 from cclsearch.search.loop import run_search
 from cclsearch.search.session import begin_or_resume, open_session, rebuild_space
 from cclsearch.space.framework import load_framework
@@ -59,6 +60,17 @@ def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project: P
         run_search(writer, resumed)
         numbers = {resumed.space.row(trial.config) for trial in writer.state.trials.values()}
     assert len(numbers) == 8, "no configuration ran twice, in its old or its new form"
+
+
+def test_what_the_space_has_already_is_not_offered_again(project: Path) -> None:
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        session = grow_space(writer, session, {"omp_wait_policy": ["active"], "omp_dynamic": ["true", "false"]})
+    openings = list_openings(read_spec(folder), session.space.knobs)
+    assert openings["omp_wait_policy"].describe().startswith("omp_wait_policy: passive (further values)")
+    assert "omp_dynamic" not in openings
+    assert openings["omp_proc_bind"].values == ("close", "spread", "false")
 
 
 def test_a_recording_cannot_grow(project: Path) -> None:

@@ -109,9 +109,12 @@ def find_openings(
         if any(knob.writes_into(variable.env, variable.flag) for knob in framework.all_knobs if knob.name in names):
             continue
         neutral = None if name in present else UNSET
-        openings[name] = Opening(
-            name, variable.what, variable.source, neutral, variable.values, variable.least, variable.most
-        )
+        known = present[name].choices if name in present else ()
+        values = tuple(value for value in variable.values if value not in known)
+        if values or variable.least is not None:
+            openings[name] = Opening(
+                name, variable.what, variable.source, neutral, values, variable.least, variable.most
+            )
     return openings
 
 

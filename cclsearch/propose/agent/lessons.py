@@ -49,7 +49,7 @@ def list_ignored(arguments: Mapping[str, Any], view: SearchView) -> tuple[str, .
 
 def _list(arguments: Mapping[str, Any], name: str) -> list[object]:
     given = arguments.get(name)
-    return given if isinstance(given, list) else [] if given is None else [given]
+    return given if isinstance(given, list) else [given] if given else []
 
 
 def _name_some(items: list[object]) -> str:

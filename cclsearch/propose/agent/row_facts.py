@@ -13,7 +13,7 @@ from cclsearch.stats.kernel import Array
 
 NUM_PARTS = 4
 """Largest parts that a list of parts names; the others are one sum."""
-LEAST_DIFFERENCE = 0.01
+MIN_DIFFERENCE = 0.01
 """Part of the largest difference below which a part is not named."""
 MAX_DIFFERENCES = 8
 """Parts of which `compare` names the difference, the largest first."""
@@ -81,7 +81,7 @@ def compare_parts(prediction: Prediction, row: int, other: int, count: int) -> s
     """The parts of the closed form that differ most between two rows, a row's less the other's, in words."""
     differences = {name: float(part_N[row] - part_N[other]) for name, part_N in (prediction.parts or {}).items()}
     largest = sorted(differences, key=lambda name: -abs(differences[name]))[:count]
-    least = LEAST_DIFFERENCE * max(map(abs, differences.values()), default=0.0)
+    least = MIN_DIFFERENCE * max(map(abs, differences.values()), default=0.0)
     return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if abs(differences[name]) > least)
 
 
