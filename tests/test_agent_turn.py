@@ -145,6 +145,17 @@ def test_without_overrules_the_choice_is_among_the_most_promising() -> None:
         assert (outcome.stall.cause if outcome.stall else "") == ("" if is_taken else "implausible")
 
 
+def test_what_a_turn_submits_beyond_its_limit_is_named() -> None:
+    search = Search(observations=[run_trial(1, Config(TRIED))])
+    more = [dict(search.view.space.config(row)) for row in (21, 22)]
+    agent = Agent(Scripted(submit(GOOD, *more)), make_table=lambda view: plain_table(), clock=FakeClock())
+    outcome = agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
+    assert [proposal.config for proposal in outcome.proposals] == [Config(GOOD)]
+    [why] = outcome.event.refused
+    assert why == f"not considered: 2 of 3 configurations, from {more[0]} on: this turn may submit 1"
+    assert why in outcome.event.text
+
+
 def test_finish_is_granted_when_nothing_is_left() -> None:
     done = replace(plain_table(), nothing_left=True)
     outcome = run_turn(Scripted(call("finish", {"reason": "all neighbours are slower"})), table=done)

@@ -132,11 +132,6 @@ class Objective(Model):
         return len(self.terms) > 1 and not self.is_weighted
 
     @property
-    def directions(self) -> tuple[str, ...]:
-        """Direction of each value of an Optuna study: of each metric, or of the loss if metrics are weighted."""
-        return (Direction.MINIMIZE.value,) if self.is_weighted else tuple(term.direction.value for term in self.terms)
-
-    @property
     def needs_baseline(self) -> bool:
         """Whether a reference is the baseline trial's value."""
         return any(term.weight is not None and term.reference is None for term in self.terms)

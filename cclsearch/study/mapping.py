@@ -22,7 +22,7 @@ from optuna.trial import TrialState as StudyState
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
-from cclsearch.propose.study.parameters import describe_knobs
+from cclsearch.propose.study.parameters import describe_knobs, study_directions
 from cclsearch.record.trial import Trial, TrialState, find_state
 from cclsearch.run.spec import RunSpec
 from cclsearch.score.objective import Objective
@@ -68,7 +68,7 @@ class StudyMapping:
         objective, spec = self.spec.objective, self.spec
         facts = {"run": spec.run_id, "workload": spec.workload, "framework": spec.framework, SPACE: self.space_sha256}
         facts |= {"provenance": spec.provenance.value, "objective": objective.spec, "proposers": spec.proposers}
-        directions = [{"minimize": 1, "maximize": 2}[direction] for direction in objective.directions]
+        directions = [{"minimize": 1, "maximize": 2}[direction] for direction in study_directions(objective)]
         create: Log = {"op_code": Operation.CREATE_STUDY, "study_name": name, "directions": directions}
         names: Log = {"op_code": Operation.SET_STUDY_SYSTEM_ATTR, "study_id": study}
         attributes = [

@@ -107,6 +107,10 @@ class ToolHandlers(Lookups):
                 refused.append(error)
         if not accepted:
             raise CallError("\n".join(map(str, refused)), refused[0].fault)
+        if left := raw[self.max_submitted :]:
+            first = left[0].get("config", left[0]) if isinstance(left[0], Mapping) else left[0]
+            what = f"{len(left)} of {len(raw)} configurations, from {first} on"
+            refused.append(CallError(f"not considered: {what}: this turn may submit {self.max_submitted}", "too many"))
         decision = Decision(
             tuple(accepted),
             refused=(*(one_line(str(error), 300) for error in refused), *list_ignored(arguments, self.view)),

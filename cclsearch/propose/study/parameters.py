@@ -18,12 +18,18 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from cclsearch.core.values import Config, Value
+from cclsearch.score.objective import Objective
 from cclsearch.space.table import Knob, Space
 
 
 def search_space_distributions(space: Space) -> dict[str, BaseDistribution]:
     """Return the distributions for `study.ask`: every knob, with values that are configurations as they are."""
     return describe_knobs(space.knobs)
+
+
+def study_directions(objective: Objective) -> list[str]:
+    """Return the directions for `optuna.create_study`: of each metric, or of the loss if metrics are weighted."""
+    return ["minimize"] if objective.is_weighted else [term.direction.value for term in objective.terms]
 
 
 def describe_knobs(knobs: Sequence[Knob], *, as_positions: bool = False) -> dict[str, BaseDistribution]:

@@ -5,10 +5,10 @@
     study.tell(trial, step_time_s)                         # or state=TrialState.FAIL
 
 The value is the primary metric of the card's task, or the metrics of `objective`, in their units and directions
-(`objective.directions`); of weighted metrics it is the loss. Tell failures as `TrialState.FAIL`. The models also use
-`trial.user_attrs` if you set them: `failure_kind` (`out_of_memory`, `crashed`, ...) and every metric by its name, such
-as `peak_memory_gib`; constraints of the objective are checked on them. The last value that a pruned trial reported is
-learned from, and is never the best. Trials that run count as running: the surrogate expects of them what it predicts.
+(`study_directions(objective)`); of weighted metrics it is the loss. Tell failures as `TrialState.FAIL`. The models also
+use `trial.user_attrs` if you set them: `failure_kind` (`out_of_memory`, `crashed`, ...) and every metric by its name,
+such as `peak_memory_gib`; constraints of the objective are checked on them. The last value that a pruned trial reported
+is learned from, and is never the best. Trials that run count as running: the surrogate uses what it predicts of them.
 
 `SpaceSampler(TPESampler(), space)` moves what another sampler draws to the nearest configuration of the space that was
 not tried.
@@ -31,7 +31,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerContext, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
-from cclsearch.propose.study.parameters import StudyParameters
+from cclsearch.propose.study.parameters import StudyParameters, study_directions
 from cclsearch.score.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space
 
@@ -96,7 +96,7 @@ class SurrogateSampler(_KnobSampler):
         """Return all knobs of the next configuration; raises UserError if every one was tried."""
         if self._planned:
             return self._parameters.encode(self._planned.pop(0).config)
-        directions, wanted = [direction.name.lower() for direction in study.directions], [*self._objective.directions]
+        directions, wanted = [found.name.lower() for found in study.directions], study_directions(self._objective)
         if directions != wanted:
             raise UserError(
                 f"the study has the directions {directions}, but objective {self._objective.name!r} needs {wanted}:"
