@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+from scipy.stats import norm
 
 from cclsearch.recording.load import load_recording
-from cclsearch.stats.calibration import CalibrationData, KnownResidual, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, KnownResidual, Posterior, Prior, RowModel, calibrate
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, predictor_of
+from cclsearch.stats.kernel import Features, KernelShape
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
 EVERY = np.arange(len(load_recording(LANDSCAPE).space))
@@ -88,6 +91,26 @@ def test_an_out_of_memory_failure_raises_the_predicted_memory():
     fitted = memory_after(memory, [-1], [largest_fitting])
     assert np.median(failed.marginals(EVERY)[0]) > np.median(before.marginals(EVERY)[0])
     assert np.median(fitted.marginals(EVERY)[0]) < np.median(before.marginals(EVERY)[0])
+
+
+@pytest.mark.parametrize("seen", [[1], [-1], [1, 0], [-1, 1, 0, 0]], ids=str)
+def test_the_evidence_of_what_fitted_and_of_what_was_measured_is_the_mean_likelihood_of_drawn_models(seen: list[int]):
+    features = Features(np.zeros((4, 1)), np.zeros((4, 0), dtype=np.int16), np.zeros((4, 0), dtype=np.int16))
+    shape = KernelShape(1e-4, 1.0, 0.0, 0.0)
+    prior = Prior(np.array([0.3, 0.1]), np.array([1.0, 0.7]), shape, noise=0.2, dof=1e6)
+    slope = np.array([0.0, 1.0, 2.0, -1.0])
+
+    def line(rows: np.ndarray) -> RowModel:
+        return lambda theta: np.asarray(theta[..., :1] + theta[..., 1:2] * slope[rows])
+
+    rows, side = np.arange(len(seen)), np.array(seen, dtype=np.int8)
+    values, label_noise = np.where(side == 0, 0.8, np.nan), np.where(side > 0, 0.15, 0.0)
+    found = calibrate(line, features, prior, CalibrationData(rows, values, side, label_noise, limit=0.5, softness=0.1))
+    drawn = line(rows)(prior.mean_P + prior.sd_P * np.random.default_rng(0).standard_normal((200_000, 2)))
+    measured = norm.pdf(drawn, 0.8, 0.2) * np.sqrt(2 * np.pi)
+    threshold = label_noise + (1 - label_noise) * norm.cdf(side * (drawn - 0.5) / 0.1)
+    expected = np.log(np.where(side == 0, measured, threshold).prod(axis=1).mean())
+    assert found.log_evidence == pytest.approx(expected, abs=0.02)
 
 
 def test_the_ensemble_agrees_with_the_marginals():

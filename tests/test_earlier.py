@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,18 @@ def test_searches_that_agree_move_the_prior_and_narrow_it_but_not_below_what_dif
     assert several.sd_P[0] > np.sqrt(OWN_SHARE) * 0.5
     apart = transfer_prior(prior, [fit_of(0.6), fit_of(-0.6)])
     assert abs(apart.mean_P[0]) < 0.05, "searches that contradict each other cancel"
+
+
+def test_searches_far_from_the_next_have_in_common_how_they_differ_from_it() -> None:
+    prior = Prior(np.zeros(2), np.array([0.5, 0.5]), KernelShape(0.02, 1.5, 0.01, 0.02), noise=0.02, dof=4.0)
+
+    def learn(*sizes: int) -> Prior:
+        return transfer_prior(prior, [replace(fit_of(0.6), num_accelerators=size) for size in sizes], 64)
+
+    above, around, near = learn(*[512] * 6), learn(*[8, 512] * 3), learn(*[64] * 6)
+    assert near.sd_P[0] < around.sd_P[0] < above.sd_P[0], "the next lies between searches, or beyond them"
+    assert near.mean_P[0] > around.mean_P[0] > above.mean_P[0]
+    assert learn(*[512] * 12).mean_P[0] < around.mean_P[0], "however many they are"
 
 
 def run_search(name: str, layers: int = 0, learn_from: Sequence[str] | None = (), **hardware: object) -> RunSpec:

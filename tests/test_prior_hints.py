@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, ReportedEvent, SearchView
+from cclsearch.propose.bayes.feasibility import weigh_combinations
 from cclsearch.propose.bayes.prior_hints import (
     LEVELS,
     apply_hints,
@@ -19,8 +21,10 @@ from cclsearch.propose.bayes.prior_hints import (
     parse_hints,
 )
 from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.propose.earlier import EarlierKnowledge, LearnedWays, apply_earlier
 from cclsearch.propose.events import LlmTurn, Note
 from cclsearch.recording.load import load_recording
+from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS
 
 RECORDING = load_recording(Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n")
@@ -121,6 +125,30 @@ def test_a_belief_about_memory_moves_the_memory_but_not_the_time() -> None:
     assert np.all(after.memory_gib_m >= before.memory_gib_m)
     assert after.memory_gib_m.sum() > 1.05 * before.memory_gib_m.sum()
     assert np.allclose(after.log_cost_m, before.log_cost_m)
+
+
+def test_a_belief_changes_odds_of_earlier_searches_as_it_does_those_of_the_shipped_prior() -> None:
+    view = view_with(hint_events(**{"sequence=sharded": "much_more"}))
+    combinations = weigh_combinations(view.predictor, ())
+    replicated = [ways for ways in combinations if ("replicated", 0.0) in ways]
+    assert 2 * len(replicated) == len(combinations)
+    learned = EarlierKnowledge(
+        ways=tuple(
+            LearnedWays(log_multipliers=dict(ways), probability=(0.9 if ways in replicated else 0.1) / len(replicated))
+            for ways in combinations
+        )
+    )
+
+    def find_odds(predictor: Predictor) -> float:
+        """Return the odds that sequences are sharded, before any trial."""
+        found = {ways: math.exp(log_prior) for ways, (log_prior, _) in weigh_combinations(predictor, ()).items()}
+        return sum(p for ways, p in found.items() if ways not in replicated) / sum(found[ways] for ways in replicated)
+
+    shipped, taken_over = view.predictor, apply_earlier(view.predictor, view.space, learned)
+    assert find_odds(taken_over) == pytest.approx(1 / 9)
+    factor = find_odds(apply_hints(shipped, view)) / find_odds(shipped)
+    assert factor > 10
+    assert find_odds(apply_hints(taken_over, view)) / find_odds(taken_over) == pytest.approx(factor)
 
 
 def test_the_parts_of_a_prediction_with_beliefs_add_up_to_it() -> None:

@@ -19,7 +19,7 @@ from cclsearch.core.values import Config, Model
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import KnownResidual, Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
-from cclsearch.stats.kernel import Features, place_configs
+from cclsearch.stats.kernel import Array, Features, place_configs
 from cclsearch.stats.transfer import load_jobs, load_next
 
 EARLIER_ODDS = math.log(4.0)
@@ -52,6 +52,8 @@ class LearnedResidual(Model):
     """Which search, by its position."""
     share: float
     """Variance of what that search has for itself, relative to the prior's."""
+    doublings: float = 0.0
+    """Of the number of accelerators, from the next search's to that one's."""
     config: Config
     mean: float
     sd: float
@@ -99,11 +101,10 @@ def apply_earlier(predictor: Predictor, space: Space, knowledge: EarlierKnowledg
 
 
 def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowledge) -> Predictor:
-    num_jobs = 1 + max((one.search for each in knowledge.residuals.values() for one in each), default=-1)
-    features = predictor.features
-    if num_jobs:
-        features = replace(features, jobs_NJ=load_next(len(features), num_jobs))
-    known = {metric: _place_residuals(each, space, features, num_jobs) for metric, each in knowledge.residuals.items()}
+    features, jobs_JC = predictor.features, _load_searches(knowledge)
+    if len(jobs_JC):
+        features = replace(features, jobs_NJ=load_next(len(features), jobs_JC.shape[1]))
+    known = {metric: _place_residuals(each, space, features, jobs_JC) for metric, each in knowledge.residuals.items()}
 
     def learn(form: ClosedForm) -> ClosedForm:
         metric = form.metric.name
@@ -125,8 +126,17 @@ def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowle
     return replace(predictor, features=features, forms=forms, memory=memory, loads=loads)
 
 
+def _load_searches(knowledge: EarlierKnowledge) -> Array:
+    """Return the loadings of each search with residuals (`load_jobs`), by its position."""
+    found = [one for each in knowledge.residuals.values() for one in each]
+    shares_J, doublings_J = np.zeros((2, 1 + max((one.search for one in found), default=-1)))
+    for one in found:
+        shares_J[one.search], doublings_J[one.search] = one.share, one.doublings
+    return load_jobs(shares_J, doublings_J)
+
+
 def _place_residuals(
-    residuals: Sequence[LearnedResidual], space: Space, features: Features, num_jobs: int
+    residuals: Sequence[LearnedResidual], space: Space, features: Features, jobs_JC: Array
 ) -> KnownResidual | None:
     """Return those residuals whose configurations differ from the space's in knobs that vary there alone."""
     fixed = [knob for knob in space.knobs if len(knob.choices) == 1]
@@ -141,10 +151,7 @@ def _place_residuals(
     placed = place_configs(space, [one.config for one in here])
     if placed.numbers_ND.shape[1] != features.numbers_ND.shape[1]:
         return None
-    shares = np.zeros(num_jobs)
-    for one in here:
-        shares[one.search] = one.share
-    jobs_NJ = load_jobs(shares.tolist(), [1] * num_jobs)[[one.search for one in here]]
+    jobs_NJ = jobs_JC[[one.search for one in here]]
     value_m, sd_m = (np.array(each) for each in zip(*((one.mean, one.sd) for one in here), strict=True))
     return KnownResidual(replace(placed, jobs_NJ=jobs_NJ), value_m, sd_m**2)
 

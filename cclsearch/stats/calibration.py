@@ -266,10 +266,17 @@ def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence
         mean = prior_mean + covariance @ alpha
         variance = np.diag(covariance) - np.sum(_solve(factor, covariance) ** 2, axis=0)
         sites.update(mean, np.maximum(variance, MIN_VARIANCE))
-    half_log_det = float(np.sum(np.log(np.diag(_factorize(covariance, sites.variance_n)))))
-    log_evidence = -0.5 * float((sites.target_n - prior_mean) @ alpha) - half_log_det
+    last, error_n = _factorize(covariance, sites.variance_n), sites.target_n - prior_mean
+    half_log_det = float(np.sum(np.log(np.diag(last))))
     # a Student-t is a normal whose precision has a gamma distribution: a low weight costs that density
-    log_evidence += 0.5 * prior.dof * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1))
+    log_evidence = 0.5 * prior.dof * float(np.sum(np.log(sites.weight_n) - sites.weight_n + 1)) - half_log_det
+    if evidence.censoring_n.any():
+        weighed = cho_solve((last, True), error_n, check_finite=False)
+        variance = np.diag(covariance) - np.sum(_solve(last, covariance) ** 2, axis=0)
+        log_evidence += sites.log_scale(prior_mean + covariance @ weighed, np.maximum(variance, MIN_VARIANCE))
+    else:
+        weighed = alpha
+    log_evidence -= 0.5 * float(error_n @ weighed)
     return Posterior(
         model=model,
         prior=prior,
@@ -332,17 +339,36 @@ class _Sites:
         if not self._measured.all():
             self._match_thresholds(np.flatnonzero(~self._measured), mean_n, variance_n)
 
+    def log_scale(self, mean_n: Array, variance_n: Array) -> float:
+        """Return the log of the factors that make the approximations of the censored observations as probable as these
+        are, given the posterior moments at them (Rasmussen and Williams 2006, equation 3.65).
+        """
+        at, precision, cavity_mean, z = self._find_cavities(np.flatnonzero(~self._measured), mean_n, variance_n)
+        label_noise = self._evidence.label_noise_n[at]
+        scale = (label_noise + (1 - label_noise) * ndtr(z)) * np.sqrt(1 / precision + self.variance_n[at])
+        gap2 = (cavity_mean - self.target_n[at]) ** 2 / (1 / precision + self.variance_n[at])
+        return float(np.sum(np.log(np.maximum(scale, _TINY)) + 0.5 * gap2))
+
+    def _find_cavities(
+        self, censored: NDArray[np.int64], mean_n: Array, variance_n: Array
+    ) -> tuple[NDArray[np.int64], Array, Array, Array]:
+        """Return, of these censored observations, those with a cavity (what all others say): its precision, its mean,
+        and how many standard deviations it is on the side that was seen.
+        """
+        precision = 1 / variance_n[censored] - 1 / self.variance_n[censored]
+        at, precision = censored[precision > MIN_CAVITY_PRECISION], precision[precision > MIN_CAVITY_PRECISION]
+        cavity_mean = (mean_n[at] / variance_n[at] - self.target_n[at] / self.variance_n[at]) / precision
+        spread = np.sqrt(1 / precision + self._evidence.softness**2)
+        side = self._evidence.censoring_n[at].astype(np.float64)
+        return at, precision, cavity_mean, side * (cavity_mean - self._evidence.limit) / spread
+
     def _match_thresholds(self, censored: NDArray[np.int64], mean_n: Array, variance_n: Array) -> None:
         """Match the truncated moments of these censored observations; all of them at once, as none uses another's."""
         evidence = self._evidence
-        precision = 1 / variance_n[censored] - 1 / self.variance_n[censored]
-        at, precision = censored[precision > MIN_CAVITY_PRECISION], precision[precision > MIN_CAVITY_PRECISION]
-        old_precision = 1 / self.variance_n[at]
-        cavity_variance = 1 / precision
-        cavity_mean = cavity_variance * (mean_n[at] / variance_n[at] - self.target_n[at] / self.variance_n[at])
+        at, precision, cavity_mean, z = self._find_cavities(censored, mean_n, variance_n)
+        old_precision, cavity_variance = 1 / self.variance_n[at], 1 / precision
         spread = np.sqrt(cavity_variance + evidence.softness**2)
         side, label_noise = evidence.censoring_n[at].astype(np.float64), evidence.label_noise_n[at]
-        z = side * (cavity_mean - evidence.limit) / spread
         density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
         total = label_noise + (1 - label_noise) * ndtr(z)
         slope = (1 - label_noise) * density / np.maximum(total, _TINY)

@@ -94,10 +94,12 @@ class MemoryForm:
     determined: frozenset[str] = frozenset()
     """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
     ways: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`."""
+    """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`, if it has several."""
+    believed: Mapping[tuple[str, float], float] = field(default_factory=dict)
+    """Multiplier and the log multiplier of a way -> log of the factor by which beliefs of an LLM change its odds."""
 
     def weigh_ways(self, name: str, prior: Prior | None = None) -> tuple[float, ...]:
-        """Return the weight of each way of an undeclared multiplier before any trial, up to a common factor.
+        """Return the weight of each way of an undeclared multiplier before trials and beliefs, up to a common factor.
 
         `prior`: of the multipliers; the form's own by default.
         """

@@ -18,7 +18,8 @@ from cclsearch.stats.calibration import CalibrationData, KnownResidual, Parametr
 from cclsearch.stats.kernel import Array, Features
 
 OWN_SHARE = 0.35
-"""Share of the prior variance of a log multiplier that differs between searches on one cluster with one framework."""
+"""Share of the prior variance of a log multiplier, and of the residual, that differs between searches on one cluster
+with one framework; as much again changes with each doubling of the number of accelerators."""
 NUM_FIRST = 5
 """Trials of a search that earlier ones should predict: afterwards its own trials say more."""
 MAX_GAIN = 3.0
@@ -28,6 +29,8 @@ DOUBTS = ((1.0, 1.0), (3.0, 2.0), (10.0, 4.0))
 Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all."""
 NOISE_PENALTY = 0.2
 """What a doubt loses in log evidence for each log unit of noise above the prior's."""
+ROUNDED = 12
+"""Digits to which log multipliers are compared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,28 +45,40 @@ class EarlierFit:
     """One observation for each row, in their order."""
     own_share: float | None = None
     """Variance of a multiplier that this search has for itself, relative to the prior's, and its residual is its own.
-    None: both by its number of accelerators."""
+    None: `OWN_SHARE`, and more by its number of accelerators."""
     num_accelerators: int = 1
 
-    def find_share(self, num_accelerators: int) -> float:
-        """Return the variance that it has for itself if the next search is on so many accelerators."""
-        if self.own_share is not None:
-            return self.own_share
-        return OWN_SHARE * (1 + abs(float(np.log2(self.num_accelerators / num_accelerators))))
+    def count_doublings(self, num_accelerators: int) -> float:
+        """Return the doublings from so many accelerators of the next search to its own; 0 if they do not matter."""
+        return 0.0 if self.own_share is not None else float(np.log2(self.num_accelerators / num_accelerators))
 
 
-def load_jobs(shares: Sequence[float], num_rows: Sequence[int]) -> Array:
-    """Return the loadings of the rows of jobs with these shares on what jobs have in common and on what each has alone.
+def load_jobs(shares_J: Array, doublings_J: Array) -> Array:
+    """Return the loadings of jobs, so many doublings of accelerators from the next job, on what they differ in.
 
-    Column 0 is what they have in common, column 1 is that of the next job, `load_next`.
+    Column 0 is what all jobs have in common, column 1 what the next job, `load_next`, has alone, then what each has
+    alone, with these shares; the others are steps of a random walk over the number of accelerators, `find_steps`.
     """
-    own = np.hstack([np.zeros((len(shares), 1)), np.diag(np.sqrt(shares))])
-    return np.repeat(np.hstack([np.full((len(shares), 1), np.sqrt(1 - OWN_SHARE)), own]), num_rows, axis=0)
+    passed_JS, length_S = find_steps(doublings_J)
+    first = np.tile([np.sqrt(1 - OWN_SHARE), 0.0], (len(shares_J), 1))
+    return np.hstack([first, np.diag(np.sqrt(shares_J)), passed_JS * np.sqrt(OWN_SHARE * length_S)])
 
 
-def load_next(num_rows: int, num_jobs: int) -> Array:
-    """Return the loadings of the rows of the next job, beside those of so many earlier jobs."""
-    return np.tile([np.sqrt(1 - OWN_SHARE), np.sqrt(OWN_SHARE), *[0.0] * num_jobs], (num_rows, 1))
+def find_steps(doublings_J: Array) -> tuple[Array, Array]:
+    """(J, S) whether each of S steps lies between the next job and each job, and (S,) their lengths, in doublings.
+
+    So jobs far from the next on the same side have in common how they differ from it, and however many they are, they
+    do not show what it is like.
+    """
+    edges = np.unique([0.0, *doublings_J])
+    low_S, high_S = edges[:-1], edges[1:]
+    passed_JS = np.where(low_S >= 0, doublings_J[:, None] >= high_S, doublings_J[:, None] <= low_S)
+    return passed_JS.astype(np.float64), high_S - low_S
+
+
+def load_next(num_rows: int, num_columns: int) -> Array:
+    """Return the loadings of the rows of the next job, beside those of earlier jobs with so many columns."""
+    return np.tile([np.sqrt(1 - OWN_SHARE), np.sqrt(OWN_SHARE), *[0.0] * (num_columns - 2)], (num_rows, 1))
 
 
 def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerators: int = 1) -> Prior:
@@ -72,14 +87,16 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerator
     Means and widths change, and what is known of the residual is added: its features have the loadings of `load_jobs`.
     """
     size = len(prior.mean_P)
-    shares = [search.find_share(num_accelerators) for search in searches]
-    model, features = _stack(searches, size, shares)
+    shares_J = np.array([OWN_SHARE if search.own_share is None else search.own_share for search in searches])
+    doublings_J = np.array([search.count_doublings(num_accelerators) for search in searches])
+    passed_JS, length_S = find_steps(doublings_J)
+    part_JB = np.hstack([np.ones((len(searches), 1)), np.eye(len(searches)), passed_JS])
+    share_B = np.array([1 - OWN_SHARE, *shares_J, *(OWN_SHARE * length_S)])
+    model, features = _stack(searches, part_JB, load_jobs(shares_J, doublings_J))
     evidence = _join([search.evidence for search in searches])
     own = np.sqrt(OWN_SHARE) * prior.sd_P
-    apart = [np.sqrt(share) * prior.sd_P for share in shares]
-    common = np.sqrt(1 - OWN_SHARE) * prior.sd_P
-    mean_P = np.concatenate([prior.mean_P, np.zeros(size * len(searches))])
-    joint = replace(prior, mean_P=mean_P, sd_P=np.concatenate([common, *apart]))
+    mean_P = np.concatenate([prior.mean_P, np.zeros(size * (len(share_B) - 1))])
+    joint = replace(prior, mean_P=mean_P, sd_P=np.outer(np.sqrt(share_B), prior.sd_P).ravel())
     means, variances, scores, known = [], [], [], []
     for noise, residual in DOUBTS:
         doubted = replace(joint, shape=joint.shape.scaled(residual), noise=joint.noise * noise)
@@ -117,7 +134,10 @@ def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
     for search in searches:
         rest = [other for other in searches if other is not search]
         others, first = transfer_prior(prior, rest, search.num_accelerators), _take_first(search.evidence)
-        features = replace(search.features, jobs_NJ=load_next(len(search.features), len(rest)))
+        assert others.known is not None
+        assert others.known.features.jobs_NJ is not None
+        num_columns = others.known.features.jobs_NJ.shape[1]
+        features = replace(search.features, jobs_NJ=load_next(len(search.features), num_columns))
         with_others, alone = (calibrate(search.model, features, one, first) for one in (others, prior))
         gains.append(float(np.clip(with_others.log_evidence - alone.log_evidence, -MAX_GAIN, MAX_GAIN)))
     return sum(gains) / (len(gains) + 1)
@@ -130,28 +150,28 @@ def _take_first(evidence: CalibrationData) -> CalibrationData:
     return replace(evidence, **first, noise_n=None if evidence.noise_n is None else evidence.noise_n[:NUM_FIRST])
 
 
-def _stack(searches: Sequence[EarlierFit], size: int, shares: Sequence[float]) -> tuple[ParametricModel, Features]:
-    """Return one model of all rows, whose parameters are the common ones and each search's differences from them."""
+def _stack(searches: Sequence[EarlierFit], part_JB: Array, jobs_JC: Array) -> tuple[ParametricModel, Features]:
+    """Return one model of all rows: the multipliers of each search are the sum of those of its parts of B blocks."""
     counts = [len(search.features) for search in searches]
-    ends = np.cumsum(counts)
+    ends, size = np.cumsum(counts), part_JB.shape[1]
 
     def model(rows: NDArray[np.int64]) -> RowModel:
         each = []
-        for k, (search, end, count) in enumerate(zip(searches, ends, counts, strict=True)):
+        for search, end, count, part_B in zip(searches, ends, counts, part_JB, strict=True):
             at = np.flatnonzero((rows >= end - count) & (rows < end))
-            each.append((at, search.model(rows[at] - (end - count)), slice(size * (k + 1), size * (k + 2))))
+            each.append((at, search.model(rows[at] - (end - count)), part_B))
 
         def value(theta: Array) -> Array:
             found = np.empty((*theta.shape[:-1], len(rows)))
-            for at, one, own in each:
-                summed = theta[..., :size] + theta[..., own]
+            blocks = theta.reshape(*theta.shape[:-1], size, -1)
+            for at, one, part_B in each:
+                summed = part_B @ blocks
                 if theta.ndim == 1:
                     found[at] = one(summed)
                     continue
-                # most points of a derivative change another search's parameters alone
-                found[:, at] = one(summed[0])
-                moved = np.flatnonzero((summed != summed[0]).any(axis=1))
-                found[np.ix_(moved, at)] = one(summed[moved])
+                # most points of a derivative are, but for rounding, the same for this search
+                distinct, which = np.unique(np.round(summed, ROUNDED), axis=0, return_inverse=True)
+                found[:, at] = one(distinct)[which.ravel()]
             return found
 
         return value
@@ -159,7 +179,7 @@ def _stack(searches: Sequence[EarlierFit], size: int, shares: Sequence[float]) -
     numbers_ND = np.concatenate([search.features.numbers_ND for search in searches])
     categories_NC = np.concatenate([search.features.categories_NC for search in searches])
     unknown_NU = np.zeros((len(numbers_ND), 0), dtype=np.int16)
-    jobs_NJ = load_jobs(shares, counts)
+    jobs_NJ = np.repeat(jobs_JC, counts, axis=0)
     alone_N = np.repeat([search.own_share is not None for search in searches], counts)
     jobs_NJ[alone_N] = np.sign(jobs_NJ[alone_N])
     jobs_NJ[alone_N, 0] = 0.0

@@ -255,7 +255,8 @@ def _learn(
     residuals = [
         LearnedResidual(
             search=one.index,
-            share=round(one.fit.find_share(num_accelerators), DIGITS),
+            share=OWN_SHARE if one.fit.own_share is None else one.fit.own_share,
+            doublings=round(one.fit.count_doublings(num_accelerators), DIGITS),
             config=config,
             mean=round(mean, DIGITS),
             sd=round(sd, DIGITS),
@@ -263,4 +264,6 @@ def _learn(
         for (one, config), mean, sd in found
         if math.isfinite(mean) and math.isfinite(sd)
     ]
-    return priors, tuple(sorted(residuals, key=lambda each: each.share)[:MAX_RESIDUALS])
+    return priors, tuple(
+        sorted(residuals, key=lambda each: each.share + OWN_SHARE * abs(each.doublings))[:MAX_RESIDUALS]
+    )

@@ -70,10 +70,10 @@ class Feasibility:
         found: dict[str, dict[str, float]] = {}
         for name, labels in (self.form.ways if self.form else {}).items():
             at = self.form.form.multipliers.index(name)  # type: ignore[union-attr]
-            values = [value for value, _ in self.form.undeclared.get(name, ())]  # type: ignore[union-attr]
+            values = [value for value, _ in self.form.undeclared[name]]  # type: ignore[union-attr]
             mean_h = np.array([hypothesis.prior.mean_P[at] for hypothesis in self.hypotheses])
             weights = [float(self.weight_h @ (mean_h == value)) for value in values]
-            if len(labels) == len(weights) and sum(weights) > 1 - _MIN_WEIGHT:
+            if sum(weights) > 1 - _MIN_WEIGHT:
                 found[name] = dict(zip(labels, weights, strict=True))
         return found
 
@@ -234,14 +234,14 @@ def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple
     for ways in product(
         *(zip(form.undeclared[name], form.weigh_ways(name, prior), strict=True) for name in undeclared)
     ):
-        mean_P, sd_P, log_prior = prior.mean_P.copy(), prior.sd_P.copy(), 0.0
+        mean_P, sd_P, probability = prior.mean_P.copy(), prior.sd_P.copy(), 1.0
         for name, ((log_multiplier, _), weight) in zip(undeclared, ways, strict=True):
             at = form.form.multipliers.index(name)
             mean_P[at], sd_P[at] = log_multiplier, _UNDECLARED_SD
-            log_prior += float(np.log(weight))
+            probability *= weight
         chosen = frozenset((name, value) for name, ((value, _), _) in zip(undeclared, ways, strict=True))
-        if chosen in form.probabilities:
-            log_prior = float(np.log(form.probabilities[chosen]))
+        log_prior = float(np.log(form.probabilities.get(chosen, probability)))
+        log_prior += sum(form.believed.get(way, 0.0) for way in chosen)
         found.append((chosen, replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior))
     total = float(logsumexp([log_prior for *_, log_prior in found]))
     return [(ways, each, log_prior - total) for ways, each, log_prior in found]

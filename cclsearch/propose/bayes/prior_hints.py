@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -67,7 +67,7 @@ def name_parts(predictor: Predictor) -> tuple[str, ...]:
 
 def name_ways(memory: MemoryForm | None) -> tuple[str, ...]:
     """Return the names of the ways in which frameworks do what the space does not declare."""
-    return () if memory is None else tuple(way for name in memory.undeclared for way in memory.ways.get(name, ()))
+    return () if memory is None else tuple(way for ways in memory.ways.values() for way in ways)
 
 
 def name_value(knob: str, choice: object) -> str:
@@ -275,21 +275,18 @@ def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
         own = {part: found for part in hints if (found := find_memory_value(view.space, part))}
         of_memory = _shift(memory.form, predictor.memory_hint_parts, hints)
         form_of_memory = _add_values(of_memory, view.space, hints, own)
-        memory = replace(memory, form=form_of_memory, undeclared=_weigh_ways(memory, hints))
+        memory = replace(memory, form=form_of_memory, believed=_weigh_ways(memory, hints))
     return replace(predictor, forms={**predictor.forms, view.primary.name: form}, memory=memory)
 
 
-def _weigh_ways(
-    memory: MemoryForm, hints: Mapping[str, ActiveHint]
-) -> Mapping[str, Sequence[tuple[float, float | None]]]:
-    """Return the undeclared multipliers with the weights of their ways after the beliefs about them."""
-    weighed: dict[str, Sequence[tuple[float, float | None]]] = dict(memory.undeclared)
-    for name, labels in memory.ways.items():
-        if name in memory.undeclared and not hints.keys().isdisjoint(labels):
-            factors = [math.exp(hints[label].log_odds) if label in hints else 1.0 for label in labels]
-            weights = [w * factor for w, factor in zip(memory.weigh_ways(name), factors, strict=True)]
-            weighed[name] = [(value, w) for (value, _), w in zip(memory.undeclared[name], weights, strict=True)]
-    return weighed
+def _weigh_ways(memory: MemoryForm, hints: Mapping[str, ActiveHint]) -> Mapping[tuple[str, float], float]:
+    """Return what the beliefs add to the log odds of each way, by its multiplier and log multiplier."""
+    return {
+        (name, value): hints[label].log_odds
+        for name, labels in memory.ways.items()
+        for label, (value, _) in zip(labels, memory.undeclared[name], strict=True)
+        if label in hints
+    }
 
 
 def _shift(form: ClosedForm, parts: Mapping[str, Mapping[str, float]], hints: Mapping[str, ActiveHint]) -> ClosedForm:

@@ -133,13 +133,13 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
         metrics[STEP_TIME], time.MULTIPLIERS, time_prior, steps.log_cost, steps.split, "time_parts_s", "s/step"
     )
     peak = ClosedForm(metrics[PEAK_MEMORY], memory.MULTIPLIERS, priors.memory, peaks.log_cost, peaks.split)
-    log_limit = float(np.log(USABLE_MEMORY * machine.memory_gib))
+    log_limit, undeclared = float(np.log(USABLE_MEMORY * machine.memory_gib)), _find_undeclared(layout)
     return Predictor(
         features=read_features(space),
         forms={STEP_TIME: step_time},
         memory=MemoryForm(
-            *(peak, log_limit, priors.softness, _find_undeclared(layout), frozenset({"kept"})),
-            ways=WAYS,
+            *(peak, log_limit, priors.softness, undeclared, frozenset({"kept"})),
+            ways={name: WAYS[name] for name, ways in undeclared.items() if len(ways) == len(WAYS[name])},
         ),
         hint_parts=HINT_PARTS,
         memory_hint_parts=MEMORY_HINT_PARTS,
