@@ -6,7 +6,7 @@ Hypotheses differ in how far the closed form may be off and in how noisy the clu
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -27,6 +27,11 @@ RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
 """Scale of the residual of the closed form in each hypothesis, relative to the prior's."""
 NOISE_FACTORS = (1.0, 3.0, 10.0)
 """Run-to-run noise in each hypothesis, relative to the prior's."""
+SCALE = "scale"
+"""Multiplier of the whole cost, if the closed form has one."""
+WIDE_SCALE = float(np.log(10.0))
+"""Standard deviation of the log of `SCALE` in hypotheses of their own: a factor of ten either way. Hardware or a
+framework unlike all that the prior was fitted to may be off by far, which each configuration had to learn alone."""
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
@@ -86,7 +91,7 @@ def fit_ensemble(
 ) -> Ensemble:
     """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs."""
     hypotheses, scores = [], []
-    for base, penalty in [(form.prior, 0.0), *([(form.unlearned, form.odds)] if form.unlearned else [])]:
+    for base, penalty in _list_priors(form):
         for noise, residual in product(NOISE_FACTORS, RESIDUAL_FACTORS):
             prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
             data = _collect_data(form, observations, earlier, prior, doubted)
@@ -99,6 +104,20 @@ def fit_ensemble(
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
     return Ensemble(form, tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum(), doubted)
+
+
+def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:
+    """Yield each prior of the multipliers, and what its hypotheses lose in log evidence.
+
+    The wide one loses the log of how much wider it is: before any trial, that is how much less likely it is.
+    """
+    yield form.prior, 0.0
+    if form.unlearned:
+        yield form.unlearned, form.odds
+    prior, odds = (form.unlearned, form.odds) if form.unlearned else (form.prior, 0.0)
+    if SCALE in form.multipliers and (known := float(prior.sd_P[form.multipliers.index(SCALE)])) < WIDE_SCALE:
+        sd_P = np.where(np.array(form.multipliers) == SCALE, WIDE_SCALE, prior.sd_P)
+        yield replace(prior, sd_P=sd_P), odds + float(np.log(WIDE_SCALE / known))
 
 
 def predict_without(
