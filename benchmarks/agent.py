@@ -245,7 +245,7 @@ def run_finish(folder: Path) -> None:
         ends = [next((n for n, at in enumerate(states) if rule(at)), len(states) - 1) for states in searches]
         lost = [states[end].log - states[-1].log for states, end in zip(searches, ends, strict=True)]
         count = f"{sum(log > 0.005 for log in lost)} of {len(lost)}"
-        print(f"| {name} | {np.mean(ends) + 1:.1f} | {np.mean(lost):.4f} | {count} |")
+        print(f"| {name} | {np.mean(ends) + 1:.2f} | {np.mean(lost):.4f} | {count} |")
 
 
 def replay_states(recording: Recording) -> list[State]:
