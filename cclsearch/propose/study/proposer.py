@@ -1,15 +1,16 @@
 """Asks an Optuna study for the next configurations: of the surrogate by default, or of any other sampler.
 
 The study in memory is computed from the view, so the ledger alone decides what is proposed: its trials are those of the
-view by number, running ones included. A sampler that keeps its state in the study or in itself (`cmaes`, `nsgaii`, your
-own) draws again for every trial when the study is built anew, which it is for each proposal while others run, and is
-then told the configuration that ran (finished ones first); others get a seed of their own for each proposal.
+view by number, running ones included. The surrogate plans from the view itself, which holds more than a study can. A
+sampler that keeps its state in the study or in itself (`cmaes`, `nsgaii`, your own) draws again for every trial when
+the study is built anew, which it is for each proposal while others run, and is then told the configuration that ran
+(finished ones first); others get a seed of their own for each proposal.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, format_config
+from cclsearch.core.values import format_config
 from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.observations import observed_failures, observed_losses, observed_trials
 
@@ -27,50 +28,13 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-    from cclsearch.propose.study.samplers import SpaceSampler
+    from cclsearch.propose.study.samplers import SpaceSampler, SurrogateSampler
 
 MakeSampler = Callable[..., "BaseSampler"]
 """Seed, and `constraints_func` if the objective has constraints -> sampler."""
 PENALTY = 2.0
 """With `penalize`, a failed trial is told as this times the worst loss so far (for a positive loss)."""
 VIOLATION = "violation"
-
-
-class SurrogateProposer(Proposer):
-    """Asks a study whose sampler is the surrogate, which learns from everything in the view."""
-
-    name = "surrogate"
-
-    def __init__(self) -> None:
-        self._events: list[ProposerEvent] = []
-        self._ending: str | None = None
-
-    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """Return up to `count` proposals, chosen as one batch; none if nothing is feasible or left."""
-        from cclsearch.propose.study.parameters import search_space_distributions
-        from cclsearch.propose.study.samplers import SurrogateSampler, make_surrogate
-
-        surrogate = make_surrogate(view.objective)
-        planned = list(surrogate.propose(view, count))
-        self._events += surrogate.take_events()
-        self._ending = surrogate.ending()
-        sampler = SurrogateSampler(view.card, view.space, objective=view.objective, planned=planned)
-        study = create_study(sampler, len(view.objective.terms) if view.objective.is_multi else 1)
-        distributions = search_space_distributions(view.space)
-        asked = [Config(study.ask(distributions).params) for _ in planned]
-        return [
-            replace(proposal, config=config, proposer=self.name)
-            for config, proposal in zip(asked, planned, strict=True)
-        ]
-
-    def take_events(self) -> Sequence[ProposerEvent]:
-        """See `Proposer`."""
-        events, self._events = self._events, []
-        return events
-
-    def ending(self) -> str | None:
-        """See `Proposer`."""
-        return self._ending
 
 
 @dataclass
@@ -90,70 +54,43 @@ class _Told:
     """Whether every running trial of the study is in `running` or `asked`."""
 
 
-class StudyProposer(Proposer):
-    """Asks a study with a sampler of Optuna, of OptunaHub or of yours; what it draws is moved into the space."""
+class _StudyKeeper(Proposer):
+    """Keeps a study in memory that holds the trials of the view."""
 
-    def __init__(self, name: str, make_sampler: MakeSampler, *, has_state: bool = True, penalize: bool = False) -> None:
-        """With `penalize` failures are told as bad losses instead of FAIL, which many samplers ignore."""
-        self.name = name
-        self._make_sampler = make_sampler
+    def __init__(self, *, has_state: bool = False, penalize: bool = False) -> None:
         self._has_state = has_state
         self._penalize = penalize
         self._study: Study | None = None
         self._told: _Told | None = None
         self._view: SearchView | None = None
 
-    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        """Return up to `count` untried configurations; raises UserError if the sampler fails."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return self._propose(view, count)
-        except UserError:
-            raise
-        except Exception as error:  # code of others runs here
-            self._study = None
-            reason = one_line(f"{type(error).__name__}: {error}", 300)
-            raise UserError(
-                f"the sampler {self.name!r} failed: {reason}; fix it, or choose another with --sampler"
-            ) from error
+    def _make(self, view: SearchView, seed: int) -> SurrogateSampler | SpaceSampler:
+        """Return a sampler of the view's space."""
+        raise NotImplementedError
 
-    def _propose(self, view: SearchView, count: int) -> list[Proposal]:
-        from cclsearch.propose.study.samplers import DRAWN
-
-        sampler = self._update(view)
-        study, told = self._study, self._told
-        assert study is not None, "the study was built"
-        assert told is not None, "the study was told the view"
-        free_N = ~view.taken_N
-        proposals: list[Proposal] = []
-        for _ in range(min(count, int(free_N.sum()))):
-            sampler.free_N = free_N
-            trial = study.ask(self._distributions)
-            row = self._parameters.find_row(trial.params)
-            assert row is not None, "a sampler of the space proposes its rows"
-            free_N[row] = False
-            told.asked.append((row, int(trial.number)))
-            drawn = study._storage.get_trial(trial._trial_id).user_attrs.get(DRAWN)
-            moved = f", moved to the nearest free configuration from {format_config(drawn)}" if drawn else ""
-            proposals.append(Proposal(view.space.config(row), self.name, f"drawn by the sampler {self.name}{moved}"))
-        return proposals
-
-    def _update(self, view: SearchView) -> SpaceSampler:
+    def _update(self, view: SearchView) -> SurrogateSampler | SpaceSampler:
         """Bring the study to the state of the view; returns its sampler."""
-        from cclsearch.propose.study.samplers import SpaceSampler
-
         if not self._continues(view):
             self._build(view)
         assert self._study is not None, "the study was built"
         sampler: Any = self._study.sampler
         if not self._has_state:
             words = [view.seed, len(view.observations), len(view.pending)]
-            seed = int(np.random.SeedSequence(words).generate_state(1)[0])
-            sampler = SpaceSampler(self._make(view, seed), view.space, parameters=self._parameters)
+            sampler = self._make(view, int(np.random.SeedSequence(words).generate_state(1)[0]))
             self._study.sampler = sampler
         self._view = view
         return sampler  # type: ignore[no-any-return]
+
+    def _ask(self) -> tuple[int, Mapping[str, Any]]:
+        """Ask the study, which was brought to the state of the view, for a trial: its row and its user attributes."""
+        study, told = self._study, self._told
+        assert study is not None, "the study was built"
+        assert told is not None, "the study was told the view"
+        trial = study.ask(self._distributions)
+        row = self._parameters.find_row(trial.params)
+        assert row is not None, "a sampler of the space proposes its rows"
+        told.asked.append((row, int(trial.number)))
+        return row, study._storage.get_trial(trial._trial_id).user_attrs
 
     def _continues(self, view: SearchView) -> bool:
         """Tell the study what is new and return True; False if it has to be built anew."""
@@ -199,12 +136,10 @@ class StudyProposer(Proposer):
 
     def _build(self, view: SearchView) -> None:
         from cclsearch.propose.study.parameters import StudyParameters
-        from cclsearch.propose.study.samplers import SpaceSampler
 
         self._parameters = StudyParameters(view.space, as_positions=True)
         self._distributions = self._parameters.distributions
-        sampler = SpaceSampler(self._make(view, view.seed), view.space, parameters=self._parameters)
-        self._study = create_study(sampler, self._num_values(view))
+        self._study = create_study(self._make(view, view.seed), self._num_values(view))
         told = self._told = _read_told(view)
         numbered = {} if self._has_state else dict(view.pending_trials)
         told.last = max([*numbered, int(told.trials_n.max(initial=0))])
@@ -274,9 +209,93 @@ class StudyProposer(Proposer):
     def _num_values(self, view: SearchView) -> int:
         return len(view.objective.terms) if view.objective.is_multi else 1
 
-    def _make(self, view: SearchView, seed: int) -> BaseSampler:
+
+class SurrogateProposer(_StudyKeeper):
+    """Asks a study whose sampler is the surrogate, which plans from everything in the view."""
+
+    name = "surrogate"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._planned: Sequence[Proposal] = ()
+        self._events: list[ProposerEvent] = []
+        self._ending: str | None = None
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Return up to `count` proposals, chosen as one batch; none if nothing is feasible or left."""
+        from cclsearch.propose.study.samplers import make_surrogate
+
+        surrogate = make_surrogate(view.objective)
+        self._planned = tuple(surrogate.propose(view, count))
+        self._events += surrogate.take_events()
+        self._ending = surrogate.ending()
+        self._update(view)
+        rows = [self._ask()[0] for _ in self._planned]
+        return [
+            replace(planned, config=view.space.config(row), proposer=self.name)
+            for row, planned in zip(rows, self._planned, strict=True)
+        ]
+
+    def take_events(self) -> Sequence[ProposerEvent]:
+        """See `Proposer`."""
+        events, self._events = self._events, []
+        return events
+
+    def ending(self) -> str | None:
+        """See `Proposer`."""
+        return self._ending
+
+    def _make(self, view: SearchView, seed: int) -> SurrogateSampler:
+        from cclsearch.propose.study.samplers import SurrogateSampler
+
+        planned, parameters = self._planned, self._parameters
+        return SurrogateSampler(view.card, view.space, objective=view.objective, planned=planned, parameters=parameters)
+
+
+class StudyProposer(_StudyKeeper):
+    """Asks a study with a sampler of Optuna, of OptunaHub or of yours; what it draws is moved into the space."""
+
+    def __init__(self, name: str, make_sampler: MakeSampler, *, has_state: bool = True, penalize: bool = False) -> None:
+        """With `penalize` failures are told as bad losses instead of FAIL, which many samplers ignore."""
+        super().__init__(has_state=has_state, penalize=penalize)
+        self.name = name
+        self._make_sampler = make_sampler
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        """Return up to `count` untried configurations; raises UserError if the sampler fails."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return self._propose(view, count)
+        except UserError:
+            raise
+        except Exception as error:  # code of others runs here
+            self._study = None
+            reason = one_line(f"{type(error).__name__}: {error}", 300)
+            raise UserError(
+                f"the sampler {self.name!r} failed: {reason}; fix it, or choose another with --sampler"
+            ) from error
+
+    def _propose(self, view: SearchView, count: int) -> list[Proposal]:
+        from cclsearch.propose.study.samplers import DRAWN
+
+        sampler: Any = self._update(view)
+        free_N = ~view.taken_N
+        proposals: list[Proposal] = []
+        for _ in range(min(count, int(free_N.sum()))):
+            sampler.free_N = free_N
+            row, attributes = self._ask()
+            free_N[row] = False
+            drawn = attributes.get(DRAWN)
+            moved = f", moved to the nearest free configuration from {format_config(drawn)}" if drawn else ""
+            proposals.append(Proposal(view.space.config(row), self.name, f"drawn by the sampler {self.name}{moved}"))
+        return proposals
+
+    def _make(self, view: SearchView, seed: int) -> SpaceSampler:
+        from cclsearch.propose.study.samplers import SpaceSampler
+
         constrained = {"constraints_func": _read_violation} if view.objective.constraints else {}
-        return self._make_sampler(seed, **constrained)
+        return SpaceSampler(self._make_sampler(seed, **constrained), view.space, parameters=self._parameters)
 
 
 def create_study(sampler: BaseSampler, num_values: int) -> Study:

@@ -80,9 +80,10 @@ class SurrogateSampler(_KnobSampler):
         seed: int = 0,
         expected_trials: int = 15,
         planned: Sequence[Proposal] = (),
+        parameters: StudyParameters | None = None,
     ) -> None:
         """With `planned`, the next draws are these, which a search planned from its ledger."""
-        super().__init__(StudyParameters(space))
+        super().__init__(parameters or StudyParameters(space))
         self._objective = objective or single_metric(find_task_metric(card.task))
         self._card = card
         self._seed = seed
