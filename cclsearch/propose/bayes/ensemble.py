@@ -89,17 +89,23 @@ def fit_ensemble(
     earlier: Sequence[Observation],
     doubted: Set[int] = frozenset(),
 ) -> Ensemble:
-    """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs."""
-    hypotheses, scores = [], []
+    """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs.
+
+    Hypotheses with less noise and residual tell two priors apart more clearly. So if the first one of a prior has less
+    than `MIN_WEIGHT` beside the first one of all, the others of that prior are not fitted.
+    """
+    hypotheses: list[Posterior] = []
+    scores: list[float] = []
     for base, penalty in _list_priors(form):
-        for noise, residual in product(NOISE_FACTORS, RESIDUAL_FACTORS):
+        for n, (noise, residual) in enumerate(product(NOISE_FACTORS, RESIDUAL_FACTORS)):
+            if n == 1 and scores[-1] < scores[0] + np.log(MIN_WEIGHT):
+                break
             prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
             data = _collect_data(form, observations, earlier, prior, doubted)
             hypothesis = calibrate(form.log_cost, features, prior, data)
             hypotheses.append(hypothesis)
-            scores.append(
-                hypothesis.log_evidence - 0.5 * np.log(residual) ** 2 - NOISE_PENALTY * np.log(noise) - penalty
-            )
+            doubt = 0.5 * np.log(residual) ** 2 + NOISE_PENALTY * np.log(noise)
+            scores.append(float(hypothesis.log_evidence - doubt - penalty))
     weights = np.exp(np.array(scores) - max(scores))
     weights /= weights.sum()
     kept = np.flatnonzero(weights >= MIN_WEIGHT)
