@@ -16,6 +16,8 @@ test: $(VENV)/.installed-dev test-light test-untimed test-serial  ## set up what
 
 # Without bytecode each worker and each started command compiles every module again.
 test-light test-untimed test-serial: export PYTHONDONTWRITEBYTECODE :=
+# Threads of OpenBLAS wait for each other where workers share the cores: small matrices took minutes on a busy machine.
+test-light: export OPENBLAS_NUM_THREADS := 1
 
 test-light: $(VENV)/.installed-dev
 	$(PYTEST) -n $(JOBS) -m "not serial"

@@ -32,6 +32,9 @@ SCALE = "scale"
 WIDE_SCALE = float(np.log(10.0))
 """Standard deviation of the log of `SCALE` in hypotheses of their own: a factor of ten either way. Hardware or a
 framework unlike all that the prior was fitted to may be off by far, which each configuration had to learn alone."""
+WIDE_ODDS = float(np.log(100.0))
+"""What these hypotheses lose in log evidence: one machine in a hundred is unlike all others. With less, one wrong time of
+six moved the predictions of all other configurations."""
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
@@ -113,17 +116,14 @@ def fit_ensemble(
 
 
 def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:
-    """Yield each prior of the multipliers, and what its hypotheses lose in log evidence.
-
-    The wide one loses the log of how much wider it is: before any trial, that is how much less likely it is.
-    """
+    """Yield each prior of the multipliers, and what its hypotheses lose in log evidence."""
     yield form.prior, 0.0
     if form.unlearned:
         yield form.unlearned, form.odds
     prior, odds = (form.unlearned, form.odds) if form.unlearned else (form.prior, 0.0)
-    if SCALE in form.multipliers and (known := float(prior.sd_P[form.multipliers.index(SCALE)])) < WIDE_SCALE:
+    if SCALE in form.multipliers and prior.sd_P[form.multipliers.index(SCALE)] < WIDE_SCALE:
         sd_P = np.where(np.array(form.multipliers) == SCALE, WIDE_SCALE, prior.sd_P)
-        yield replace(prior, sd_P=sd_P), odds + float(np.log(WIDE_SCALE / known))
+        yield replace(prior, sd_P=sd_P), odds + WIDE_ODDS
 
 
 def predict_without(

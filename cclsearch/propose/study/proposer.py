@@ -10,6 +10,7 @@ the study is built anew, which it is for each proposal while others run, and is 
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,9 @@ class _StudyKeeper(Proposer):
         self._told: _Told | None = None
         self._view: SearchView | None = None
 
+    @abstractmethod
     def _make(self, view: SearchView, seed: int) -> SurrogateSampler | SpaceSampler:
         """Return a sampler of the view's space."""
-        raise NotImplementedError
 
     def _update(self, view: SearchView) -> SurrogateSampler | SpaceSampler:
         """Bring the study to the state of the view; returns its sampler."""
@@ -147,7 +148,8 @@ class _StudyKeeper(Proposer):
         waiting = sorted(numbered)
         for observation in view.observations:
             while waiting and waiting[0] < observation.trial:
-                told.running[waiting[0]] = self._enter(numbered[waiting.pop(0)], view)
+                number = waiting.pop(0)
+                told.running[number] = self._enter(numbered[number], view)
             self._tell(view, observation, None)
         for number in waiting:
             told.running[number] = self._enter(numbered[number], view)
