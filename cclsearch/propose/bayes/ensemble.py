@@ -33,8 +33,8 @@ WIDE_SCALE = float(np.log(10.0))
 """Standard deviation of the log of `SCALE` in hypotheses of their own: a factor of ten either way. Hardware or a
 framework unlike all that the prior was fitted to may be off by far, which each configuration had to learn alone."""
 WIDE_ODDS = float(np.log(100.0))
-"""What these hypotheses lose in log evidence: one machine in a hundred is unlike all others. With less, one wrong time of
-six moved the predictions of all other configurations."""
+"""What these hypotheses lose in log evidence: one machine in a hundred is unlike all others. With less, one wrong time
+of six moved the predictions of all other configurations."""
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
