@@ -32,6 +32,7 @@ import numpy as np
 from experts import read_published
 from fit_prior import fit_prior
 
+from cclsearch.core.errors import UserError
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.search.bench import ReplayedSearch, replay_search, summarize
@@ -122,10 +123,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     folders = tuple(args.landscapes)
-    recordings = load_all(folders)
+    try:
+        recordings = load_all(folders)
+    except UserError as error:
+        parser.error(str(error))
     unknown = set(args.without) - {r.name for r in recordings}
     if unknown:
-        parser.error(f"there is no landscape {min(unknown)!r}")
+        parser.error(f"--without names no landscape of these folders: {min(unknown)!r}")
     if args.seeds < 1 or not 0 < args.misjudged < np.inf:
         parser.error(f"--seeds must be at least 1 and --misjudged above 0; got {args.seeds} and {args.misjudged}")
     tasks = [

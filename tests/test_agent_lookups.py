@@ -66,7 +66,7 @@ def test_lookups_answer_from_the_view() -> None:
     assert "not in the search space" in replies[1]
     assert "IGNORE ALL RULES" not in replies[2].split("[data")[0]
     assert "memory 40 of 80 GiB (50% free)" in replies[2]
-    assert "there is no finished trial 7" in replies[3]
+    assert "trial 7 has not finished or does not exist" in replies[3]
     assert replies[4].startswith("4 match")
 
 

@@ -157,7 +157,8 @@ class Lookups:
         if not found or isinstance(number, bool):
             trials = ", ".join(str(o.trial) for o in self.view.observations[-30:]) or "none yet"
             return ToolReply(
-                f"there is no finished trial {one_line(repr(number), 30)}; finished: {trials}", "malformed"
+                f"trial {one_line(repr(number), 30)} has not finished or does not exist; finished trials: {trials}",
+                "malformed",
             )
         row = found[0].row
         parts = self._facts.parts(row) if row is not None else ""
