@@ -17,13 +17,13 @@ from unittest.mock import patch
 
 import numpy as np
 
+from cclsearch.loop.bench import RecordedTable, replay_search, summarize
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes import acquisition, ensemble, feasibility, proposer, surrogate
 from cclsearch.propose.bayes.acquisition import choose_batch
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.propose.observations import count_failures
 from cclsearch.recording.load import find_recordings, load_recording
-from cclsearch.search.bench import RecordedTable, replay_search, summarize
 from cclsearch.stats.calibration import CalibrationData
 from cclsearch.stats.kernel import Array
 

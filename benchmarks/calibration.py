@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 from search import load_all
 
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.outlook import NO_CHANCE
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_chances, find_p_improvement
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.search.bench import RecordedTable
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors
 

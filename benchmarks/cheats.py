@@ -21,14 +21,14 @@ from cclsearch.analysis.re_evaluate import re_evaluate_run
 from cclsearch.core.text import count_of
 from cclsearch.core.trust import confirm
 from cclsearch.core.values import Config, Value
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume, open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import Purpose
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import create_run, load_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, open_session
 
 CHEATS = Path(__file__).parent.parent / "tests" / "cheats"
 TRICKS_FILE = "tricks.json"

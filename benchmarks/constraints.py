@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.loop.bench import ReplayedSearch, replay_search
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.recording.table import RowStatus
-from cclsearch.score.objective import Constraint, Objective, single_metric
-from cclsearch.search.bench import ReplayedSearch, replay_search
+from cclsearch.scoring.objective import Constraint, Objective, single_metric
 
 STRATEGIES = ("default", "random", "heuristic", "tpe")
 MIN_ROWS = 4

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
+from cclsearch.evaluation.control import correct_observations, propose_control
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.propose.base import SearchView
@@ -28,8 +29,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.spec import RunSpec, SearchLimits
-from cclsearch.score.outcome import Admission, ClusterWindow, Outcome
-from cclsearch.search.control import correct_observations, propose_control
+from cclsearch.scoring.outcome import Admission, ClusterWindow, Outcome
 
 NOISE = 0.01
 LANDSCAPES = Path(__file__).parent / "landscapes"

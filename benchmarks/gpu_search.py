@@ -18,12 +18,12 @@ import torch
 from gpu_machine import Bench
 
 from cclsearch.core.values import Config
+from cclsearch.loop.bench import RecordedTable, replay_search
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.search.bench import RecordedTable, replay_search
 from cclsearch.stats.closed_form import ClosedForm, predict_space, predictor_of
 
 NEAR = 1.02

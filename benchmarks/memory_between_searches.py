@@ -29,12 +29,12 @@ from fit_prior import fit_prior
 from search import list_priors, load_all
 
 from cclsearch.card.model import Card
+from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
 from cclsearch.recording.load import Recording
-from cclsearch.search.bench import RecordedTable
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors

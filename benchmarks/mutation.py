@@ -50,8 +50,8 @@ class Group:
 GROUPS = {
     "judging": Group(
         (
-            "cclsearch/score/*.py",
-            "cclsearch/search/comparison.py",
+            "cclsearch/scoring/*.py",
+            "cclsearch/evaluation/comparison.py",
             *(f"cclsearch/tasks/training/{name}.py" for name in (
                 "admission", "losses", "measurements", "thresholds", "time_rules", "trace_rules",
             )),

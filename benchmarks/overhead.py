@@ -20,7 +20,7 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.base import Handle
 from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed, TrialSubmitted, TrialSubmitting
 from cclsearch.record.ledger import Ledger, fold_ledger
-from cclsearch.score.outcome import Admission, Outcome, Verdict
+from cclsearch.scoring.outcome import Admission, Outcome, Verdict
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, find_recordings, load_recording
-from cclsearch.score.objective import Objective, load_objective
+from cclsearch.scoring.objective import Objective, load_objective
 from cclsearch.stats.pareto import choose_reference_point, find_pareto_front, log_axes, measure_hypervolume
 
 WEIGHTS = tuple(round(0.1 * n, 1) for n in range(11))

@@ -32,12 +32,12 @@ from fit_prior import calibrate_time, fit_prior
 from scipy.stats import spearmanr
 from search import load_all
 
+from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.search.bench import RecordedTable
 from cclsearch.space.behaviour import Behaviour
 from cclsearch.space.table import Knob, Space
 from cclsearch.stats.closed_form import predict_space

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from search import load_all
 
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.recording.load import Recording
 from cclsearch.recording.table import RowStatus
-from cclsearch.search.bench import RecordedTable
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.training import layout
 from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors

@@ -53,7 +53,7 @@ print(size / (time.process_time() - start) / 1e6)
 """
 _MEASURE = """
 import sys, time
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 lines = sys.stdin.read().splitlines(keepends=True)
 size, start = 0, time.process_time()
 for line in lines:
@@ -99,7 +99,7 @@ def _compare(what: str, now: float, other: float) -> str:
 
 def _measure(text: str, secrets: int = 0) -> float:
     """MB/s of the faster of three passes."""
-    from cclsearch.core.redact import Masker
+    from cclsearch.core.secrets.redact import Masker
     from cclsearch.run.log_masking import PIECE_BYTES
 
     data = text.encode()

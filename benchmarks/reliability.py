@@ -241,9 +241,9 @@ def break_by_clock(search: Search, log: Path) -> int:
         return real() + rng.choice((-172_800.0, -3_600.0, 0.0, 3_600.0, 172_800.0))
 
     def action() -> int:
+        from cclsearch.loop.loop import run_search
+        from cclsearch.loop.session import begin_or_resume, open_session
         from cclsearch.record.writer import RunWriter
-        from cclsearch.search.loop import run_search
-        from cclsearch.search.session import begin_or_resume, open_session
 
         time.time = jumpy
         session = open_session(search.run)

@@ -22,12 +22,12 @@ import yaml
 from simulate import simulate
 
 from cclsearch.card.model import Card
+from cclsearch.loop.bench import replay_search
 from cclsearch.propose.base import Proposer
 from cclsearch.propose.bayes import candidates, surrogate
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.search.bench import replay_search
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import read_features

@@ -33,9 +33,9 @@ from experts import read_published
 from fit_prior import fit_prior
 
 from cclsearch.core.errors import UserError
+from cclsearch.loop.bench import ReplayedSearch, replay_search, summarize
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
-from cclsearch.search.bench import ReplayedSearch, replay_search, summarize
 from cclsearch.stats.calibration import Prior
 from cclsearch.tasks.training import time
 from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors

@@ -35,7 +35,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.study.choose import make_sampler
-from cclsearch.score.objective import choose_objective
+from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.contract import PlannedRequest

@@ -24,8 +24,8 @@ import yaml
 
 from cclsearch.cli import main as ccl_search
 from cclsearch.launch.profile import load_profile
+from cclsearch.loop.session import rebuild_space
 from cclsearch.run.folder import Run, load_run
-from cclsearch.search.session import rebuild_space
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 

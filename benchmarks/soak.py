@@ -22,6 +22,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume, open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.propose.base import Proposal, Proposer, SearchView
@@ -31,8 +33,6 @@ from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, open_session
 
 LIKE = Path(__file__).parent.parent / "workloads" / "recordings" / "nanotron-8b-2n" / "card.yaml"
 DEGREES = [(tp, pp, 16 // tp // pp) for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4)) if tp * pp <= 16]

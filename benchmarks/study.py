@@ -28,6 +28,8 @@ from pathlib import Path
 import numpy as np
 from soak import generate_recording
 
+from cclsearch.loop.loop import run_search, view_search
+from cclsearch.loop.session import begin_or_resume, open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.propose.base import Proposal, Proposer, SearchView
@@ -37,8 +39,6 @@ from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import create_run, load_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.search.loop import run_search, view_search
-from cclsearch.search.session import begin_or_resume, open_session
 from cclsearch.study.view import STUDY_FILE, StudyView
 
 SAMPLER = "optuna.samplers:RandomSampler"

@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from cclsearch.loop.bench import replay_search
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.feasibility import Feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.recording.table import RowStatus
-from cclsearch.search.bench import replay_search
 from cclsearch.stats.kernel import Array
 
 FIRST, AFTER = 10, 5

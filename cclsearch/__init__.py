@@ -6,8 +6,6 @@ is first used, so that `import cclsearch` is fast.
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False
 """As that of `typing`, which is not imported: type checkers take it as true."""
 if TYPE_CHECKING:
@@ -16,10 +14,10 @@ if TYPE_CHECKING:
     from cclsearch.api.searching import resume, search
     from cclsearch.api.traces import read_traces, score
     from cclsearch.core.errors import UserError
+    from cclsearch.core.version import __version__
     from cclsearch.plugins import LAUNCHERS, METRICS, PROPOSERS, PROVIDERS, READERS, TASKS
-    from cclsearch.score.objective import load_objective
+    from cclsearch.scoring.objective import load_objective
 
-__version__ = "0.3.0"
 __all__ = [
     "LAUNCHERS",
     "METRICS",
@@ -47,8 +45,9 @@ _MODULES = {
     "api.searching": ("resume", "search"),
     "api.traces": ("read_traces", "score"),
     "core.errors": ("UserError",),
+    "core.version": ("__version__",),
     "plugins": ("LAUNCHERS", "METRICS", "PROPOSERS", "PROVIDERS", "READERS", "TASKS"),
-    "score.objective": ("load_objective",),
+    "scoring.objective": ("load_objective",),
 }
 """Module -> the names of the API in it."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -67,13 +66,3 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """Return the names of the API."""
     return sorted(__all__)
-
-
-class _Package(type(sys)):  # type: ignore[misc]  # the type of modules
-    """This package: `search` and `score` are functions of the API although packages inside have the same names."""
-
-    search = property(lambda self: __getattr__("search"), lambda self, package: None)
-    score = property(lambda self: __getattr__("score"), lambda self, package: None)
-
-
-sys.modules[__name__].__class__ = _Package

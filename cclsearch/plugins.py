@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cclsearch.launch.profile import LauncherFactory
     from cclsearch.propose.agent.providers.kind import ProviderKind
     from cclsearch.propose.base import ProposerFactory
-    from cclsearch.score.trial_metric import TrialMetric
+    from cclsearch.scoring.trial_metric import TrialMetric
     from cclsearch.tasks.base import Task
     from cclsearch.trace.metric import Metric
     from cclsearch.trace.readers.base import Reader
@@ -244,7 +244,7 @@ METRICS: Registry[Metric] = Registry("metric", "cclsearch.trace.metrics", needs=
 """name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""
 
 TRIAL_METRICS: Registry[TrialMetric] = Registry("trial metric", needs=("info", "function"))
-"""name -> metric of a trial, from its other metrics; registered by `cclsearch.score.trial_metric.trial_metric`."""
+"""name -> metric of a trial, from its other metrics; registered by `cclsearch.scoring.trial_metric.trial_metric`."""
 
 READERS: Registry[type[Reader]] = Registry(
     "trace reader", "cclsearch.trace.readers.builtin", needs=("format", "claims", "read")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cclsearch.core.redact import is_secret_name
+from cclsearch.core.secrets.redact import is_secret_name
 from cclsearch.core.trust import confirm
 
 

@@ -12,12 +12,12 @@ import yaml
 from scripted_launcher import Ending, ScriptedLauncher, ran
 
 from cclsearch.launch.base import Job
+from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly import window
 from cclsearch.nightly.config import load_nightly
 from cclsearch.nightly.run import run_night
 from cclsearch.nightly.summary import NightSummary
 from cclsearch.plugins import LAUNCHERS
-from cclsearch.search.jobs import StopSignal
 
 DECIDE: list[Callable[[Job], Ending]] = []
 """Decides how trials end: the last entry counts."""

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from scripted_launcher import ScriptedLauncher
 
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.evaluation.trial_input import make_input
+from cclsearch.loop.jobs import JobRunner
+from cclsearch.loop.session import Session, open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.score.outcome import Admission, Outcome
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import JobRunner
-from cclsearch.search.session import Session, open_session
-from cclsearch.search.trial_input import make_input
+from cclsearch.scoring.outcome import Admission, Outcome
 
 
 def open_search(project: Path, launcher: ScriptedLauncher, **limits: int) -> tuple[Path, Session]:

@@ -11,12 +11,12 @@ from cclsearch.card.arch import count_parameters, flops_per_token
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.launch.contract import RunStatus
-from cclsearch.score.admission import admit
-from cclsearch.score.evaluate import evaluate_trial
-from cclsearch.score.evidence import Evidence, TraceEvidence
-from cclsearch.score.objective import load_objective
-from cclsearch.score.outcome import Verdict
-from cclsearch.score.traced import TracedCollective, TracedProducts, TracedRank
+from cclsearch.scoring.admission import admit
+from cclsearch.scoring.evaluate import evaluate_trial
+from cclsearch.scoring.evidence import Evidence, TraceEvidence
+from cclsearch.scoring.objective import load_objective
+from cclsearch.scoring.outcome import Verdict
+from cclsearch.scoring.traced import TracedCollective, TracedProducts, TracedRank
 from cclsearch.tasks.training.admission import ADMISSION_RULES
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 from cclsearch.tasks.training.task import TrainingTask

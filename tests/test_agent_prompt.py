@@ -13,6 +13,7 @@ from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 
 from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.loop.llm_agent import describe_goal
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES, Prompt, PromptInput, PromptOptions, write_turn_prompt
 from cclsearch.propose.agent.providers.types import CompletionRequest, Message, Role
@@ -20,8 +21,7 @@ from cclsearch.propose.agent.quoting import quote_untrusted
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
-from cclsearch.score.objective import Objective, Term, find_task_metric, load_objective
-from cclsearch.search.llm_agent import describe_goal
+from cclsearch.scoring.objective import Objective, Term, find_task_metric, load_objective
 from cclsearch.space.table import Knob, Space
 
 GOLDEN = Path(__file__).parent / "llm" / "prompt.golden.txt"

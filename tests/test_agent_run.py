@@ -19,11 +19,11 @@ from optuna.storages.journal import JournalFileBackend
 
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
+from cclsearch.loop.llm_agent import FolderEvidence, read_options
 from cclsearch.propose.agent.providers.types import CompletionRequest
 from cclsearch.propose.events import LlmTurn
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
-from cclsearch.search.llm_agent import FolderEvidence, read_options
 from cclsearch.study.mapping import NUMBER
 from cclsearch.study.view import STUDY_FILE
 

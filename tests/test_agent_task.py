@@ -14,6 +14,7 @@ import pytest
 from cclsearch.card.model import Card, Hardware
 from cclsearch.core.metrics import PEAK_MEMORY, Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.loop.llm_agent import describe_goal
 from cclsearch.plugins import TASKS
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.decision import ToolReply
@@ -26,8 +27,7 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surroga
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.score.objective import Constraint, single_metric
-from cclsearch.search.llm_agent import describe_goal
+from cclsearch.scoring.objective import Constraint, single_metric
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.tasks.base import Task
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cclsearch.score.agreement import MAX_REFERENCES, Ballot, Deviation, Vote
+from cclsearch.scoring.agreement import MAX_REFERENCES, Ballot, Deviation, Vote
 
 BOUND = 1e-6
 

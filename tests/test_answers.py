@@ -10,7 +10,7 @@ from trials import LAUNCHERS
 
 from cclsearch.cli import main
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
-from cclsearch.score.agreement import Ballot, Deviation, Vote
+from cclsearch.scoring.agreement import Ballot, Deviation, Vote
 from cclsearch.space.framework import load_framework
 from cclsearch.tasks.serving.answers import SameAnswers, choose_requests, count_other_firsts, count_others
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cclsearch.cli import main
+from cclsearch.loop.bench import replay_search, run_bench
 from cclsearch.propose.base import Proposal, Proposer
 from cclsearch.recording.load import load_recording
-from cclsearch.search.bench import replay_search, run_bench
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"
 

@@ -6,7 +6,7 @@ import pytest
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction
-from cclsearch.score.catalog import find_metric, list_metrics
+from cclsearch.scoring.catalog import find_metric, list_metrics
 
 TRAINING = list_metrics("training")
 

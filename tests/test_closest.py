@@ -12,7 +12,7 @@ from cclsearch.nightly.compare import describe_unranked
 from cclsearch.nightly.history import read_night
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import load_run
-from cclsearch.score.objective import choose_objective
+from cclsearch.scoring.objective import choose_objective
 
 RECORDING = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-2n"
 

@@ -11,21 +11,21 @@ from scripted_launcher import Ending, ScriptedLauncher, failed, ran
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
+from cclsearch.evaluation.comparison import MAX_REFERENCE_ATTEMPTS, TrialComparison, make_comparison
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.evaluation.reference import rank_references
+from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
+from cclsearch.loop.jobs import JobRunner
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.score.agreement import MAX_REFERENCES, Vote
-from cclsearch.score.objective import load_objective
-from cclsearch.score.outcome import Admission, Verdict
-from cclsearch.search.comparison import MAX_REFERENCE_ATTEMPTS, TrialComparison, make_comparison
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import JobRunner
-from cclsearch.search.loop import run_search
-from cclsearch.search.reference import rank_references
-from cclsearch.search.session import Session, begin_or_resume
-from cclsearch.search.trial_input import make_input
+from cclsearch.scoring.agreement import MAX_REFERENCES, Vote
+from cclsearch.scoring.objective import load_objective
+from cclsearch.scoring.outcome import Admission, Verdict
 from cclsearch.space.framework import load_framework
 from cclsearch.space.promises import LossBounds
 from cclsearch.tasks.training.losses import SameLosses

@@ -13,6 +13,7 @@ import pytest
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.loop.bench import RecordedTable, replay_search
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import has_nothing_feasible
@@ -27,8 +28,7 @@ from cclsearch.propose.study.parameters import search_space_distributions
 from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
-from cclsearch.score.objective import Constraint, Objective, load_objective, single_metric
-from cclsearch.search.bench import RecordedTable, replay_search
+from cclsearch.scoring.objective import Constraint, Objective, load_objective, single_metric
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features

@@ -23,14 +23,15 @@ LEVELS = [
     {"space", "simulator"},
     {"recording", "stats"},
     {"launch"},
-    {"score", "trace"},
+    {"scoring", "trace"},
     {"propose"},
     {"tasks"},
     {"record"},
     {"run"},
     {"tracking"},
     {"plan", "report", "study"},
-    {"search", "export"},
+    {"evaluation", "export"},
+    {"loop"},
     {"analysis", "nightly", "checks"},
     {"api", "ui", "testing"},
     {"cli"},
@@ -38,19 +39,19 @@ LEVELS = [
 ]
 """The order of the packages: each imports only from levels before its own."""
 SHARED_VALUES = {
-    ("score", "launch"): {"contract"},
+    ("scoring", "launch"): {"contract"},
     ("trace", "launch"): {"contract"},
-    ("propose", "score"): {"objective"},
+    ("propose", "scoring"): {"objective"},
     ("record", "launch"): {"base"},
     ("record", "propose"): {"base", "events", "observations", "version_1"},
-    ("record", "score"): {"outcome"},
+    ("record", "scoring"): {"outcome"},
     ("report", "launch"): {"contract"},
     ("report", "propose"): {"events"},
-    ("report", "score"): {"objective", "outcome"},
+    ("report", "scoring"): {"objective", "outcome"},
     ("report", "record"): {"event", "state", "trial"},
 }
 """(package, other package) -> the modules of frozen values that it may import. Other pairs of `PARTS` share none."""
-PARTS = {"propose", "launch", "trace", "score", "record", "report"}
+PARTS = {"propose", "launch", "trace", "scoring", "record", "report"}
 ROOT_MODULES = {"__init__", "__main__", "plugins"}
 
 
@@ -136,7 +137,7 @@ def test_the_architecture_page_names_every_package() -> None:
 
 
 BETWEEN = (
-    *("recording", "score", "propose", "record", "run", "plan", "report", "search", "export"),
+    *("recording", "scoring", "propose", "record", "run", "plan", "report", "loop", "evaluation", "export"),
     *("analysis", "nightly", "checks", "cli"),
 )
 """Packages that know a task only by its primary metric, its unit and its words."""
@@ -151,8 +152,8 @@ NAMES_TRAINING = {
     "cli/__init__.py": "one line of help for what-if, which reads traces of steps",
     "cli/score.py": "reference of CCL-Bench's step score",
     "cli/what_if.py": "projects the steps of a trace",
-    "score/evidence.py": "the steps of a trace",
-    "search/trace_evidence.py": "the steps of a trace",
+    "scoring/evidence.py": "the steps of a trace",
+    "evaluation/trace_evidence.py": "the steps of a trace",
 }
 """File -> why it may name metrics, fields or knobs of training."""
 

@@ -15,6 +15,9 @@ from scripted_search import open_search
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.core.values import FailureKind, Provenance
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.node_hours import keep_node_hours
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.plan.cost import estimate_search
 from cclsearch.record.event import EndKind, Purpose
 from cclsearch.record.state import RunState
@@ -22,9 +25,6 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.report.summary import summarize_run
 from cclsearch.run.folder import load_run, resume_command
 from cclsearch.run.usage import sum_node_hours
-from cclsearch.search.loop import run_search
-from cclsearch.search.node_hours import keep_node_hours
-from cclsearch.search.session import begin_or_resume
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 

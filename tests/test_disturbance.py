@@ -8,9 +8,9 @@ import pytest
 from test_admission import CARD, PAYLOAD, RESULT, TRACE
 
 from cclsearch.core.values import Provenance
-from cclsearch.score.evaluate import evaluate_trial
-from cclsearch.score.objective import load_objective
-from cclsearch.search.jobs import find_disturbance
+from cclsearch.loop.jobs import find_disturbance
+from cclsearch.scoring.evaluate import evaluate_trial
+from cclsearch.scoring.objective import load_objective
 from cclsearch.tasks.base import task_of
 
 LOADED = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 9.0}

@@ -13,7 +13,13 @@ from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import Provenance
+from cclsearch.evaluation.control import MIN_CONTROLS
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
+from cclsearch.loop.jobs import JobRunner
+from cclsearch.loop.loop import run_search, view_search
+from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
@@ -21,12 +27,6 @@ from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page
 from cclsearch.report.summary import best_as_json, describe_drift, summarize_run
 from cclsearch.run.folder import load_run
-from cclsearch.search.control import MIN_CONTROLS
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import JobRunner
-from cclsearch.search.loop import run_search, view_search
-from cclsearch.search.session import Session, begin_or_resume
-from cclsearch.search.trial_input import make_input
 from cclsearch.stats.drift import estimate_drift
 
 

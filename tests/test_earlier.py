@@ -16,6 +16,7 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
+from cclsearch.loop.session import rebuild_space
 from cclsearch.plan.earlier import take_over
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
@@ -27,7 +28,6 @@ from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec, write_spec
-from cclsearch.search.session import rebuild_space
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior
 from cclsearch.stats.closed_form import predictor_of

@@ -16,18 +16,18 @@ from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import Failure, FailureKind, Provenance
+from cclsearch.evaluation.evaluate import TrialEvaluator
 from cclsearch.launch.base import Job
 from cclsearch.launch.contract import CONFIG_FILE, RunStatus
+from cclsearch.loop.early_stop import DOUBT, find_margin, find_stop_above
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import TrialState, find_state
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.summary import summarize_run
 from cclsearch.run.folder import load_run
-from cclsearch.score.objective import load_objective
-from cclsearch.search.early_stop import DOUBT, find_margin, find_stop_above
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
+from cclsearch.scoring.objective import load_objective
 from cclsearch.stats.noise import Noise
 from cclsearch.study.mapping import NUMBER
 from cclsearch.study.view import STUDY_FILE

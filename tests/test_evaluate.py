@@ -9,9 +9,9 @@ from test_admission import CARD, PAYLOAD, RESULT, TRACE
 
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus
-from cclsearch.score.evaluate import evaluate_failure, evaluate_trial
-from cclsearch.score.objective import load_objective
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.evaluate import evaluate_failure, evaluate_trial
+from cclsearch.scoring.objective import load_objective
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.tasks.training.contract import TrainingResult
 
 

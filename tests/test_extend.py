@@ -13,11 +13,11 @@ from llm.players import Expert
 from llm.server import KEY, MODEL, Reaction, Say, serve
 
 from cclsearch.cli import main
+from cclsearch.loop.session import open_session
 from cclsearch.propose.agent.providers.types import CompletionRequest
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.run.folder import load_run
-from cclsearch.search.session import open_session
 
 Decide = Callable[[CompletionRequest], tuple[str, dict[str, Any]]]
 

@@ -16,8 +16,13 @@ from scripted_search import admit, open_search
 from cclsearch.cli import main
 from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
 from cclsearch.launch.local import LocalLauncher
+from cclsearch.loop.jobs import JobRunner
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.nightly.history import read_night
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
@@ -32,13 +37,8 @@ from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.score.objective import Objective, Term
-from cclsearch.score.outcome import Admission, Outcome
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import JobRunner
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
-from cclsearch.search.trial_input import make_input
+from cclsearch.scoring.objective import Objective, Term
+from cclsearch.scoring.outcome import Admission, Outcome
 
 QUALITY = Objective(
     name="quality", description="", terms=(Term(metric="my_quality", direction=Direction.MAXIMIZE, unit="points"),)

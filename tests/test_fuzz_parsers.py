@@ -18,7 +18,7 @@ from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.nightly.config import NightlyConfig, parse_nightly
 from cclsearch.record.event import Note, SearchStarted
 from cclsearch.record.ledger import fold_ledger, read_events
-from cclsearch.score.objective import Objective, load_objective
+from cclsearch.scoring.objective import Objective, load_objective
 
 ROOT = Path(__file__).parent.parent
 LIGHT = settings(

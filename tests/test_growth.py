@@ -15,6 +15,10 @@ from scripted_search import open_search
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
+from cclsearch.loop.grow import grow_space
+from cclsearch.loop.growth import MAX_GROWTHS, list_openings
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume, open_session, rebuild_space
 from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE
@@ -22,10 +26,6 @@ from cclsearch.record.line import encode_line
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
-from cclsearch.search.grow import grow_space
-from cclsearch.search.growth import MAX_GROWTHS, list_openings
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, open_session, rebuild_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.opening import Extend
 from cclsearch.space.variables import load_catalogue, refuse_name
@@ -213,10 +213,10 @@ def test_a_growth_is_bounded(project: Path) -> None:
 
 
 def test_what_the_user_limited_stays_limited(project: Path) -> None:
+    from cclsearch.loop.growth import plan_growth
     from cclsearch.plan.plan import plan_search
     from cclsearch.plan.request import SearchRequest
     from cclsearch.run.spec import SearchLimits
-    from cclsearch.search.growth import plan_growth
     from cclsearch.space.parse import parse_knobs
 
     request = SearchRequest("tiny", SearchLimits(budget=1), sampler="random", knobs=parse_knobs(["threads=1,2"]))

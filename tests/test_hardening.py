@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from cclsearch.cli import main
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume, open_session
 from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.writer import RunWriter
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, open_session
 
 ROOT = Path(__file__).parent.parent
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"

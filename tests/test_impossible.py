@@ -10,7 +10,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.plan.impossible import describe_impossible, describe_no_room
-from cclsearch.score.objective import Constraint, load_objective
+from cclsearch.scoring.objective import Constraint, load_objective
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space

@@ -13,19 +13,19 @@ from scripted_launcher import Ending, FirstJobFinishesLast, ScriptedLauncher, fa
 from scripted_search import admit, open_search
 
 from cclsearch.core.values import FailureKind, Provenance
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, trial_environment
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.score.objective import load_objective
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import Session, begin_or_resume
-from cclsearch.search.trial_input import make_input
+from cclsearch.scoring.objective import load_objective
 
 
 def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tuple[RunState, ScriptedLauncher]:

@@ -14,15 +14,16 @@ from cclsearch.analysis.re_evaluate import re_evaluate_run, write_revisions
 from cclsearch.cli import EXIT_DEFECT, main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind
+from cclsearch.evaluation import evaluate
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_end
+from cclsearch.loop import drive
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.search import drive, evaluate
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
 from cclsearch.tasks.training.contract import TrainingResult
 
 ABSURD: dict[str, dict[str, Any]] = {

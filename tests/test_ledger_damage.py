@@ -37,7 +37,7 @@ from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger, read_event
 from cclsearch.record.line import decode_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.score.outcome import Admission, Outcome
+from cclsearch.scoring.outcome import Admission, Outcome
 
 RECORDED = sorted((Path(__file__).parent / "recorded" / "runs-0.1.0").rglob(LEDGER_FILE))
 LARGE = 10 * 2**20

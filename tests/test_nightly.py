@@ -16,6 +16,8 @@ from scripted_launcher import Ending, failed, ran
 from cclsearch.core.errors import DamagedLedger, UnavailableError
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Handle, Job, JobStatus
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.loop import run_search
 from cclsearch.nightly.run import run_night
 from cclsearch.nightly.summary import NightSummary
 from cclsearch.record.event import TrialProposed
@@ -23,8 +25,6 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import fold_trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import run_search
 
 
 def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Path) -> None:
@@ -245,8 +245,8 @@ def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(
 def test_a_night_does_not_blame_the_infrastructure_for_what_it_could_not_judge_and_names_ignored_ledger_lines(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch, lost: int, verdict: str
 ) -> None:
+    from cclsearch.evaluation import evaluate
     from cclsearch.nightly import night as module
-    from cclsearch.search import evaluate
 
     def fail(*arguments: Any, **fields: Any) -> Any:
         raise KeyError("our own mistake")
@@ -274,7 +274,7 @@ def test_a_night_does_not_blame_the_infrastructure_for_what_it_could_not_judge_a
 def test_node_hours_are_counted_by_a_clock_that_nobody_sets(
     nightly_project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cclsearch.search import meter as module
+    from cclsearch.loop import meter as module
 
     run = load_run(Path("runs") / str(night().jobs[0].run))
     spec = run.spec.model_copy(update={"provenance": Provenance.MEASURED})

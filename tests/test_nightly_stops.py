@@ -12,10 +12,10 @@ from scripted_launcher import Ending, ran
 
 from cclsearch.cli import main
 from cclsearch.launch.base import Job
+from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly.run import NightBusyError, run_night
 from cclsearch.record.lock import FolderLock
 from cclsearch.run.folder import load_run
-from cclsearch.search.jobs import StopSignal
 
 
 def test_a_stopped_night_continues_the_same_search(nightly_project: Path) -> None:

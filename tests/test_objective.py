@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cclsearch.core.content import list_content, shipped_root
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import Direction
-from cclsearch.score.objective import Constraint, Objective, Term, choose_objective, load_objective, split_spec
+from cclsearch.scoring.objective import Constraint, Objective, Term, choose_objective, load_objective, split_spec
 
 # 16 accelerators, 0.5 s a step, 32 sequences of 1024 tokens: 65,536 tokens/s, 4,096 an accelerator; 8 accelerator-s a
 # step of 32,768 tokens are 244.140625 accelerator-s a million tokens; 6,553.6 J a step are 200,000 J a million tokens.

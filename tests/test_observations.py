@@ -14,7 +14,7 @@ from cclsearch.record.ledger import Ledger, fold_ledger
 from cclsearch.record.line import decode_line
 from cclsearch.record.state import RunState
 from cclsearch.record.trial_table import TrialTable
-from cclsearch.score.outcome import Admission, Outcome
+from cclsearch.scoring.outcome import Admission, Outcome
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("overlap", (False, True)), Knob("bucket", (0.5, 1.0)))

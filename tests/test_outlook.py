@@ -15,6 +15,9 @@ from scripted_search import admit, open_search
 
 from cclsearch import cli
 from cclsearch.core.values import Provenance
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
@@ -30,9 +33,6 @@ from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.folder import load_run
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "vtrain-h1024-l12-g8-b8"
 

@@ -24,10 +24,10 @@ from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.ownership import RunPlace, is_own, move_handle, stamp_handle
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
 from cclsearch.launch.tpu_vm.resource_names import make_token
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import Session, begin_or_resume
 
 NEW_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 SLEEP = "import time; time.sleep(600)"

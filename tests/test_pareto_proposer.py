@@ -13,7 +13,7 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer, split_by_size
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.score.objective import load_objective
+from cclsearch.scoring.objective import load_objective
 
 
 @pytest.fixture

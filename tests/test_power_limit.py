@@ -13,11 +13,11 @@ from test_summary import open_measured
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.plugins import TASKS
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.power import POWER, describe_power_limit
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
 
 
 def test_more_copies_of_a_slower_configuration_can_do_more_under_a_power_limit(project: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_untrusted_file_does_not_run_and_one_line_says_how_it_may(money: Path
 def test_code_that_fails_is_one_line_or_a_note(money: Path) -> None:
     (money / "metrics" / "worse.py").write_text("raise SystemExit('gone')\n")
     (money / "metrics" / "half.py").write_text(
-        "from cclsearch.score.trial_metric import trial_metric\n\n"
+        "from cclsearch.scoring.trial_metric import trial_metric\n\n"
         "@trial_metric('half', unit='s', better='lower')\n"
         "def measure(metrics, config, card):\n"
         "    return metrics['step_time_s'] / 2 if config['pp'] > 1 else metrics['nothing']\n\n"

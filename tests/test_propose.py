@@ -24,7 +24,7 @@ from cclsearch.propose.study.choose import make_sampler
 from cclsearch.propose.study.parameters import search_space_distributions
 from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.score.objective import single_metric
+from cclsearch.scoring.objective import single_metric
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPES = Path(__file__).parent.parent / "benchmarks" / "landscapes"

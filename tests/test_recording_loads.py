@@ -11,10 +11,10 @@ import yaml
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import list_recordings
+from cclsearch.loop.bench import list_problems, run_bench
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.load import load_recording
-from cclsearch.score.objective import choose_objective
-from cclsearch.search.bench import list_problems, run_bench
+from cclsearch.scoring.objective import choose_objective
 from cclsearch.tasks.base import task_of
 
 CARD = {

@@ -13,7 +13,7 @@ from test_serving_prediction import ZERO, make_card, make_space
 from cclsearch.card.model import Card
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.score.objective import choose_objective
+from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor, predict_space
 from cclsearch.tasks.base import task_of

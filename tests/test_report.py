@@ -15,6 +15,7 @@ from report_pages import HOSTILE, make_page, make_trial
 from cclsearch.analysis.report_pages import build_page, neighbor_rows
 from cclsearch.charts.chart import Chart
 from cclsearch.cli import main
+from cclsearch.loop.session import rebuild_space
 from cclsearch.plugins import TASKS
 from cclsearch.record.event import RetryKind, TrialRetried
 from cclsearch.record.state import RunState
@@ -26,7 +27,6 @@ from cclsearch.report.gather import describe_change
 from cclsearch.report.objective_figure import ObjectiveFigure
 from cclsearch.report.page import dump_for_script, render_page
 from cclsearch.report.terminal import describe_event
-from cclsearch.search.session import rebuild_space
 
 
 class Elements(HTMLParser):

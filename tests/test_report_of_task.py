@@ -18,6 +18,7 @@ from cclsearch.card.fields import CardField, FieldKind
 from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.loop.bench import RecordedTable
 from cclsearch.nightly.compare import NightVerdict, compare_night
 from cclsearch.nightly.history import choose_figure, is_same_work, read_night
 from cclsearch.plugins import TASKS
@@ -27,7 +28,6 @@ from cclsearch.report.compare import group_ranking, rank_runs
 from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page
 from cclsearch.run.folder import Run, load_run
-from cclsearch.search.bench import RecordedTable
 from cclsearch.tasks.base import Task
 
 OF_TRAINING = re.compile(r"step.time|steps?\b|tokens?\b|\bmfu\b|training|\btrain|sequence|micro.?batch|gradient", re.I)

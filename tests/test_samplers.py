@@ -17,6 +17,8 @@ from optuna.trial import TrialState
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.trust import trust_project
+from cclsearch.loop.bench import RecordedTable, replay_search
+from cclsearch.loop.sweep import make_pareto_objective
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_samplers, make_sampler
 from cclsearch.propose.study.parameters import StudyParameters, describe_knob, search_space_distributions
@@ -26,9 +28,7 @@ from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import Objective, load_objective, single_metric
-from cclsearch.search.bench import RecordedTable, replay_search
-from cclsearch.search.sweep import make_pareto_objective
+from cclsearch.scoring.objective import Objective, load_objective, single_metric
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -378,7 +378,7 @@ def test_constraints_reach_the_samplers() -> None:
     peak = single_metric(RECORDING.primary)
     bound = load_objective("step_time").model_copy(update={"constraints": ()})
     assert peak.metrics == bound.metrics
-    from cclsearch.score.objective import Constraint
+    from cclsearch.scoring.objective import Constraint
 
     limited = bound.model_copy(update={"constraints": (Constraint(metric="peak_memory_gib", at_most=40.0),)})
     for name in ("tpe", "nsgaii", "gp"):

@@ -24,8 +24,8 @@ from report_pages import unpack_charts
 from test_redact import KEY_LINES, RANDOM, SECRET_TEXTS
 
 from cclsearch.cli import main
-from cclsearch.core import redact as redact_module
-from cclsearch.core.redact import SECRET_NAME, is_secret_name
+from cclsearch.core.secrets import redact as redact_module
+from cclsearch.core.secrets.redact import SECRET_NAME, is_secret_name
 from cclsearch.propose.agent.providers.types import CompletionRequest
 
 pytestmark = pytest.mark.serial

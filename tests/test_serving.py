@@ -15,9 +15,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import RunStatus
 from cclsearch.plugins import TASKS
-from cclsearch.score.admission import admit
-from cclsearch.score.evidence import Evidence
-from cclsearch.score.objective import choose_objective
+from cclsearch.scoring.admission import admit
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.objective import choose_objective
 from cclsearch.tasks.serving.contract import MeasuredLoad, RequestRecord, ServingResult
 from cclsearch.tasks.serving.measurements import choose_load, measure_load
 from cclsearch.tasks.serving.workload import draw_requests, read_limits, read_load_choice

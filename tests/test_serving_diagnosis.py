@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cclsearch.core.values import Config
-from cclsearch.score.evidence import Diagnosed
+from cclsearch.scoring.evidence import Diagnosed
 from cclsearch.tasks.serving.contract import Arrival, AskedLoad, PlannedRequest, RequestRecord
 from cclsearch.tasks.serving.diagnosis import diagnose_load
 

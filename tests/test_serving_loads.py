@@ -23,7 +23,7 @@ from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.propose.earlier import apply_earlier
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
-from cclsearch.score.objective import Objective, choose_objective
+from cclsearch.scoring.objective import Objective, choose_objective
 from cclsearch.space.table import Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load

@@ -13,7 +13,7 @@ from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import Card
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.score.objective import choose_objective
+from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.base import task_of

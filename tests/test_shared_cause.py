@@ -13,20 +13,20 @@ from scripted_search import admit, open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.launch.collect import collect_end
+from cclsearch.loop import drive
+from cclsearch.loop.jobs import JobRunner
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
+from cclsearch.loop.shared_cause import normalize_message
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.score.outcome import Outcome
-from cclsearch.search import drive
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.jobs import JobRunner
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
-from cclsearch.search.shared_cause import normalize_message
-from cclsearch.search.trial_input import make_input
+from cclsearch.scoring.outcome import Outcome
 
 
 class Measured(ScriptedLauncher):

@@ -21,9 +21,9 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.launch.profile import load_profile, make_launcher
+from cclsearch.loop.session import rebuild_space
 from cclsearch.propose.base import SearchView
 from cclsearch.run.folder import load_run
-from cclsearch.search.session import rebuild_space
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.core import redact
 from cclsearch.core.errors import UserError
+from cclsearch.core.secrets import redact
 from cclsearch.core.values import FailureKind, Model
 from cclsearch.launch.base import Handle, JobState, write_model
 from cclsearch.launch.slurm import node

@@ -16,11 +16,11 @@ from optuna.trial import TrialState
 
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume, open_session, rebuild_space
 from cclsearch.record.event import SpaceGrown, TrialRevised
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume, open_session, rebuild_space
 from cclsearch.study.view import STUDY_FILE, StudyView
 
 LANDSCAPE = Path(__file__).parent.parent / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -246,7 +246,7 @@ def test_a_changed_verdict_and_a_grown_space_get_a_study_of_a_new_name() -> None
 
 def test_a_lost_trial_is_not_told(tmp_path: Path) -> None:
     from cclsearch.core.values import Failure, FailureKind, Stage
-    from cclsearch.score.outcome import Outcome
+    from cclsearch.scoring.outcome import Outcome
 
     folder = start("--sampler", "random")
     run = load_run(folder)

@@ -18,6 +18,9 @@ from scripted_search import admit, open_search
 from cclsearch.cli import main
 from cclsearch.cli.screen import print_end
 from cclsearch.core.values import FailureKind, Provenance
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.plugins import TASKS
 from cclsearch.record.event import Purpose, SearchResumed, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE
@@ -26,9 +29,6 @@ from cclsearch.report.objective_figure import ObjectiveFigure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run
-from cclsearch.search.evaluate import TrialEvaluator
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import Session, begin_or_resume
 
 STEP_TIME = TASKS.get("training").primary_metric
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]

@@ -12,12 +12,12 @@ from recorded_runs import search, write_recording
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.cli import EXIT_INTERRUPTED, main
 from cclsearch.core.errors import UserError
+from cclsearch.loop.sweep import describe_sweep, make_pareto_objective, read_sweep
 from cclsearch.plugins import METRICS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.run.folder import load_run
-from cclsearch.score.catalog import list_metrics
-from cclsearch.search.sweep import describe_sweep, make_pareto_objective, read_sweep
+from cclsearch.scoring.catalog import list_metrics
 
 
 @pytest.fixture

@@ -20,19 +20,19 @@ from cclsearch.launch.collect import collect_end, collect_result
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialEnd, TrialResult
 from cclsearch.launch.replay import ReplayLauncher
 from cclsearch.launch.simulate import SimulateLauncher
+from cclsearch.loop.bench import RecordedTable, replay_search
+from cclsearch.loop.sweep import describe_sweep
 from cclsearch.plan.workload import _require_recorded
 from cclsearch.plugins import TASKS
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.join import join_recordings
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.score.admission import GENERAL_RULES
-from cclsearch.score.catalog import result_metric
-from cclsearch.score.evaluate import evaluate_evidence
-from cclsearch.score.evidence import Evidence
-from cclsearch.score.objective import choose_objective, load_objective
-from cclsearch.score.outcome import Outcome, Verdict
-from cclsearch.search.bench import RecordedTable, replay_search
-from cclsearch.search.sweep import describe_sweep
+from cclsearch.scoring.admission import GENERAL_RULES
+from cclsearch.scoring.catalog import result_metric
+from cclsearch.scoring.evaluate import evaluate_evidence
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.objective import choose_objective, load_objective
+from cclsearch.scoring.outcome import Outcome, Verdict
 from cclsearch.space.table import space_from_rows
 from cclsearch.stats.closed_form import UNKNOWN, ClosedForm, Predictor, constant
 from cclsearch.stats.kernel import read_features

@@ -12,10 +12,10 @@ import trace_writer as write
 from test_admission import ARCH, CARD, PARAMETERS, PAYLOAD, STEP_FLOPS, TRACE, make_evidence, products, verdict_of
 
 from cclsearch.core.values import Config
-from cclsearch.score.evidence import OtherTrial
-from cclsearch.score.outcome import AttemptWindow
-from cclsearch.score.traced import TracedCollective, TracedProducts, TracedRank
-from cclsearch.search.trace_evidence import read_trace_evidence
+from cclsearch.evaluation.trace_evidence import read_trace_evidence
+from cclsearch.scoring.evidence import OtherTrial
+from cclsearch.scoring.outcome import AttemptWindow
+from cclsearch.scoring.traced import TracedCollective, TracedProducts, TracedRank
 from cclsearch.trace.kinds import classify_precision
 
 START_S = 1_795_000_000.0

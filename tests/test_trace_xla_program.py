@@ -16,7 +16,7 @@ import trace_writer as write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cclsearch.search.traced_products import read_products
+from cclsearch.evaluation.traced_products import read_products
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage

@@ -24,7 +24,7 @@ from cclsearch.record.event import (
 from cclsearch.record.ledger import Ledger, fold_ledger, read_events
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import fold_trial
-from cclsearch.score.outcome import Admission, Outcome
+from cclsearch.scoring.outcome import Admission, Outcome
 
 
 def trial_events(number: int, *, tp: int, purpose: Purpose = Purpose.SEARCH, lost: bool = False) -> list[Event]:

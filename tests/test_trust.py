@@ -17,11 +17,11 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.settings import load_settings
 from cclsearch.core.trust import is_trusted, require_trust, trust_project
 from cclsearch.launch.profile import make_launcher
+from cclsearch.loop.session import open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits, read_spec
-from cclsearch.search.session import open_session
 
 SHIPPED = Path(__file__).parent.parent / "launchers"
 RUN = ["run", "--workload", "tiny", "--budget", "1", "--quiet"]

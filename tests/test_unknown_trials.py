@@ -10,12 +10,12 @@ from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import open_search
 
 from cclsearch.cli import main
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.record.event import TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.search.session import begin_or_resume
 
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay", "--sampler", "random", "--name", "r", "--quiet"]
 

@@ -13,11 +13,11 @@ from scripted_search import open_search
 
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SPEC_FILE
-from cclsearch.search.loop import run_search
-from cclsearch.search.session import begin_or_resume
 
 AUTO = ["run", "--workload", "tiny", "--learn-from", "auto"]
 

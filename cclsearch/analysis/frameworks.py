@@ -16,6 +16,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.numbers import show_number
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Config, Provenance, format_config
+from cclsearch.loop.bench import RecordedTable, limit_recording
 from cclsearch.plan.target import find_recording
 from cclsearch.plugins import TASKS
 from cclsearch.recording.load import Recording, load_recording
@@ -25,8 +26,7 @@ from cclsearch.report.objective_figure import find_figure
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE
-from cclsearch.score.objective import Objective
-from cclsearch.search.bench import RecordedTable, limit_recording
+from cclsearch.scoring.objective import Objective
 from cclsearch.trace.claims import ShownClaim
 from cclsearch.trace.text_report import format_table
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Config, Provenance
+from cclsearch.loop.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import list_spreads
 from cclsearch.report.gather import clean, describe_work, metrics_of
 from cclsearch.report.pareto import ParetoPage, ParetoPoint
 from cclsearch.run.folder import Run
-from cclsearch.score.objective import Objective
-from cclsearch.search.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
+from cclsearch.scoring.objective import Objective
 from cclsearch.stats.noise import confidence_interval, estimate_noise
 from cclsearch.stats.pareto import (
     Floats,

@@ -8,6 +8,12 @@ from dataclasses import dataclass, replace
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import hash_job_file
 from cclsearch.core.values import Failure
+from cclsearch.evaluation.comparison import TrialComparison, make_comparison
+from cclsearch.evaluation.evaluate import find_baseline, redact_failure
+from cclsearch.evaluation.judge import is_judging_error, judge
+from cclsearch.evaluation.other_trials import list_others
+from cclsearch.evaluation.trace_evidence import read_trace_evidence
+from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
 from cclsearch.record.event import TrialRevised
@@ -16,15 +22,9 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import SPEC_FILE, hash_file
 from cclsearch.run.trial_folder import write_outcome_files
-from cclsearch.score.evaluate import evaluate_evidence, evaluate_failure
-from cclsearch.score.evidence import Evidence
-from cclsearch.score.outcome import Outcome, Verdict
-from cclsearch.search.comparison import TrialComparison, make_comparison
-from cclsearch.search.evaluate import find_baseline, redact_failure
-from cclsearch.search.judge import is_judging_error, judge
-from cclsearch.search.other_trials import list_others
-from cclsearch.search.trace_evidence import read_trace_evidence
-from cclsearch.search.trial_input import make_input
+from cclsearch.scoring.evaluate import evaluate_evidence, evaluate_failure
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.outcome import Outcome, Verdict
 from cclsearch.tasks.base import task_of
 
 

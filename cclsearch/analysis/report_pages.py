@@ -10,14 +10,14 @@ from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.charts.chart import Chart
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
+from cclsearch.loop.session import rebuild_space
+from cclsearch.loop.sweep import read_sweep
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.report.data import Neighbor, RunPage, StepOfRanks
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
-from cclsearch.search.session import rebuild_space
-from cclsearch.search.sweep import read_sweep
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of

@@ -12,7 +12,7 @@ from cclsearch.core.text import count_of, plain
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.plan.subject import RECORDED, Subject
 from cclsearch.report.launch_form import LaunchForm, make_launch
-from cclsearch.score.objective import find_task_metric
+from cclsearch.scoring.objective import find_task_metric
 from cclsearch.space.build import RuleVerdict, resolve_knobs
 from cclsearch.space.framework import FrameworkKnob
 from cclsearch.space.knobs import meaning_of

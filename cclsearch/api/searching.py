@@ -18,6 +18,11 @@ from cclsearch.api.result import SearchResult
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_knob_value
 from cclsearch.launch.in_process import InProcessLauncher, Measure
+from cclsearch.loop.drive import Changes, drive_search
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.loop import find_budget
+from cclsearch.loop.session import Session
+from cclsearch.loop.start import start_run
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind, SearchStopped
@@ -27,12 +32,7 @@ from cclsearch.report.terminal import watch_lines
 from cclsearch.run import catalog
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import SearchLimits
-from cclsearch.score.objective import Objective
-from cclsearch.search.drive import Changes, drive_search
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import find_budget
-from cclsearch.search.session import Session
-from cclsearch.search.start import start_run
+from cclsearch.scoring.objective import Objective
 
 
 def search(

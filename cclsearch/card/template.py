@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cclsearch.card.fields import EXECUTORS, CardField, look_up, read_number
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 

@@ -14,7 +14,7 @@ from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.core.trust import is_shipped
 from cclsearch.launch.profile import load_profile
-from cclsearch.score.objective import load_objective
+from cclsearch.scoring.objective import load_objective
 
 MAX_CHARACTERS = 160
 """Of a description in a list."""

@@ -15,8 +15,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cclsearch import __version__
 from cclsearch.core.errors import Notice, UserError
+from cclsearch.core.version import __version__
 
 if TYPE_CHECKING:
     import argparse
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _showing_notices():
             return _dispatch(arguments)
     except UserError as error:
-        from cclsearch.core.redact import redact
+        from cclsearch.core.secrets.redact import redact
 
         print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
         return EXIT_USAGE
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        from cclsearch.core.redact import redact
+        from cclsearch.core.secrets.redact import redact
 
         place = f"{str(error.filename)!r}: " if error.filename else ""
         print(f"ccl-search: {redact(place + str(error.strerror))}", file=sys.stderr)
@@ -133,7 +133,7 @@ def _showing_notices() -> Iterator[None]:
         if not issubclass(category, Notice):
             before(message, category, *where, **place)
         elif (text := str(message)) not in shown:
-            from cclsearch.core.redact import redact
+            from cclsearch.core.secrets.redact import redact
 
             shown.add(text)
             print(f"ccl-search: {redact(text)}", file=sys.stderr)

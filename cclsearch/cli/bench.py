@@ -9,8 +9,8 @@ from typing import Any
 
 from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.text import plain
+from cclsearch.loop.bench import DEFAULT_SAMPLERS, run_bench
 from cclsearch.propose.study.choose import list_samplers
-from cclsearch.search.bench import DEFAULT_SAMPLERS, run_bench
 
 LEGEND = """\
 best/optimum: loss of the best trial over the lowest of the landscape (1 = optimum). "after K": geometric mean over

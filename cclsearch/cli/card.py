@@ -16,7 +16,7 @@ from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.content import run_content
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import plain
 from cclsearch.plugins import TASKS
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, one_line
 from cclsearch.launch.base import Cleaner, JobState
 from cclsearch.launch.profile import make_launcher

@@ -15,9 +15,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
+from cclsearch.loop.session import rebuild_space
 from cclsearch.run.catalog import find_run, name_run
 from cclsearch.run.folder import Run, load_run
-from cclsearch.search.session import rebuild_space
 from cclsearch.study.view import STUDY_FILE, StudyView
 
 HOST = "127.0.0.1"

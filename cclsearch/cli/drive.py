@@ -12,6 +12,11 @@ from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, EXIT_SHARED_CAUSE
 from cclsearch.cli.screen import print_end, show_table, stop_when_unread
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import can_redraw, print_wrapped
+from cclsearch.loop import drive
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.loop import find_budget
+from cclsearch.loop.session import Session
+from cclsearch.loop.signals import listen_for_stop
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
@@ -20,11 +25,6 @@ from cclsearch.report.summary import summarize_as_json
 from cclsearch.report.terminal import watch_json, watch_lines
 from cclsearch.run.catalog import name_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.search import drive
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import find_budget
-from cclsearch.search.session import Session
-from cclsearch.search.signals import listen_for_stop
 from cclsearch.tracking.webhook import choose_webhook
 
 SPECIAL = {EndKind.JUDGING_ERRORS: EXIT_DEFECT, EndKind.SHARED_CAUSE: EXIT_SHARED_CAUSE}

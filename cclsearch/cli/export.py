@@ -7,7 +7,7 @@ import sys
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
 from cclsearch.export.ccl_bench import write_entries
 from cclsearch.export.evidence import list_left_out

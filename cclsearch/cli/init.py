@@ -114,7 +114,7 @@ def check_answer(question: str, answer: str) -> str:
 def check_name(question: str, value: str, folder: Path) -> str:
     """The same answer; raises UserError with the known names if it is unknown in the new project."""
     from cclsearch.propose.agent.providers.spec import parse_spec
-    from cclsearch.score.objective import load_objective, split_spec
+    from cclsearch.scoring.objective import load_objective, split_spec
 
     if value and question == "launcher":
         find_launcher(folder, value)

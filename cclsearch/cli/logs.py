@@ -13,7 +13,7 @@ from typing import BinaryIO
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_job_file, read_job_json
-from cclsearch.core.redact import Masker, redact
+from cclsearch.core.secrets.redact import Masker, redact
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.launch.collect import FAILURES_FOLDER
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE

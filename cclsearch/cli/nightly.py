@@ -10,6 +10,8 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.signals import listen_for_stop
 from cclsearch.nightly import install as installing
 from cclsearch.nightly.config import NightlyConfig, load_nightly
 from cclsearch.nightly.night import plan_jobs
@@ -18,8 +20,6 @@ from cclsearch.nightly.service import NightService, prepare_outside
 from cclsearch.nightly.summary import NightSummary, render_message
 from cclsearch.nightly.window import nights_folder
 from cclsearch.run.catalog import runs_folder
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.signals import listen_for_stop
 
 SCRONTAB_FLAGS = ("partition", "account", "qos")
 

@@ -16,8 +16,8 @@ from cclsearch.report.pareto import ParetoPage
 from cclsearch.report.write import write_pareto_page
 from cclsearch.run.catalog import find_run, runs_folder
 from cclsearch.run.folder import load_run
-from cclsearch.score.catalog import list_metrics
-from cclsearch.score.objective import Term
+from cclsearch.scoring.catalog import list_metrics
+from cclsearch.scoring.objective import Term
 from cclsearch.stats.pareto import parse_weights
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import list_recordings
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.examine import Examined, examine_recording

@@ -10,6 +10,9 @@ from cclsearch.cli.drive import drive_search
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import is_terminal
 from cclsearch.core.values import Provenance
+from cclsearch.loop.drive import Changes
+from cclsearch.loop.grow import check_growth
+from cclsearch.loop.unknown_trials import UnknownPolicy, find_unknown_trials
 from cclsearch.propose.agent.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price
 from cclsearch.propose.agent.providers.spec import parse_spec
@@ -17,9 +20,6 @@ from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import read_spec
-from cclsearch.search.drive import Changes
-from cclsearch.search.grow import check_growth
-from cclsearch.search.unknown_trials import UnknownPolicy, find_unknown_trials
 from cclsearch.space.parse import parse_wanted
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cclsearch.core.terminal import print_wrapped
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.session import Session
 from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
@@ -16,8 +18,6 @@ from cclsearch.report.summary import summarize_run
 from cclsearch.run.catalog import name_run
 from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.session import Session
 
 
 def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:

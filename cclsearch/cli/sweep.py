@@ -10,9 +10,9 @@ from pathlib import Path
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.drive import drive_search
 from cclsearch.cli.run import make_request, naming_settings
+from cclsearch.loop.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 from cclsearch.run.catalog import name_run, runs_folder
 from cclsearch.run.folder import load_run
-from cclsearch.search.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 from cclsearch.stats.pareto import parse_weights
 from cclsearch.tracking.webhook import choose_webhook
 

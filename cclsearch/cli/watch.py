@@ -13,6 +13,7 @@ from cclsearch.cli.screen import print_end
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import can_redraw
 from cclsearch.core.text import plain
+from cclsearch.loop.session import rebuild_space
 from cclsearch.record.event import EVENT, Event
 from cclsearch.record.lock import is_locked
 from cclsearch.report.objective_figure import find_figure
@@ -21,7 +22,6 @@ from cclsearch.report.terminal import describe_result
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, RunFollower, Standing, load_run
 from cclsearch.run.spec import RunSpec
-from cclsearch.search.session import rebuild_space
 
 LOOK_S = 0.5
 

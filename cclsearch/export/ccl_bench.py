@@ -15,7 +15,7 @@ from cclsearch.card.hardware import match_accelerator
 from cclsearch.card.model import Card, Hardware, ModelArch
 from cclsearch.core.atomic_file import staging_folder, write_atomically
 from cclsearch.core.errors import UserError, writing_to
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Provenance
 from cclsearch.export.evidence import EVIDENCE_FOLDER, MANIFEST_FILE, copy_evidence, trace_kinds
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE

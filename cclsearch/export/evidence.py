@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from cclsearch.core.job_file import JobFileError
-from cclsearch.core.redact import MASK, redact
+from cclsearch.core.secrets.redact import MASK, redact
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.report.gather import clean
 from cclsearch.run.log_masking import mask_pieces

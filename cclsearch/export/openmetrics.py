@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.events import LlmTurn
 from cclsearch.record.trial import TrialState, count_states

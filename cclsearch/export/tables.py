@@ -17,7 +17,7 @@ from cclsearch.report.data import ENDED_EARLY, RANKED, RUNNING, RunPage, TrialRo
 from cclsearch.report.gather import gather_run
 from cclsearch.report.pareto import escape_formula
 from cclsearch.run.folder import Run
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 
 if TYPE_CHECKING:
     import pandas as pd

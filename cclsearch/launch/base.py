@@ -13,7 +13,7 @@ from pydantic import AfterValidator
 from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import TrialError, UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.contract import TrialInput
 from cclsearch.space.table import Space

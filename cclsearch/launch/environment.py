@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.secret_names import is_secret_name
+from cclsearch.core.secrets.names import is_secret_name
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.fields import CONTROL, SECRET_ADVICE
 

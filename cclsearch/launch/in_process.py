@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from cclsearch.card.model import Card
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage, Value
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import read_job_json
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, write_model

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cclsearch.core.redact import is_secret_name
+from cclsearch.core.secrets.redact import is_secret_name
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Config
 from cclsearch.launch.profile import Profile
@@ -16,7 +16,7 @@ from cclsearch.record.event import RetryKind
 from cclsearch.record.trial import Trial, TrialState
 from cclsearch.report.objective_figure import MAX_SHARE
 from cclsearch.run.closest import find_closest
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise
 from cclsearch.tasks.base import task_of
 

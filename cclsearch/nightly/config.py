@@ -16,7 +16,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.nightly.clock import Moment, parse_moment
-from cclsearch.score.objective import default_spec
+from cclsearch.scoring.objective import default_spec
 from cclsearch.space.parse import parse_knob
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")

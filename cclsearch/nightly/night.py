@@ -14,9 +14,14 @@ from pathlib import Path
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.processes import boot_clock_s
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.settings import load_settings
 from cclsearch.core.values import Provenance
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
+from cclsearch.loop.meter import Allowance, Meter
+from cclsearch.loop.session import begin_or_resume, open_session
+from cclsearch.loop.start import start_run
 from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.share import (
@@ -36,11 +41,6 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import Run, Standing, load_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
-from cclsearch.search.jobs import StopSignal
-from cclsearch.search.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
-from cclsearch.search.meter import Allowance, Meter
-from cclsearch.search.session import begin_or_resume, open_session
-from cclsearch.search.start import start_run
 from cclsearch.space.parse import parse_knobs
 
 CONFIRM = 2

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import declare_secret, redact
+from cclsearch.core.secrets.redact import declare_secret, redact
+from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs
@@ -18,7 +19,6 @@ from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import NightSummary, render_message
 from cclsearch.nightly.window import NIGHTS_FOLDER, SUMMARY_FILE, find_window, nights_folder
 from cclsearch.record.lock import FolderLock, is_locked
-from cclsearch.search.jobs import StopSignal
 from cclsearch.tracking.webhook import send_webhook
 
 MAX_HISTORY_NIGHTS = 60

@@ -9,15 +9,15 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.outside import refuse_outside
-from cclsearch.core.redact import declare_secret, redact
+from cclsearch.core.secrets.redact import declare_secret, redact
 from cclsearch.core.text import plain
+from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import plan_jobs, show_time
 from cclsearch.nightly.run import NightBrokenError, NightBusyError, run_night
 from cclsearch.nightly.summary import EXIT_BUSY, EXIT_TROUBLE, EXIT_USAGE, NightSummary
 from cclsearch.nightly.window import find_interrupted
 from cclsearch.propose.agent.providers.spec import parse_spec, refuse_if_offline
-from cclsearch.search.jobs import StopSignal
 from cclsearch.tracking.webhook import send_webhook
 
 MAX_SLEEP_S = 30.0

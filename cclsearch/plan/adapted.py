@@ -20,7 +20,7 @@ from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.catalog import find_run
 from cclsearch.run.spec import SPEC_FILE, read_spec
-from cclsearch.score.objective import single_metric
+from cclsearch.scoring.objective import single_metric
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor, predictor_of
 

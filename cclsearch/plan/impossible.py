@@ -7,7 +7,7 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.plugins import TASKS
-from cclsearch.score.objective import Constraint, Objective
+from cclsearch.scoring.objective import Constraint, Objective
 from cclsearch.space.table import Space, count_ranks
 from cclsearch.stats.closed_form import describe_none_fits, predict_space
 

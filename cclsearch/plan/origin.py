@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import public_environment
+from cclsearch.core.secrets.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.space.framework import load_framework
 

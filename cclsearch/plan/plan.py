@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cclsearch import __version__
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Config, Provenance
+from cclsearch.core.version import __version__
 from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.baseline import choose_baseline
 from cclsearch.plan.cost import estimate_search
@@ -33,7 +33,7 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import try_sampler
 from cclsearch.run.catalog import LAST
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import choose_objective
+from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.values import Config, Value
 from cclsearch.run.spec import SearchLimits
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table
 from cclsearch.run.spec import RunSpec, hash_file, read_spec
-from cclsearch.score.evaluate import evaluate_trial
+from cclsearch.scoring.evaluate import evaluate_trial
 from cclsearch.tasks.base import task_of
 
 AUTO = "auto"

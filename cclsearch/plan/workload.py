@@ -18,9 +18,9 @@ from cclsearch.plan.target import IN_PROCESS, SIMULATE, Target
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table
 from cclsearch.run.spec import RecordingRef, hash_file
-from cclsearch.score.evidence import Evidence
-from cclsearch.score.objective import Objective, require_measurable
-from cclsearch.score.trial_metric import derive_by_code
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.objective import Objective, require_measurable
+from cclsearch.scoring.trial_metric import derive_by_code
 from cclsearch.space.build import build_space, require_known_knobs
 from cclsearch.space.framework import choose_framework
 from cclsearch.space.table import Space

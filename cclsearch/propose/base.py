@@ -25,7 +25,7 @@ from cclsearch.propose.events import ProposerEvent as ProposerEvent
 from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
-from cclsearch.score.objective import Objective, find_task_metric, single_metric
+from cclsearch.scoring.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space, mask_rows
 from cclsearch.stats.closed_form import Predictor, predictor_of
 

@@ -12,7 +12,7 @@ from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.propose.events import ArbiterMove, LedgerEvent, LlmLimitsSet, LlmTurn, Note, ReportedEvent
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.space.variables import FLAG, VARIABLE, refuse_name, refuse_shape
 
 LEDGER_VERSION = 2

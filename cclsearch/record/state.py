@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.propose.events import NOT_ADDED, LlmTurn, Note, ReportedEvent
 from cclsearch.record.event import (
@@ -37,7 +37,7 @@ from cclsearch.record.line import BadLine, explain_bad_lines
 from cclsearch.record.trial import Trial
 from cclsearch.record.trial_table import TrialTable
 from cclsearch.record.windows import ClusterWindows
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.stats.drift import WindowRatio
 from cclsearch.stats.noise import MIN_MAJORITY, REPLACED_FROM, estimate_noise, find_outliers, is_better
 

@@ -23,7 +23,7 @@ from cclsearch.record.event import (
     TrialSubmitted,
     TrialSubmitting,
 )
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cclsearch.score.outcome import ClusterWindow, Outcome
+from cclsearch.scoring.outcome import ClusterWindow, Outcome
 from cclsearch.stats.drift import WindowRatio, estimate_drift
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from cclsearch import __version__
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import TRIALS_FOLDER, trial_folder
+from cclsearch.core.version import __version__
 from cclsearch.record.event import LEDGER_VERSION, MAX_TRIAL, Event, LedgerUpgraded
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock

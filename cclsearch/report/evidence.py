@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cclsearch import __version__
 from cclsearch.core.job_file import JobFileError, hash_job_file, read_job_json, read_tail
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
+from cclsearch.core.version import __version__
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE
 from cclsearch.report.data import TurnMessage, TurnView
 from cclsearch.run.folder import Run

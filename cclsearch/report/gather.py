@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from cclsearch.core.errors import TrialError
 from cclsearch.core.numbers import show_number
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.propose.events import LlmTurn, find_withdrawn, leave_out_outdated
@@ -37,8 +37,8 @@ from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.usage import describe_saved, describe_usage
-from cclsearch.score.objective import Objective
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.objective import Objective
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.tasks.base import task_of
 
 MAX_TEXT = 2000

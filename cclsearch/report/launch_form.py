@@ -15,7 +15,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import public_environment, redact
+from cclsearch.core.secrets.redact import public_environment, redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Config, Model
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment

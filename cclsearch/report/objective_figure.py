@@ -8,7 +8,7 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import describe_difference, describe_gain, format_value
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.base import task_of
 
 MAX_SHARE = 0.9995

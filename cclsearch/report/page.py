@@ -19,13 +19,13 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from cclsearch import __version__
 from cclsearch.charts.bundle import page_script
 from cclsearch.charts.chart import Chart, page_data, palette_css
 from cclsearch.charts.timeline import as_trace_events
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.numbers import show_number
 from cclsearch.core.values import format_knob_value
+from cclsearch.core.version import __version__
 from cclsearch.record.event import Purpose
 from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
 from cclsearch.report.compare import RankingEntry, compare_frameworks, find_differences, group_ranking

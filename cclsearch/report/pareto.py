@@ -12,7 +12,7 @@ from cclsearch.charts.chart import Chart
 from cclsearch.charts.pareto import FrontPoint, draw_front, draw_hypervolume, draw_weight_choices
 from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Provenance, Value
-from cclsearch.score.objective import Term
+from cclsearch.scoring.objective import Term
 
 
 def axis_label(axis: Term) -> str:

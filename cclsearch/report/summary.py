@@ -24,7 +24,7 @@ from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.usage import describe_saved, describe_usage, find_node_hour_limit
-from cclsearch.score.outcome import CONSTRAINTS_RULE
+from cclsearch.scoring.outcome import CONSTRAINTS_RULE
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE, Noise
 from cclsearch.tasks.base import task_of
 

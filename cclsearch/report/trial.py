@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.job_file import read_tail
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import describe_metric, format_value, name_values
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.terminal import result_text
 from cclsearch.run.folder import Run
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.tasks.base import Task, task_of
 
 

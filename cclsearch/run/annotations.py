@@ -20,7 +20,7 @@ from cclsearch.core.atomic_file import NEW_FILE_MODE
 from cclsearch.core.errors import UserError
 from cclsearch.core.figures import Number
 from cclsearch.core.job_file import JobFileError, read_job_bytes
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Model
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.score.objective import Constraint, Objective
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.objective import Constraint, Objective
+from cclsearch.scoring.outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cclsearch.core.values import Config, Model, Provenance
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
 from cclsearch.propose.earlier import EarlierKnowledge
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 from cclsearch.stats.simulated import SimulatedSettings
 
 SPEC_FILE = "search.yaml"

@@ -10,7 +10,7 @@ from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, EVIDENCE_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.run.log_masking import moving
-from cclsearch.score.outcome import Outcome
+from cclsearch.scoring.outcome import Outcome
 
 SCRIPT_FILE = "job.sh"
 METRICS_FILE = "metrics.json"

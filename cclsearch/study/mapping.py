@@ -25,7 +25,7 @@ from cclsearch.core.values import Value
 from cclsearch.propose.study.parameters import describe_knobs, study_directions
 from cclsearch.record.trial import Trial, TrialState, find_state
 from cclsearch.run.spec import RunSpec
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 from cclsearch.space.table import Knob
 from cclsearch.study.journal import Log, Operation
 

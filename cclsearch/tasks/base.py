@@ -26,16 +26,16 @@ from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.plugins import TASKS, TRIAL_METRICS
-from cclsearch.score.admission import GENERAL_RULES
-from cclsearch.score.agreement import Agreement
-from cclsearch.score.catalog import GENERAL_METRICS
-from cclsearch.score.derive import GIB, derive_general
-from cclsearch.score.evidence import Diagnosed, Evidence
-from cclsearch.score.outcome import Verdict
+from cclsearch.scoring.admission import GENERAL_RULES
+from cclsearch.scoring.agreement import Agreement
+from cclsearch.scoring.catalog import GENERAL_METRICS
+from cclsearch.scoring.derive import GIB, derive_general
+from cclsearch.scoring.evidence import Diagnosed, Evidence
+from cclsearch.scoring.outcome import Verdict
 from cclsearch.space.table import Space, count_ranks
 
 if TYPE_CHECKING:
-    from cclsearch.score.objective import Objective
+    from cclsearch.scoring.objective import Objective
     from cclsearch.stats.closed_form import Predictor
 
 

@@ -11,10 +11,10 @@ from cclsearch.card.model import Card
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage, Value
 from cclsearch.launch.contract import RunStatus
 from cclsearch.plugins import TASKS
-from cclsearch.score.evaluate import evaluate_evidence
-from cclsearch.score.evidence import Evidence
-from cclsearch.score.objective import choose_objective
-from cclsearch.score.outcome import Outcome, Verdict
+from cclsearch.scoring.evaluate import evaluate_evidence
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.objective import choose_objective
+from cclsearch.scoring.outcome import Outcome, Verdict
 from cclsearch.tasks.base import Task
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.record.trial import Trial, TrialState, find_state

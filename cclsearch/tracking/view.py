@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 import orjson
 
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.record.event import Event, TrialFinished, TrialRevised
 from cclsearch.record.state import RunState

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.outside import is_local_url, refuse_outside
-from cclsearch.core.redact import declare_secret
+from cclsearch.core.secrets.redact import declare_secret
 from cclsearch.core.settings import load_settings
 
 WAIT_S = 10.0

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from cclsearch.charts.bundle import page_script
 from cclsearch.charts.chart import page_data, palette_css
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.export.openmetrics import CONTENT_TYPE, render_openmetrics
 from cclsearch.plugins import METRICS, TASKS
 from cclsearch.run.annotations import add_note, add_tags

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_job_file
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import plain
 from cclsearch.record.trial import Trial
 from cclsearch.run.folder import Run

@@ -11,10 +11,10 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.requests import Request
 
-from cclsearch import __version__
 from cclsearch.charts.chart import Chart
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import format_knob_value
+from cclsearch.core.version import __version__
 from cclsearch.nightly.summary import show_best
 from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState

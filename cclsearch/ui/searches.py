@@ -14,7 +14,7 @@ from typing import IO
 
 from cclsearch.core.content import FRAMEWORK_SUFFIX, list_content
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.nightly.window import NIGHTS_FOLDER
 from cclsearch.record.lock import interrupt_holder, name_holder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import cache, lru_cache
 
-from cclsearch.core.redact import redact
-from cclsearch.core.secret_names import is_secret_name
+from cclsearch.core.secrets.names import is_secret_name
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 
 MAX_TEXT = 2000

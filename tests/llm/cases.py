@@ -11,7 +11,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Observation, Proposal, ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove
-from cclsearch.score.objective import load_objective
+from cclsearch.scoring.objective import load_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 
 CARD = Card(

@@ -97,7 +97,7 @@ _MODULES = [
     for name in """
         socket ssl http.client urllib.request subprocess multiprocessing threading ctypes mmap signal resource shutil
         tempfile pickle marshal sqlite3 importlib runpy code inspect gc builtins platform pwd pty fcntl faulthandler
-        atexit cclsearch.core.redact pydantic_monty anthropic numpy webbrowser logging smtplib
+        atexit cclsearch.core.secrets.redact pydantic_monty anthropic numpy webbrowser logging smtplib
     """.split()  # noqa: SIM905
 ]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import public_environment
+from cclsearch.core.secrets.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.launch.slurm.refusal import read_messages
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pydantic import Base64Bytes, ConfigDict
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import public_environment
+from cclsearch.core.secrets.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.launch.patterns import read_patterns

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
 from cclsearch.propose.agent.configs import CallError

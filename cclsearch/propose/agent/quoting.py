@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cclsearch.core.redact import is_secret_name, redact
+from cclsearch.core.secrets.redact import is_secret_name, redact
 from cclsearch.core.text import one_line, plain
 
 QUOTING_RULE = (

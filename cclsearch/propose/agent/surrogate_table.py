@@ -29,7 +29,7 @@ from cclsearch.propose.bayes.snapshot import (
     summarize_posterior,
 )
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.score.objective import Term
+from cclsearch.scoring.objective import Term
 from cclsearch.stats.closed_form import predict_space
 
 Floats = Annotated[NDArray[np.float64], Packed(np.float64)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cclsearch.core.metrics import PEAK_MEMORY
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.configs import CallError, format_config, read_config

@@ -29,7 +29,7 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.earlier import EarlierKnowledge
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
 from cclsearch.propose.version_1 import upgrade_context_record, upgrade_turn_record
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 from cclsearch.space.table import Knob, Space
 
 TURNS_FOLDER = "turns"

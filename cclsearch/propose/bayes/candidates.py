@@ -18,7 +18,7 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.excess import log_excess
 from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.propose.observations import observed_losses
-from cclsearch.score.objective import Term, single_metric
+from cclsearch.scoring.objective import Term, single_metric
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array, Features

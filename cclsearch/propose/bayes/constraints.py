@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri
 from cclsearch.propose.bayes.excess import find_bounds, log_excess
 from cclsearch.propose.bayes.loads import LoadDraws
 from cclsearch.propose.bayes.models import Drawn, Draws, choose_scale
-from cclsearch.score.objective import Constraint
+from cclsearch.scoring.objective import Constraint
 from cclsearch.stats.kernel import Array
 
 QUANTILES_Q = ndtri((np.arange(16) + 0.5) / 16)

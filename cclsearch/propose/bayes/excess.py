@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cclsearch.score.objective import Constraint
+from cclsearch.scoring.objective import Constraint
 from cclsearch.stats.kernel import Array
 
 TOLERANCE = 1e-6

@@ -23,7 +23,7 @@ from cclsearch.propose.base import Proposal, Proposer, ProposerRole, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.score.objective import single_metric
+from cclsearch.scoring.objective import single_metric
 from cclsearch.space.table import Space
 from cclsearch.stats.kernel import Array
 

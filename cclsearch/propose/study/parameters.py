@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from cclsearch.core.values import Config, Value
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.objective import Objective
 from cclsearch.space.table import Knob, Space
 
 

@@ -32,7 +32,7 @@ from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerContext, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.study.parameters import StudyParameters, study_directions
-from cclsearch.score.objective import Objective, find_task_metric, single_metric
+from cclsearch.scoring.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space
 
 if TYPE_CHECKING:

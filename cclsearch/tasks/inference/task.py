@@ -12,8 +12,8 @@ from cclsearch.card.model import Card
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import TrialInput
 from cclsearch.plugins import TASKS
-from cclsearch.score.derive import derive_general, relative_spread
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.derive import derive_general, relative_spread
+from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest, ServingEvidence
 from cclsearch.tasks.serving.measurements import BATCH_LATENCY, THROUGHPUT
 from cclsearch.tasks.serving.task import RequestTask, describe_limits

@@ -7,8 +7,8 @@ from typing import Any
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.core.text import count_of, one_line
-from cclsearch.score import admission as general
-from cclsearch.score.outcome import Verdict
+from cclsearch.scoring import admission as general
+from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.serving.contract import Arrival, AskedLoad, PlannedRequest, RequestRecord, ServingEvidence
 
 PARAMETERS_OFF = 0.02

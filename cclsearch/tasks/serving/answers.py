@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cclsearch.score.agreement import Deviation, Measure
+from cclsearch.scoring.agreement import Deviation, Measure
 from cclsearch.space.framework import Framework
 from cclsearch.tasks.serving.contract import ServingInput, ServingResult
 

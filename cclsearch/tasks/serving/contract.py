@@ -11,7 +11,7 @@ from cclsearch.card.model import ModelArch
 from cclsearch.core.figures import Count, Number, PositiveCount, Seconds
 from cclsearch.core.values import Model, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
-from cclsearch.score.evidence import EvidenceOf
+from cclsearch.scoring.evidence import EvidenceOf
 
 Moment = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
 """Seconds since the start of a load, by the load generator's clock."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cclsearch.core.values import Config
-from cclsearch.score.evidence import Diagnosed
+from cclsearch.scoring.evidence import Diagnosed
 from cclsearch.tasks.serving.contract import Arrival, AskedLoad, RequestRecord
 
 NOTABLE = 0.15

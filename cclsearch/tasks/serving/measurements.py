@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction, MetricInfo
-from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
+from cclsearch.scoring.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
 from cclsearch.tasks.serving.contract import RequestRecord
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE

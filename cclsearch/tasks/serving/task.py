@@ -12,9 +12,9 @@ from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
-from cclsearch.score.derive import derive_general
-from cclsearch.score.evidence import Diagnosed
-from cclsearch.score.objective import Objective
+from cclsearch.scoring.derive import derive_general
+from cclsearch.scoring.evidence import Diagnosed
+from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES

@@ -17,7 +17,7 @@ from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
-from cclsearch.score.objective import Constraint, Objective
+from cclsearch.scoring.objective import Constraint, Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest
 from cclsearch.tasks.serving.measurements import (
     GOODPUT,

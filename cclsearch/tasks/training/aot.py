@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import public_environment
+from cclsearch.core.secrets.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.space.framework import load_framework

@@ -8,7 +8,7 @@ from cclsearch.card.model import ModelArch
 from cclsearch.core.figures import Count, Number, PositiveCount, Seconds
 from cclsearch.core.values import Value
 from cclsearch.launch.contract import TrialInput, TrialResult
-from cclsearch.score.evidence import EvidenceOf
+from cclsearch.scoring.evidence import EvidenceOf
 
 
 class TrainingInput(TrialInput):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cclsearch.score.agreement import Measure, find_largest
+from cclsearch.scoring.agreement import Measure, find_largest
 from cclsearch.space.framework import Framework
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 

@@ -11,8 +11,8 @@ import numpy as np
 from cclsearch.card.arch import flops_per_token, tokens_per_step
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction
-from cclsearch.score.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
-from cclsearch.score.derive import measure_memory, read_reported
+from cclsearch.scoring.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
+from cclsearch.scoring.derive import measure_memory, read_reported
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingResult
 
 MTOKEN = 1e6

@@ -13,7 +13,7 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.plugins import TASKS
-from cclsearch.score.derive import relative_spread
+from cclsearch.scoring.derive import relative_spread
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import Task

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from cclsearch.score.derive import MAD_TO_SIGMA
-from cclsearch.score.evidence import OtherTrial
-from cclsearch.score.outcome import Verdict
+from cclsearch.scoring.derive import MAD_TO_SIGMA
+from cclsearch.scoring.evidence import OtherTrial
+from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.thresholds import DEFAULT
 

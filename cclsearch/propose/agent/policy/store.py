@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.trust import find_code
 from cclsearch.core.values import Value
 from cclsearch.propose.agent.history import past_turns

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from typing import Any
 
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.providers.types import ErrorKind, ProviderError

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.outside import is_local_url, refuse_outside
-from cclsearch.core.secret_names import declare_secret
+from cclsearch.core.secrets.names import declare_secret
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import Model
 from cclsearch.plugins import PROVIDERS, describe_broken_plugins

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from cclsearch.launch.contract import TrialResult
-from cclsearch.score.derive import derive_general, relative_spread
-from cclsearch.score.evidence import Evidence
-from cclsearch.score.outcome import Verdict
+from cclsearch.scoring.derive import derive_general, relative_spread
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.outcome import Verdict
 
 
 class CompressResult(TrialResult):

@@ -7,9 +7,9 @@ from cclsearch.card.fields import CardField, FieldKind
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction
 from cclsearch.plugins import TASKS
-from cclsearch.score.admission import GENERAL_RULES
-from cclsearch.score.catalog import result_metric
-from cclsearch.score.evidence import Evidence
+from cclsearch.scoring.admission import GENERAL_RULES
+from cclsearch.scoring.catalog import result_metric
+from cclsearch.scoring.evidence import Evidence
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.base import Task

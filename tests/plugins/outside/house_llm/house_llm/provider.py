@@ -9,7 +9,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from cclsearch.core.redact import redact
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.plugins import PROVIDERS
 from cclsearch.propose.agent.providers.cost import Price

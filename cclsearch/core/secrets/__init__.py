@@ -1,0 +1,1 @@
+"""Secrets in text: their names, formats and values, and how they are masked."""

@@ -1,0 +1,1 @@
+"""Judges a finished trial: its result and traces become an outcome, compared with the other trials."""

@@ -1,0 +1,1 @@
+"""Searches: session, loop and jobs; sweeps and benchmarks of strategies."""

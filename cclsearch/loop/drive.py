@@ -1,0 +1,139 @@
+"""Runs a search in its folder, or continues it: what `run`, `resume`, `sweep` and the Python API share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.secrets.redact import redact
+from cclsearch.launch.in_process import Measure
+from cclsearch.loop.grow import grow_space
+from cclsearch.loop.growth import Wanted
+from cclsearch.loop.jobs import StopSignal
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.node_hours import keep_node_hours
+from cclsearch.loop.session import Session, begin_or_resume, open_session
+from cclsearch.loop.unknown_trials import UnknownPolicy
+from cclsearch.propose.events import LlmLimitsSet
+from cclsearch.record.state import RunState
+from cclsearch.record.writer import RunWriter
+from cclsearch.report.summary import summarize_run
+from cclsearch.run.folder import load_run
+from cclsearch.run.spec import RunSpec
+from cclsearch.tracking.webhook import send_webhook
+
+Around = Callable[[RunWriter, Session], contextlib.AbstractContextManager[None]]
+"""What surrounds the trials of a search, such as a table on a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What the user changes for the rest of a search; by default nothing."""
+
+    budget: int = 0
+    """Trials in all, if above the present number."""
+    confirm: int = 0
+    keep_going: bool = False
+    stop_early: bool = False
+    max_node_hours: float | None = None
+    events: Sequence[LlmLimitsSet] = ()
+    """What is recorded first, such as limits on the LLM."""
+    unknown: UnknownPolicy | None = None
+    """What becomes of trials that the ledger does not contain."""
+    wanted: Wanted = field(default_factory=dict)
+    """What is added to the search space first."""
+
+
+@dataclass(frozen=True)
+class DrivenSearch:
+    """A search that has ended or stopped."""
+
+    spec: RunSpec
+    state: RunState
+
+
+def drive_search(
+    folder: Path,
+    *,
+    stop: StopSignal,
+    around: Around,
+    continued: str,
+    changes: Changes | None = None,
+    measure: Measure | None = None,
+    log_to: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> DrivenSearch:
+    """Run or continue the search in `folder` until it ends or `stop` is set; raises UserError before it can begin.
+
+    `continued` says how to continue if its folder cannot be written. `measure` is the caller's function that measures
+    trials, `log_to` the trackers it writes to, and `tell` takes notes about the search.
+    """
+    changes = changes or Changes()
+    session = replace(open_session(folder, stop=stop, measure=measure, log_to=log_to), tell=tell)
+    with RunWriter(folder) as writer, explain_write_errors(folder, continued):
+        begin_or_resume(
+            writer,
+            session,
+            budget=changes.budget,
+            confirm=changes.confirm,
+            keep_going=changes.keep_going,
+            stop_early=changes.stop_early,
+            unknown=changes.unknown,
+            max_node_hours=changes.max_node_hours,
+        )
+        for event in changes.events:
+            writer.record(event.at(time.time()))
+        if changes.wanted:
+            session = grow_space(writer, session, changes.wanted, why="asked for by `resume --extend-knob`")
+        with around(writer, session), keep_node_hours(writer, session) as limited:
+            run_search(writer, limited)
+        return DrivenSearch(session.spec, writer.state)
+
+
+@contextlib.contextmanager
+def tell_chat(webhook: str | None, folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """Post to a chat how the search in `folder` ended, or why it broke off; `tell` takes a note if that fails.
+
+    `webhook` is the environment variable with the URL, which `choose_webhook` checked; None posts nothing.
+    """
+    if webhook is None:
+        yield
+        return
+    name = f"ccl-search {folder.name}"
+    try:
+        yield
+    except UserError as error:
+        _post(webhook, f"{name}: {error}", tell)
+        raise
+    run = load_run(folder)
+    end = run.state.ended or run.state.stopped
+    *lines, _evidence = summarize_run(
+        run.spec, run.state, folder
+    ).lines  # a path of this machine is of no use in a chat
+    head = f"{name} ({run.spec.workload}): {end.reason if end else run.status}"
+    _post(webhook, "\n".join([head, *lines]), tell)
+
+
+def _post(webhook: str, text: str, tell: Callable[[str], None]) -> None:
+    problem = send_webhook(webhook, redact(text))
+    if problem is not None:
+        tell(problem)
+
+
+@contextlib.contextmanager
+def explain_write_errors(folder: Path, continued: str) -> Iterator[None]:
+    """Turn an OSError while writing a run into a UserError that says what is kept and how to continue."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of the output has gone, which is not an error of the disk
+    except OSError as error:
+        place = error.filename if isinstance(error.filename, str) else folder
+        raise UserError(
+            f"cannot write to {str(place)!r}: {error.strerror or error}; every finished trial is kept."
+            f" Fix that, then {continued}"
+        ) from None

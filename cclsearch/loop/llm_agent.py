@@ -1,0 +1,135 @@
+"""What the strategy of a search with an LLM is made from: the agent, and the evidence in the run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cclsearch.core.job_file import read_tail
+from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.core.secrets.redact import redact
+from cclsearch.core.trial_folder import trial_folder
+from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
+from cclsearch.loop.llm_growth import GrowingSpace
+from cclsearch.propose.agent.agent import Agent, make_agent
+from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.providers.cost import LlmLimits
+from cclsearch.propose.agent.providers.spec import (
+    make_provider,
+    missing_key,
+    parse_spec,
+    read_timeout_s,
+    refuse_if_offline,
+)
+from cclsearch.propose.base import LlmContext
+from cclsearch.propose.events import LlmMode
+from cclsearch.run.spec import RunSpec, read_spec
+from cclsearch.run.trial_folder import METRICS_FILE
+from cclsearch.scoring.objective import Objective, Term, find_task_metric
+from cclsearch.scoring.outcome import Outcome
+
+LOG_TAIL_BYTES = 4000
+OVERLAP_BYTES = 16_000
+"""Read before the tail, so that a secret across the start of the tail is recognized."""
+
+
+class FolderEvidence:
+    """Evidence from the trial folders of a run; an `EvidenceSource`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, trial: int) -> TrialEvidence | None:
+        """Diagnosis and log tail of a finished trial; None if its folder contains neither."""
+        folder = trial_folder(self._folder, trial)
+        outcome = Outcome.read(folder / METRICS_FILE)
+        log = _read_log(folder / STDERR_FILE) or _read_log(folder / STDOUT_FILE)
+        if outcome is None and not log:
+            return None
+        if outcome is None:
+            return TrialEvidence(log_tail=log)
+        return TrialEvidence(
+            diagnosis=outcome.diagnosis,
+            seconds_by_cause=outcome.seconds_by_cause,
+            notes=outcome.notes,
+            log_tail=log if outcome.failure else "",
+        )
+
+
+def make_llm_context(spec: RunSpec, folder: Path) -> LlmContext | None:
+    """What the strategy of a search with `--llm` is made from; None without an LLM."""
+    if spec.llm is None:
+        return None
+    text, llm = spec.llm, parse_spec(spec.llm)
+    refuse_if_offline(llm)
+    return LlmContext(
+        missing_key=missing_key(llm),
+        make_provider=lambda: make_provider(llm, timeout_s=read_timeout_s()),
+        make_agent=lambda: _make_search_agent(spec, text, folder),
+    )
+
+
+def _make_search_agent(spec: RunSpec, llm: str, folder: Path) -> Agent:
+    """The agent with the evidence of the run folder."""
+    space = GrowingSpace(read_spec(folder))
+    return make_agent(
+        llm,
+        options=read_options(spec),
+        folder=folder,
+        evidence=FolderEvidence(folder),
+        explain=space.explain if spec.recording is None else None,
+        extender=space,
+    )
+
+
+def read_options(spec: RunSpec) -> AgentOptions:
+    """The agent's options, as the spec froze them. Prompts never contain the origin of a recording."""
+    options = spec.llm_options
+    tokens, usd, seed_policy = options.get("max_tokens"), options.get("max_usd"), options.get("seed_policy")
+    return AgentOptions(
+        mode=LlmMode(str(options.get("mode") or LlmMode.CONFIGS)),
+        limits=LlmLimits(
+            max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
+        ),
+        anonymous=not spec.provenance.is_repeatable,
+        goal=describe_goal(spec.objective, find_task_metric(spec.card.task)),
+        seed_policy=str(seed_policy) if seed_policy else None,
+        seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
+    )
+
+
+def describe_goal(objective: Objective, primary: MetricInfo) -> str:
+    """The formula of the loss in one line, with weights and bounds; empty if it is the primary metric itself."""
+    if objective.is_weighted:
+        shares = [
+            f"{term.weight:g} x {_of_reference(term, term.direction is Direction.MINIMIZE)}" for term in objective.terms
+        ]
+        parts = [f"loss = 1 / ({' + '.join(shares)})"]
+    else:
+        parts = [
+            f"{'loss' if i == 0 else f'objective {i + 1}'} = {_minimized(term)}{term.metric}"
+            + (f" ({term.unit})" if term.unit and term.metric != primary.name else "")
+            + ("" if term.direction is Direction.MINIMIZE else f", so a higher {term.metric} is better")
+            for i, term in enumerate(objective.terms)
+            if objective.metrics != (primary.name,) or term.direction is Direction.MAXIMIZE
+        ]
+    for bound in objective.constraints:
+        limits = [f"at least {bound.at_least:g}"] if bound.at_least is not None else []
+        limits += [f"at most {bound.at_most:g}"] if bound.at_most is not None else []
+        unit = f" {bound.unit}" if bound.unit else ""
+        parts.append(f"only trials with {bound.metric} {' and '.join(limits)}{unit} count")
+    return "; ".join(parts)
+
+
+def _minimized(term: Term) -> str:
+    """What turns the metric into a figure of which less is better."""
+    return "" if term.direction is Direction.MINIMIZE else "1 / " if term.reciprocal else "-"
+
+
+def _of_reference(term: Term, is_minimized: bool) -> str:
+    reference = f"baseline trial's {term.metric}" if term.reference is None else f"{term.reference:g}"
+    return f"({reference} / {term.metric})" if is_minimized else f"({term.metric} / {reference})"
+
+
+def _read_log(path: Path) -> str:
+    return redact(read_tail(path, LOG_TAIL_BYTES + OVERLAP_BYTES))[-LOG_TAIL_BYTES:]

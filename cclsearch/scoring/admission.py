@@ -1,0 +1,150 @@
+"""The admission gate: the rules that decide whether a trial is ranked, and those of them that apply to every task.
+
+Thresholds: `cclsearch.scoring.thresholds`.
+A rule returns True, False, or None if it does not apply or cannot be checked; one False excludes the trial.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from cclsearch.card.hardware import match_accelerator
+from cclsearch.core.text import count_of
+from cclsearch.core.values import Provenance
+from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.outcome import LOAD_RULE, Admission, Verdict
+from cclsearch.scoring.thresholds import DEFAULT
+from cclsearch.scoring.trace_rules import check_trace_origin
+
+
+def admit(evidence: Evidence, rules: Sequence[Callable[[Evidence], Verdict]]) -> Admission:
+    """The verdict of every rule on one finished trial; it is admitted unless a rule is violated."""
+    verdicts = tuple(rule(evidence) for rule in rules)
+    return Admission(admitted=all(verdict.ok is not False for verdict in verdicts), verdicts=verdicts)
+
+
+def check_provenance(evidence: Evidence) -> Verdict:
+    """Whether result and launcher agree on the provenance: measured, recorded or simulated."""
+    result = evidence.result
+    claimed, meaning = Provenance.MEASURED, "measured: the job ran"
+    if result.caller:
+        claimed, meaning = (
+            Provenance.CALLER,
+            "caller-measured: a function measured it, no job ran",
+        )
+    elif result.simulated:
+        claimed, meaning = Provenance.SIMULATED, "simulated: computed by a model, no job ran"
+    elif result.recorded:
+        claimed, meaning = Provenance.RECORDED, "recorded: looked up, no job ran"
+    if claimed is not evidence.provenance:
+        meaning = f"the result says {claimed.value}, the launcher {evidence.provenance.value}"
+    return Verdict(rule="provenance", ok=claimed is evidence.provenance, detail=meaning)
+
+
+def check_world_size(evidence: Evidence) -> Verdict:
+    """Whether the requested number of ranks ran."""
+    want, got = evidence.payload.num_ranks, evidence.result.world_size
+    if got is None:
+        ok = False if evidence.is_measured else None
+        return Verdict(rule="world_size", ok=ok, detail="the run script did not declare its world size")
+    if got != want:
+        return Verdict(rule="world_size", ok=False, detail=f"{count_of(got, 'rank')} ran, but {want} were requested")
+    return Verdict(rule="world_size", ok=True, detail=count_of(got, "rank"))
+
+
+def check_ranks_traced(evidence: Evidence) -> Verdict:
+    """Whether the trace of every rank was found and read."""
+    rule = "ranks_traced"
+    if not evidence.is_measured:
+        return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: there are no traces")
+    if not evidence.payload.wants_traces:
+        return Verdict(rule=rule, ok=None, detail="no traces were requested")
+    ranks = set(evidence.trace.ranks) if evidence.trace else set()
+    missing = sorted(set(range(evidence.payload.num_ranks)) - ranks)
+    if missing:
+        where = "" if ranks else "; the run script writes one of each rank to trace/ (docs/your-framework.md)"
+        return Verdict(rule=rule, ok=False, detail=f"no readable trace of rank {_shorten(missing)}{where}")
+    return Verdict(rule=rule, ok=True, detail=f"traces of {count_of(len(ranks), 'rank')}")
+
+
+def check_devices(evidence: Evidence) -> Verdict:
+    """Whether the trial ran on the accelerator of the frozen inputs."""
+    rule, traced = "devices", evidence.trace.devices if evidence.trace else ()
+    names = Counter((*evidence.result.devices, *(name for name in traced if match_accelerator(name))))
+    if not names:
+        return Verdict(rule=rule, ok=None, detail="neither the run script nor the traces name the devices")
+    hardware = evidence.card.hardware
+    wanted = match_accelerator(hardware.accelerator, hardware.memory_gib) or match_accelerator(hardware.accelerator)
+    if wanted is None:
+        return Verdict(rule=rule, ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is unknown")
+    different, unknown = [], []
+    for name in names:
+        found = match_accelerator(name) or match_accelerator(name, hardware.memory_gib)
+        if found is None:
+            unknown.append(name)
+        elif found.name != wanted.name:
+            different.append(f"{name!r} is {found.name}")
+    if different:
+        return Verdict(rule=rule, ok=False, detail=f"the inputs name {wanted.name}, but {'; '.join(different)}")
+    if unknown and wanted.kind != "cpu":
+        listed = ", ".join(map(repr, unknown))
+        if all(_is_like(name, wanted.name) for name in unknown):
+            return Verdict(rule=rule, ok=None, detail=f"unknown devices: {listed}")
+        return Verdict(rule=rule, ok=False, detail=f"the inputs name {wanted.name}, but it ran on {listed}")
+    return Verdict(rule=rule, ok=True, detail=", ".join(names))
+
+
+def check_load(evidence: Evidence) -> Verdict:
+    """Whether other processes took cores from the ranks; load on cores that the ranks leave idle does not count."""
+    result = evidence.result
+    if not evidence.is_measured or result.foreign_cpu_cores is None or result.logical_cores is None:
+        return Verdict(rule=LOAD_RULE, ok=None, detail="the CPU load from other processes was not measured")
+    ranks_here = max(Counter(result.hosts).values(), default=evidence.payload.num_ranks)
+    used = min(ranks_here, result.logical_cores)
+    idle = result.logical_cores - used
+    taken = max(0.0, result.foreign_cpu_cores - idle)
+    load = f"other processes use {result.foreign_cpu_cores:.2f} of {result.logical_cores} cores"
+    detail = f"{load}, and the ranks need {used if idle else f'all {used}'}"
+    most = DEFAULT.max_foreign_share_cpu if evidence.is_on_cpu else DEFAULT.max_foreign_share
+    if taken / used > most:
+        host = f" on {result.hosts[0]}" if result.hosts else ""
+        listed = result.extra.get("foreign_processes", "")
+        detail += f": {taken:.2f} cores taken from the ranks" if idle else ""
+        remedy = f"Stop them{host}{f' ({listed})' if listed else ''}"
+        return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}. {remedy}")
+    return Verdict(rule=LOAD_RULE, ok=True, detail=detail)
+
+
+def check_unedited(evidence: Evidence) -> Verdict:
+    """Whether `result.json` is still the file whose hash is in the ledger."""
+    rule, recorded, found = "unedited", evidence.recorded_sha256, evidence.found_sha256
+    if recorded is None:
+        return Verdict(rule=rule, ok=None, detail="evaluated when the trial finished")
+    if found is None:
+        return Verdict(rule=rule, ok=False, detail="result.json is missing, but its hash is in the ledger")
+    if found != recorded:
+        return Verdict(rule=rule, ok=False, detail="result.json was changed after its hash was recorded in the ledger")
+    return Verdict(rule=rule, ok=True, detail="result.json has the hash recorded in the ledger")
+
+
+def _is_like(name: str, accelerator: str) -> bool:
+    """Whether an unknown device name contains the accelerator's name (`h100` in `NVIDIA H100 NVL`)."""
+    return accelerator.split("-")[0] in name.lower()
+
+
+def _shorten(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+GENERAL_RULES: tuple[Callable[[Evidence], Verdict], ...] = (
+    check_provenance,
+    check_world_size,
+    check_ranks_traced,
+    check_trace_origin,
+    check_devices,
+    check_load,
+    check_unedited,
+)
+"""The rules that apply to every task, in display order."""

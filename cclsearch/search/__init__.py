@@ -1,1 +1,0 @@
-"""Searches: session, loop, jobs, evaluation of finished trials; sweeps and benchmarks of strategies."""
