@@ -73,8 +73,8 @@ GROUPS = {
         (
             "cclsearch/launch/slurm/identity.py",
             "cclsearch/launch/ownership.py",
-            "cclsearch/core/held_file.py",
-            "cclsearch/core/moment.py",
+            "cclsearch/core/lock_file.py",
+            "cclsearch/core/timestamps.py",
             "cclsearch/core/processes.py",
             "cclsearch/record/lock.py",
         ),

@@ -15,7 +15,7 @@ import pytest
 from trials import LAUNCHERS
 
 from cclsearch.cli import main
-from cclsearch.core.outside import OFFLINE_NAME, OfflineError, is_local_url, offline
+from cclsearch.core.offline import OFFLINE_NAME, OfflineError, is_local_url, offline
 
 RECORDER = """
 import sys

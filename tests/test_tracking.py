@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cclsearch.cli import main
-from cclsearch.core.outside import OFFLINE_NAME
+from cclsearch.core.offline import OFFLINE_NAME
 from cclsearch.plugins import TRACKERS
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, load_run

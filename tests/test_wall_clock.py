@@ -12,9 +12,9 @@ import yaml
 from trials import make_input
 from trials import make_job as make_local_job
 
-from cclsearch.core import moment
-from cclsearch.core.moment import BootMoment, elapsed_since
+from cclsearch.core import timestamps as moment
 from cclsearch.core.processes import boot_clock_s, process_age_s, start_ticks
+from cclsearch.core.timestamps import BootMoment, elapsed_since
 from cclsearch.launch.base import JobState
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
 from cclsearch.launch.tpu_vm import worker

@@ -166,7 +166,7 @@ def _dispatch(arguments: list[str]) -> int:
     module = importlib.import_module(path)
     if not hasattr(args, "offline"):
         return int(module.run(args))
-    from cclsearch.core.outside import offline
+    from cclsearch.core.offline import offline
 
     with offline(args.offline):
         return int(module.run(args))

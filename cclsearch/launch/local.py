@@ -20,8 +20,8 @@ from pathlib import Path
 from cclsearch.core import processes
 from cclsearch.core.errors import UserError
 from cclsearch.core.figures import Count, Number, PositiveCount, TimeLimit
-from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.job_file import has_job_file
+from cclsearch.core.lock_file import hold_file, is_held
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance
 from cclsearch.launch import spread

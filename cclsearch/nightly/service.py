@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.outside import refuse_outside
+from cclsearch.core.offline import refuse_outside
 from cclsearch.core.secrets.redact import declare_secret, redact
 from cclsearch.core.text import plain
 from cclsearch.loop.jobs import StopSignal

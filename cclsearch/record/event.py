@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, field_validator
 
-from cclsearch.core.moment import BootMoment
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome

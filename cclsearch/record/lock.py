@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.held_file import hold_file, is_held
 from cclsearch.core.job_file import JobFileError, read_job_text
+from cclsearch.core.lock_file import hold_file, is_held
 from cclsearch.core.processes import ProcessIdentity, boot_clock_s
 
 STALE_AFTER_S = 600.0

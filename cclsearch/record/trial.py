@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cclsearch.core.moment import BootMoment
 from cclsearch.core.text import count_of
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.base import Handle
 from cclsearch.propose.base import ExpectedOutcome

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.outside import is_local_url, refuse_outside
+from cclsearch.core.offline import is_local_url, refuse_outside
 from cclsearch.plugins import TRACKERS
 from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker
 from cclsearch.tracking.targets import require_package

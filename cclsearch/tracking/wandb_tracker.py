@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.outside import refuse_outside
+from cclsearch.core.offline import refuse_outside
 from cclsearch.plugins import TRACKERS
 from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker
 from cclsearch.tracking.targets import require_package

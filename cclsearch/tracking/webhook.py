@@ -14,7 +14,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.outside import is_local_url, refuse_outside
+from cclsearch.core.offline import is_local_url, refuse_outside
 from cclsearch.core.secrets.redact import declare_secret
 from cclsearch.core.settings import load_settings
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cclsearch.core import processes
 from cclsearch.core.errors import UnavailableError, UserError
-from cclsearch.core.moment import BootMoment, elapsed_since
+from cclsearch.core.timestamps import BootMoment, elapsed_since
 from cclsearch.core.values import FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus

@@ -17,7 +17,7 @@ from typing import Any
 from cclsearch.core.errors import UserError
 from cclsearch.core.figures import TimeLimit
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
-from cclsearch.core.moment import BootMoment, elapsed_since
+from cclsearch.core.timestamps import BootMoment, elapsed_since
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, Model, Value
 from cclsearch.launch.base import Job, write_model

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.moment import BootMoment, elapsed_since
 from cclsearch.core.text import one_line
+from cclsearch.core.timestamps import BootMoment, elapsed_since
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import Check, Leftover, submit_error, write_model
 from cclsearch.launch.ownership import RunPlace

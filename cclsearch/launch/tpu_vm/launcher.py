@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.moment import BootMoment
-from cclsearch.core.outside import refuse_outside
+from cclsearch.core.offline import refuse_outside
 from cclsearch.core.text import one_line
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, refuse_places, write_model

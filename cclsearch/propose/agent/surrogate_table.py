@@ -10,8 +10,8 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.array_codec import Packed
 from cclsearch.core.metrics import Direction
-from cclsearch.core.packed import Packed
 from cclsearch.core.text import count_of
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.agent.belief_effects import describe_effects

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.array_codec import Packed
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, refuse_newer
-from cclsearch.core.packed import Packed
 from cclsearch.core.values import Model
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.extension import ExtensionRecord, count_growths

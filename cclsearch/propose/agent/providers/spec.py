@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.outside import is_local_url, refuse_outside
+from cclsearch.core.offline import is_local_url, refuse_outside
 from cclsearch.core.secrets.names import declare_secret
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import Model

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from cclsearch.core.outside import is_local_host
+from cclsearch.core.offline import is_local_host
 from cclsearch.core.values import Model
 
 BYTES_PER_TOKEN = 3
