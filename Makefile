@@ -4,29 +4,32 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
-JOBS ?= 2
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-light test-untimed test-serial test-ui test-submitit test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots fuzz-native clean
+.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
 
-test: $(VENV)/.installed-dev test-light test-untimed test-serial  ## set up what tests need, then run them all
+test: test-parallel test-serial  ## set up what tests need, then run them all
 
 # Without bytecode each worker and each started command compiles every module again.
-test-light test-untimed test-serial: export PYTHONDONTWRITEBYTECODE :=
+test-parallel test-light test-untimed test-serial: export PYTHONDONTWRITEBYTECODE :=
 # Threads of OpenBLAS wait for each other where workers share the cores: small matrices took minutes on a busy machine.
-test-light: export OPENBLAS_NUM_THREADS := 1
+test-parallel test-light test-untimed: export OPENBLAS_NUM_THREADS := 1
+
+test-parallel: $(VENV)/.installed-dev  ## light and untimed tests together: the untimed ones mostly wait for servers
+	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=25 tests/light tests/untimed
 
 test-light: $(VENV)/.installed-dev
-	$(PYTEST) -n $(JOBS) -m "not serial"
+	$(PYTEST) -n $(JOBS) tests/light
 
-test-untimed: $(VENV)/.installed-dev  ## Slurm clusters, sshd, LLM servers, killed searches, losses: three files at once
-	$(PYTEST) -n 3 --dist loadfile -m "serial and untimed" --durations=15
+test-untimed: $(VENV)/.installed-dev  ## Slurm clusters, sshd, LLM servers, killed searches, losses: one file a worker
+	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=15 tests/untimed
 
 test-serial: $(VENV)/.installed-dev  ## what is timed runs alone
-	$(PYTEST) -n 0 -m "serial and not untimed" --durations=15
+	$(PYTEST) -n 0 --durations=15 tests/serial
 
 SUBMITIT := $(shell sed -n 's/.*"\(submitit>=\([0-9.]*\),[^"]*\)".*/\1 submitit==\2/p' pyproject.toml)
 
@@ -43,16 +46,16 @@ test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit tha
 	set -e; for version in $(foreach version,$(SUBMITIT),'$(version)'); do \
 	  rm -rf build/submitit; $(PIP) install --quiet --no-deps --target build/submitit "$$version"; \
 	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(BIN)/python -c "$$SUBMITIT_CHECK" "$$version"; \
-	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(PYTEST) -n 0 tests/test_slurm_script.py tests/test_slurm_node.py tests/test_slurm_submitit.py; \
+	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(PYTEST) -n 0 tests/light/test_slurm_script.py tests/light/test_slurm_node.py tests/untimed/test_slurm_submitit.py; \
 	done
 
 test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.7 GB, its own environment) and serve with it
 	$(BIN)/python tests/vllm/install.py .venv-vllm
-	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/test_vllm_real.py
+	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/untimed/test_vllm_real.py
 
 test-sglang: $(VENV)/.installed-dev  ## install SGLang without its kernels for GPUs (3.3 GB, its own environment) and serve with it
 	$(BIN)/python tests/sglang/install.py .venv-sglang
-	CCL_SGLANG_PYTHON="$(CURDIR)/.venv-sglang/bin/python" $(PYTEST) -n 0 tests/test_sglang_real.py
+	CCL_SGLANG_PYTHON="$(CURDIR)/.venv-sglang/bin/python" $(PYTEST) -n 0 tests/untimed/test_sglang_real.py
 
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
@@ -61,7 +64,7 @@ screenshots: $(VENV)/.installed-dev  ## the pictures of README and docs, from re
 	$(BIN)/python docs/make_pictures.py
 
 test-ui: $(VENV)/.installed-dev  ## the web application in Chromium, and its times and memory with 10,000 trials
-	$(PYTEST) -n 0 tests/test_ui.py tests/test_ui_browser.py
+	$(PYTEST) -n 0 tests/untimed/test_ui.py tests/untimed/test_ui_browser.py
 	$(BIN)/python benchmarks/ui.py
 
 test-gpu:  ## check the product on this machine's GPU (ten minutes, no internet; PYTHON has torch)

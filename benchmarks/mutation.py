@@ -5,7 +5,7 @@ changes one operator, comparison or constant at a time (a random sample of each 
 tests of that group: first the files that import the changed module, then, if the mutant survives, the others. Every
 operator, comparison, number and boolean outside annotations can be mutated. Not mutated are texts (messages, names,
 documentation), the maximum length of a message (`one_line`), and `strict=` of `zip`, which is an assertion like
-`assert`. Tests marked `serial` are not run.
+`assert`. Only tests in `tests/light` are run.
 
 A mutant of job identity may end processes that are not its own: run that group in a PID namespace of its own, with
 `unshare --pid --fork --mount-proc --kill-child python benchmarks/mutation.py identity`.
@@ -179,13 +179,19 @@ def mutate(code: str, number: int) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+def find_test(tests: Path, name: str) -> Path:
+    """Return the test file of that name, in whichever folder it is."""
+    [found] = tests.rglob(f"{name}.py")
+    return found
+
+
 def order_tests(tests: Path, names: Sequence[str], module: str) -> tuple[list[str], list[str]]:
     """Return the test files that import the module or are named after it, and the other ones."""
     own = [
         name
         for name in names
         if name == f"test_{module.rpartition('.')[2]}"
-        or f"from {module} import" in (tests / f"{name}.py").read_text(encoding="utf-8")
+        or f"from {module} import" in find_test(tests, name).read_text(encoding="utf-8")
     ]
     return own, [name for name in names if name not in own]
 
@@ -216,9 +222,11 @@ def run_tests(folder: Path, names: Sequence[str], *, keep_bytecode: bool = False
             sys.dont_write_bytecode = not keep_bytecode
             import pytest
 
-            files = [f"tests/{name}.py" for name in names]
+            files = [str(find_test(folder / "tests", name)) for name in names]
             code = int(
-                pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not serial", *files])
+                pytest.main(
+                    ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not serial and not untimed", *files]
+                )
             )
         finally:
             os._exit(code)

@@ -1,4 +1,8 @@
-"""Fixtures of every test: no network except loopback, no API keys, and a project folder of its own."""
+"""Fixtures of every test: no network except loopback, no API keys, and a project folder of its own.
+
+The folder of a test says what it needs: `light` nothing, `untimed` servers, jobs or processes whose speed changes no
+result, `serial` the machine to itself. Each folder but `light` is a mark, for `pytest -m`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import TESTS
 
 from cclsearch.core.secrets.redact import is_secret_name
 from cclsearch.core.trust import confirm
+
+KINDS = ("untimed", "serial")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their folder; one worker runs all untimed tests of a file, so that they share its servers."""
+    for item in items:
+        kind = item.path.relative_to(TESTS).parts[0]
+        if kind in KINDS:
+            item.add_marker(kind)
+        if kind == "untimed":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,174 @@
+"""How far the LLM is from a stall: which of its trials count, how much, and what ends a turn early."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from llm.cases import SPACE, plain_table
+from paths import ROOT
+
+from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_stall, find_standing
+from cclsearch.propose.agent.broken_off import find_broken_off
+from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
+from cclsearch.propose.bayes.prior_hints import parse_hints
+from cclsearch.propose.bayes.snapshot import find_chances
+from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.propose.events import ArbiterPhase, ArbiterState, DecisionKind, LlmTurn, SubmittedConfig
+from cclsearch.recording.load import load_recording
+
+RECORDING = load_recording(ROOT / "benchmarks" / "landscapes" / "vtrain-h1024-l12-g8-b16")
+ROWS = range(len(RECORDING.space))
+
+
+def seen(trial: int, row: int, seconds: float) -> Observation:
+    return Observation(trial, RECORDING.space.config(row), row, seconds, metrics={"step_time_s": seconds})
+
+
+def item(row: int, predicted: float = 10.0, **more: Any) -> SubmittedConfig:
+    return SubmittedConfig(
+        RECORDING.space.config(row),
+        predicted=ExpectedOutcome({"step_time_s": predicted}),
+        **{"predicted_sd": 0.1, **more},
+    )
+
+
+def view_of(times: list[float], turns: list[tuple[SubmittedConfig, ...]], **more: Any) -> SearchView:
+    """Trial 1 is a seed; the others are the LLM's, in the order of the turns."""
+    observations = tuple(seen(row + 1, row, seconds) for row, seconds in enumerate(times))
+    events = tuple(
+        LlmTurn(turn=n, decision=DecisionKind.SUBMIT, submitted=items, num_seen=1) for n, items in enumerate(turns, 1)
+    )
+    return SearchView(RECORDING.card, RECORDING.space, observations, frozenset(), 9, 0, events=(*events,), **more)
+
+
+def standing(view: SearchView, stalls: int = 0) -> StallCount:
+    return find_standing(view, ArbiterState(ArbiterPhase.LLM, 2, stalls=stalls), ArbiterSettings())
+
+
+def test_one_turn_of_three_and_three_turns_of_one_are_equally_far_from_a_stall() -> None:
+    times = [10.0, 12.0, 12.0, 12.0]
+    one = standing(view_of(times, [(item(1), item(2), item(3))]))
+    many = standing(view_of(times, [(item(1),), (item(2),), (item(3),)]))
+    assert one.total == many.total == 3
+    assert one.patience == 3
+    assert standing(view_of(times[:3], [(item(1),), (item(2),)])).left == 1
+
+
+def test_a_gain_doubles_the_patience_and_a_stall_leaves_one_trial() -> None:
+    view = view_of([10.0, 8.0, 12.0], [(item(1),), (item(2, 7.9),)])
+    assert (standing(view).patience, standing(view).total) == (6, 1)
+    missed = view_of([10.0, 12.0], [(item(1),)])
+    assert standing(missed, stalls=1).patience == 1
+    assert "they count 1 of the 1 that make a stall: trial 2 counts 1" in standing(missed, stalls=1).describe()
+
+
+def test_what_the_surrogate_itself_mispredicted_does_not_count_once_and_then_half() -> None:
+    promising = {"is_promising": True}
+    view = view_of([10.0, 16.0, 16.0], [(item(1, **promising),), (item(2, **promising),)])
+    assert [weight for weight, _ in standing(view).weights] == [0, 0.5]
+    assert "trial 2 counts 0 (the surrogate too found it promising and was far off)" in standing(view).describe()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "more"),
+    [(16.0, {}), (14.0, {"is_promising": True}), (16.0, {"is_promising": True, "predicted_sd": None})],
+    ids=["the LLM's own idea", "within four standard deviations", "the record has no standard deviation"],
+)
+def test_other_misses_count_whole(seconds: float, more: dict[str, Any]) -> None:
+    assert standing(view_of([10.0, seconds], [(item(1, **more),)])).total == 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "seconds", "weight"),
+    [(11.0, 12.0, 2), (11.0, 10.5, 1), (9.0, 12.0, 1)],
+    ids=["rightly predicted worse", "better than predicted", "predicted better"],
+)
+def test_a_trial_that_the_surrogate_rightly_predicted_to_be_worse_counts_double(
+    predicted: float, seconds: float, weight: float
+) -> None:
+    assert standing(view_of([10.0, seconds], [(item(1, predicted),)])).total == weight
+
+
+def test_a_choice_that_the_surrogate_would_have_made_counts_half() -> None:
+    assert standing(view_of([10.0, 12.0], [(item(1, is_own_idea=False),)])).total == 0.5
+
+
+@pytest.mark.parametrize(("own", "stalls"), [((True, True), True), ((True, False), False), ((False, False), False)])
+def test_failures_of_the_surrogates_first_choices_are_no_stall_of_the_llm(own: tuple[bool, bool], stalls: bool) -> None:
+    view = view_of([10.0, 12.0, 12.0], [(item(row, is_own_idea=is_own),) for row, is_own in enumerate(own, 1)])
+    failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="a crash")
+    failed = [replace(o, loss=None, metrics={}, failure=failure) for o in view.observations[1:]]
+    view = replace(view, observations=(view.observations[0], *failed))
+    found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings())
+    assert (found is not None) == stalls
+    if found:
+        assert found[0] == "same failure"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected", "breaks"),
+    [(8.0, None, True), (8.0, 8.0, False), (8.0, 9.0, True), (9.4, None, False), (10.5, None, False)],
+    ids=["beyond both", "as the LLM expected", "beyond what the LLM expected", "as predicted", "no gain"],
+)
+def test_a_gain_that_no_one_expected_returns_the_rest_of_the_turn(
+    seconds: float, expected: float | None, breaks: bool
+) -> None:
+    expects = ExpectedOutcome({} if expected is None else {"step_time_s": expected})
+    view = view_of([10.0, seconds], [(item(1, 9.4, expects=expects), item(2), item(3))])
+    found = find_broken_off(view)
+    assert (found is not None) == breaks
+    if found:
+        assert (found.left, found.why) == (2, "improved the best more than expected")
+        assert len(found.dropped) == 2
+
+
+def test_lists_are_sorted_by_the_chance_to_win_then_by_the_prediction() -> None:
+    wins_N, value_N = np.zeros(len(SPACE)), np.full(len(SPACE), 9.0)
+    wins_N[[3, 4, 5]] = 0.2, 0.2002, 0.3
+    value_N[[3, 4]] = 7.0, 8.0
+    table = replace(plain_table(), wins_N=wins_N, value_N=value_N)
+    assert table.sort_by_chance([1, 3, 4, 5], 1) == [5, 3, 4, 1]
+    assert table.sort_by_chance([1, 3, 4, 5], -1) == [5, 4, 3, 1]
+    assert table.sort_by_chance([1, 3], 1) == [3, 1]
+    assert replace(table, wins_N=None).sort_by_chance([4, 1, 5], 1) == [4, 1, 5]
+
+
+# the size of a belief
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        *[(1.02, "x1.02"), (0.95, "x0.95"), ("more", "more")],
+        *[(wrong, None) for wrong in (3.0, 0.1, True, "huge", float("nan"))],
+    ],
+)
+def test_a_belief_is_a_word_or_a_factor_between_a_half_and_two(given: object, kept: str | None) -> None:
+    view = view_of([10.0], [])
+    found = parse_hints([{"part": "pp=1", "is": given}], view)
+    assert found == ({} if kept is None else {"pp=1": kept})
+
+
+def test_a_factor_moves_the_prediction_by_its_size_and_hardly_widens_it() -> None:
+    short = [row for row in ROWS if RECORDING.space.column("pp")[row] == 1 and RECORDING.values[row]][:2]
+    observations = tuple(seen(n, row, RECORDING.values[row] or 0.0) for n, row in enumerate(short, 1))
+    plain_view = replace(view_of([], []), observations=observations)
+    plain = fit_posterior(plain_view)
+    assert plain is not None
+    has_value = RECORDING.space.column("pp")[plain.rows_m] == 4
+    assert has_value.any()
+    for belief, factor in (("x1.02", 1.02), ("x0.9", 0.9), ("much_more", 2.0)):
+        turn = LlmTurn(turn=1, beliefs={"pp=4": belief}, num_seen=2)
+        moved = fit_posterior(replace(plain_view, events=(turn,)))
+        assert moved is not None
+        ratio = np.exp(moved.log_cost_m - plain.log_cost_m)
+        assert ratio[has_value] == pytest.approx(factor, rel=0.03)
+        assert ratio[~has_value] == pytest.approx(1.0, abs=1e-6)
+        if abs(np.log(factor)) < 0.2:
+            assert (moved.sd_m / plain.sd_m)[has_value] == pytest.approx(1.0, abs=0.03)
+        if factor > 1:
+            assert (find_chances(moved) <= np.maximum(find_chances(plain), 0.02))[has_value].all()

@@ -1,0 +1,182 @@
+"""Cards that leave their hardware, or a number of the work, to the search: they load, and nothing is guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_card_inference import make_card
+
+from cclsearch.card.load import inspect_card, load_card, require_stated
+from cclsearch.cli import main
+from cclsearch.core.errors import UserError
+from cclsearch.plan.plan import plan_search
+from cclsearch.plan.request import SearchRequest
+from cclsearch.run.spec import SearchLimits
+
+Output = pytest.CaptureFixture[str]
+PROFILE = "launcher: slurm\nhardware: {accelerator: NVIDIA H100, num_accelerators: 16, accelerators_per_node: 8}\n"
+ASKS = "give --set accelerator=NAME --set total_count=N --set count_per_node=N"
+
+
+def write(path: Path, hardware: Any = None, **data: Any) -> str:
+    """A card of Llama-3.1-8B with that hardware section, without one if it is None."""
+    card = make_card()
+    card["workload"]["data"].update(data)
+    card["workload"]["hardware"] = hardware
+    if hardware is None:
+        del card["workload"]["hardware"]
+    path.write_text(yaml.safe_dump(card), "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def bare(project: Path) -> str:
+    (project / "launchers").mkdir(exist_ok=True)
+    (project / "launchers" / "mine.yaml").write_text(PROFILE)
+    return write(project / "bare.yaml")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "remark"),
+    [
+        ({}, ""),
+        ("N/A", ""),
+        ("", ""),
+        ([{"xpu_spec": {"model": "h100"}}], "workload.hardware must be a section, not [{"),
+        ("8 x H100", "workload.hardware must be a section, not '8 x H100': not used"),
+        ({"xpu_spec": ["h100", 8, 8]}, "workload.hardware.xpu_spec must be a section, not ["),
+        ({"xpu_spec": {"model": "TBD", "total_count": "", "count_per_node": None, "memory_gb": "n/a"}}, ""),
+        (
+            {"network_topo": {"topology": "torus", "torus": [4, 4], "bandwidth_gbps": ["N/A", 800]}},
+            "for scale_out_gbps",
+        ),
+    ],
+)
+def test_a_card_without_hardware_loads_and_says_so(hardware: Any, remark: str, tmp_path: Path, capsys: Output) -> None:
+    card = write(tmp_path / "odd.yaml", hardware)
+    report = inspect_card(card)
+    stated = require_stated(report).hardware
+    assert (stated.accelerator, stated.num_accelerators, stated.accelerators_per_node) == (None, None, None)
+    assert report.card is None
+    assert any(remark in each for each in ("", *require_stated(report).remarks))
+    assert main(["card", "check", card]) == 0
+    out = capsys.readouterr().out
+    assert "no hardware stated" in out
+    assert f"states no hardware: {ASKS}, or for the hardware a profile" in out
+    assert main(["card", "show", card, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["open"] == report.say_open()
+    with pytest.raises(UserError, match=ASKS) as caught:
+        load_card(card)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"model": "h100", "total_count": "eight", "count_per_node": 8}, "total_count must be a whole number above 0"),
+        ({"model": ["h100"], "total_count": 8, "count_per_node": 8}, "model must be text"),
+        ({"model": "abacus"}, "'abacus', which is not a known accelerator"),
+    ],
+)
+def test_stated_hardware_that_is_wrong_is_still_refused(spec: Any, message: str, bare: str, capsys: Output) -> None:
+    card = write(Path("wrong.yaml"), {"xpu_spec": spec})
+    assert main(["card", "check", card]) == 2
+    assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert message in line
+
+
+@pytest.mark.parametrize("command", ["space", "predict", "run --dry-run", "run --dry-run --launcher simulate"])
+def test_nothing_starts_without_hardware(command: str, bare: str, project: Path, capsys: Output) -> None:
+    assert main([*command.split(), "--workload", bare]) == 2
+    error = capsys.readouterr().err
+    assert f"{ASKS}, or a profile whose `hardware` has it (--launcher NAME)" in error
+    assert error.count("\n") == 1
+    assert not (project / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["space", "predict --top 1", "run --dry-run"])
+def test_hardware_comes_from_the_profile_or_from_settings(command: str, bare: str, capsys: Output) -> None:
+    words = [*command.split(), "--workload", bare]
+    assert main([*words, "--launcher", "mine"]) == 0
+    sets = ("accelerator=h100", "total_count=16", "count_per_node=8")
+    assert main([*words, *(word for each in sets for word in ("--set", each))]) == 0
+
+
+def test_what_the_profile_gave_is_frozen_with_its_source(bare: str) -> None:
+    spec = plan_search(SearchRequest(bare, SearchLimits(budget=1), launcher="mine")).spec
+    hardware = spec.card.hardware
+    assert (hardware.accelerator, hardware.num_accelerators, hardware.accelerators_per_node) == ("h100", 16, 8)
+    assert type(spec.card).model_validate_json(spec.card.model_dump_json()) == spec.card
+    sources = {each.field: each.source for each in spec.card.inferred}
+    assert sources["accelerator"] == sources["total_count"] == "the profile mine"
+
+
+def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare: str, capsys: Output) -> None:
+    part = write(Path("part.yaml"), {"xpu_spec": {"model": "h100"}})
+    assert main(["card", "check", part]) == 0
+    assert "states no total_count, count_per_node: give" in capsys.readouterr().out
+    Path("launchers/counts.yaml").write_text(
+        "launcher: slurm\nhardware: {num_accelerators: 4, accelerators_per_node: 4}\n"
+    )
+    assert main(["space", "--workload", part, "--launcher", "counts"]) == 0
+    capsys.readouterr()
+    assert main(["space", "--workload", bare, "--launcher", "counts"]) == 2
+    assert "workload.hardware.xpu_spec.model is missing: give --set accelerator=NAME" in capsys.readouterr().err
+    Path("launchers/own.yaml").write_text(
+        "launcher: slurm\nhardware: {accelerator: abacus, num_accelerators: 4, accelerators_per_node: 4,"
+        " memory_gib: 90, peak_flops: 1.0e+14, memory_gb_per_s: 1000}\n"
+    )
+    card = plan_search(SearchRequest(bare, SearchLimits(budget=1), launcher="own")).spec.card
+    assert (card.hardware.memory_gib, card.hardware.chip.peak_flops) == (90, {"bf16": 1e14})
+
+
+def test_a_profile_changes_the_hardware_and_knobs_of_space_and_predict(bare: str, capsys: Output) -> None:
+    Path("launchers/small.yaml").write_text(
+        "launcher: slurm\nframework: megatron\nhardware: {num_accelerators: 2, accelerators_per_node: 2}\n"
+        "knobs: [{name: tp, choices: [1, 2]}]\n"
+    )
+    assert main(["space", "--workload", "wl2", "--launcher", "small", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["framework"] == "megatron"
+    assert {knob["name"]: knob["choices"] for knob in found["knobs"]}["tp"] == [1, 2]
+    assert main(["predict", "--recording", "nanotron-8b-2n", "--launcher", "small"]) == 2
+    assert main(["space", "--workload", "wl2", "--launcher", "replay"]) == 2
+    assert "name it with --recording instead" in capsys.readouterr().err
+
+
+def test_a_replay_gives_its_own_hardware(bare: str) -> None:
+    spec = plan_search(SearchRequest(bare, SearchLimits(budget=1), recording="nanotron-8b-2n")).spec
+    assert spec.card.hardware.accelerator == "h100"
+
+
+def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare: str, capsys: Output) -> None:
+    card = write(Path("open.yaml"), batch_size=None)
+    assert main(["card", "check", card]) == 0
+    assert "states no hardware and no batch_size: give" in capsys.readouterr().out
+    assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
+    assert "workload.data.batch_size is missing: give --set batch_size=N" in capsys.readouterr().err
+    assert main(["space", "--workload", card, "--launcher", "mine", "--set", "batch_size=32"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "named"), [("torchrun", "'torchrun'"), ("PyTorch", "'PyTorch'"), (None, "no framework")]
+)
+def test_a_framework_without_a_run_script_lists_those_that_can_run_the_card(
+    name: str | None, named: str, tmp_path: Path, capsys: Output
+) -> None:
+    data = make_card()
+    data["Model-executor"]["framework"]["name"] = name
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))
+    assert main(["space", "--workload", str(tmp_path / "a.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert "--framework (deepspeed, hf-trainer, maxtext, megatron, nanotron, torchtitan)" in error
+    assert error.count("\n") == 1
+    cpu = ["--set", "accelerator=cpu", "--set", "memory_gb=4", "--set", "total_count=2", "--set", "count_per_node=2"]
+    assert main(["space", "--workload", str(tmp_path / "a.yaml"), *cpu]) == 2
+    assert "(cpu, " in capsys.readouterr().err

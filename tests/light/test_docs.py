@@ -1,0 +1,117 @@
+"""The documentation: the site builds, its links work, and so do the commands and files that it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from cclsearch.cli import COMMANDS, main
+from cclsearch.plugins import METRICS
+
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_and_its_links_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "site" / "tutorial" / "index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *[f"benchmarks/{p.name}" for p in (ROOT / "benchmarks").glob("*.md")]]
+)
+def test_links_of_pages_outside_the_site_work(page: str) -> None:
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
+def commands_of(page: Path) -> list[str]:
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+def test_every_command_of_the_tutorial_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = commands_of(ROOT / "docs" / "tutorial.md")
+    assert len(commands) > 10
+    for command in commands:
+        words = shlex.split(command)
+        if words[0] == "cd":
+            monkeypatch.chdir(Path.cwd() / words[1])
+            continue
+        assert words[0] == "ccl-search"
+        code = main(words[1:])
+        shown = capsys.readouterr()
+        allowed = {0, 1} if words[1] in ("doctor", "space") else {0}
+        assert code in allowed, f"{command}: exit code {code}: {shown.err or shown.out[-500:]}"
+
+
+def blocks_of(page: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def test_the_example_files_of_the_pages_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = blocks_of("your-model.md", "yaml")[0]
+    [hardware] = blocks_of("accelerators.md", "yaml")
+    [objective] = blocks_of("your-objective.md", "yaml")
+    for name, text in {
+        "workloads/mine.yaml": card,
+        "workloads/chip.yaml": card.replace("nvidia_h100", "my_chip").replace("memory_gb: 80", "memory_gb: 24"),
+        "hardware.yaml": hardware,
+        "objectives/roomy.yaml": objective,
+    }.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    assert main(["predict", "--workload", "mine", "--top", "1"]) == 0
+    assert main(["predict", "--workload", "chip", "--top", "1"]) == 0
+    assert "an accelerator has 24 GiB" in capsys.readouterr().out
+    replay = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1"]
+    assert main([*replay, "--objective", "roomy:headroom=0.1"]) == 0
+
+
+def test_the_example_metrics_measure_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = METRICS.names()
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
+    for block in blocks_of("your-metric.md", "python"):
+        exec(compile(block, "your-metric.md", "exec"), {})
+    names = sorted(set(METRICS.names()) - set(before))
+    assert names == ["longest_kernel", "slowest_group"]
+    trace = str(ROOT / "tests" / "recorded" / "gloo-ddp2")
+    assert main(["score", trace, "--json", *(word for name in names for word in ("--metric", name))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [found[name]["status"] for name in names] == ["ok", "ok"]
+    assert all(found[name]["value"] > 0 for name in names)
+
+
+def test_the_example_optuna_study_proposes_a_valid_configuration() -> None:
+    [block] = blocks_of("how-it-works.md", "python")
+    made: dict[str, Any] = {}
+    exec(compile(block, "how-it-works.md", "exec"), made)
+    [trial] = made["study"].trials
+    assert trial.value == 1.25
+    assert made["space"].row(trial.params) is not None
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_every_command_in_a_page_exists(page: Path) -> None:
+    named = set(re.findall(r"(?m)(?:`|^\$ |^)ccl-search ([a-z][a-z-]+)\b", page.read_text()))
+    assert sorted(named - set(COMMANDS)) == []
+
+
+def test_the_changelog_names_every_command() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert [name for name in COMMANDS if f"`{name}" not in text] == []

@@ -1,0 +1,225 @@
+"""External faults: a full disk, planted secrets, hostile text. No trial is lost, no secret leaks."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from paths import ROOT
+
+from cclsearch.cli import main
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume, open_session
+from cclsearch.record.event import TrialFinished
+from cclsearch.record.ledger import LEDGER_FILE, read_events
+from cclsearch.record.writer import RunWriter
+
+RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
+SEARCH = ["run", "--workload", "wl2", "--launcher", "replay", "--name", "r", "--quiet"]
+KEYS = {
+    "ANTHROPIC_API_KEY": "sk-ant-planted-0123456789abcdef",
+    "MY_SERVICE_TOKEN": "planted-token-value-42",
+    "DB_PASSWORD": "planted-pass-word",
+}
+
+
+def finished(folder: Path) -> list[int]:
+    return [event.trial for event in read_events(folder / LEDGER_FILE) if isinstance(event, TrialFinished)]
+
+
+@pytest.mark.parametrize("max_bytes", [9_000, 20_000, 33_333])
+def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project: Path, max_bytes: int) -> None:
+    """No file can grow beyond `max_bytes` bytes: as on a full disk, writing the ledger fails at some moment."""
+    command = [sys.executable, "-m", "cclsearch", *SEARCH, "--budget", "30"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))  # noqa: E731
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "every finished trial is kept" in done.stderr
+    assert done.stderr.count("\n") == 1
+    before = finished(project / "runs" / "r")
+    assert main(["resume", "r", "--quiet"]) == 0
+    after = finished(project / "runs" / "r")
+    assert after[: len(before)] == before
+    assert sorted(after) == list(range(1, 31))
+
+
+def test_resume_on_a_full_disk_fails_with_one_line(project: Path) -> None:
+    assert main([*SEARCH, "--budget", "2"]) == 0
+    max_bytes = (project / "runs" / "r" / LEDGER_FILE).stat().st_size + 20
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "cclsearch", "resume", "r", "--budget", "4", "--quiet"]
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "every finished trial is kept" in done.stderr
+    assert main(["resume", "r", "--budget", "4", "--quiet"]) == 0
+    assert finished(project / "runs" / "r") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "optuna", "ccl-bench", "report"])
+def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> None:
+    assert main([*SEARCH, "--budget", "12"]) == 0
+    before = set(project.rglob("*"))
+    arguments = ["report", "r"] if form == "report" else ["export", "r", "--to", form]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (400, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "cclsearch", *arguments]
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot write" in done.stderr
+    assert set(project.rglob("*")) - before <= {project / "runs" / "r" / "ccl-bench"}
+    assert main(arguments) == 0, "it works once there is space"
+
+
+def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_space(project: Path) -> None:
+    jobs = "jobs: [{workload: wl2, launcher: replay, name: a, budget: {trials: 4}}]"
+    (project / "nightly.yaml").write_text(jobs)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # noqa: E731
+    command = [sys.executable, "-m", "cclsearch", "nightly", "nightly.yaml", "--once"]
+    done = subprocess.run(
+        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "cannot" in done.stderr
+    assert main(["nightly", "nightly.yaml", "--once"]) == 0
+
+
+def test_a_search_whose_ledger_was_lost_does_not_run_its_trials_again(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, "--budget", "3"]) == 0
+    ledger = project / "runs" / "r" / LEDGER_FILE
+    kept, results = ledger.read_bytes(), everything_under(project / "runs" / "r" / "trials")
+    for left in (None, kept[:40]):
+        ledger.unlink(missing_ok=True)
+        if left is not None:
+            ledger.write_bytes(left)
+        capsys.readouterr()
+        assert main(["resume", "r"]) == 2
+        assert "restore that file" in capsys.readouterr().err
+    ledger.write_bytes(kept)
+    assert main(["resume", "r", "--budget", "4", "--quiet"]) == 0
+    assert finished(project / "runs" / "r") == [1, 2, 3, 4]
+    assert everything_under(project / "runs" / "r" / "trials").startswith(results[:200])
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOSPC])
+def test_a_failing_file_system_gives_one_line(
+    project: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SEARCH, "--budget", "3"]) == 0
+    real = os.open
+
+    def failing(path: Any, *arguments: Any, **more: Any) -> int:
+        if Path(path).name == "result.json":
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", failing)
+    capsys.readouterr()
+    assert main(["admit", "r"]) == 2
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "result.json" in output
+    assert os.strerror(number) in output
+
+
+def test_a_clock_that_jumps_uses_up_no_hours(project: Path) -> None:
+    assert main([*SEARCH, "--budget", "1", "--max-hours", "1"]) == 0
+    run = project / "runs" / "r"
+    jumps = itertools.cycle((0.0, 172_800.0, -172_800.0))
+    session = replace(open_session(run), now_s=lambda: time.time() + next(jumps))
+    with RunWriter(run) as writer:
+        begin_or_resume(writer, session, budget=4)
+        run_search(writer, session)
+        assert writer.state.ended is not None
+        assert writer.state.ended.reason == "the budget is used up"
+    assert finished(run) == [1, 2, 3, 4]
+
+
+def everything_under(folder: Path) -> str:
+    return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
+
+
+def test_planted_secrets_do_not_appear_in_any_output(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    folder = project / "landscape"
+    folder.mkdir()
+    (folder / "trials.csv").write_bytes((RECORDING / "trials.csv").read_bytes())
+    card = yaml.safe_load((RECORDING / "card.yaml").read_text())
+    card["description"] = f"key {KEYS['ANTHROPIC_API_KEY']}"
+    card["source"] = f"https://user:{KEYS['DB_PASSWORD']}@host.example/x {KEYS['MY_SERVICE_TOKEN']}"
+    (folder / "card.yaml").write_text(yaml.safe_dump(card))
+    assert main([*SEARCH[:-1], "--recording", str(folder), "--budget", "4"]) == 0
+    assert main(["report", "r"]) == 0
+    assert main(["status", "r"]) == 0
+    assert main(["show", "r", "1"]) == 0
+    shown = capsys.readouterr()
+    held = everything_under(project / "runs") + shown.out + shown.err
+    assert [name for name, value in KEYS.items() if value in held] == []
+
+
+def test_a_secret_in_a_job_log_is_masked_when_the_trial_finishes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cclsearch.run.log_masking import scrub_logs
+
+    monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
+    (tmp_path / "stdout.log").write_bytes(b"as it is \xff\n" * 3)
+    (tmp_path / "stderr.log").write_text(f"a {KEYS['MY_SERVICE_TOKEN']} b\n{KEYS['ANTHROPIC_API_KEY']}\nlast")
+    scrub_logs(tmp_path)
+    assert (tmp_path / "stdout.log").read_bytes() == b"as it is \xff\n" * 3
+    assert (tmp_path / "stderr.log").read_text() == "a [secret] b\n[secret]\nlast"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stderr.log", "stdout.log"]
+
+
+HOSTILE = (
+    "\x1b]0;title\x07\x1b[2J<script>alert(1)</script>$(touch owned)`touch owned`;touch owned;../../../etc \u202etxt"
+)
+
+
+def test_hostile_text_in_a_recording_is_shown_as_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project / "landscape"
+    folder.mkdir()
+    card = yaml.safe_load((RECORDING / "card.yaml").read_text())
+    card["source"] = card["description"] = HOSTILE
+    (folder / "card.yaml").write_text(yaml.safe_dump(card))
+    rows = (RECORDING / "trials.csv").read_text().splitlines()
+    kernels = [HOSTILE.replace("\x1b", "").replace("\x07", "").replace(",", ""), "plain"]
+    lines = [f"kernel,{rows[0]}", *(f'"{kernels[n % 2]}",{row}' for n, row in enumerate(rows[1:]))]
+    (folder / "trials.csv").write_text("\n".join(lines) + "\n")
+    assert main([*SEARCH[:-1], "--recording", str(folder), "--budget", "6"]) == 0
+    assert main(["status", "r"]) == 0
+    assert main(["report", "r"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert list(project.rglob("owned")) == []
+    html = (project / "runs" / "r" / "report.html").read_text()
+    assert "<script>alert(1)" not in html
+
+
+def test_a_run_folder_left_empty_by_a_kill_is_reused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = project / "runs" / "r"
+    folder.mkdir(parents=True)
+    (folder / ".search.yaml.torn").write_text("schema_ver")
+    assert main([*SEARCH, "--budget", "2"]) == 0
+    assert main([*SEARCH, "--budget", "2"]) == 2
+    assert "exists already" in capsys.readouterr().err

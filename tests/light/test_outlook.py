@@ -1,0 +1,228 @@
+"""Once nothing is likely to win, the search says so, repeats the best, or ends; a contradicted trial runs once more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm.players import prompt_candidates
+from llm.turns import Scripted, submit
+from paths import ROOT
+from scripted_launcher import ScriptedLauncher, ran
+from scripted_search import admit, open_search
+
+from cclsearch import cli
+from cclsearch.core.values import Provenance
+from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.loop.loop import run_search
+from cclsearch.loop.session import begin_or_resume
+from cclsearch.propose.agent.agent import Agent
+from cclsearch.propose.agent.arbiter.proposer import Arbiter
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
+from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest
+from cclsearch.propose.agent.surrogate_table import describe_noise
+from cclsearch.propose.base import Note, Observation, Proposal, Proposer, SearchView
+from cclsearch.propose.bayes.proposer import DefaultProposer
+from cclsearch.propose.events import NOTHING_LEFT
+from cclsearch.propose.study.proposer import SurrogateProposer
+from cclsearch.record.event import EndKind, Purpose
+from cclsearch.record.state import RunState
+from cclsearch.record.writer import RunWriter
+from cclsearch.recording.load import Recording, load_recording
+from cclsearch.run.folder import load_run
+
+LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "vtrain-h1024-l12-g8-b8"
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return load_recording(LANDSCAPE)
+
+
+def measured(recording: Recording, rows: Sequence[int], factors: dict[int, float] | None = None) -> list[Observation]:
+    """Return trials of these rows; the time of some is multiplied by a factor."""
+    seen = []
+    for trial, row in enumerate(rows, start=1):
+        time_s = recording.rows[row].metrics["step_time_s"] * (factors or {}).get(row, 1.0)
+        seen.append(Observation(trial, recording.rows[row].config, row, time_s, metrics={"step_time_s": time_s}))
+    return seen
+
+
+def view_of(recording: Recording, seen: list[Observation], **fields: object) -> SearchView:
+    view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), 5, seed=0)
+    return replace(view, **fields)  # type: ignore[arg-type]
+
+
+def sorted_rows(recording: Recording) -> list[int]:
+    times = {n: row.metrics["step_time_s"] for n, row in enumerate(recording.rows) if "step_time_s" in row.metrics}
+    return sorted(times, key=times.__getitem__)
+
+
+@pytest.fixture(scope="module")
+def decided(recording: Recording) -> list[Observation]:
+    """The fastest rows are measured, so that no other is likely to win."""
+    return measured(recording, sorted_rows(recording)[:12])
+
+
+def test_the_best_is_repeated_once_if_nothing_else_is_likely_to_win(recording, decided) -> None:
+    proposer = DefaultProposer()
+    first = proposer.propose(view_of(recording, decided, can_repeat=True), 2)
+    assert [proposal.is_repeat for proposal in first] == [True, False]
+    assert first[0].config == decided[0].config
+    (note,) = proposer.take_events()
+    assert isinstance(note, Note)
+    assert note.topic == NOTHING_LEFT
+    again = replace(decided[0], trial=13, is_confirmation=True)
+    later = view_of(recording, [*decided, again], can_repeat=True, events=(note,))
+    assert not proposer.propose(later, 1)[0].is_repeat
+    assert not proposer.take_events(), "the ledger has the note"
+
+
+def test_a_recording_is_not_repeated(recording, decided) -> None:
+    assert not SurrogateProposer().propose(view_of(recording, decided), 1)[0].is_repeat
+
+
+def test_the_search_ends_with_a_reason_if_the_user_wants_that(recording, decided) -> None:
+    proposer = SurrogateProposer()
+    assert not proposer.propose(view_of(recording, decided, ends_without_chance=True), 1)
+    assert "likely to beat the best by 1%" in (proposer.ending() or "")
+    assert proposer.propose(view_of(recording, decided[3:5], ends_without_chance=True), 1), "others may still win"
+    assert proposer.ending() is None
+
+
+@pytest.mark.parametrize("num_measured", [1, 4])
+def test_few_trials_that_are_far_faster_than_predicted_do_not_end_a_search(recording, num_measured) -> None:
+    """The closed form may be wrong by any factor on a machine or framework that it does not know."""
+    rows = sorted_rows(recording)[:5]
+    seen = measured(recording, rows, dict.fromkeys(rows, 0.05))
+    early = view_of(recording, seen[:num_measured], can_repeat=True, ends_without_chance=True)
+    (proposal,) = DefaultProposer().propose(early, 1)
+    assert not proposal.is_repeat
+
+
+@pytest.mark.parametrize("factor", [50.0, 1 / 3])
+@pytest.mark.parametrize("name", ["nanotron-8b-4n", "nanotron-3b-8n", "nanotron-1b-16n"])
+def test_a_trial_that_the_others_contradict_is_measured_once_more(name, factor) -> None:
+    recording = load_recording(LANDSCAPE.parent / name)
+    rows = sorted_rows(recording)[:8]
+    seen = measured(recording, rows, {rows[0]: factor})
+    (proposal,) = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert proposal.is_repeat
+    assert recording.space.row(proposal.config) == rows[0]
+    assert "measured once more" in proposal.rationale
+    seen.append(replace(seen[0], trial=9, is_confirmation=True))
+    again = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert recording.space.row(again[0].config) != rows[0], "once is enough"
+
+
+def test_two_runs_that_contradict_each_other_get_a_third_if_the_better_one_would_win(recording) -> None:
+    rows = sorted_rows(recording)[:8]
+    seen = measured(recording, rows, {rows[0]: 8.0})
+    right = measured(recording, rows[:1])[0]
+    seen.append(replace(right, trial=9, is_confirmation=True))
+    (third,) = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert (third.is_repeat, recording.space.row(third.config)) == (True, rows[0])
+    assert third.rationale == "its trials 1 and 9 differ by more than the noise: a third run decides"
+    seen.append(replace(right, trial=10, is_confirmation=True))
+    (after,) = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert recording.space.row(after.config) != rows[0]
+    slow = measured(recording, rows, {rows[-1]: 20.0})
+    slow.append(replace(slow[-1], trial=9, loss=slow[0].loss * 2, is_confirmation=True))
+    (other,) = DefaultProposer().propose(view_of(recording, slow, can_repeat=True), 1)
+    assert recording.space.row(other.config) != rows[-1], "its better run would not win"
+
+
+def test_a_slow_trial_of_a_configuration_that_would_not_win_anyway_is_not_repeated(recording) -> None:
+    rows = sorted_rows(recording)[:7]
+    slow = sorted_rows(recording)[-1]
+    seen = measured(recording, [*rows, slow], {slow: 50.0})
+    (proposal,) = DefaultProposer().propose(view_of(recording, seen, can_repeat=True), 1)
+    assert not proposal.is_repeat or recording.space.row(proposal.config) != slow
+
+
+class _Repeating(Proposer):
+    """Proposes the first configuration of the space, and then always to repeat it."""
+
+    name = "repeating"
+
+    def propose(self, view: SearchView, count: int) -> list[Proposal]:
+        return [Proposal(view.space.config(0), self.name, is_repeat=bool(view.observations))]
+
+
+def search(project: Path, proposer: Proposer, first_s: float = 1.0) -> RunState:
+    launcher = ScriptedLauncher(
+        lambda job: ran(job, first_s if job.name.endswith("t0001-a1") else 1.0, simulated=False)
+    )
+    launcher.provenance = Provenance.MEASURED
+    folder, session = open_search(project, launcher, budget=3)
+    evaluator = TrialEvaluator(session.spec)
+    jobs = replace(session.jobs, evaluate=lambda *arguments: admit(evaluator(*arguments)))  # type: ignore[arg-type]
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        run_search(writer, replace(session, jobs=jobs, proposer=proposer))
+        return writer.state
+
+
+def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configuration(tmp_path: Path) -> None:
+    state = search(tmp_path, _Repeating())
+    assert [trial.purpose for trial in state.trials.values()] == [Purpose.SEARCH, Purpose.REPEAT, Purpose.REPEAT]
+    assert state.num_spent == 3
+    assert state.best is not None
+    assert len(state.runs_of(state.best.config)) == 3
+    assert state.ended is not None
+    assert state.ended.kind is EndKind.BUDGET_USED
+
+
+def test_a_first_run_that_two_repeats_contradict_is_not_compared(tmp_path: Path) -> None:
+    state = search(tmp_path, _Repeating(), first_s=8.0)
+    assert state.list_outliers() == [1]
+    assert state.best is not None
+    assert state.best.number == 2
+    assert state.losses_by_trial() == {2: [1.0, 1.0]}
+    assert len(state.runs_of(state.best.config)) == 3, "it stays a ranked run"
+
+
+def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: Path) -> None:
+    """Answers: a configuration; the same again, with doubt; the same a third time, which is refused; then another."""
+    asked: list[CompletionRequest] = []
+
+    def choose(request: CompletionRequest) -> Answer:
+        asked.append(request)
+        first, second = prompt_candidates(request)[:2] if len(asked) == 1 else (None, None)
+        if first is not None:
+            chosen.extend([dict(first["config"]), dict(second["config"])])
+        return submit(chosen[1] if len(asked) > 3 else chosen[0], doubts=[1])
+
+    chosen: list[dict[str, Any]] = []
+    agent = Agent(Scripted(choose), options=AgentOptions())
+    state = search(tmp_path, Arbiter(agent, _Repeating(), rules=ArbiterSettings(num_seeds=0)))
+    assert [(trial.proposer, trial.purpose) for trial in state.trials.values()] == [
+        ("llm", Purpose.SEARCH),
+        ("llm", Purpose.REPEAT),
+        ("llm", Purpose.SEARCH),
+    ]
+    assert state.trials[1].config == state.trials[2].config != state.trials[3].config
+    assert "trial 1 is doubted" not in asked[2].messages[0].text, "it has run again"
+
+
+def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided) -> None:
+    assert describe_noise(view_of(recording, decided), "").startswith("unknown")
+    first = decided[0]
+    again = replace(first, trial=13, loss=1.1 * (first.loss or 0.0), is_confirmation=True)
+    assert "differ by up to 10.0%" in describe_noise(view_of(recording, [*decided, again]), "scatter")
+
+
+def test_a_resumed_search_ends_early_if_asked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the option, the search goes on until the budget is used or nothing is left."""
+    assert cli.main(["run", "--workload", "wl2", "--budget", "14", "--name", "r", "--quiet"]) == 0
+    assert cli.main(["resume", "r", "--budget", "60", "--stop-early", "--quiet"]) == 0
+    capsys.readouterr()
+    state = load_run(project / "runs" / "r").state
+    assert state.ended is not None
+    assert state.ended.kind is EndKind.PROPOSER_ENDED
+    assert "likely to beat the best" in state.ended.reason
+    assert 14 <= state.num_spent < 60

@@ -1,0 +1,125 @@
+"""Planning: its stages run in order, each once; requests that cannot work are refused."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+import cclsearch
+from cclsearch.cli import main
+from cclsearch.plan.plan import Plan, plan_search
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plugins import TASKS
+from cclsearch.run.spec import SearchLimits
+
+ENGINE = Path(cclsearch.__file__).parent
+STAGES = ["plan.requested", "plan.target", "score.objective", "plan.workload", "plan.strategy", "plan.earlier"]
+RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
+REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
+
+
+def trace_stages(request: SearchRequest) -> tuple[Plan, list[str]]:
+    """Return the plan, and the modules of the stages in the order in which `plan_search` called them."""
+    entered: list[str] = []
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        caller = frame.f_back
+        if event != "call" or caller is None or caller.f_code is not plan_search.__code__:
+            return
+        path = Path(frame.f_code.co_filename)
+        if ENGINE in path.parents:
+            module = ".".join(path.relative_to(ENGINE).with_suffix("").parts)
+            if module in STAGES and entered[-1:] != [module] and frame.f_code.co_name != "is_multi":
+                entered.append(module)
+
+    sys.setprofile(watch)
+    try:
+        plan = plan_search(request)
+    finally:
+        sys.setprofile(None)
+    return plan, entered
+
+
+@pytest.mark.parametrize("launcher", [None, "slurm-generic"])
+def test_planning_runs_each_stage_once_in_order(project: Path, launcher: str | None) -> None:
+    plan, entered = trace_stages(SearchRequest(workload="wl2", limits=SearchLimits(budget=3), launcher=launcher))
+    assert entered == STAGES
+    assert plan.spec.space_size == len(plan.space) > 0
+    assert (plan.spec.strategy, plan.spec.sampler) == ("sampler", "surrogate")
+
+
+IMPOSSIBLE = [
+    (
+        ["run", "--workload", "wl2", "--launcher", "slurm-generic", "--recording", str(RECORDING)],
+        "--launcher slurm-generic and --recording",
+    ),
+    (["sweep", "--workload", "wl2", "--in-allocation", "--recording", str(RECORDING)], "--in-allocation and --record"),
+    ([*REPLAY, "--knob", "nonsense=1,2"], "a recording has a fixed search space"),
+    ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
+    (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
+    (["run", "--workload", "tiny", "--knob", "tp=3"], "the search space of tiny is empty"),
+    (["run", "--workload", "tiny", "--set", "num_heads=7"], "must divide num_heads"),
+    (["run", "--workload", "broken.yaml"], "broken.yaml"),
+    (["run", "--workload", "text.yaml"], "mapping"),
+    (["run", "--workload", "wl2", "--recording", "."], "no card.yaml"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), IMPOSSIBLE, ids=[message for _, message in IMPOSSIBLE])
+def test_impossible_requests_are_refused_in_one_line(
+    project: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "broken.yaml").write_text("workload: [\n")
+    (project / "text.yaml").write_text("only words\n")
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert not (project / "runs").exists()
+
+
+def test_a_misspelled_column_of_a_recording_gives_a_note(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = project / "mine"
+    shutil.copytree(RECORDING, folder)
+    table = (folder / "trials.csv").read_text()
+    assert table.startswith("tp,") or ",tp," in table.splitlines()[0]
+    head, rest = table.split("\n", 1)
+    names = ["tpp" if name == "tp" else name for name in next(csv.reader([head]))]
+    (folder / "trials.csv").write_text(",".join(names) + "\n" + rest)
+    main(["run", "--workload", "wl2", "--recording", "mine", "--dry-run"])
+    assert "no column tp" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(type(TASKS.get("training")), "rules", ())
+        main(["run", "--workload", "wl2", "--recording", "mine", "--dry-run"])
+    assert "no column" not in capsys.readouterr().out, "a task without the rule may use fewer accelerators"
+
+
+def test_confirm_is_ignored_for_a_recording(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
+    assert "--confirm is ignored: a recorded figure cannot be confirmed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("objective", "use_fewer", "fewer", "said"),
+    [(None, False, False, False), ("cost", False, True, True), ("cost", True, True, False)],
+)
+def test_an_objective_that_counts_accelerators_may_use_fewer_and_says_so(
+    project: Path, objective: str | None, use_fewer: bool, fewer: bool, said: bool
+) -> None:
+    limits = SearchLimits(budget=3)
+    request = SearchRequest("wl5", limits, launcher="simulate", objective=objective, use_fewer=use_fewer)
+    plan = plan_search(request)
+    assert plan.spec.use_fewer == fewer, "frozen, so that `resume` has the same space"
+    assert (plan.space.num_accelerators_N.min() < 16) == fewer
+    line = "configurations may use fewer than the 16 accelerators, as with --use-fewer: the objective has"
+    assert any(note.startswith(line) for note in plan.spec.banner) == said

@@ -1,0 +1,200 @@
+"""Hints of a proposer move the surrogate while little is measured, and trials override them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from paths import ROOT
+
+from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.propose.base import Observation, ReportedEvent, SearchView
+from cclsearch.propose.bayes.feasibility import weigh_combinations
+from cclsearch.propose.bayes.prior_hints import (
+    LEVELS,
+    apply_hints,
+    collect_hints,
+    find_doubted,
+    parse_doubts,
+    parse_hints,
+)
+from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.propose.earlier import EarlierKnowledge, LearnedWays, apply_earlier
+from cclsearch.propose.events import LlmTurn, Note
+from cclsearch.recording.load import load_recording
+from cclsearch.stats.closed_form import Predictor
+from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS
+
+RECORDING = load_recording(ROOT / "workloads" / "recordings" / "nanotron-8b-2n")
+
+
+def hint_events(num_seen: int = 0, **hints: str) -> tuple[ReportedEvent, ...]:
+    return (LlmTurn(turn=1, beliefs=hints, num_seen=num_seen),)
+
+
+def view_with(events: tuple[ReportedEvent, ...], num_trials: int = 0) -> SearchView:
+    """Return the view of a search that has measured this many of the fastest rows."""
+    rows = sorted(
+        (r for r in RECORDING.rows if r.metrics.get("step_time_s")), key=lambda row: row.metrics.get("step_time_s") or 0
+    )[:num_trials]
+    seen = tuple(
+        Observation(
+            trial=n,
+            config=r.config,
+            row=RECORDING.space.row(r.config),
+            loss=r.metrics.get("step_time_s"),
+            metrics=r.metrics,
+        )
+        for n, r in enumerate(rows, start=1)
+    )
+    return SearchView(RECORDING.card, RECORDING.space, seen, frozenset(), 15, seed=0, events=events)
+
+
+def pipeline_shift(num_trials: int, level: str) -> float:
+    """Return the effect of the hint on the expected log time of pipelined rows, minus that on the other rows."""
+    before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hint_events(pipeline=level)))
+    assert before is not None
+    assert after is not None
+    change = after.log_cost_m - before.log_cost_m
+    pipelined = np.array([int(RECORDING.space.config(int(row))["pp"]) > 1 for row in before.rows_m])
+    return float(change[pipelined].mean() - change[~pipelined].mean())
+
+
+def test_a_pipeline_hint_shifts_the_expected_time_of_pipelined_rows() -> None:
+    assert pipeline_shift(0, "much_more") > 0.05
+    assert pipeline_shift(0, "much_less") < -0.01
+    assert pipeline_shift(0, "as_predicted") == pytest.approx(0, abs=1e-9)
+
+
+def test_trials_outweigh_a_hint() -> None:
+    assert abs(pipeline_shift(12, "much_more")) < 0.5 * pipeline_shift(0, "much_more")
+
+
+def test_the_latest_hint_of_each_part_counts() -> None:
+    events = (
+        *hint_events(pipeline="more", optimizer="less"),
+        Note(topic="test", text="moved"),
+        *hint_events(pipeline="as_predicted"),
+    )
+    hints = collect_hints(view_with(events))
+    assert {part: hint.level for part, hint in hints.items()} == {
+        "pipeline": "as_predicted",
+        "optimizer": "less",
+    }
+
+
+def test_a_hint_decays_unless_it_is_repeated() -> None:
+    old, fresh = hint_events(pipeline="more"), hint_events(6, pipeline="more")
+    assert collect_hints(view_with(old, 6))["pipeline"].weight == pytest.approx(0.25)
+    assert collect_hints(view_with((*old, *fresh), 6))["pipeline"].weight == 1.0
+
+
+def test_only_known_parts_and_levels_are_accepted() -> None:
+    view, known = view_with(()), {*HINT_PARTS, *MEMORY_HINT_PARTS, "zero_stage=0", "micro_batch_size=2"}
+    every = [
+        {"part": part, "is": level} for part in (*known, "zero_stage=7", "zero_stage", "=", "x=1") for level in LEVELS
+    ]
+    assert set(parse_hints(every, view)) == known
+    for wrong in (None, "slow", [1], [{"part": "pipeline"}], [{"part": ["pipeline"], "is": "more"}], {"part": "dp"}):
+        assert parse_hints(wrong, view) == {}
+
+
+def test_a_belief_about_a_value_moves_its_configurations_and_trials_outweigh_it() -> None:
+    def shift(num_trials: int, level: str) -> float:
+        hints = (LlmTurn(turn=1, beliefs={"zero_stage=0": level}),)
+        before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hints))
+        assert before is not None
+        assert after is not None
+        configs = [RECORDING.space.config(int(row)) for row in before.rows_m]
+        has_effect = np.array([config["dp"] != 1 for config in configs])  # with dp=1, zero_stage changes nothing
+        is_0 = np.array([config["zero_stage"] == 0 for config in configs])
+        change = after.log_cost_m - before.log_cost_m
+        return float(change[is_0 & has_effect].mean() - change[~is_0 & has_effect].mean())
+
+    assert shift(0, "much_more") == pytest.approx(np.log(2), rel=0.05)
+    assert shift(0, "less") < -0.2
+    assert abs(shift(12, "much_more")) < 0.1
+
+
+def test_a_belief_about_memory_moves_the_memory_but_not_the_time() -> None:
+    before, after = (fit_posterior(view_with(events)) for events in ((), hint_events(activation_memory="much_more")))
+    assert before is not None
+    assert after is not None
+    assert np.all(after.memory_gib_m >= before.memory_gib_m)
+    assert after.memory_gib_m.sum() > 1.05 * before.memory_gib_m.sum()
+    assert np.allclose(after.log_cost_m, before.log_cost_m)
+
+
+def test_a_belief_changes_odds_of_earlier_searches_as_it_does_those_of_the_shipped_prior() -> None:
+    view = view_with(hint_events(**{"sequence=sharded": "much_more"}))
+    combinations = weigh_combinations(view.predictor, ())
+    replicated = [ways for ways in combinations if ("replicated", 0.0) in ways]
+    assert 2 * len(replicated) == len(combinations)
+    learned = EarlierKnowledge(
+        ways=tuple(
+            LearnedWays(log_multipliers=dict(ways), probability=(0.9 if ways in replicated else 0.1) / len(replicated))
+            for ways in combinations
+        )
+    )
+
+    def find_odds(predictor: Predictor) -> float:
+        """Return the odds that sequences are sharded, before any trial."""
+        found = {ways: math.exp(log_prior) for ways, (log_prior, _) in weigh_combinations(predictor, ()).items()}
+        return sum(p for ways, p in found.items() if ways not in replicated) / sum(found[ways] for ways in replicated)
+
+    shipped, taken_over = view.predictor, apply_earlier(view.predictor, view.space, learned)
+    assert find_odds(taken_over) == pytest.approx(1 / 9)
+    factor = find_odds(apply_hints(shipped, view)) / find_odds(shipped)
+    assert factor > 10
+    assert find_odds(apply_hints(taken_over, view)) / find_odds(taken_over) == pytest.approx(factor)
+
+
+def test_the_parts_of_a_prediction_with_beliefs_add_up_to_it() -> None:
+    view = view_with(hint_events(**{"zero_stage=0": "much_more", "pipeline": "less"}))
+    form = apply_hints(view.predictor, view).forms["step_time_s"]
+    log_cost_N, parts = form.predict(len(view.space))
+    rows = np.arange(len(view.space))
+    assert np.allclose(form.log_cost(rows)(form.prior.mean_P), log_cost_N)
+    assert np.allclose(sum(parts.values()), np.exp(log_cost_N))
+
+
+@pytest.mark.parametrize(("num_trials", "factor"), [(3, 2.0), (6, 1.5), (4, 0.5)])
+def test_a_doubted_trial_teaches_almost_nothing(num_trials: int, factor: float) -> None:
+    """The fastest row gets a wrong time. If it is doubted, the others are predicted as if it had not run."""
+    plain = view_with((), num_trials)
+    first, *others = plain.observations
+    wrong = factor * (first.loss or 0.0)
+    bad = replace(first, loss=wrong, metrics={**first.metrics, "step_time_s": wrong})
+    spoiled = replace(plain, observations=(bad, *others))
+    doubted = replace(spoiled, events=(LlmTurn(turn=1, doubts=(first.trial,), num_seen=num_trials),))
+    assert find_doubted(doubted) == {first.trial}
+    without, misled, warned = (
+        dict(zip(fit.rows_m.tolist(), fit.log_cost_m.tolist(), strict=True))
+        for view in (replace(plain, observations=tuple(others)), spoiled, doubted)
+        if (fit := fit_posterior(view)) is not None
+    )
+    off_by = [np.median([abs(fit[row] - without[row]) for row in misled]) for fit in (misled, warned)]
+    assert off_by[1] < 0.4 * off_by[0]
+
+
+def test_one_trial_in_five_may_be_doubted_and_a_second_run_settles_it() -> None:
+    view = view_with((), 10)
+    assert parse_doubts([3, 3, 99, True, "4", 5, 6], view) == (3, 5)
+    assert parse_doubts("3", view) == ()
+    after = replace(view, events=(LlmTurn(turn=1, doubts=(3, 5)),))
+    assert parse_doubts([6], after) == ()
+    again = replace(view.observations[2], trial=11, is_confirmation=True)
+    assert find_doubted(replace(after, observations=(*view.observations, again))) == {5}
+
+
+def test_a_crash_may_be_doubted_only_if_its_cause_is_not_known() -> None:
+    view = view_with((), 3)
+    crashed, oom = (
+        Failure(stage=Stage.RUN, kind=kind, message="") for kind in (FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY)
+    )
+    failed = [replace(view.observations[n], loss=None, failure=f) for n, f in enumerate((crashed, oom))]
+    after = replace(view, observations=(*failed, view.observations[2]))
+    assert parse_doubts([2], after) == ()
+    assert parse_doubts([1], after) == (1,)

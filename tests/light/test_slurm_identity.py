@@ -1,0 +1,293 @@
+"""Whose job is it: Slurm gives numbers again, and only the search's own jobs are cancelled or believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slurm.trials import make_job
+
+from cclsearch.core.errors import UserError
+from cclsearch.launch.base import Handle, JobState, JobStatus
+from cclsearch.launch.slurm.commands import expand_ids, query_job
+from cclsearch.launch.slurm.identity import name_chunk
+from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.settings import SlurmSettings
+
+SEPARATOR = "\x1f"
+SUBMITTED = "2026-01-02T03:04:05"
+EARLIER, LATER = "2025-12-31T00:00:00", "2026-01-02T04:00:00"
+
+
+class FakeSlurm:
+    """Slurm's commands as scripts: what squeue and sacct list is set, what scancel got is kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.write("sbatch", "echo Submitted batch job 77")
+        self.write("squeue", f"cat {folder}/queue 2>/dev/null; true")
+        self.write("sacct", f"cat {folder}/accounts 2>/dev/null; true")
+        self.write("scancel", f'echo "$*" >>{folder}/cancelled; : >{folder}/queue')
+        self.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+        self.write("sinfo", "true")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (self.folder / name).chmod(0o755)
+
+    def list_jobs(self, *rows: str) -> None:
+        (self.folder / "queue").write_text("".join(f"{row}\n" for row in rows))
+
+    def account(self, *rows: str) -> None:
+        (self.folder / "accounts").write_text("".join(f"{row}\n" for row in rows))
+
+    @property
+    def cancelled(self) -> list[str]:
+        path = self.folder / "cancelled"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return FakeSlurm(tmp_path / "bin")
+
+
+@pytest.fixture
+def run(tmp_path: Path, slurm: FakeSlurm) -> tuple[SlurmLauncher, Handle]:
+    """A search with job 77, which Slurm has listed once."""
+    launcher = open_run(tmp_path)
+    [handle] = launcher.submit([make_job(tmp_path / "mine", 1, ranks=1)])
+    slurm.list_jobs(row("77", "RUNNING", place_of(handle), "mine-t0001-a1"))
+    assert launcher.poll([handle])[0].state is JobState.RUNNING
+    return launcher, handle
+
+
+def open_run(folder: Path, **fields: object) -> SlurmLauncher:
+    """Return a launcher as a resumed search opens it: it knows nothing but the files."""
+    settings = SlurmSettings.model_validate({"cpu_only": True, "poll_s": 0.0001, "grace_s": 0.0, **fields})
+    program = RunScript(Path(__file__), "process", {})
+    return SlurmLauncher(settings, program, classify=classify_trial, run_dir=folder / "mine")
+
+
+def place_of(handle: Handle) -> Path:
+    """Return the working directory of the handle's job."""
+    return Submission.model_validate_json((Path(handle.details["folder"]) / "submission.json").read_text()).folder
+
+
+def row(job_id: str, state: str, folder: Path | str, name: str, submitted: str = SUBMITTED) -> str:
+    return SEPARATOR.join([job_id, state, "None", "9:00", "n", submitted, str(folder), "", name])
+
+
+def account(job_id: str, state: str, folder: Path | str, name: str, submitted: str = SUBMITTED) -> str:
+    return SEPARATOR.join([job_id, state, "n", name, submitted, str(folder)])
+
+
+def age_submission(handle: Handle) -> None:
+    """Make the submission old enough for a query to count."""
+    path = Path(handle.details["folder"]) / "submission.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "at": record["at"] - 3600, "moment": None}))
+
+
+def strangers(handle: Handle) -> list[str]:
+    """Return lines of jobs that have the number of the handle's job, and differ from it in one property each."""
+    place = place_of(handle)
+    return [
+        row("77", "RUNNING", "/home/me/thesis", "mine-t0001-a1"),
+        row("77", "RUNNING", place, "my-thesis"),
+        row("77", "RUNNING", place, "mine-t0001-a1", EARLIER),
+        row("77", "RUNNING", "", "mine-t0001-a1"),
+    ]
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_another_job_with_the_number_is_neither_cancelled_nor_believed(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path, which: int
+) -> None:
+    _, handle = run
+    age_submission(handle)
+    slurm.list_jobs(strangers(handle)[which])
+    resumed = open_run(tmp_path)
+    assert resumed.find("mine") == [handle]
+    assert "not listed" in str(_poll_until_done(resumed, handle).failure)
+    resumed.cancel([handle])
+    assert slurm.cancelled == []
+
+
+def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, handle = run
+    slurm.list_jobs(strangers(handle)[0], row("77", "PENDING", place_of(handle), "mine-t0001-a1", LATER))
+    resumed = open_run(tmp_path)
+    assert resumed.poll([handle])[0].state is JobState.QUEUED
+    resumed.cancel([handle])
+    assert slurm.cancelled == ["77"]
+
+
+@pytest.mark.parametrize(
+    ("index", "num_jobs", "own"),
+    [(None, 1, "mine-t0001-a1"), (0, 2, "mine-x2"), (1, 3, "mine-x3"), (0, None, "mine-t0001-a1")],
+)
+def test_a_job_that_an_earlier_version_submitted_is_known_by_the_name_it_gave(
+    run: tuple[SlurmLauncher, Handle],
+    slurm: FakeSlurm,
+    tmp_path: Path,
+    index: int | None,
+    num_jobs: int | None,
+    own: str,
+) -> None:
+    """It recorded neither name nor submit time; an array has a name of its own."""
+    _, handle = run
+    folder, place = Path(handle.details["folder"]), place_of(handle)
+    (folder / "seen.json").unlink()
+    record = json.loads((folder / "submission.json").read_text())
+    (folder / "submission.json").write_text(json.dumps({**record, "index": index, "is_identified": False}))
+    (place / "jobs.json").unlink(missing_ok=True)
+    if num_jobs is not None:
+        jobs = [str(folder / "payload.json")] * num_jobs
+        (place / "jobs.json").write_text(json.dumps({"run_id": "mine", "jobs": jobs}))
+    for name in {"mine-t0001-a1", "mine-x2", "mine-x3", "my-thesis"} - {own}:
+        slurm.list_jobs(row("77", "RUNNING", place, name))
+        open_run(tmp_path).cancel([handle])
+        assert slurm.cancelled == [], name
+    slurm.list_jobs(row("77", "RUNNING", place, own))
+    open_run(tmp_path).cancel([handle])
+    assert slurm.cancelled == ["77"]
+
+
+def test_on_several_clusters_only_the_jobs_own_is_asked_to_cancel(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, handle = run
+    (Path(handle.details["folder"]) / "seen.json").unlink()
+    own = row("77", "RUNNING", place_of(handle), "mine-t0001-a1")
+    slurm.list_jobs("CLUSTER: east", strangers(handle)[0], "CLUSTER: west", own)
+    open_run(tmp_path).cancel([handle])
+    assert slurm.cancelled == ["--clusters=west 77"]
+
+
+def test_the_accounting_of_an_earlier_job_with_the_number_is_not_believed(
+    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm
+) -> None:
+    launcher, handle = run
+    age_submission(handle)
+    slurm.list_jobs()
+    place = place_of(handle)
+    own = account("77", "NODE_FAIL", place, "mine-t0001-a1")
+    slurm.account(
+        account("77", "OUT_OF_MEMORY", "/old", "old", EARLIER), own, account("77", "TIMEOUT", "/x", "y", LATER)
+    )
+    status = _poll_until_done(launcher, handle)
+    assert status.failure is not None
+    assert "NODE_FAIL" in status.failure.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "says"),
+    [
+        (lambda spec: spec.write_text('{"run_id": 7}'), "crashed", "changed its own record: payload.json: run_id: "),
+        (lambda spec: (spec.unlink(), spec.mkdir()), "crashed", "payload.json is a folder, not a regular file"),
+        (lambda spec: spec.unlink(), "launcher", "the files of job 77 are missing"),
+    ],
+)
+def test_a_spec_that_a_job_spoiled_is_told_from_a_missing_one(
+    run: tuple[SlurmLauncher, Handle], tmp_path: Path, spoil: Callable[[Path], object], kind: str, says: str
+) -> None:
+    handle = run[1].model_copy(update={"job_id": "77"})
+    spoil(Path(handle.details["folder"]) / "payload.json")
+    [status] = open_run(tmp_path).poll([handle])
+    assert status.failure is not None
+    assert status.failure.kind == kind
+    assert says in status.failure.message
+
+
+def test_the_controllers_record_names_the_job(slurm: FakeSlurm) -> None:
+    slurm.write(
+        "scontrol",
+        "echo 'JobId=77 JobName=my name UserId=me(0) JobState=PENDING PreemptTime=None Restarts=1"
+        " SubmitTime=2026-01-02T03:04:05 WorkDir=/a b/c StdErr=/e Power='",
+    )
+    record = query_job("77")
+    assert record is not None
+    assert (record.name, record.folder, record.submitted) == ("my name", "/a b/c", SUBMITTED)
+    assert (record.state, record.preempted) == ("PENDING", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("12_[-]", ["12"]),
+        ("12_[]", ["12"]),
+        ("12_[0-]", ["12"]),
+        ("1_[0-999999999]", ["1"]),
+        ("1_[" + ",".join(["0-9999"] * 1000) + "]", ["1"]),
+        ("1_[0,2,...]", ["1"]),
+        ("1_[" + "9" * 5000 + "]", ["1"]),
+        ("12_[0-8:4%1]", ["12_0", "12_4", "12_8"]),
+        ("12_[3-1]", []),
+        ("12+1", ["12+1"]),
+    ],
+)
+def test_any_list_of_tasks_is_bounded(text: str, ids: list[str]) -> None:
+    assert expand_ids(text) == ids
+
+
+@pytest.mark.parametrize("tasks", ["[-]", "[0-999999999]", "[0,1,...]"])
+def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm: FakeSlurm, tmp_path: Path, tasks: str) -> None:
+    launcher = open_run(tmp_path)
+    handles = launcher.submit([make_job(tmp_path / "mine", n, ranks=1) for n in (1, 2)])
+    slurm.list_jobs(row(f"77_{tasks}", "PENDING", place_of(handles[0]), "mine-x2"))
+    assert [status.state for status in launcher.poll(handles)] == [JobState.QUEUED] * 2
+    launcher.cancel(handles)
+    assert slurm.cancelled == ["77_0 77_1"]
+
+
+def test_jobs_of_another_user_are_not_taken_for_gone(run: tuple[SlurmLauncher, Handle], tmp_path: Path) -> None:
+    """Slurm lists a user's own jobs only, so that root would submit the trial of somebody else's search again."""
+    _, handle = run
+    path = Path(handle.details["folder"]) / "submission.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "user": os.getuid() + 1}))
+    with pytest.raises(UserError, match="only its user can see and cancel it"):
+        open_run(tmp_path).find("mine")
+    with pytest.raises(UserError, match="as that user"):
+        open_run(tmp_path).poll([handle])
+
+
+@pytest.mark.parametrize("by_s", [7200.0, -7200.0])
+def test_a_wall_clock_that_is_set_gives_up_no_job(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    """Neither a pending job with a `queue_limit` nor one that the queue does not list yet."""
+    launcher = open_run(tmp_path, queue_limit=30)
+    [handle] = launcher.submit([make_job(tmp_path / "mine", 1, ranks=1)])
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    assert launcher.poll([handle])[0].note == "submitted"
+    slurm.list_jobs(row("77", "PENDING", place_of(handle), "mine-t0001-a1"))
+    assert _poll_until(JobState.QUEUED, open_run(tmp_path, queue_limit=30), handle).note == "pending: None"
+    assert slurm.cancelled == []
+
+
+def _poll_until_done(launcher: SlurmLauncher, handle: Handle) -> JobStatus:
+    return _poll_until(JobState.DONE, launcher, handle)
+
+
+def _poll_until(state: JobState, launcher: SlurmLauncher, handle: Handle) -> JobStatus:
+    for _ in range(200):
+        [status] = launcher.poll([handle])
+        if status.state is state:
+            return status
+    raise AssertionError(status)
+
+
+def test_a_single_job_has_its_attempts_name_and_an_array_its_own() -> None:
+    assert name_chunk("run", "run-t0001-a1", 1) == "run-t0001-a1"
+    assert name_chunk("run", "run-t0001-a1", 3) == "run-x3"

@@ -1,0 +1,455 @@
+"""The node program, and Slurm's commands, answered by fake commands on the PATH."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from paths import TESTS
+from slurm.trials import make_job
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.secrets import redact
+from cclsearch.core.values import FailureKind, Model
+from cclsearch.launch.base import Handle, JobState, write_model
+from cclsearch.launch.slurm import node
+from cclsearch.launch.slurm.allocation import AllocationLauncher, StepRecord
+from cclsearch.launch.slurm.commands import (
+    SlurmRefusal,
+    SlurmUnavailable,
+    clean_environment,
+    expand_ids,
+    job_environment,
+    parse_duration,
+    read_queue,
+    run_slurm,
+    submit_script,
+)
+from cclsearch.launch.slurm.job_files import (
+    EndRecord,
+    JobList,
+    JobSpec,
+    NodeReport,
+    RunScript,
+    SbatchAnswer,
+    StartRecord,
+    Submission,
+    classify_trial,
+    link_scratch,
+    make_job_spec,
+    prepare_folder,
+    remove_scratch,
+)
+from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.run import trial_folder
+
+SEPARATOR = "\x1f"
+RECORDED = TESTS / "recorded" / "runs-0.1.0"
+
+
+def write_fake_command(folder: Path, name: str, text: str) -> None:
+    """Write a shell script that replaces one of Slurm's commands."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def make_row(job_id: str, state: str, folder: Path | str, name: str, *, submitted: str = "2026-01-02T03:04:05") -> str:
+    """Return a line of squeue as the launcher asks for it."""
+    return SEPARATOR.join([job_id, state, "None", "9:00", "n", submitted, str(folder), "", name])
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for fake commands, first on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def test_the_node_program_needs_only_python_3_8_and_its_standard_library() -> None:
+    tree = ast.parse(Path(node.__file__).read_text(), feature_version=(3, 8))
+    imported = {
+        name.split(".")[0]
+        for item in ast.walk(tree)
+        if isinstance(item, ast.Import | ast.ImportFrom)
+        for name in ([item.module] if isinstance(item, ast.ImportFrom) else [alias.name for alias in item.names])
+        if name
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
+    assert node.claim(str(tmp_path), "12")
+    assert not node.claim(str(tmp_path), "13")
+    assert "another job" in node.why_refused(str(tmp_path), "13")
+    assert not node.claim(str(tmp_path), "12")  # requeued by an administrator: the search repeats the trial itself
+    assert "requeued" in node.why_refused(str(tmp_path), "12")
+
+
+def test_torchrun_starts_the_ranks_of_each_node() -> None:
+    spec = {"runner": "torchrun", "python": "py", "script": "s.py", "nodes": 3, "ranks_per_node": 4, "num_ranks": 10}
+    shares = [node.rank_command(spec, index, "head", 29500) for index in range(3)]
+    assert ["--nproc-per-node=4" in share for share in shares] == [True, True, False]
+    assert "--nproc-per-node=2" in shares[2]
+    assert all({"--nnodes=3", "--master-addr=head", "--master-port=29500"} <= set(share) for share in shares)
+    assert [share[4] for share in shares] == [f"--node-rank={index}" for index in range(3)]
+
+
+def test_one_process_per_node_gets_its_rank_and_the_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
+    spec = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
+    environments = [node.task_environment(spec, index, "head", 29500) for index in range(3)]
+    assert [each["CCL_PROCESS_ID"] for each in environments] == ["0", "1", "2"]
+    assert {each["CCL_NUM_PROCESSES"] for each in environments} == {"3"}
+    assert {each["CCL_COORDINATOR"] for each in environments} == {"head:29500"}
+    assert {(each["CCL_JOB_NAME"], each["CCL_TP"]) for each in environments} == {("r-t0001-a1", "2")}
+    assert not [each for each in environments if "SLURM_JWT" in each]
+    assert "SLURM_JWT" in node.srun_environment()
+    for alone in ({**spec, "nodes": 1}, {**spec, "runner": "torchrun"}):
+        assert not {"CCL_PROCESS_ID", "CCL_COORDINATOR"} & set(node.task_environment(alone, 0, "127.0.0.1", 29500))
+
+
+def test_node_program_and_search_recognize_the_same_secret_names() -> None:
+    assert node.SECRET == redact.SECRET_NAME
+    assert node.NOT_SECRET == redact.NOT_SECRET_NAME
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SLURM_JWT", "AUTHORIZATION", "OPENAI_KEY", "GITHUB_PAT", "MYSQL_PWD", "SLACK_WEBHOOK_URL", "HF_TOKEN"),
+        *("HTTP_PROXY_AUTHORISATION", "wandb_api_key"),
+    ],
+)
+def test_a_variable_with_a_secret_name_is_not_passed_to_a_job(name: str) -> None:
+    assert redact.is_secret_name(name)
+    assert job_environment({name: "x"}) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "LD_LIBRARY_PATH", "PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "GIT_AUTHOR_NAME", "KEYBOARD"),
+        *("SLURM_JOB_ID", "SLURM_CONF", "SLURM_STEP_NODELIST", "NCCL_IB_PKEY", "NCCL_ALGO", "UCX_IB_PKEY"),
+        *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATTERN", "MONKEY"),
+    ],
+)
+def test_other_names_are_not_secrets(name: str) -> None:
+    assert not redact.is_secret_name(name)
+
+
+def test_sbatch_gets_slurms_token_and_a_job_does_not(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
+    write_fake_command(commands, "sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
+    assert submit_script(tmp_path / "job.sbatch") == "5"
+    assert "SLURM_JWT=" in (tmp_path / "env").read_text()
+    assert "SLURM_JWT" not in job_environment()
+
+
+def test_the_other_nodes_get_the_head_nodes_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "31")
+    monkeypatch.setenv("SLURMD_NODENAME", "no-such-name-resolves.invalid")
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = {"nodes": 2, "folder": str(tmp_path)}
+    address, port = node.rendezvous(spec, 0)
+    assert address == "127.0.0.1"
+    assert node.FIRST_PORT <= port < node.FIRST_PORT + node.NUM_PORTS
+    assert node.rendezvous(spec, 1) == (address, port)
+
+
+def test_a_job_inherits_few_variables_and_no_secret() -> None:
+    outer = {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "OPENAI_API_KEY": "sk-secret",
+        "SBATCH_REQUEUE": "1",
+        "SBATCH_WCKEY": "w",
+        "SBATCH_ACCOUNT": "mine",
+        "SQUEUE_FORMAT": "%A",
+        "SLURM_JOB_ID": "5",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "EDITOR": "vi",
+    }
+    assert job_environment(outer) == {k: outer[k] for k in ("PATH", "HOME", "SBATCH_ACCOUNT", "SLURM_CONF")}
+    assert set(clean_environment(outer)) == {"PATH", "HOME", "OPENAI_API_KEY", "SBATCH_ACCOUNT", "SLURM_CONF", "EDITOR"}
+
+
+def test_a_controller_that_does_not_answer_is_not_a_refusal(commands: Path) -> None:
+    write_fake_command(
+        commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    )
+    with pytest.raises(SlurmUnavailable):
+        read_queue()
+    write_fake_command(commands, "squeue", "sleep 30")
+    with pytest.raises(SlurmUnavailable, match="no answer"):
+        run_slurm(["squeue"], timeout_s=0.3)
+    write_fake_command(commands, "sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
+    with pytest.raises(SlurmRefusal) as refused:
+        run_slurm(["sbatch"])
+    assert str(refused.value) == "sbatch: error: bad thing"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1-02:03:04", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("UNLIMITED", None), ("INVALID", None)],
+)
+def test_slurms_durations(text: str, seconds: float | None) -> None:
+    assert parse_duration(text) == seconds
+
+
+def test_one_line_can_list_many_tasks() -> None:
+    assert expand_ids("12_[0-2,5%4]") == ["12_0", "12_1", "12_2", "12_5"]
+    assert (expand_ids("12"), expand_ids("12_3")) == (["12"], ["12_3"])
+
+
+def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
+    """256 jobs, submitted as arrays; the fake commands count their calls."""
+    calls = tmp_path / "calls"
+    write_fake_command(
+        commands, "sbatch", f"echo sbatch >>{calls}; echo Submitted batch job 9$(grep -c sbatch {calls})"
+    )
+    write_fake_command(commands, "scancel", "true")
+    write_fake_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
+    write_fake_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
+    launcher = SlurmLauncher(
+        SlurmSettings(cpu_only=True, poll_s=0.001),
+        RunScript(Path(__file__), "process", {}),
+        classify=classify_trial,
+        run_dir=tmp_path / "many",
+    )
+    handles = launcher.submit([make_job(tmp_path / "many", n, ranks=1) for n in range(1, 257)])
+    assert calls.read_text().split() == ["sbatch"] * 3
+    assert len({handle.job_id for handle in handles}) == 256
+    rows = []
+    for handle in handles:
+        place = Submission.model_validate_json((Path(handle.details["folder"]) / "submission.json").read_text()).folder
+        rows.append(
+            make_row(
+                handle.job_id, "RUNNING", place, f"many-x{len(json.loads((place / 'jobs.json').read_text())['jobs'])}"
+            )
+        )
+    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+    time.sleep(0.01)
+    statuses = launcher.poll(handles)
+    assert {status.state for status in statuses} == {JobState.RUNNING}
+    assert calls.read_text().split().count("squeue") == 1
+    (handles[7].trial_dir / "result.json").write_text(json.dumps({"status": "ok"}))
+    time.sleep(0.01)
+    assert [status.state for status in launcher.poll(handles)].count(JobState.DONE) == 1
+
+
+def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path: Path, commands: Path) -> None:
+    calls = tmp_path / "calls"
+    words = "AssocGrpSubmitJobsLimit Job violates accounting/QOS policy (job submit limit, user size)"
+    write_fake_command(commands, "sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
+    write_fake_command(commands, "scancel", "true")
+    write_fake_command(commands, "squeue", 'case "$*" in *--account=shared*) echo 7;; esac')
+
+    def submit(run: str, **fields: object) -> Handle:
+        launcher = SlurmLauncher(
+            SlurmSettings.model_validate({"cpu_only": True, **fields}),
+            RunScript(Path(__file__), "process", {}),
+            classify=classify_trial,
+        )
+        return launcher.submit([make_job(tmp_path / run, 1, ranks=1)])[0]
+
+    assert submit("shared", account="shared").job_id == ""
+    assert calls.read_text().split() == ["sbatch"]
+    with pytest.raises(UserError, match=r"refuses.*frozen"):
+        submit("frozen", account="frozen")
+    assert calls.read_text().split() == ["sbatch"] * 3
+
+
+def test_a_step_in_another_shells_allocation_is_found_and_cancelled(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search was killed inside `salloc`; a shell outside finds its steps by the recorded allocation."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    run, asked = tmp_path / "killed", tmp_path / "asked"
+    settings = SlurmSettings(cpu_only=True, in_allocation=True)
+    program = RunScript(Path(__file__), "process", {})
+    spec = make_job_spec(make_job(run, 1, ranks=1), program, settings)
+    prepare_folder(spec)
+    step = StepRecord(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
+    write_model(spec.folder / "launched.json", step)
+    write_fake_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
+    write_fake_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
+    launcher = AllocationLauncher(settings, program, classify=classify_trial, run_dir=run)
+    handles = launcher.find("killed")
+    assert [handle.job_id for handle in handles] == [f"77.{spec.name}"]
+    assert [status.state for status in launcher.poll(handles)] == [JobState.RUNNING]
+    launcher.cancel(handles)
+    assert "scancel 77.3" in asked.read_text().splitlines()
+    assert "--jobs=77 " in asked.read_text()
+
+
+def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scratch(tmp_path: Path) -> None:
+    settings = SlurmSettings(cpu_only=True, scratch=str(tmp_path / "scratch"))
+    specs = []
+    for project in ("a", "b"):
+        run = tmp_path / project / "night"
+        specs.append(make_job_spec(make_job(run, 1, ranks=1), RunScript(Path(__file__), "process", {}), settings))
+        specs[-1].trial_dir.mkdir(parents=True, exist_ok=True)
+        link_scratch(specs[-1], settings)
+    assert specs[0].name == specs[1].name
+    mine, others = (spec.trial_dir / "trace" for spec in specs)
+    (mine / "rank0.json").write_text("mine")
+    assert list(others.iterdir()) == []
+    link_scratch(specs[0], settings)
+    assert (mine / "rank0.json").read_text() == "mine", "a second call keeps the folder"
+    remove_scratch(specs[0], settings)
+    assert [path.resolve() for path in (tmp_path / "scratch").glob("*/trace")] == [others.resolve()]
+    others.unlink()
+    (tmp_path / "precious" / "trace").mkdir(parents=True)
+    others.symlink_to(tmp_path / "precious" / "trace")
+    remove_scratch(specs[1], settings)
+    assert (tmp_path / "precious" / "trace").is_dir(), "a link to any other place is not ours"
+
+
+def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path: Path, commands: Path) -> None:
+    """Runs of one name in one allocation have steps of other names, and a later job has the allocation's number."""
+    write_fake_command(commands, "scontrol", "echo n1")
+    write_fake_command(commands, "srun", "echo $* >srun.log; sleep 60")
+    row = make_row("77", "RUNNING", "/", "held").replace("9:00", "UNLIMITED")
+    write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
+    write_fake_command(commands, "scancel", "true")
+    settings = SlurmSettings(cpu_only=True, in_allocation="77", poll_s=0.001)
+    names = []
+    for project in ("a", "b"):
+        run = tmp_path / project / "night"
+        launcher = AllocationLauncher(
+            settings, RunScript(Path(__file__), "process", {}), classify=classify_trial, run_dir=run
+        )
+        [handle] = launcher.submit([make_job(run, 1, ranks=1)])
+        assert launcher.poll([handle])[0].state is JobState.RUNNING
+        folder = Path(handle.details["folder"])
+        names.append(JobSpec.model_validate_json((folder / "payload.json").read_text()).step_name)
+        launcher.cancel([handle])
+        launched = StepRecord.model_validate_json((folder / "launched.json").read_text())
+        assert launched.submitted == "2026-01-02T03:04:05"
+        (folder / "cancelled.json").unlink()
+        later = row.replace("2026-01-02", "2026-05-05")
+        write_fake_command(commands, "squeue", f"echo '{later}'")
+        time.sleep(0.01)
+        failure = launcher.poll([handle])[0].failure
+        assert failure is not None
+        assert failure.kind is FailureKind.ALLOCATION_ENDED
+        write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
+    assert names[0] != names[1]
+    assert all(name.startswith("night-t0001-a1-") for name in names)
+
+
+def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "again", 1, attempt=2)
+    failure_file = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}
+    (job.trial_dir / "failures").mkdir()
+    (job.trial_dir / "failures" / "rank-00003.json").write_text(json.dumps(failure_file))
+    trial_folder.prepare_folder(job, "script")
+    (job.trial_dir / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    failure = classify_trial(job.trial_dir, 1)
+    assert failure is not None
+    assert failure.kind is FailureKind.OUT_OF_MEMORY
+    assert (job.trial_dir / "attempts" / "1" / "failures" / "rank-00003.json").is_file()
+
+
+def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path: Path, commands: Path) -> None:
+    """sbatch times out after Slurm accepted the job: the queue lists it by its working directory."""
+    calls, place = tmp_path / "calls", tmp_path / "place"
+    write_fake_command(
+        commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1"
+    )
+    row = make_row("41", "PENDING", "$(cat " + str(place) + ")", "unclear-t0001-a1")
+    write_fake_command(commands, "squeue", f'echo "{row}"')
+    write_fake_command(commands, "scancel", "true")
+    launcher = SlurmLauncher(
+        SlurmSettings(cpu_only=True, poll_s=0.001), RunScript(Path(__file__), "process", {}), classify=classify_trial
+    )
+    handles = launcher.submit([make_job(tmp_path / "unclear", 1, ranks=1)])
+    assert handles[0].job_id == ""
+    for _ in range(3):
+        time.sleep(0.01)
+        assert launcher.poll(handles)[0].state is JobState.QUEUED
+    assert calls.read_text().split() == ["sbatch"]
+    assert launcher.find("unclear")[0].job_id == "41"
+
+
+def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path: Path, commands: Path) -> None:
+    write_fake_command(commands, "sbatch", "echo Submitted batch job 5")
+    write_fake_command(commands, "squeue", "true")
+    write_fake_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    write_fake_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    write_fake_command(commands, "sinfo", "true")
+    write_fake_command(commands, "scancel", "true")
+    launcher = SlurmLauncher(
+        SlurmSettings(cpu_only=True, poll_s=0.001, grace_s=0.0),
+        RunScript(Path(__file__), "process", {}),
+        classify=classify_trial,
+    )
+    handle = launcher.submit([make_job(tmp_path / "forgot", 1, ranks=1)])[0]
+    folder = Path(handle.details["folder"])
+    submission = json.loads((folder / "submission.json").read_text())
+    (folder / "submission.json").write_text(json.dumps({**submission, "at": submission["at"] - 60, "moment": None}))
+    (folder / "started.json").write_text(json.dumps({"job_id": "5", "host": "n", "at": 1.0}))
+    over = {"job_id": "5", "started_at": 1.0, "ended_at": 2.0, "exit_code": 1, "reason": "finished", "signal": None}
+    (folder / "end.json").write_text(json.dumps(over))
+    (handle.trial_dir / "stderr.log").write_text("Traceback (most recent call last):\nValueError: seven\n")
+    status = launcher.poll([handle])[0]
+    assert status.state is JobState.DONE
+    assert status.failure is not None
+    assert status.failure.message == "ValueError: seven"
+
+
+def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "cclsearch", "launcher", "check", "h100-8"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "NO  commands: not found on the PATH: sbatch, srun, squeue, scancel",
+        "    run this on a login node of the cluster",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("payload.json", JobSpec),
+        ("submission.json", Submission),
+        ("submission-695f4ac4/jobs.json", JobList),
+        ("submission-695f4ac4/submitted.json", SbatchAnswer),
+        ("started.json", StartRecord),
+        ("end.json", EndRecord),
+        ("node-0.json", NodeReport),
+    ],
+)
+def test_files_of_a_job_of_version_0_1_0_are_read_and_written_unchanged(name: str, model: type[Model]) -> None:
+    text = (RECORDED / "on-slurm" / "trials" / "0001" / "slurm-a1" / name).read_text()
+    value = model.model_validate_json(text)
+    assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(text)
+
+
+def test_a_huge_file_in_place_of_a_record_is_not_read_whole(tmp_path: Path) -> None:
+    with (tmp_path / "started.json").open("wb") as file:
+        file.truncate(node.MAX_JSON_CHARS * 4)
+    with pytest.raises(ValueError, match="more than"):
+        node.read_json(str(tmp_path / "started.json"))

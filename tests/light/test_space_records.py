@@ -1,0 +1,103 @@
+"""Configurations that ran in public records are in their search spaces, and are predicted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))
+from space_records import judge, judge_landscapes
+
+from cclsearch.card.catalogue import find_by_name
+from cclsearch.card.load import load_card
+from cclsearch.card.model import make_model
+from cclsearch.cli import main
+from cclsearch.core.values import Config
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+from cclsearch.stats.closed_form import predict_space
+
+MEGATRON_BRIDGE = "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md"
+RECORDS: list[tuple[str, int, int, int, str, dict[str, Any]]] = [
+    # accelerators, sequence, batch: Megatron-Bridge (Apache-2.0), docs/performance-summary.md and its archive
+    ("deepseek-v3", 256, 4096, 4096, "megatron", {"pp": 2, "virtual_pipeline": 8, "ep": 32, "dp": 128}),
+    ("deepseek-v3", 256, 4096, 4096, "megatron", {"pp": 4, "virtual_pipeline": 4, "ep": 64, "dp": 64}),
+    ("llama-3.1-405b", 256, 8192, 1536, "megatron", {"tp": 4, "pp": 16, "virtual_pipeline": 8, "dp": 4}),
+    ("llama-3.1-405b", 128, 8192, 64, "megatron",
+     {"tp": 8, "pp": 8, "cp": 2, "virtual_pipeline": 8, "dp": 1, "sequence_parallel": True}),
+    ("llama-3-70b", 64, 8192, 128, "megatron", {"tp": 2, "pp": 4, "virtual_pipeline": 5, "dp": 8}),
+    ("qwen3-235b-a22b", 256, 4096, 8192, "megatron", {"pp": 8, "virtual_pipeline": 3, "ep": 32, "dp": 32}),
+    ("qwen3-30b-a3b", 8, 4096, 512, "megatron", {"pp": 2, "virtual_pipeline": 12, "ep": 4, "dp": 4}),
+    # pytorch/torchtitan (BSD-3), benchmarks: 405B with FSDP 64 and TP 8, later with context parallelism
+    ("llama-3.1-405b", 512, 8192, 128, "torchtitan", {"tp": 8, "dp": 64, "zero_stage": 3, "micro_batch_size": 2}),
+    ("llama-3.1-405b", 512, 131072, 8, "torchtitan", {"tp": 8, "cp": 8, "dp": 8, "zero_stage": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "ranks", "seq_len", "batch", "framework", "layout"), RECORDS)
+def test_a_published_layout_is_in_the_space_of_its_card(
+    model: str, ranks: int, seq_len: int, batch: int, framework: str, layout: dict[str, Any]
+) -> None:
+    base, known = load_card("wl2"), find_by_name(model)
+    assert known is not None
+    hardware = base.hardware.model_copy(update={"num_accelerators": ranks, "accelerators_per_node": 8})
+    work = Config({"global_batch_size": batch, "seq_len": seq_len})
+    card = base.model_copy(update={"model": make_model(known.fields), "hardware": hardware, "work": work})
+    assert judge(card, load_framework(framework), {"micro_batch_size": 1, **layout}) == ""
+
+
+def test_every_configuration_of_a_landscape_that_ran_is_in_its_space() -> None:
+    judged = list(judge_landscapes())
+    assert len(judged) > 900
+    assert [(name, refused) for name, refused in judged if refused] == []
+
+
+WINNERS: list[dict[str, Any]] = [
+    {"tp": 4, "dp": 1, "pp": 3, "micro_batch_size": 4},
+    {"tp": 2, "dp": 2, "pp": 3, "micro_batch_size": 1},
+]
+"""Of cornell-sysphotonics/ccl-bench's agent: 27 layers, 64 experts, batch 8, 12 of 16 accelerators."""
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("winner", WINNERS)
+def test_the_winners_of_the_reference_are_in_the_space_of_wl5_and_predicted(
+    winner: dict[str, Any], framework: str
+) -> None:
+    card = load_card("wl5")
+    assert (card.arch.num_layers, card.number("global_batch_size"), card.hardware.num_accelerators) == (27, 8, 16)
+    space = build_space(card, load_framework(framework), use_fewer=True)
+    match_N = space.matching(winner)
+    assert match_N.any()
+    assert set(space.num_accelerators_N[match_N].tolist()) == {12}
+    prediction = predict_space(card, space)
+    assert prediction is not None
+    assert (prediction.value_N[match_N] > 0).all()
+    assert (prediction.fits_N[match_N] > 0.5).any()
+
+
+def test_the_commands_show_a_winner_on_fewer_accelerators(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--workload", "wl5", "--use-fewer", "--config", "tp=4,dp=1,pp=3,micro_batch_size=4"]
+    assert main(["space", "explain", *words]) == 0
+    assert "configurations of the search space match" in capsys.readouterr().out
+    assert main(["predict", *words, "--top", "1"]) == 0
+    assert "tp=4 dp=1 pp=3" in capsys.readouterr().out
+    assert main(["space", "explain", *[word for word in words if word != "--use-fewer"]]) == 1
+
+
+def test_what_is_only_unwise_is_predicted_to_be_slow() -> None:
+    card = load_card("wl2")
+    space = build_space(card, load_framework("megatron"))
+    prediction = predict_space(card, space)
+    assert prediction is not None
+    best = prediction.value_N[prediction.fits_N > 0.5].min()
+    across = space.column("tp").astype(int) > card.hardware.accelerators_per_node
+    pp, slots = space.column("pp").astype(int), space.column("dp").astype(int) * space.column("micro_batch_size")
+    starved = pp * slots.astype(int) > card.number("global_batch_size")
+    assert across.any()
+    assert (starved & (pp > 1)).any()
+    for unwise in (across, starved & (pp > 1)):
+        assert prediction.value_N[unwise & (prediction.fits_N > 0.5)].min() > 1.3 * best

@@ -1,0 +1,124 @@
+"""Settings, names and records of the `tpu-vm` launcher, without a worker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import TESTS
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"hosts": ["a"], "environment": {"HF_TOKEN": "x"}}, "secret"),
+        ({"hosts": ["-oProxyCommand=x"]}, "dash"),
+        ({"hosts": ["a"], "remote_dir": "x; rm -rf /"}, "remote_dir"),
+        ({"hosts": ["a"], "ssh_options": ["StrictHostKeyChecking no"]}, "NAME=VALUE"),
+        ({"hosts": ["a"], "tpu": "b", "zone": "z"}, "exactly one"),
+        ({"tpu": "my-slice"}, "zone"),
+        ({"tpu": "My Slice", "zone": "z"}, "lower-case"),
+        ({"hosts": ["a", "a"]}, "once"),
+    ],
+)
+def test_invalid_profile_fields_are_refused(fields: dict[str, Any], says: str) -> None:
+    from cclsearch.core.errors import UserError
+    from cclsearch.launch.profile import make_launcher, profile_from_mapping
+
+    with pytest.raises(UserError, match=says):
+        make_launcher(profile_from_mapping({"launcher": "tpu-vm", **fields}, name="p"))
+
+
+@pytest.mark.parametrize("run_id", ["r", "WL.2_x-20260101-120000-ab12", "9" * 80, "a" * 80, "_."])
+def test_resource_names_are_valid_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
+    import re
+
+    from cclsearch.launch.tpu_vm.resource_names import has_label_name, make_label, make_token, name_resource
+
+    tokens = [make_token(tmp_path / name) for name in ("one", "two")]
+    assert make_token(tmp_path / "one") == tokens[0]
+    names = [name_resource(run_id, token, 17) for token in tokens]
+    label = make_label(run_id, tokens[0])
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", names[0])
+    assert re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", label)
+    assert [has_label_name(label, name) for name in (*names, f"{label}-two-g1")] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "trace/../../x", "other/file"])
+def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path: Path, name: str) -> None:
+    import io
+    import tarfile
+
+    from cclsearch.launch.tpu_vm.job import unpack_results
+
+    archive = tmp_path / "w0.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        file.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(ValueError, match="archive contains"):
+        unpack_results({0: archive}, tmp_path / "trial", tmp_path / "scratch")
+    assert not (tmp_path / "trial").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "permanent"),
+    [
+        ("ERROR: (gcloud) RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepod' has been exceeded. Limit: 0", True),
+        ("ERROR: (gcloud) PERMISSION_DENIED: Permission 'tpu.nodes.create' denied", True),
+        ("ERROR: (gcloud) RESOURCE_EXHAUSTED: There is no more capacity in the zone", False),
+        ("ERROR: (gcloud) UNAVAILABLE: The service is currently unavailable", False),
+        ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: invalid_grant: Bad Request", True),
+        ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: Connection timed out", False),
+    ],
+)
+def test_permanent_errors_are_distinguished_from_temporary_ones(said: str, permanent: bool) -> None:
+    from cclsearch.launch.tpu_vm.gcloud import GcloudError, explain_refusal
+
+    error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
+    assert error.is_permanent is permanent
+    assert str(error).startswith("(gcloud)")
+
+
+@pytest.mark.parametrize("name", ["job.json", "begun.json", "queued-resource.json", "tpu-identity.json"])
+def test_files_of_a_run_of_version_0_1_0_are_read_and_written_unchanged(name: str) -> None:
+    from cclsearch.launch.tpu_vm.cloud_source import QueuedResourceRecord
+    from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord
+    from cclsearch.launch.tpu_vm.resource_names import RunToken
+
+    models = {"job.json": TpuJobRecord, "begun.json": TpuStartRecord, "tpu-identity.json": RunToken}
+    [path] = (TESTS / "recorded" / "runs-0.1.0" / "on-tpu").rglob(name)
+    value = models.get(name, QueuedResourceRecord).model_validate_json(path.read_text())
+    assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("[" * 9, "the record of job j cannot be used: job.json: the file: Invalid JSON"),
+        (None, "the files of job j are"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(
+    tmp_path: Path, content: str | None, says: str
+) -> None:
+    from cclsearch.launch.base import Handle
+    from cclsearch.launch.profile import make_launcher, profile_from_mapping
+
+    launcher = make_launcher(profile_from_mapping({"launcher": "tpu-vm", "hosts": ["a"]}, name="p"), run_dir=tmp_path)
+    if content is not None:
+        (tmp_path / "tpu-a1").mkdir()
+        (tmp_path / "tpu-a1" / "job.json").write_text(content)
+    [status] = launcher.poll([Handle(launcher="tpu-vm", job_name="j", job_id="j", trial_dir=tmp_path)])
+    assert status.failure is not None
+    assert status.failure.message.startswith(says)
+
+
+def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path: Path) -> None:
+    from cclsearch.launch.tpu_vm import worker
+
+    path = tmp_path / "job.json"
+    path.write_text("{" + " " * worker.MAX_JSON_CHARS + "}")
+    assert worker.read_json(str(path)) == {}

@@ -1,0 +1,285 @@
+"""The commands `score` and `what-if`, run on trace files."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths import ROOT
+
+from cclsearch.cli import main
+from cclsearch.plugins import METRICS
+from cclsearch.trace.metric import MetricResult
+
+
+def kineto_rank(rank: int, world_size: int, *, period_us: int = 1000, steps: int = 6) -> str:
+    """A rank that computes 400 us (rank 1: 500), reduces until 700, copies 50 and idles."""
+    events: list[dict[str, Any]] = []
+    corr = 0
+
+    def add(cat: str, name: str, ts: float, dur: float, **args: Any) -> None:
+        on_device = cat.startswith(("kernel", "gpu"))
+        place = {"pid": 0, "tid": 7} if on_device else {"pid": 9, "tid": 9}
+        events.append({"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "args": args, **place})
+
+    for i in range(steps):
+        begin = 5000 + period_us * i
+        add("user_annotation", f"ProfilerStep#{i}", begin - 20, period_us - 1)
+        compute = 400 + 100 * rank
+        work: list[tuple[str, str, int, int, dict[str, Any]]] = [
+            ("kernel", "sm90_gemm", 0, compute, {"blocks per SM": 2.0, "grid": [264, 1, 1], "block": [128, 1, 1]}),
+            (
+                "kernel",
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+                compute,
+                700 - compute,
+                {
+                    "Collective name": "allreduce",
+                    "In msg nelems": 1 << 20,
+                    "Out msg nelems": 1 << 20,
+                    "Group size": world_size,
+                    "dtype": "Float",
+                    "Process Group Name": "0",
+                    "Process Group Ranks": str(list(range(world_size))),
+                },
+            ),
+            ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 700, 50, {"bytes": 1_000_000}),
+        ]
+        for cat, name, start, dur, args in work:
+            corr += 1
+            add("cuda_runtime", "cudaLaunchKernel", begin + start - 10, 3, correlation=corr)
+            add(cat, name, begin + start, dur, correlation=corr, device=0, stream=7, **args)
+    document = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132, "totalGlobalMem": 85 << 30}],
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world_size},
+        "traceEvents": events,
+    }
+    return json.dumps(document, indent=1)
+
+
+def write_run(folder: Path, **shape: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(2):
+        (folder / f"rank{rank}_trace.json").write_text(kineto_rank(rank, 2, **shape))
+    return folder
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "traces")
+
+
+def score(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["score", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_json_has_every_metric_with_all_fields(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = score(capsys, str(run_folder), "--all", "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert set(data) == set(METRICS.names())
+    fields = {"value", "unit", "per_rank", "per_step", "n_ranks", "world_size", "n_steps", "status", "reason", "inputs"}
+    for name, result in data.items():
+        assert fields <= set(result), name
+        assert MetricResult.model_validate(result).name == name
+    assert data["trace_step_time"]["value"] == pytest.approx(1e-3)
+    assert data["compute_frac"]["value"] == pytest.approx(0.45)
+    assert data["last_arriver"]["value"] == 1
+    assert data["bus_bw"]["value"] == pytest.approx((4 << 20) / 200e-6 / 1e9)
+
+
+def test_text_shows_where_the_time_goes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = score(capsys, str(run_folder))
+    assert code == 0
+    assert "A traced step takes 1 ms: compute 450 us (45%)" in out
+    assert "The other ranks wait for rank 1, the last to arrive in 6 of 6 collectives" in out
+    assert "exposed comm" in out
+    assert "trace_step_time" in out
+
+
+def test_the_table_by_step_has_a_line_for_every_rank_and_step(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = score(capsys, str(run_folder), "--steps")
+    lines = [line.split() for line in out.splitlines() if line[:1] in "01" and "ms" in line]
+    assert [(line[0], line[1]) for line in lines if line[2:4] == ["1", "ms"]] == [
+        (rank, step) for rank in "01" for step in "1234"
+    ]
+
+
+def test_named_metrics_keep_their_order_and_have_notes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = score(capsys, str(run_folder), "--metric", "avg_step_time", "--metric", "overlap")
+    lines = out.strip().splitlines()
+    assert code == 0
+    assert lines[-2].startswith("avg_step_time")
+    assert "CCL-Bench: mean length of the host's step markers" in lines[-2]
+    assert lines[-1].startswith("overlap")
+
+
+def test_two_traces_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", period_us=1500)
+    code, out, _ = score(capsys, str(a), str(b), "--json")
+    data = json.loads(out)
+    assert code == 0
+    step = data["difference"]["trace_step_time"]
+    assert step["difference"] == pytest.approx(0.5e-3)
+    assert step["ratio"] == pytest.approx(1.5)
+    assert data["b"]["scaling_efficiency"]["value"] == pytest.approx(1 / 1.5)
+    _, text, _ = score(capsys, str(a), str(b))
+    assert "x1.500" in text
+
+
+def test_a_second_card_is_for_the_second_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    shipped = (ROOT / "workloads" / "tiny.yaml").read_text(encoding="utf-8")
+    once, twice = tmp_path / "once.yaml", tmp_path / "twice.yaml"
+    once.write_text(re.sub(r"\bbatch_size: \d+", "batch_size: 16", shipped), encoding="utf-8")
+    twice.write_text(re.sub(r"\bbatch_size: \d+", "batch_size: 32", shipped), encoding="utf-8")
+    arguments = [str(a), str(b), "--metric", "scaling_efficiency", "--json", "--card", str(once)]
+    _, out, _ = score(capsys, *arguments, "--card", str(twice))
+    weak = json.loads(out)["b"]["scaling_efficiency"]
+    assert (weak["inputs"]["rule"], weak["value"]) == ("weak", pytest.approx(2.0))
+    _, out, _ = score(capsys, *arguments)
+    assert json.loads(out)["b"]["scaling_efficiency"]["inputs"]["rule"] == "strong"
+    code, _, err = score(capsys, str(a), "--card", str(once), "--card", str(twice))
+    assert code == 2
+    assert "--card takes one card for all traces" in err
+
+
+def test_diagnosis_as_data_adds_up(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = score(capsys, str(run_folder), "--diagnosis", "--json")
+    data = json.loads(out)
+    assert sum(data["seconds_by_cause"].values()) == pytest.approx(data["window_s"])
+    assert data["worst_rank"] == 1
+
+
+def test_a_trial_folder_provides_its_traces_and_its_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = tmp_path / "trials" / "0007"
+    write_run(trial / "trace")
+    (trial / "config.json").write_text(json.dumps({"trial": 7, "config": {"tp": 1, "pp": 2, "dp": 1}}))
+    code, out, _ = score(capsys, str(trial), "--metric", "pipeline_bubble", "--json")
+    assert code == 0
+    assert json.loads(out)["pipeline_bubble"]["value"] is not None
+
+
+def test_pictures_are_written(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, _ = score(capsys, str(run_folder), "--picture", str(tmp_path / "pictures"))
+    assert code == 0
+    assert sorted(p.name for p in (tmp_path / "pictures").iterdir()) == ["breakdown.svg", "timeline.svg"]
+
+
+def test_no_readable_trace_is_exit_one_with_status_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("no trace at all")
+    code, out, _ = score(capsys, str(tmp_path))
+    assert code == 1
+    assert "not_available (no_trace_files" in out
+    code, out, _ = score(capsys, str(tmp_path), "--json")
+    assert code == 1
+    assert {result["status"] for result in json.loads(out).values()} == {"not_available"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one trace"),
+        (["a", "b", "c"], "one trace"),
+        (["/no/such/place"], "'/no/such/place' does not exist"),
+        ([".", "--metric", "nonsense"], "there is no metric 'nonsense'; metrics:"),
+        ([".", "--workers", "0"], "--workers"),
+        ([".", "--reference-weight", "2"], "--reference-weight"),
+        ([".", "--config", "no.json"], "the configuration file 'no.json' does not exist"),
+        ([".", "--card", "no-such-card"], "there is no workload"),
+    ],
+)
+def test_bad_usage_is_exit_two_with_one_line(
+    arguments: list[str], message: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = score(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_list_names_units_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = score(capsys, "--list")
+    assert code == 0
+    for name in (*METRICS.names(), "gpu_step_score", "collective_vol_*"):
+        assert f"\n{name} " in out
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_corrupt_file_gives_a_status_and_never_a_traceback(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(seed)
+    text = bytearray(kineto_rank(0, 2, steps=3).encode())
+    for _ in range(rng.randrange(1, 40)):
+        at = rng.randrange(len(text))
+        text[at : at + rng.randrange(0, 6)] = bytes(rng.randrange(256) for _ in range(rng.randrange(0, 6)))
+    (tmp_path / "rank0.json").write_bytes(bytes(text))
+    code, out, _ = score(capsys, str(tmp_path), "--all", "--json")
+    data = json.loads(out)
+    assert code in (0, 1)
+    assert all("raised" not in result["detail"] for result in data.values())
+
+
+def test_what_if_starts_from_the_step_time_of_score(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["what-if", str(run_folder), "--scale-up-bw", "2x", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    _, out, _ = score(capsys, str(run_folder), "--metric", "trace_step_time", "--json")
+    assert data["step_time_s"] == json.loads(out)["trace_step_time"]["value"]
+    assert set(data["utility"]) == {"compute", "scale_up_bw", "scale_out_bw", "copies"}
+    assert data["scenario"]["low_s"] <= data["scenario"]["high_s"]
+
+
+def test_what_if_writes_chakra_traces(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["what-if", str(run_folder), "--chakra", str(tmp_path / "et")]) == 0
+    assert "simulated" in capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "et").iterdir()) == ["chakra.0.et", "chakra.1.et"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scale-up-bw", "fast"], "a factor above 0"),
+        (["--scale-out-bw", "0"], "a factor above 0"),
+        (["--compress", "0.5"], "RATIO"),
+        (["--compress", "4:x"], "RATIO"),
+        (["--scale-up-domain", "0"], "at least 1"),
+        (["--algorithm", "star"], "ring"),
+    ],
+)
+def test_bad_scenarios_are_exit_two(
+    arguments: list[str], message: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", ".", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_if_without_a_trace_is_exit_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["what-if", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("not available: no trace files under ")
+
+
+def test_two_workers_give_the_scores_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cclsearch.trace.view.MIN_PREPARED_ROWS", 1)
+    (tmp_path / "rank0_trace.json").write_text(kineto_rank(0, 1))
+    shown = []
+    for workers in ("1", "2"):
+        assert main(["score", str(tmp_path), "--all", "--json", "--workers", workers]) == 0
+        shown.append(capsys.readouterr().out)
+    assert "trace_step_time" in shown[0]
+    assert shown[0] == shown[1]

@@ -1,0 +1,56 @@
+"""One search with honest trials and tricks that really train: the tricks are refused by their rules, none wins."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from paths import ROOT
+
+from cclsearch.run.folder import load_run
+
+EXPECTED = {
+    "half_sequence+no_reduction": {"traced_work", "traced_layout"},
+    "bf16+half_the_time": {"precision", "step_times"},
+    "trace_with_new_times": {"trace_origin", "same_losses"},
+}
+"""Tricks of one trial -> rules that refuse it."""
+
+
+def load_benchmark() -> ModuleType:
+    """Return benchmarks/cheats.py as a module."""
+    spec = importlib.util.spec_from_file_location("cheats_benchmark", ROOT / "benchmarks" / "cheats.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_trick_says_what_it_does() -> None:
+    tricks = load_benchmark().read_tricks()
+    assert len(tricks) >= 75
+    assert {trick for name in EXPECTED for trick in name.split("+")} <= set(tricks)
+    assert [name for name, words in tricks.items() if not words.endswith(".")] == []
+
+
+def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmark = load_benchmark()
+    monkeypatch.setenv("CCL_SEARCH_PATH", str(benchmark.CHEATS))
+    folder = benchmark.run_cheats(benchmark.list_entries(list(EXPECTED), benchmark.HONEST[:2]), tmp_path)
+    rows = benchmark.read_rows(folder)
+    refused_by = {row.trick: row.refused_by for row in rows if row.trick != "honest"}
+    assert {trick: refused_by[trick] for trick, rules in EXPECTED.items() if not rules <= set(refused_by[trick])} == {}
+    honest = [row for row in rows if row.trick == "honest"]
+    load = {"spread", "trace_time", "warmup"}  # other work on the machine that runs the tests
+    assert [row for row in honest if set(row.refused_by) - load] == []
+    best = load_run(folder).state.best
+    assert best is None or best.number in {row.number for row in honest}
+    edited = benchmark.edit_result(folder, honest[0].number)
+    assert "unedited" in edited.refused_by

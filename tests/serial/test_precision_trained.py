@@ -1,0 +1,31 @@
+"""A trial that trains in a precision of the card's alternatives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cclsearch.card.load import load_card
+from cclsearch.cli import main
+
+ALTERNATIVE = "alternative_precisions=[bf16]"
+
+
+def test_a_trial_trains_in_its_precision_and_the_report_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    knobs = ("tp=1", "dp=1", "pp=1", "micro_batch_size=4", "activation_checkpointing=none", "zero_stage=0")
+    options = [word for knob in (*knobs, "precision=bf16") for word in ("--knob", knob)]
+    card = ["--workload", "tiny", "--set", ALTERNATIVE, "--set", "seq_len=32"]
+    assert main(["run", *card, *options, "--budget", "1", "--name", "half"]) == 0
+    data = json.loads((tmp_path / "runs" / "half" / "trials" / "0001" / "config.json").read_text())
+    assert (data["precision"], data["config"]["precision"]) == ("bf16", "bf16")
+    assert load_card("tiny").precision == "fp32"
+    capsys.readouterr()
+    assert main(["status", "half"]) == 0
+    assert "precision=bf16" in capsys.readouterr().out
+    assert main(["report", "half"]) == 0
+    assert "precision" in next((tmp_path / "runs" / "half").rglob("*.html")).read_text()

@@ -1,0 +1,109 @@
+"""The run script `nanotron`, up to where it needs nanotron and a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from test_run_script_options import load_script
+from trials import DENSE, LAUNCHERS, make_input, make_job
+
+from cclsearch.core.values import Failure, FailureKind, Value
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.contract import trial_environment
+from cclsearch.tasks.training.contract import TrainingResult
+
+CONFIG: dict[str, Value] = {"tp": 2, "dp": 2, "pp": 2, "micro_batch_size": 2, "zero_stage": 1}
+
+
+def render(monkeypatch: pytest.MonkeyPatch, config: dict[str, Value], **fields: Any) -> tuple[dict[str, Any], str]:
+    """The configuration, and its YAML."""
+    script = load_script("nanotron", monkeypatch)
+    data = make_input(config, precision=fields.pop("precision", "bf16"), **fields).model_dump(mode="json")
+    rendered = script.render_config(data)
+    return rendered, script.write_yaml(rendered)
+
+
+def test_the_yaml_reads_back_as_it_is_and_trains_the_cards_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered, text = render(monkeypatch, CONFIG)
+    assert yaml.safe_load(text) == rendered
+    tokens, parallelism = rendered["tokens"], rendered["parallelism"]
+    batch = tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * parallelism["dp"]
+    assert batch == 8, "micro-batch x accumulation x dp is the card's global batch"
+    assert rendered["model"]["model_config"]["num_key_value_heads"] == DENSE.num_kv_heads
+    assert [stage["data"]["dataset"] for stage in rendered["data_stages"]] == [None]
+
+
+@pytest.mark.parametrize("value", [1e-8, 1e22, 3e-4, 0.5, 7, True, None, "1f1b", "on", "a: b", "#", "-", "", "ü'\""])
+def test_every_scalar_is_read_back_by_yaml_as_it_is(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("nanotron", monkeypatch)
+    read = yaml.safe_load(script.write_yaml({"a": [{"b": value, "c": {"d": value}}]}))
+    assert read == {"a": [{"b": value, "c": {"d": value}}]}
+    assert type(read["a"][0]["b"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("config", "precision", "why"),
+    [
+        ({"activation_checkpointing": "selective"}, "bf16", "activation_checkpointing must be none or full"),
+        ({"zero_stage": 2}, "bf16", "zero_stage must be 0 or 1"),
+        ({}, "fp32", "precision must be one of bf16"),
+    ],
+)
+def test_what_nanotron_cannot_do_is_refused(
+    config: dict[str, Value], precision: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Exception, match=why):
+        render(monkeypatch, {**CONFIG, **config}, precision=precision)
+
+
+def test_a_field_that_nanotron_does_not_document_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("nanotron", monkeypatch)
+    monkeypatch.setattr(script, "_optimizer", lambda *_: {"turbo": {"boost": 1}})
+    data = make_input(CONFIG, precision="bf16").model_dump(mode="json")
+    with pytest.raises(ValueError, match=r"nanotron does not document .*: optimizer.turbo, optimizer.turbo.boost"):
+        script.render_config(data)
+
+
+def test_without_nanotron_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path: Path) -> None:
+    payload = make_input(CONFIG, precision="bf16")
+    job = make_job(tmp_path / "trial", payload)
+    environment = {**os.environ, **trial_environment(job.trial_dir, payload)}
+    command = [sys.executable, str(LAUNCHERS / "nanotron.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    failure = collect_result(job.trial_dir, TrainingResult, exit_code=done.returncode)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.LAUNCHER
+    assert "nanotron must be importable by" in failure.message
+    assert "No module named 'nanotron" in failure.message
+
+
+def test_losses_are_those_of_ranks_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("nanotron", monkeypatch)
+    assert script.read_losses([([], 2.5, None), ([], 2.25, None)]) == [2.5, 2.25]
+    assert script.read_losses([([], None, None)]) == []
+
+
+def test_a_tied_parameter_is_counted_by_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    script = load_script("nanotron", monkeypatch)
+
+    class Parameter:
+        def __init__(self, size: int, *ranks: int) -> None:
+            self.numel, self.is_tied = (lambda: size), bool(ranks)
+            self.get_tied_info = lambda: SimpleNamespace(global_ranks=ranks)
+
+    model = SimpleNamespace(parameters=lambda: [Parameter(100), Parameter(10, 2, 3), Parameter(1, 1, 3)])
+    context = SimpleNamespace(dp_pg="dp")
+    trainer = SimpleNamespace(parallel_context=context, unwrapped_model=model)
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 0 if group == "dp" else 2)
+    assert script.count_parameters(trainer) == 110, "rank 1 counts the last one"
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 1)
+    assert script.count_parameters(trainer) == 0, "the first data-parallel rank counts"

@@ -1,0 +1,168 @@
+"""The run script `hf-trainer` trains the same work as `cpu`, and refuses what transformers and Accelerate cannot do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_run_script_options import load_script
+from trials import DENSE, MOE, make_input, run_script
+
+from cclsearch.card.load import load_card
+from cclsearch.card.model import ModelArch
+from cclsearch.core.values import Value
+from cclsearch.launch.contract import NONCE_MARK
+from cclsearch.report.launch_form import make_launch
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+
+MIXTRAL = MOE.model_copy(
+    update={"moe": MOE.moe and MOE.moe.model_copy(update={"num_shared_experts": 0, "num_dense_layers": 0})}
+)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script("hf_trainer", monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        (DENSE, {"dp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"}),
+        (MIXTRAL, {"micro_batch_size": 4, "optimizer": "adamw_torch"}),
+    ],
+    ids=["llama", "mixtral"],
+)
+def test_trains_the_same_model_on_the_same_data_as_cpu(
+    tmp_path: Path, arch: ModelArch, config: dict[str, Value]
+) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=arch))
+    payload = make_input(config, arch=arch, profiled_steps=2)
+    payload = payload.model_copy(update={"nonce": "a1b2", "accelerator": "cpu"})
+    result = run_script(tmp_path / "hf", payload, script="hf_trainer.py")
+    assert result.losses[:4] == pytest.approx(reference.losses, rel=2e-5), "the bound that both frameworks declare"
+    assert len(result.losses) == 7, "one warm-up, three timed, and three profiled steps"
+    assert result.num_params == reference.num_params
+    assert (result.global_batch_size, result.seq_len, result.num_layers) == (8, 32, arch.num_layers)
+    assert result.world_size == payload.num_ranks == len(result.peak_memory_bytes) == len(result.devices)
+    assert result.timed_window_s == pytest.approx(sum(result.step_times_s), rel=0.05, abs=0.1)
+    assert {"torch", "transformers", "accelerate"} <= set(result.versions)
+    for rank in range(payload.num_ranks):
+        with gzip.open(tmp_path / "hf" / "trace" / f"rank{rank}.json.gz") as file:
+            names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+        assert names.count(f"{NONCE_MARK}a1b2") == 2, "every traced step says whose it is"
+        assert ("gloo:all_reduce" in names) == (payload.num_ranks > 1)
+
+
+def test_the_global_batch_is_split_into_micro_batches_and_accumulation(script: ModuleType) -> None:
+    data = make_input({"dp": 2, "micro_batch_size": 2}, global_batch=16).model_dump(mode="json")
+    fields = script.render_arguments(data)
+    assert fields["per_device_train_batch_size"] * fields["gradient_accumulation_steps"] * 2 == 16
+    assert fields["max_steps"] == 4
+    assert "fsdp" not in fields
+    assert not fields["activation_checkpointing"]
+
+
+@pytest.mark.parametrize(("stage", "reshard"), [(2, False), (3, True)])
+def test_fsdp_shards_each_layer_and_checkpoints_activations_itself(
+    script: ModuleType, stage: int, reshard: bool
+) -> None:
+    config = {"dp": 2, "micro_batch_size": 4, "zero_stage": stage, "activation_checkpointing": "full"}
+    fields = script.render_arguments(make_input(config, arch=MIXTRAL).model_dump(mode="json"))
+    assert fields["fsdp"] is True
+    assert fields["fsdp_config"]["reshard_after_forward"] is reshard
+    assert fields["fsdp_config"]["transformer_layer_cls_to_wrap"] == ["MixtralDecoderLayer"]
+    assert fields["fsdp_config"]["activation_checkpointing"]
+    assert not fields["activation_checkpointing"], "Trainer refuses both"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"global_batch_size": 12}, "dp 2 x micro-batch 2 x accumulation 2 must be the global batch of 12, but is 8"),
+        ({"num_ranks": 4}, "dp must be the number of ranks, 4, but it is 2"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16, not 'fp16'"),
+        (
+            {"config": {"dp": 2, "micro_batch_size": 2, "zero_stage": 1}},
+            "zero_stage must be one of 0, 2, 3, but it is 1",
+        ),
+        (
+            {"config": {"dp": 2, "micro_batch_size": 2, "activation_checkpointing": "selective"}},
+            "activation_checkpointing must be none or full, but it is 'selective'",
+        ),
+    ],
+)
+def test_what_the_script_cannot_do_is_refused(script: ModuleType, changes: dict[str, object], message: str) -> None:
+    data = make_input({"dp": 2, "micro_batch_size": 2}).model_dump(mode="json") | changes
+    with pytest.raises(script.IllegalConfig, match=message):
+        script.render_arguments(data)
+
+
+def test_cpus_have_no_fsdp_and_fewer_ranks_and_gpus_the_other_way_round() -> None:
+    framework = load_framework("accelerate")
+    on_cpus = build_space(load_card("tiny"), framework)
+    assert set(on_cpus.column("zero_stage")) == {0}
+    assert set(on_cpus.column("dp")) == {1, 2, 4}
+    on_gpus = build_space(load_card("wl2"), framework)
+    assert set(on_gpus.column("zero_stage")) == {0, 2, 3}
+    assert set(on_gpus.column("dp")) == {load_card("wl2").hardware.num_accelerators}
+
+
+def test_the_environment_cannot_change_what_accelerate_does(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "FSDP_OFFLOAD_PARAMS", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_VERBOSITY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    script._prepare_environment(1, True)
+    assert not [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]
+    assert "LOCAL_RANK" not in os.environ
+
+
+CONFIG: dict[str, Value] = {"dp": 1, "micro_batch_size": 4, "activation_checkpointing": "full", "compile": False}
+DDP = CONFIG | {"dp": 16, "micro_batch_size": 1, "zero_stage": 0, "optimizer": "adamw_torch_fused"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "config", "kind"),
+    [("tiny", CONFIG, "NO"), ("wl2", DDP, "MULTI_GPU"), ("wl2", DDP | {"zero_stage": 3}, "FSDP")],
+)
+def test_the_parsers_of_accelerate_and_transformers_read_the_launch(
+    tmp_path: Path, workload: str, config: dict[str, Value], kind: str
+) -> None:
+    pytest.importorskip("transformers")
+    accelerate = pytest.importorskip("accelerate.commands.config.config_args")
+    from transformers import AutoConfig, HfArgumentParser, TrainingArguments
+
+    card = load_card(workload)
+    form = make_launch(card, "hf-trainer", config)
+    for name, text in form.files.items():
+        (tmp_path / name).write_text(text)
+    read = accelerate.load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert (read.distributed_type.value, read.num_processes) == (kind, config["dp"])
+    assert read.use_cpu == (workload == "tiny")
+    assert bool(read.fsdp_config) == (kind == "FSDP")
+    fields = json.loads(form.files["training.json"]) | {"use_cpu": True}
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_dict(fields)
+    trained = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * read.num_processes
+    assert trained == card.number("global_batch_size")
+    model = AutoConfig.from_pretrained(tmp_path)
+    assert (model.hidden_size, model.num_hidden_layers) == (card.arch.hidden_size, card.arch.num_layers)
+    compile(form.files["train.py"], "train.py", "exec")
+    assert form.command[:4] == ("accelerate", "launch", "--config_file", "accelerate.yaml")
+    assert ("--machine_rank=NODE_RANK" in form.command) == (workload == "wl2"), "16 ranks on nodes of 4"
+
+
+def test_several_ranks_on_cpus_are_started_by_torchrun_since_accelerate_starts_one() -> None:
+    form = make_launch(load_card("tiny"), "hf-trainer", CONFIG | {"dp": 4})
+    assert form.command == ("torchrun", "--standalone", "--nproc-per-node=4", "train.py", "training.json")
+    assert "accelerate.yaml" not in form.files

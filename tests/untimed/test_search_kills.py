@@ -1,0 +1,65 @@
+"""Searches in processes of their own: killed and resumed, and two on one run folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cclsearch.cli import main
+from cclsearch.record.event import TrialFinished, TrialProposed
+from cclsearch.record.ledger import LEDGER_FILE, read_events
+
+SEARCH = ["run", "--workload", "wl2", "--launcher", "replay", "--name", "r"]
+
+
+def start_search(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cclsearch", *more]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+def test_repeated_kills_lose_no_finished_trial_and_run_none_twice(project: Path, signal_number: signal.Signals) -> None:
+    """Kill the search five times while it runs; every trial must finish once, and its result must not change."""
+    ledger = project / "runs" / "r" / LEDGER_FILE
+    process = start_search(project, *SEARCH, "--budget", "40", "--quiet")
+    finished: dict[int, TrialFinished] = {}
+    for moment in range(1, 6):
+        wait_for_lines(ledger, len(finished) * 4 + 3 * moment, process)
+        os.kill(process.pid, signal_number)
+        process.wait(timeout=120)
+        now = {e.trial: e for e in read_events(ledger) if isinstance(e, TrialFinished)}
+        assert {trial: now.get(trial) for trial in finished} == finished
+        finished = now
+        process = start_search(project, "resume", "r", "--quiet")
+    assert process.wait(timeout=300) == 0
+    events = list(read_events(ledger))
+    ended = [event.trial for event in events if isinstance(event, TrialFinished)]
+    proposed = [event.config for event in events if isinstance(event, TrialProposed)]
+    assert sorted(ended) == list(range(1, 41))
+    assert len(set(proposed)) == 40
+
+
+def wait_for_lines(ledger: Path, count: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if ledger.exists() and ledger.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.01)
+
+
+def test_a_second_search_on_the_same_run_folder_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start_search(project, *SEARCH, "--budget", "60", "--quiet")
+    try:
+        ledger = project / "runs" / "r" / LEDGER_FILE
+        wait_for_lines(ledger, 5, process)
+        assert main(["resume", "r"]) == 2
+        assert f"in use by process {process.pid}" in capsys.readouterr().err
+    finally:
+        process.kill()
+        process.wait(timeout=60)
