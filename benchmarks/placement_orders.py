@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.matrix import LinkMatrix
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.machine import read_machine

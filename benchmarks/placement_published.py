@@ -13,8 +13,8 @@ from placement_orders import Found, compare, with_links
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
-from cclsearch.links.groups import slowest_ring
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.groups import slowest_ring
+from cclsearch.network.matrix import LinkMatrix
 
 CLUSTERS = {
     "two regions": ("us-central1-a", "us-west1-b"),

@@ -24,7 +24,7 @@ from cclsearch.checks.links import measure_links
 from cclsearch.core.values import Config
 from cclsearch.launch.profile import profile_from_mapping
 from cclsearch.launch.spread import main as _spread
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.matrix import LinkMatrix
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, ParametricModel, RowModel, calibrate
 from cclsearch.stats.closed_form import ClosedForm, predictor_of

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from simulator_gloo import measure_gloo
 
-from cclsearch.simulator.collectives import Collectives
-from cclsearch.simulator.engine import Wait, Work, simulate
-from cclsearch.simulator.network import TieredNetwork
-from cclsearch.simulator.sharing import share_flows
-from cclsearch.simulator.spec import parse_cluster
+from cclsearch.network.collectives import Collectives
+from cclsearch.network.engine import Wait, Work, simulate
+from cclsearch.network.sharing import share_flows
+from cclsearch.network.spec import parse_cluster
+from cclsearch.network.topology import TieredNetwork
 
 HERE = Path(__file__).parent
 GIB = 1 << 30

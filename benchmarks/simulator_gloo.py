@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.simulator.collectives import Collectives
-from cclsearch.simulator.measured import MeasuredNetwork
+from cclsearch.network.collectives import Collectives
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.measured import MeasuredNetwork
 
 NAME = "cclsim"
 ROUNDS = 9
@@ -55,7 +55,7 @@ INTRODUCTION = """Ranks are processes in network namespaces on one machine of 2 
 shapes each rank's link in both directions. Median of 9 rounds after one warm-up, of the slowest rank, with the fastest
 and the slowest round and the mean; the ranks run at nice -15, since other processes use the machine. The simulator is
 given the shaped rates, the algorithm that Gloo uses (rings in one direction; a broadcast to all children of a binomial
-tree at once; all-gather and all-to-all with turns, see `cclsearch/simulator/collectives.py`), 100 us of latency, and
+tree at once; all-gather and all-to-all with turns, see `cclsearch/network/collectives.py`), 100 us of latency, and
 94.1 % of the rate for TCP's payload (1448 of 1538 bytes of a frame). The time of an all-to-all depends on the order in
 which ranks arrive, most over unlike links; the simulated one is the mean over all orders of up to four ranks, or 24
 orders of more. One of two ranks takes one message's time if both arrive within the latency of a message, else two,

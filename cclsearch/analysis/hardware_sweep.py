@@ -14,10 +14,10 @@ from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_utilities
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
+from cclsearch.network.collectives import ALGORITHMS, Compression
+from cclsearch.network.spec import ClusterSpec, parse_cluster
+from cclsearch.network.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
 from cclsearch.plan.subject import Asked, find_subject
-from cclsearch.simulator.collectives import ALGORITHMS, Compression
-from cclsearch.simulator.spec import ClusterSpec, parse_cluster
-from cclsearch.simulator.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
 from cclsearch.space.parse import parse_assignments
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.events import Reason

@@ -9,9 +9,9 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
+from cclsearch.network.spec import ClusterSpec
+from cclsearch.network.sweep import Speeds, TimeOn
 from cclsearch.plugins import TASKS
-from cclsearch.simulator.spec import ClusterSpec
-from cclsearch.simulator.sweep import Speeds, TimeOn
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import predict_space, predictor_of
 

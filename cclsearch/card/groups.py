@@ -20,7 +20,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import validate_mapping
-from cclsearch.links.matrix import MAX_ENDPOINTS, LinkMatrix
+from cclsearch.network.matrix import MAX_ENDPOINTS, LinkMatrix
 
 
 class HardwareGroup(Model):

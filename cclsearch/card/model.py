@@ -13,7 +13,7 @@ from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Model, Value, format_knob_value
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.matrix import LinkMatrix
 
 PRECISION = "precision"
 """The knob of a card with alternative precisions."""

@@ -21,8 +21,8 @@ from cclsearch.launch.base import Job, JobState, Launcher
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import EVIDENCE_FILE, TrialInput
 from cclsearch.launch.profile import Profile, make_launcher
-from cclsearch.links.groups import slowest_ring
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.groups import slowest_ring
+from cclsearch.network.matrix import LinkMatrix
 from cclsearch.run.trial_folder import prepare_folder
 from cclsearch.space.framework import find_framework
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.placement import NEARLY, count_devices
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.placement import NEARLY, count_devices
 from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Knob, Space, space_from_rows

@@ -15,8 +15,8 @@ from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import plain
 from cclsearch.launch.profile import Profile, links_places, load_profile
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.read import read_links, read_nccl_tests, write_links
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.read import read_links, read_nccl_tests, write_links
 
 if TYPE_CHECKING:
     from cclsearch.checks.placement import Placement

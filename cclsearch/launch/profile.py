@@ -19,8 +19,8 @@ from cclsearch.core.values import Model, Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import Launcher
 from cclsearch.launch.environment import check_environment
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.read import read_links
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.read import read_links
 from cclsearch.plugins import LAUNCHERS, describe_broken_plugins
 from cclsearch.space.framework import find_framework
 

@@ -13,7 +13,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.launch.profile import Profile
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.matrix import LinkMatrix
 
 _OF_CHIP = (
     "peak_flops",

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from cclsearch.card.model import Card
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.simulator.spec import ClusterSpec, parse_cluster
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.spec import ClusterSpec, parse_cluster
 
 GEMM_SHARE = {"tpu": 0.85}
 """Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText

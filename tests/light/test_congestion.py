@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from cclsearch.card.load import load_card
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.simulator.collectives import Collectives
-from cclsearch.simulator.engine import Work, simulate
-from cclsearch.simulator.measured import MeasuredNetwork
-from cclsearch.simulator.network import TieredNetwork
-from cclsearch.simulator.sharing import drain, share_flows
-from cclsearch.simulator.spec import parse_cluster
+from cclsearch.network.collectives import Collectives
+from cclsearch.network.engine import Work, simulate
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.measured import MeasuredNetwork
+from cclsearch.network.sharing import drain, share_flows
+from cclsearch.network.spec import parse_cluster
+from cclsearch.network.topology import TieredNetwork
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout

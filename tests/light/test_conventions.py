@@ -18,9 +18,9 @@ ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 LEVELS = [
     {"core"},
-    {"plugins", "links", "charts"},
+    {"plugins", "network", "charts"},
     {"card"},
-    {"space", "simulator"},
+    {"space"},
     {"recording", "stats"},
     {"launch"},
     {"scoring", "trace"},

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.links.groups import slowest_chain, slowest_exchange, slowest_ring
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.read import read_links, read_nccl_tests, write_links
+from cclsearch.network.groups import slowest_chain, slowest_exchange, slowest_ring
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.read import read_links, read_nccl_tests, write_links
 
 GB = 1e9
 

@@ -14,9 +14,9 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.values import Config
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.placement import identity_order, improve_order
-from cclsearch.links.read import write_links
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.placement import identity_order, improve_order
+from cclsearch.network.read import write_links
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.machine import read_machine

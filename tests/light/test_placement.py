@@ -22,9 +22,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.launch.base import Job, refuse_places
 from cclsearch.launch.contract import TrialInput, trial_environment
-from cclsearch.links.groups import slowest_exchange, slowest_ring
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.read import read_links, write_links
+from cclsearch.network.groups import slowest_exchange, slowest_ring
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.read import read_links, write_links
 from cclsearch.report.launch_form import make_launch
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.simulator.collectives import ALGORITHMS, Collectives, Compression
-from cclsearch.simulator.engine import Wait, Work, simulate
-from cclsearch.simulator.measured import MeasuredNetwork
-from cclsearch.simulator.network import TieredNetwork
-from cclsearch.simulator.sharing import drain, share_classes, share_flows
-from cclsearch.simulator.spec import parse_cluster
+from cclsearch.network.collectives import ALGORITHMS, Collectives, Compression
+from cclsearch.network.engine import Wait, Work, simulate
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.measured import MeasuredNetwork
+from cclsearch.network.sharing import drain, share_classes, share_flows
+from cclsearch.network.spec import parse_cluster
+from cclsearch.network.topology import TieredNetwork
 
 GBIT = 1e9 / 8
 M = float(1 << 30)

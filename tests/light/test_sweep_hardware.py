@@ -13,8 +13,8 @@ from test_trace_whatif import MACHINES, Machine, step_of, view_of
 from cclsearch.card.hardware import find_accelerator
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
-from cclsearch.simulator.spec import ClusterSpec, parse_cluster
-from cclsearch.simulator.sweep import Speeds
+from cclsearch.network.spec import ClusterSpec, parse_cluster
+from cclsearch.network.sweep import Speeds
 from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, grow
 from cclsearch.trace.whatif.projection import prepare_replay
 

@@ -11,8 +11,8 @@ from test_offline import copy_undisturbed_script
 from benchmarks.shaped_links import CUBE, can_shape, shaped
 from cclsearch.cli import main
 from cclsearch.core.trust import confirm
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.read import write_links
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.read import write_links
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 
 pytestmark = [pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and namespaces")]

@@ -1,10 +1,8 @@
 """Bandwidth and latency that each axis of a layout gets: from the two bandwidths of a machine, or from links.
 
-The links are measured, or those of a simulated cluster (`simulator/axis.py`).
-
-With a matrix of links an axis gets what its slowest group gets (`links/groups.py`), with the ranks in the order of the
-knob `rank_order` and, if the knobs `host_order` and `device_order` ask for it, with nodes, devices inside nodes, or all
-ranks in an order found by local improvement.
+The links are measured, or those of a simulated cluster. Then an axis gets what its slowest group gets
+(`network/groups.py`, `network/axis.py`). Ranks are in the order of the knob `rank_order`. On measured links, the knobs
+`host_order` and `device_order` put nodes, devices inside nodes, or all ranks in an order found by local improvement.
 """
 
 from __future__ import annotations
@@ -19,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.errors import UserError
-from cclsearch.links.groups import GroupLink, slowest_chain, slowest_exchange, slowest_ring
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.links.placement import (
+from cclsearch.network.axis import collectives_on, group_link
+from cclsearch.network.groups import GroupLink, slowest_chain, slowest_exchange, slowest_ring
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.placement import (
     Order,
     chain_devices,
     chain_nodes,
@@ -30,8 +29,7 @@ from cclsearch.links.placement import (
     improve_order,
     spread_nodes,
 )
-from cclsearch.simulator.axis import collectives_on, group_link
-from cclsearch.simulator.spec import ClusterSpec
+from cclsearch.network.spec import ClusterSpec
 from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.memory import expert_group

@@ -15,12 +15,12 @@ import numpy as np
 
 from cclsearch.card.hardware import Accelerator, match_accelerator
 from cclsearch.core.errors import UserError
-from cclsearch.simulator.collectives import ALGORITHMS, Collectives, Compression
-from cclsearch.simulator.engine import Wait, Work, simulate
-from cclsearch.simulator.network import TieredNetwork
-from cclsearch.simulator.sharing import Array, Ids
-from cclsearch.simulator.spec import ClusterSpec
-from cclsearch.simulator.sweep import Speeds
+from cclsearch.network.collectives import ALGORITHMS, Collectives, Compression
+from cclsearch.network.engine import Wait, Work, simulate
+from cclsearch.network.sharing import Array, Ids
+from cclsearch.network.spec import ClusterSpec
+from cclsearch.network.sweep import Speeds
+from cclsearch.network.topology import TieredNetwork
 from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.metric import NotAvailable

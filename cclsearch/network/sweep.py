@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.simulator.spec import ClusterSpec, Tier
+from cclsearch.network.spec import ClusterSpec, Tier
 
 
 @dataclass(frozen=True)

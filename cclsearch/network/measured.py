@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cclsearch.links.matrix import LinkMatrix
-from cclsearch.simulator.network import LinkNetwork, Routes
-from cclsearch.simulator.sharing import Ids
+from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.sharing import Ids
+from cclsearch.network.topology import LinkNetwork, Routes
 
 
 class MeasuredNetwork(LinkNetwork):

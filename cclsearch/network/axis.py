@@ -6,11 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from cclsearch.links.groups import ALONE, GroupLink
-from cclsearch.simulator.collectives import Collectives
-from cclsearch.simulator.network import TieredNetwork
-from cclsearch.simulator.sharing import Ids
-from cclsearch.simulator.spec import ClusterSpec
+from cclsearch.network.collectives import Collectives
+from cclsearch.network.groups import ALONE, GroupLink
+from cclsearch.network.sharing import Ids
+from cclsearch.network.spec import ClusterSpec
+from cclsearch.network.topology import TieredNetwork
 
 LARGE = 1e10
 """Bytes of a message whose time is all bandwidth."""

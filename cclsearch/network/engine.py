@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cclsearch.core.errors import UserError
-from cclsearch.simulator.collectives import Schedule, Segment
-from cclsearch.simulator.sharing import Array, share_classes
+from cclsearch.network.collectives import Schedule, Segment
+from cclsearch.network.sharing import Array, share_classes
 
 Lane = tuple[int, int]
 """(set of ranks, stream)."""

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from cclsearch.simulator.sharing import Array, Ids
-from cclsearch.simulator.spec import ClusterSpec, Tier
+from cclsearch.network.sharing import Array, Ids
+from cclsearch.network.spec import ClusterSpec, Tier
 
 
 @dataclass(frozen=True)

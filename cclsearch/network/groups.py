@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.matrix import LinkMatrix
 
 if TYPE_CHECKING:
-    from cclsearch.links.matrix import Places
+    from cclsearch.network.matrix import Places
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.links.matrix import MAX_ENDPOINTS, LinkMatrix
+from cclsearch.network.matrix import MAX_ENDPOINTS, LinkMatrix
 
 MAX_BYTES = 256 * 2**20
 BANDWIDTH_UNITS = {"gbps": 1.0, "gbit_s": 1.0, "mbit_s": 1e-3, "GB_s": 8.0, "MB_s": 8e-3, "GiB_s": 8 * 1.073741824}

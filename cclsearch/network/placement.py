@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cclsearch.links.matrix import LinkMatrix
+from cclsearch.network.matrix import LinkMatrix
 
 if TYPE_CHECKING:
-    from cclsearch.links.matrix import Array, Places
+    from cclsearch.network.matrix import Array, Places
 
 MAX_TRIED = 3000
 """Orders that one improvement tries at most."""

@@ -18,8 +18,8 @@ from itertools import permutations
 import numpy as np
 
 from cclsearch.core.errors import UserError
-from cclsearch.simulator.network import LinkNetwork
-from cclsearch.simulator.sharing import Array, Ids, drain
+from cclsearch.network.sharing import Array, Ids, drain
+from cclsearch.network.topology import LinkNetwork
 
 PIECES = 4
 """Pieces of a pipelined hierarchical collective: ASTRA-sim's usual `preferred-dataset-splits`."""
