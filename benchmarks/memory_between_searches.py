@@ -31,9 +31,9 @@ from search import list_priors, load_all
 from cclsearch.card.model import Card
 from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.proposer import DefaultProposer
-from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, apply_earlier
+from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.recording.load import Recording
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor

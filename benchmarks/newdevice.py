@@ -5,8 +5,8 @@
 
 Leave one accelerator out: the constants are fitted to the measurements of all other accelerators (landscapes, and
 published configurations), from `prior_guess.json`. Then 0, 1, 3, 5 and 10 trials of one workload on the accelerator
-adapt them, as `predict --learn-from` and searches do (`cclsearch/stats/transfer.py`), and the step times of its *other*
-workloads are predicted. A workload is a landscape, or a model and framework of one repository of published
+adapt them, as `predict --learn-from` and searches do (`propose/warm_start/transfer.py`), and the step times of its
+*other* workloads are predicted. A workload is a landscape, or a model and framework of one repository of published
 configurations; trials are spread over the half of its configurations that are predicted to be fastest. Errors are
 medians of |predicted / measured - 1| over the rows of a workload that ran, then over the pairs of workloads.
 
@@ -29,8 +29,8 @@ from fit_prior import fit_prior
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config
-from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.observations import Observation
+from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, calibrate

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from newdevice import HEADS, TRIALS, print_row
 
-from cclsearch.propose.bayes.earlier_fit import learn_knowledge
-from cclsearch.propose.earlier import apply_earlier
 from cclsearch.propose.observations import Observation
+from cclsearch.propose.warm_start.knowledge import apply_earlier
+from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.stats.closed_form import predict_space, predictor_of
 

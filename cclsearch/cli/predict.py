@@ -11,9 +11,9 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.cli.space import read_asked
 from cclsearch.core.errors import UserError, require_writable
-from cclsearch.plan.adapted import adapt_predictor
 from cclsearch.plan.cost import estimate_search
 from cclsearch.plan.subject import find_subject
+from cclsearch.plan.warm_start import adapt_predictor
 from cclsearch.report.predicted import (
     add_compiled_memory,
     describe_prediction,

@@ -14,11 +14,10 @@ from cclsearch.core.names import list_recordings
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.terminal import is_terminal
 from cclsearch.loop.start import start_run
-from cclsearch.plan.earlier import NONE
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, read_names
-from cclsearch.plan.warm_start import AUTO, is_recording
+from cclsearch.plan.warm_start import AUTO, NONE, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.space.opening import Extend

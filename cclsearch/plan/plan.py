@@ -20,14 +20,13 @@ from cclsearch.core.version import __version__
 from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.plan.baseline import choose_baseline
 from cclsearch.plan.cost import estimate_search
-from cclsearch.plan.earlier import NONE, learn_from_earlier
 from cclsearch.plan.impossible import describe_impossible, describe_no_room
 from cclsearch.plan.origin import find_command, find_commit
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import load_requested
 from cclsearch.plan.strategy import choose_strategy
 from cclsearch.plan.target import choose_target
-from cclsearch.plan.warm_start import AUTO
+from cclsearch.plan.warm_start import AUTO, NONE, learn_from_earlier
 from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import try_sampler

@@ -1,26 +1,80 @@
-"""Warm starts: trials of earlier searches, or measurements of one's own, as a prior for this one (`--learn-from`)."""
+"""What a search takes over from earlier ones: times of the same work (`--learn-from`), and what other work leaves.
+
+Trials of the same work with the same framework on the same accelerators are observations of the new search. Runs of
+another model, batch or precision on the cluster show how the framework runs on it (`propose/warm_start`). What was
+taken over is frozen in `search.yaml`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.secrets.redact import redact
+from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Failure, Provenance, Stage
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.replay import RECORDED_FAILURES
-from cclsearch.propose.base import Observation
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.target import find_recording
+from cclsearch.propose.events import LlmTurn, find_withdrawn
+from cclsearch.propose.observations import Observation
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch, apply_earlier
+from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
-from cclsearch.recording.load import load_recording
+from cclsearch.record.state import RunState
+from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table
-from cclsearch.run.spec import RunSpec, hash_file, read_spec
+from cclsearch.run.catalog import find_run
+from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
 from cclsearch.scoring.evaluate import evaluate_trial
+from cclsearch.scoring.objective import Objective, single_metric
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import Predictor, predictor_of
 from cclsearch.tasks.base import task_of
 
 AUTO = "auto"
 """Accepted in place of a run's name: all comparable runs of the project."""
+NONE = "none"
+"""Accepted in place of a run's name: nothing is taken over."""
+_OF_CLUSTER = frozenset({"task", "accelerator", "framework", "provenance", "simulated cluster"})
+"""What runs must have in common to teach each other anything; work, model and precision may differ."""
+MAX_LOOKED_AT = 200
+"""Run folders, the newest first, that are looked at: 1.2 ms each, and 2.7 ms more to read a ledger of 30 trials if the
+cluster is the same (means over 200 copies of a simulated run on one core of a virtual machine)."""
+MAX_SEARCHES = 12
+MAX_OF_SAME_WORK = 2
+"""Searches of one model and work that are taken: more of them would outvote other models."""
+MAX_TRIALS = 30
+"""Trials of one search from which the multipliers are learned, the first ones."""
+MAX_INSIGHTS, MAX_INSIGHT = 3, 300
+"""Insights of one search that are kept, the latest ones; characters of one."""
+
+
+def learn_from_earlier(spec: RunSpec, request: SearchRequest, space: Space) -> RunSpec:
+    """Return the spec with the times and the knowledge of earlier runs; UserError if a named one cannot teach it.
+
+    With `--learn-from auto`, runs are comparable that were measured (not recorded or simulated) with the same work,
+    framework and machine. Of these, runs that cannot be read or have no finished trial are skipped.
+    """
+    candidates, named = [Path(folder) for folder in request.earlier_runs], [Path(name) for name in spec.learn_from]
+    of_other_work = [folder for folder in named if not is_recording(folder) and _differs_in_work(spec, folder)]
+    times = [folder for folder in named if folder not in of_other_work]
+    notes = [f"warm start from the trials of {', '.join(folder.name for folder in times)}"] if times else []
+    if request.learn_from_comparable:
+        known = [folder.resolve() for folder in candidates]
+        found = [folder for folder in known if folder not in times and _is_comparable(spec, folder)]
+        names = ", ".join(folder.name for folder in found)
+        notes.insert(0, f"warm start from {count_of(len(found), 'earlier run')}: {names}" if found else _why_none(spec))
+        times += found
+    learn_from = tuple(str(folder) for folder in times)
+    spec = spec.model_copy(update={"learn_from": learn_from, "banner": (*spec.banner, *notes)})
+    load_warm_start(spec)  # a run that is not comparable must stop the search here
+    return take_over(spec, space, candidates, of_other_work)
 
 
 def load_warm_start(spec: RunSpec) -> tuple[Observation, ...]:
@@ -30,33 +84,18 @@ def load_warm_start(spec: RunSpec) -> tuple[Observation, ...]:
     recording that the user names is a table of measurements: it may teach where to search, and is never ranked.
     """
     prior: list[Observation] = []
-    for name in spec.learn_from:
-        folder = Path(name)
-        if is_recording(folder):
-            prior.extend(_read_recording(spec, folder))
-            continue
-        _check_comparable(spec, _Earlier.of(read_spec(folder)), folder)
-        prior.extend(_read_observations(folder))
+    for folder in map(Path, spec.learn_from):
+        recording = load_recording(folder) if is_recording(folder) else None
+        if recording and spec.recording is not None and spec.recording.sha256 == hash_file(find_table(folder)):
+            raise UserError(f"--learn-from {str(folder)!r} is the recording that this search replays: leave it out")
+        differs = _find_differences(spec, _describe_recording(spec, recording) if recording else read_spec(folder))
+        if differs:
+            raise UserError(
+                f"--learn-from {str(folder)!r} is not comparable with this search: different {', '.join(differs)};"
+                " name runs or recordings with the same work, model, accelerator and framework"
+            )
+        prior += _observe_rows(recording, spec.objective) if recording else _read_trials(folder)
     return tuple(prior)
-
-
-def set_apart_other_work(spec: RunSpec) -> tuple[RunSpec, list[Path]]:
-    """Return the spec without the named runs whose times are not comparable, and those of them that still teach.
-
-    A run of another model, batch or precision teaches how the framework runs on the cluster (`plan/earlier.py`).
-    """
-    own: list[str] = []
-    other: list[str] = []
-    for name in spec.learn_from:
-        folder = Path(name)
-        is_other = not is_recording(folder) and _differs_only_in_work(spec, _Earlier.of(read_spec(folder)))
-        (other if is_other else own).append(name)
-    return spec.model_copy(update={"learn_from": tuple(own)}), [Path(name) for name in other]
-
-
-def _differs_only_in_work(spec: RunSpec, earlier: _Earlier) -> bool:
-    differs = set(_find_differences(spec, earlier))
-    return bool(differs) and not differs & {"task", "accelerator", "framework", "provenance", "simulated cluster"}
 
 
 def is_recording(folder: Path) -> bool:
@@ -64,32 +103,92 @@ def is_recording(folder: Path) -> bool:
     return find_table(folder).is_file()
 
 
-@dataclass(frozen=True)
-class _Earlier:
-    """What is compared of an earlier run, or of a recording."""
+def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Sequence[Path] = ()) -> RunSpec:
+    """Return the spec with what the candidates and the named runs leave, and notes that name them.
 
-    card: Card
-    framework: str
-    provenance: Provenance
-    simulated_cluster: str = ""
+    `candidates` are searched, the newest last, only by measured searches; those on another cluster or with another
+    framework, or whose profile has another name, are left out. Runs in `learn_from` already count with their times.
+    """
+    known = {*spec.learn_from, *(str(folder.resolve()) for folder in named)}
+    searched = [folder for folder in candidates if str(folder.resolve()) not in known]
+    unreadable: list[str] = []
+    found = [(read_spec(folder), fold_ledger(folder / LEDGER_FILE)) for folder in named]
+    found += _find_usable(spec, searched, unreadable) if spec.provenance is Provenance.MEASURED else []
+    taken = [(earlier, state, trials) for earlier, state in found if (trials := _usable_trials(state))]
+    notes = list(_describe_unreadable(unreadable))
+    if taken:
+        measured = [(one.card, trials) for one, _, trials in taken]
+        searches = tuple(_describe_search(earlier, state, len(trials)) for earlier, state, trials in taken)
+        knowledge = learn_knowledge(spec.card, predictor_of(spec.card, space), measured)
+        spec = spec.model_copy(update={"earlier": knowledge.model_copy(update={"searches": searches})})
+        notes.insert(0, _describe(spec))
+    return spec.model_copy(update={"banner": (*spec.banner, *notes)})
 
-    @classmethod
-    def of(cls, spec: RunSpec) -> _Earlier:
-        return cls(spec.card, spec.framework, spec.provenance, spec.simulated_cluster)
+
+def adapt_predictor(
+    card: Card, space: Space, framework: str, sources: Sequence[str], runs: Path | None = None
+) -> tuple[Predictor, str]:
+    """Return the predictor with multipliers that the trials of these runs and recordings set, and a line that says so.
+
+    Raises UserError if one of them has another task, accelerator or framework, or no trial that was measured.
+    """
+    searches, told = [], []
+    for source in dict.fromkeys(sources):
+        earlier, of_framework, trials = _read_source(source, runs)
+        pairs = {
+            "task": (earlier.task, card.task),
+            "accelerator": (earlier.hardware.accelerator, card.hardware.accelerator),
+            "framework": (of_framework, framework),
+        }
+        for what, (theirs, ours) in pairs.items():
+            if theirs != ours:
+                raise UserError(
+                    f"--learn-from {source!r} was measured with {what} {theirs!r}, but this is {ours!r}: name runs or"
+                    " recordings that have it in common"
+                )
+        measured = sum(trial.is_valid for trial in trials)
+        if not measured:
+            raise UserError(f"--learn-from {source!r} has no trial that was measured: nothing can be learned from it")
+        searches.append((earlier, trials))
+        told.append(f"{one_line(source, 60)} ({one_line(earlier.name, 40)}, {count_of(measured, 'trial')})")
+    predictor = predictor_of(card, space)
+    knowledge = learn_knowledge(card, predictor, searches, with_odds=False)
+    if not knowledge.priors:
+        raise UserError(f"task {card.task!r} of {card.name} has no closed form that trials of other work could adapt")
+    note = f"{' and '.join(knowledge.priors)} adapted by {', '.join(told)}"
+    return apply_earlier(predictor, space, knowledge), note
 
 
-def _read_recording(spec: RunSpec, folder: Path) -> list[Observation]:
-    """The rows of a recording as observations, judged by this search's objective as if they were its trials."""
+def _read_source(source: str, runs: Path | None) -> tuple[Card, str, list[Observation]]:
+    """Return card, framework and trials of a run or a recording."""
+    folder = Path(source).expanduser()
+    if (folder / SPEC_FILE).exists() or not is_recording(folder):
+        try:
+            run = find_run(source, runs)
+        except UserError as no_run:
+            try:
+                folder = find_recording(source)
+            except UserError:
+                raise no_run from None
+        else:
+            spec = read_spec(run)
+            return spec.card, spec.framework, _read_trials(run)
     recording = load_recording(folder)
-    if spec.recording is not None and spec.recording.sha256 == hash_file(find_table(folder)):
-        raise UserError(f"--learn-from {str(folder)!r} is the recording that this search replays: leave it out")
-    provenance = Provenance.RECORDED if spec.provenance is Provenance.SIMULATED else spec.provenance
-    _check_comparable(spec, _Earlier(recording.card, recording.card.framework, provenance), folder)
-    baseline = dict(recording.rows[recording.best_row].metrics)
-    return [_observe(spec, recording.card, row, baseline) for row in recording.rows]
+    return recording.card, recording.card.framework, _observe_rows(recording, single_metric(recording.primary))
 
 
-def _observe(spec: RunSpec, card: Card, row: RecordedRow, baseline: Mapping[str, float]) -> Observation:
+def _read_trials(folder: Path) -> list[Observation]:
+    """Return the finished trials of a run, without rows: its search space may be another."""
+    return [replace(observation, row=None) for observation in fold_ledger(folder / LEDGER_FILE).trials.observe()]
+
+
+def _observe_rows(recording: Recording, objective: Objective) -> list[Observation]:
+    """Return the rows of a recording, judged by an objective as if they were its trials."""
+    baseline = dict(recording.rows[recording.best_row].metrics) if objective.needs_baseline else None
+    return [_observe(recording.card, row, objective, baseline) for row in recording.rows]
+
+
+def _observe(card: Card, row: RecordedRow, objective: Objective, baseline: dict[str, float] | None) -> Observation:
     if row.status is not RowStatus.OK:
         kind, message = RECORDED_FAILURES[row.status]
         failure = Failure(stage=Stage.RUN, kind=kind, message=message)
@@ -97,77 +196,23 @@ def _observe(spec: RunSpec, card: Card, row: RecordedRow, baseline: Mapping[str,
     task = task_of(card)
     payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
     result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
-    outcome = evaluate_trial(
-        payload, result, card, spec.objective, provenance=Provenance.RECORDED,
-        baseline=baseline if spec.objective.needs_baseline else None,
-    )  # fmt: skip
-    violation = spec.objective.violation(outcome.metrics)
+    outcome = evaluate_trial(payload, result, card, objective, provenance=Provenance.RECORDED, baseline=baseline)
+    violation = objective.violation(outcome.metrics)
     return Observation(
         0, row.config, None, outcome.loss, outcome.failure,
         metrics=outcome.metrics, loads=row.loads, violation=violation,
     )  # fmt: skip
 
 
-def add_comparable_runs(spec: RunSpec, folders: Iterable[Path]) -> RunSpec:
-    """Return the spec with all comparable runs added as a prior, and a note that names them.
-
-    Comparable means measured (not recorded or simulated) with the same work, accelerator, memory, accelerators per
-    node and framework. Runs that cannot be read or have no finished trial are skipped.
-    """
-    known = set(spec.learn_from)
-    taken = [
-        folder.resolve() for folder in folders if str(folder.resolve()) not in known and _is_comparable(spec, folder)
-    ]
-    names = ", ".join(folder.name for folder in taken)
-    note = f"warm start from {len(taken)} earlier run{'s' * (len(taken) > 1)}: {names}" if taken else _why_none(spec)
-    learn_from = (*spec.learn_from, *(str(folder) for folder in taken))
-    return spec.model_copy(update={"learn_from": learn_from, "banner": (*spec.banner, note)})
+def _describe_recording(spec: RunSpec, recording: Recording) -> RunSpec:
+    """Return what is compared of a recording, as if it were a run."""
+    provenance = Provenance.RECORDED if spec.provenance is Provenance.SIMULATED else spec.provenance
+    own = {"card": recording.card, "framework": recording.card.framework, "provenance": provenance}
+    return spec.model_copy(update=own)
 
 
-def _is_comparable(spec: RunSpec, folder: Path) -> bool:
-    try:
-        earlier = read_spec(folder)
-        if earlier.provenance is not Provenance.MEASURED or _find_differences(spec, _Earlier.of(earlier)):
-            return False
-        return _fingerprint(spec) == _fingerprint(earlier) and bool(_read_observations(folder))
-    except (UserError, OSError):
-        return False
-
-
-def _why_none(spec: RunSpec) -> str:
-    if spec.provenance is not Provenance.MEASURED:
-        return f"no warm start: `--learn-from auto` uses measured runs, but this search is {spec.provenance.value}"
-    hardware = spec.card.hardware
-    return (
-        f"no warm start: no earlier run was measured on {hardware.accelerator} ({hardware.memory_gib:g} GiB,"
-        f" {hardware.accelerators_per_node} per node) with {spec.framework} for the same work"
-    )
-
-
-def _fingerprint(spec: RunSpec) -> tuple[object, ...]:
-    """What must be equal for figures of two clusters to be comparable."""
-    hardware = spec.card.hardware
-    return (
-        *(hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, hardware.groups),
-        spec.framework,
-    )
-
-
-def _read_observations(folder: Path) -> list[Observation]:
-    state = fold_ledger(folder / LEDGER_FILE)
-    return [replace(observation, row=None) for observation in state.trials.observe()]
-
-
-def _check_comparable(spec: RunSpec, earlier: _Earlier, folder: Path) -> None:
-    differs = _find_differences(spec, earlier)
-    if differs:
-        raise UserError(
-            f"--learn-from {str(folder)!r} is not comparable with this search: different {', '.join(differs)};"
-            " name runs or recordings with the same work, model, accelerator and framework"
-        )
-
-
-def _find_differences(spec: RunSpec, earlier: _Earlier) -> list[str]:
+def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
+    """Return what of two runs differs, of all that decides whether their times are comparable."""
     names = {**spec.card.work, **earlier.card.work}
     pairs = {
         "task": (spec.card.task, earlier.card.task),
@@ -180,3 +225,99 @@ def _find_differences(spec: RunSpec, earlier: _Earlier) -> list[str]:
         "simulated cluster": (spec.simulated_cluster, earlier.simulated_cluster),
     }
     return [name for name, (ours, theirs) in pairs.items() if ours != theirs]
+
+
+def _differs_in_work(spec: RunSpec, folder: Path) -> bool:
+    """Whether a run differs in its work, model or precision alone: it still shows how the framework runs here."""
+    differs = _find_differences(spec, read_spec(folder))
+    return bool(differs) and _OF_CLUSTER.isdisjoint(differs)
+
+
+def _is_comparable(spec: RunSpec, folder: Path) -> bool:
+    try:
+        earlier = read_spec(folder)
+        is_same = _machine_of(spec) == _machine_of(earlier) and not _find_differences(spec, earlier)
+        return is_same and earlier.provenance is Provenance.MEASURED and bool(_read_trials(folder))
+    except (UserError, OSError):
+        return False
+
+
+def _is_same_cluster(spec: RunSpec, earlier: RunSpec) -> bool:
+    """Whether both runs measure with the same framework, machine and profile, whatever the model and the work."""
+    is_same = _machine_of(spec) == _machine_of(earlier) and spec.profile.name == earlier.profile.name
+    return is_same and _OF_CLUSTER.isdisjoint(_find_differences(spec, earlier))
+
+
+def _machine_of(spec: RunSpec) -> tuple[object, ...]:
+    hardware = spec.card.hardware
+    return hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, hardware.groups
+
+
+def _why_none(spec: RunSpec) -> str:
+    if spec.provenance is not Provenance.MEASURED:
+        return f"no warm start: `--learn-from auto` uses measured runs, but this search is {spec.provenance.value}"
+    hardware = spec.card.hardware
+    return (
+        f"no warm start: no earlier run was measured on {hardware.accelerator} ({hardware.memory_gib:g} GiB,"
+        f" {hardware.accelerators_per_node} per node) with {spec.framework} for the same work"
+    )
+
+
+def _find_usable(spec: RunSpec, folders: Sequence[Path], unreadable: list[str]) -> Iterator[tuple[RunSpec, RunState]]:
+    """Yield the newest runs on the same cluster that can be read; adds the names of the others to `unreadable`."""
+    of_work: Counter[str] = Counter()
+    for folder in reversed(folders[-MAX_LOOKED_AT:]):
+        try:
+            earlier = read_spec(folder)
+            work = f"{earlier.card.model} {earlier.card.work}"
+            if of_work[work] >= MAX_OF_SAME_WORK or not _is_same_cluster(spec, earlier):
+                continue
+            state = fold_ledger(folder / LEDGER_FILE)
+        except (UserError, OSError):
+            unreadable.append(folder.name)
+            continue
+        if _usable_trials(state):
+            of_work[work] += 1
+            yield earlier, state
+        if of_work.total() >= MAX_SEARCHES:
+            return
+
+
+def _usable_trials(state: RunState) -> list[Observation]:
+    seen = [o for o in state.trials.observe() if not o.is_confirmation]
+    return seen[:MAX_TRIALS] if any(o.is_valid for o in seen) else []
+
+
+def _describe_search(earlier: RunSpec, state: RunState, trials: int) -> EarlierSearch:
+    insights: dict[str, None] = {}
+    beliefs: dict[str, str] = {}
+    withdrawn = find_withdrawn(state.reported)
+    for event in state.reported:
+        if isinstance(event, LlmTurn) and event.turn not in withdrawn:
+            beliefs |= event.beliefs
+            if text := one_line(redact(event.insight), MAX_INSIGHT):
+                insights.pop(text, None)
+                insights[text] = None
+    latest = tuple(insights)[-MAX_INSIGHTS:]
+    workload = one_line(earlier.card.name, 60)
+    return EarlierSearch(run_id=earlier.run_id, workload=workload, trials=trials, insights=latest, beliefs=beliefs)
+
+
+def _describe(spec: RunSpec) -> str:
+    knowledge = spec.earlier or EarlierKnowledge()
+    names = ", ".join(f"{one.run_id} ({one.workload}, {count_of(one.trials, 'trial')})" for one in knowledge.searches)
+    metrics = " and ".join(metric for metric in knowledge.priors) or "no metric"
+    line = (
+        f"{count_of(len(knowledge.searches), 'earlier search')} with {spec.framework} on this cluster set the prior of"
+        f" {metrics}: {names}"
+    )
+    insights = sum(len(one.insights) for one in knowledge.searches)
+    offered = f"; {count_of(insights, 'insight')} of their LLM offered" if insights and spec.llm else ""
+    return f"{line}{offered} (`--learn-from none`: start without them)"
+
+
+def _describe_unreadable(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        teach = "teaches" if len(names) == 1 else "teach"
+        yield f"{count_of(len(names), 'earlier run')} cannot be read and {teach} nothing: {shown}"

@@ -18,13 +18,13 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.propose.agent.providers.types import Provider
-from cclsearch.propose.earlier import EarlierKnowledge, apply_earlier
 from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
 from cclsearch.propose.events import Note as Note
 from cclsearch.propose.events import ProposerEvent as ProposerEvent
 from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, apply_earlier
 from cclsearch.scoring.objective import Objective, find_task_metric, single_metric
 from cclsearch.space.table import Space, mask_rows
 from cclsearch.stats.closed_form import Predictor, predictor_of

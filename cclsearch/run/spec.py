@@ -16,7 +16,7 @@ from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.values import Config, Model, Provenance
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
-from cclsearch.propose.earlier import EarlierKnowledge
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.scoring.objective import Objective
 from cclsearch.stats.simulated import SimulatedSettings
 

@@ -18,8 +18,8 @@ from cclsearch.propose.agent.surrogate_table import make_surrogate_table
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.snapshot import find_gain_left, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.propose.earlier import EarlierKnowledge, LearnedPrior
 from cclsearch.propose.events import DecisionKind, LlmTurn
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedPrior
 from cclsearch.recording.load import load_recording
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space

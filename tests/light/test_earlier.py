@@ -18,13 +18,14 @@ from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.loop.session import rebuild_space
-from cclsearch.plan.earlier import take_over
+from cclsearch.plan.warm_start import take_over
 from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import weigh_combinations
-from cclsearch.propose.earlier import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
+from cclsearch.propose.warm_start.learn import learn_knowledge
+from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, transfer_prior
 from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import load_run
@@ -33,7 +34,6 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior
 from cclsearch.stats.closed_form import predictor_of
 from cclsearch.stats.kernel import Array, Features, KernelShape
-from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, transfer_prior
 
 DRY = ["run", "--workload", "tiny", "--dry-run"]
 

@@ -20,7 +20,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.run.spec import SearchLimits
 
 ENGINE = Path(cclsearch.__file__).parent
-STAGES = ["plan.requested", "plan.target", "score.objective", "plan.workload", "plan.strategy", "plan.earlier"]
+STAGES = ["plan.requested", "plan.target", "scoring.objective", "plan.workload", "plan.strategy", "plan.warm_start"]
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 

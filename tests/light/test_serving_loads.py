@@ -18,9 +18,9 @@ from test_serving_prediction import make_card, make_space
 from cclsearch.cli import main
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.earlier_fit import learn_knowledge
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.propose.earlier import apply_earlier
+from cclsearch.propose.warm_start.knowledge import apply_earlier
+from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
 from cclsearch.scoring.objective import Objective, choose_objective

@@ -26,9 +26,9 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import TurnResult, TurnSettings
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.earlier import EarlierKnowledge
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
 from cclsearch.propose.version_1 import upgrade_context_record, upgrade_turn_record
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.scoring.objective import Objective
 from cclsearch.space.table import Knob, Space
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Model
+from cclsearch.propose.warm_start.transfer import load_jobs, load_next
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import KnownResidual, Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
 from cclsearch.stats.kernel import Array, Features, place_configs
-from cclsearch.stats.transfer import load_jobs, load_next
 
 EARLIER_ODDS = math.log(4.0)
 """Log odds of searches that were planned before the agreement of earlier searches set them."""

@@ -1,4 +1,4 @@
-"""Calibrates the closed forms on all earlier searches of a cluster and framework together (`stats/transfer.py`)."""
+"""Calibrates the closed forms on all earlier searches of a cluster and framework together (`transfer.py`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.propose.bayes.ensemble import downweight_far
 from cclsearch.propose.bayes.feasibility import memory_evidence, weigh_combinations
-from cclsearch.propose.earlier import EarlierKnowledge, LearnedPrior, LearnedResidual, LearnedWays
 from cclsearch.propose.observations import Observation
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedPrior, LearnedResidual, LearnedWays
+from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor, Ways
 from cclsearch.stats.kernel import Features, read_features
-from cclsearch.stats.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 
 DIGITS = 4
 """Of a log multiplier in `search.yaml`."""
