@@ -1,8 +1,6 @@
 """Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
     python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
-    python benchmarks/agent.py finish     [--landscapes FOLDER]                when `finish` would be granted
-    python benchmarks/agent.py policies   [--landscapes FOLDER]                the picks of the seed policies
     python benchmarks/agent.py chaos      [--turns 1000]                       a provider that does everything wrong
     python benchmarks/agent.py sandbox                                         every hostile program
 
@@ -14,19 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -36,23 +31,15 @@ from llm.players import PLAYERS, Ending, Oracle, Several  # noqa: E402
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
-from cclsearch.propose.agent.options import AgentOptions, read_seed_program  # noqa: E402
-from cclsearch.propose.agent.policy.runner import SandboxRunner  # noqa: E402
-from cclsearch.propose.agent.surrogate_table import PLAUSIBLE, make_surrogate_table  # noqa: E402
+from cclsearch.propose.agent.options import AgentOptions  # noqa: E402
+from cclsearch.propose.agent.surrogate_table import make_surrogate_table  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
-from cclsearch.propose.bayes.outlook import MIN_TRIALS  # noqa: E402
-from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_chances, find_gain_left  # noqa: E402
-from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior  # noqa: E402
 from cclsearch.propose.events import LlmTurn  # noqa: E402
 from cclsearch.propose.study.choose import make_sampler  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)
-NUM_QUANTILES = 7
-"""Of the prior of the surrogate's spread."""
-PRIOR_DOF = 4.0
-"""Of that prior."""
 FALLBACK = "fallback"
 SEVERAL = "-3"
 """After a player's name: it submits up to three configurations a turn."""
@@ -207,110 +194,6 @@ def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
         print(f"| {who} | {' | '.join(cells)} |")
 
 
-class State(NamedTuple):
-    """What the surrogate says after a trial of the fallback."""
-
-    log: float
-    """Log of best over optimum."""
-    num_measured: int
-    num_finished: int
-    """With the failed ones."""
-    gain: float
-    """Expected gain of the trials left; infinite before a trial is ranked."""
-    wide_gain: float
-    """The same with the surrogate's spread as its prior alone has it."""
-    chance: float
-    """Largest chance of a configuration to win; 1 before a trial is ranked."""
-
-
-def run_finish(folder: Path) -> None:
-    """Print, as Markdown, when each rule would end the fallback's searches, and how far from the best of all trials."""
-    rules: dict[str, Callable[[State], bool]] = {
-        "no chance of 2 % to win": lambda at: at.chance < PLAUSIBLE,
-        "expected gain of the trials left below 1 %": lambda at: at.gain < NEGLIGIBLE,
-        "the same, from five measured trials on (before)": (
-            lambda at: at.gain < NEGLIGIBLE and at.num_measured >= MIN_TRIALS
-        ),
-        "the same, from five finished trials on, failed ones included (the rule)": (
-            lambda at: at.gain < NEGLIGIBLE and at.num_finished >= MIN_TRIALS
-        ),
-        "gain below 1 % with the spread that the prior alone says (Student-t), from the first trial on": (
-            lambda at: at.wide_gain < NEGLIGIBLE
-        ),
-    }
-    searches = [replay_states(load_recording(path)) for path in find_recordings(folder)]
-    print("| `finish` is granted at | trials | mean log of best over the best of 15 | searches that lose over 0.5 % |")
-    print("|---|---|---|---|")
-    for name, rule in rules.items():
-        ends = [next((n for n, at in enumerate(states) if rule(at)), len(states) - 1) for states in searches]
-        lost = [states[end].log - states[-1].log for states, end in zip(searches, ends, strict=True)]
-        count = f"{sum(log > 0.005 for log in lost)} of {len(lost)}"
-        print(f"| {name} | {np.mean(ends) + 1:.2f} | {np.mean(lost):.4f} | {count} |")
-
-
-def replay_states(recording: Recording) -> list[State]:
-    """The state after each trial of the fallback alone."""
-    fallback = make_sampler("default")
-    seen: list[Observation] = []
-    states: list[State] = []
-    for left in range(BUDGET, 0, -1):
-        view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), left, 0, next_trial=len(seen) + 1)
-        proposals = fallback.propose(view, 1)
-        if not proposals:
-            break
-        row = recording.space.row(proposals[0].config)
-        assert row is not None
-        seen.append(observe(recording, len(seen) + 1, row))
-        posterior = fit_posterior(replace(view, observations=tuple(seen), budget_left=left - 1))
-        log, num_measured = curve(recording, seen)[len(seen) - 1], sum(o.loss is not None for o in seen)
-        if posterior is None or posterior.best is None:
-            states.append(State(log, num_measured, len(seen), math.inf, math.inf, 1.0))
-        else:
-            chance = float(find_chances(posterior).max())
-            gain, wide = find_gain_left(posterior, left - 1), find_wide_gain(posterior, left - 1)
-            states.append(State(log, num_measured, len(seen), gain, wide, chance))
-    return states
-
-
-def find_wide_gain(posterior: CandidatePosterior, num_trials: int) -> float:
-    """The expected gain of the trials left if no error has narrowed the surrogate's spread: a mean over its prior."""
-    quantiles = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
-    spreads = np.sqrt(PRIOR_DOF / chi2.ppf(quantiles, PRIOR_DOF))
-    return float(np.mean([find_gain_left(replace(posterior, spread=float(s)), num_trials) for s in spreads]))
-
-
-def run_policies(folder: Path) -> None:
-    """Print the pick of each seed policy on each landscape, and the best prediction."""
-    print("| policy | picked a row | ran | picked/optimum (gmean of those) | best prediction ran | gmean |")
-    print("|---|---|---|---|---|---|")
-    recordings = [load_recording(path) for path in find_recordings(folder)]
-    views = [SearchView(r.card, r.space, (), frozenset(), BUDGET, 0) for r in recordings]
-    first = [
-        r.space.row(make_sampler("default").propose(v, 1)[0].config) for r, v in zip(recordings, views, strict=True)
-    ]
-    predicted = [ratio(r, row) for r, row in zip(recordings, first, strict=True)]
-    for name in ("dense", "moe", "composite"):
-        rows = []
-        for recording, view in zip(recordings, views, strict=True):
-            choice = SandboxRunner().choose(read_seed_program(view, name), view, make_surrogate_table(view))
-            rows.append(recording.space.row(choice.config) if choice.config else None)
-        picked = [ratio(r, row) for r, row in zip(recordings, rows, strict=True)]
-        num_picked = sum(row is not None for row in rows)
-        print(f"| {name} | {num_picked} of {len(rows)} | {format_ratios(picked)} | {format_ratios(predicted)} |")
-
-
-def ratio(recording: Recording, row: int | None) -> float | None:
-    """Picked over optimum; None if no row was picked or it did not run."""
-    time_s = recording.rows[row].metrics.get("step_time_s") if row is not None else None
-    return None if time_s is None else time_s / recording.best_value
-
-
-def format_ratios(ratios: Sequence[float | None]) -> str:
-    """Cells of a Markdown table: how many ran, and the geometric mean of their ratios."""
-    ran = [value for value in ratios if value is not None]
-    return f"{len(ran)} | {float(np.exp(np.mean(np.log(ran)))):.3f}" if ran else "0 | -"
-
-
 def run_chaos_bench(num_turns: int) -> None:
     """Run the chaos test with the real surrogate and fallback."""
     from llm.chaos import run_chaos
@@ -353,7 +236,7 @@ def run_sandbox_bench() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
     names = [name + end for end in ("", SEVERAL, ENDS) for name in PLAYERS]
-    parser.add_argument("what", choices=("landscapes", "finish", "policies", "chaos", "sandbox"))
+    parser.add_argument("what", choices=("landscapes", "chaos", "sandbox"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=1000)
@@ -364,10 +247,6 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":
         run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers, keep=args.keep)
-    elif args.what == "finish":
-        run_finish(args.landscapes)
-    elif args.what == "policies":
-        run_policies(args.landscapes)
     elif args.what == "chaos":
         run_chaos_bench(args.turns)
     else:

@@ -1,37 +1,29 @@
 """Compares predicted with published step times of training configurations: the figures of `experts.md`.
 
-    python benchmarks/experts.py EXPERTS.csv MODELS.csv [--landscapes FOLDER ...] [--before TREE]
+    python benchmarks/experts.py EXPERTS.csv MODELS.csv [--landscapes FOLDER ...]
 
 EXPERTS.csv has one published configuration a row, MODELS.csv one architecture. Every complete row becomes a card and a
 configuration, and is predicted before any measurement. For the rows of one repository the constants are fitted without
-that repository, from `prior_guess.json`, the other repositories' rows and the landscapes. `--before` also prints the
-error of another checkout of this project, with the constants that it ships.
+that repository, from `prior_guess.json`, the other repositories' rows and the landscapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from cclsearch.card.hardware import load_accelerators
 from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch
 from cclsearch.core.values import Config, Value
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
+from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors
 
 CHECKPOINTING = ("none", "selective", "0.6", "0.8", "full")
 """What a source may have used that does not say it: nothing, what is cheap, shares of the activations, everything."""
@@ -238,26 +230,6 @@ def find_error(predicted: Sequence[float], published: Sequence[Published]) -> tu
     return float(np.median(np.abs(ratio - 1))), float(np.median(ratio))
 
 
-def predict_elsewhere(tree: Path, args: argparse.Namespace, *, with_catalogue: bool) -> list[float]:
-    """Return the predictions of another checkout by the constants that it ships.
-
-    Earlier ones predict an accelerator that they do not know as an average one; `with_catalogue` gives them the present
-    accelerators, those of a scale-up domain as one node.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": str(tree.absolute())}
-        if with_catalogue:
-            fields = ("kind", "memory_gib", "peak_flops", "memory_gb_per_s", "source")
-            fields += tuple(f"scale_{way}_{what}" for way in ("up", "out") for what in ("gbps", "latency_us"))
-            known = {name: chip.model_dump(include=set(fields)) for name, chip in load_accelerators().items()}
-            chips = {name: known[name] for name in MEMORY_GIB}
-            (Path(folder) / "hardware.yaml").write_text(yaml.safe_dump({"version": 1, "accelerators": chips}))
-            environment["CCL_SEARCH_PATH"] = folder
-        command = [sys.executable, __file__, str(args.experts), str(args.models), "--shipped"]
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return [float(value) for value in json.loads(done.stdout)]
-
-
 def print_table(columns: Mapping[str, Sequence[float]], published: Sequence[Published]) -> None:
     """Print the median error and the median ratio of each prediction, of all rows and by repository and accelerator."""
     print(f"{'median error and predicted / published':<44}{'rows':>5}" + "".join(f"{name:>22}" for name in columns))
@@ -277,18 +249,10 @@ def main() -> None:
     parser.add_argument("experts", type=Path)
     parser.add_argument("models", type=Path)
     parser.add_argument("--landscapes", type=Path, nargs="+", default=[])
-    parser.add_argument("--before", type=Path, metavar="TREE", help="another checkout of this project")
-    parser.add_argument("--shipped", action="store_true", help="print predictions by the shipped constants as JSON")
     args = parser.parse_args()
     published = read_published(args.experts, args.models)
-    if args.shipped:
-        print(json.dumps([predict_one(row, load_priors()) for row in published]))
-        return
     recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
     columns = {"source left out": predict_held_out(published, recordings)}
-    if args.before is not None:
-        columns["before"] = predict_elsewhere(args.before, args, with_catalogue=False)
-        columns["before + catalogue"] = predict_elsewhere(args.before, args, with_catalogue=True)
     print_table(columns, published)
 
 

@@ -4,9 +4,9 @@
     python benchmarks/gpu.py --device cpu --small    the same in a small form on a CPU, as the tests run it
 
 Searches the micro-batch, checkpointing, compilation, optimizer and attention backend of a small GPT beside the
-exhaustive best; compares predictions with measurements, and what the trace toolkit says of real traces with counts made
-here. Prints a table; writes `gpu.json`, `gpu.md` and the traces to FOLDER. Exit code 1 if a check fails, 2 without a
-GPU. What it needs besides torch: `gpu_bundle.py`.
+exhaustive best, and compares what the trace toolkit says of real traces with counts made here. Prints a table; writes
+`gpu.json`, `gpu.md`, the traces and the measured table to FOLDER (`ccl-search bench FOLDER` replays searches of it).
+Exit code 1 if a check fails, 2 without a GPU. What it needs besides torch: `gpu_bundle.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def run_parts(args: argparse.Namespace) -> int:
     """Run all parts in a project folder of their own and write the results; return the exit code."""
     from gpu_machine import describe_machine, make_project
     from gpu_report import Report
-    from gpu_search import compare_predictions, measure_table, replay_searches, search_for_real
-    from gpu_traces import check_energy, check_fsdp, check_jax, check_one_rank, check_two_ranks
+    from gpu_search import measure_table, search_for_real
+    from gpu_traces import check_energy, check_jax, check_one_rank, check_two_ranks
 
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
@@ -71,11 +71,8 @@ def run_parts(args: argparse.Namespace) -> int:
     report = Report(small=args.small, table_s=args.table_s, ends_s=ends_s)
     parts: dict[str, Any] = {
         "table": measure_table,
-        "prediction": compare_predictions,
-        "replay": replay_searches,
         "search": search_for_real,
         "one rank": check_one_rank,
-        "FSDP": check_fsdp,
         "two ranks": check_two_ranks,
         "energy": check_energy,
         "JAX": check_jax,

@@ -18,13 +18,7 @@ import torch
 from gpu_machine import Bench
 
 from cclsearch.core.values import Config
-from cclsearch.loop.bench import RecordedTable, replay_search
 from cclsearch.plugins import TASKS
-from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.ensemble import fit_ensemble
-from cclsearch.propose.study.choose import make_sampler
-from cclsearch.recording.load import Recording, load_recording
-from cclsearch.stats.closed_form import ClosedForm, predict_space, predictor_of
 
 NEAR = 1.02
 DISTURBED = ("spread", "load", "warmup", "trace_time")
@@ -140,95 +134,13 @@ def _write_recording(bench: Bench) -> None:
             table.writerow([*knobs, row["status"], row.get(STEP_TIME, ""), row.get(MEMORY) or ""])
 
 
-def compare_predictions(bench: Bench) -> None:
-    """Predicted against measured step time and memory: before any trial, and after eight on the others."""
-    recording = load_recording(bench.out / "landscape")
-    predicted = predict_space(recording.card, recording.space)
-    assert predicted is not None
-    for metric, before in ((STEP_TIME, predicted.value_N), (MEMORY, predicted.memory_gib_N)):
-        measured = np.array([row.metrics.get(metric) or np.nan for row in recording.rows])
-        known = np.flatnonzero(np.isfinite(measured))
-        if not len(known):
-            bench.report.skip(f"predicted {metric}", "it is not measured on this device")
-            continue
-        _record_errors(bench, f"{metric}, before any trial", before[known], measured[known])
-        after = _calibrated(bench, recording, metric)
-        untried = np.array([row for row in known if row in after])
-        if not len(untried):
-            bench.report.skip(f"{metric}, after trials", "every configuration was a trial")
-            continue
-        _record_errors(
-            bench, f"{metric}, before any trial, of those {len(untried)}", before[untried], measured[untried]
-        )
-        at_untried = np.array([after[row] for row in untried])
-        errors = _record_errors(bench, f"{metric}, after {_trials(bench)} trials", at_untried, measured[untried])
-        if bench.is_gpu and not bench.small:
-            bench.report.check(
-                f"median error of {metric} after trials", "at most 25 %", f"{errors[0]:.0%}", errors[0] <= 0.25
-            )
-
-
-def _trials(bench: Bench) -> int:
-    return 3 if bench.small else 8
-
-
-def _record_errors(bench: Bench, what: str, predicted: Any, measured: Any) -> tuple[float, float]:
-    errors = np.abs(predicted / measured - 1)
-    bench.report.figures[f"error of {what}"] = f"median {np.median(errors):.1%}, worst {errors.max():.1%}"
-    return float(np.median(errors)), float(errors.max())
-
-
-def _calibrated(bench: Bench, recording: Recording, metric: str) -> dict[int, float]:
-    """Return row -> prediction of the untried rows, after some trials of the default strategy."""
-    predictor = predictor_of(recording.card, recording.space)
-    form: ClosedForm = predictor.forms[metric] if metric == STEP_TIME else predictor.memory.form  # type: ignore[union-attr]
-    table, proposer, seen = RecordedTable(recording), make_sampler("default"), list[Observation]()
-    for trial in range(_trials(bench)):
-        view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), 15 - trial, 0)
-        for proposal in proposer.propose(view, 1):
-            seen.append(table.ask(trial, recording.space.row(proposal.config), proposal.config))
-    tried = {observation.row for observation in seen}
-    rows = np.array([row for row in range(len(recording.rows)) if row not in tried])
-    log_cost = fit_ensemble(form, predictor.features, seen, ()).mean(rows) if len(rows) else np.zeros(0)
-    return {int(row): float(np.exp(value)) for row, value in zip(rows, log_cost, strict=True)}
-
-
-def replay_searches(bench: Bench) -> None:
-    """Trials until a search has a configuration within 2 % of the best, over several seeds, on the measured table."""
-    recording = load_recording(bench.out / "landscape")
-    budget, seeds = min(15, len(recording.rows)), 2 if bench.small else 10
-    needed = {}
-    for strategy in ("default", "random"):
-        ends = []
-        for seed in range(seeds):
-            found = replay_search(recording, make_sampler(strategy), seed=seed, budget=budget).best_over_optimum
-            ends.append(next((trial for trial, ratio in enumerate(found, 1) if ratio <= NEAR), budget + 1))
-        needed[strategy] = ends
-        bench.report.figures[f"trials to within 2 % ({strategy}, {seeds} seeds)"] = ends
-    found = sum(end <= budget for end in needed["default"])
-    bench.report.check(
-        f"searches that come within 2 % of the best in {budget} trials", f"{seeds}", f"{found}", found == seeds
-    )
-
-
 def search_for_real(bench: Bench) -> None:
     """Search with the product, each trial a process of its own, and compare with the table."""
     budget, runs = 1 if bench.small else 8, bench.out / "runs"
     shutil.rmtree(runs / "search", ignore_errors=True)
     bench.free()
     command = [sys.executable, "-m", "cclsearch"]
-    words = [
-        "run",
-        "-w",
-        str(bench.folder / "card.yaml"),
-        "-l",
-        "here",
-        "-b",
-        str(budget),
-        "--name",
-        "search",
-        "--quiet",
-    ]
+    words = f"run -w {bench.folder / 'card.yaml'} -l here -b {budget} --name search --quiet".split()
     started = time.monotonic()
     done = subprocess.run([*command, *words, "--runs", str(runs), *bench.options], capture_output=True, text=True)
     bench.report.figures["search (s)"] = time.monotonic() - started

@@ -210,36 +210,6 @@ def _check_kernels(bench: Bench, name: str, score: TraceScore, events: list[dict
         )
 
 
-def check_fsdp(bench: Bench) -> None:
-    """Two ranks share the device and the weights (FSDP2): all-gathers of weights, reduce-scatters of gradients."""
-    folder, script = bench.out / "traces" / "fsdp", Path(__file__).with_name("gpu_fsdp.py")
-    work = {
-        "folder": str(folder), "arch": bench.card.arch.model_dump(), "seq_len": bench.card.number("seq_len"),
-        "rows": max(1, bench.card.number("global_batch_size") // 8), "is_bf16": bench.card.precision == "bf16",
-    }  # fmt: skip
-    way = _run_ranks(bench, folder, ["-P", str(script), json.dumps(work)])
-    if way is None:
-        return
-    name, truth = f"FSDP over {way}", json.loads((folder / "truth.json").read_text())
-    score = score_view(open_trace(folder, card=bench.card))
-    _check_ranks(bench, name, score, folder)
-    tolerance = 0.05 if bench.is_gpu else 0.1
-    bench.report.check_close(
-        f"{name}: step time, beside the device's timer",
-        truth["period_s"],
-        score.value("trace_step_time"),
-        tolerance,
-        "s",
-    )
-    gathered = 2 * truth["layer_params"] + truth["other_params"]  # layers again in the backward pass
-    half = (gathered + truth["layer_params"] + truth["other_params"]) / 2  # and gradients scattered, each half of it
-    bench.report.check_close(
-        f"{name}: bytes gathered and scattered", 4.0 * half, score.metrics["comm_volume"].value, 0.02, "B"
-    )
-    by_kind = score.metrics["comm_volume"].inputs.get("wire_bytes_by_collective", {})
-    bench.report.figures[f"{name}: bytes by collective"] = by_kind
-
-
 def check_two_ranks(bench: Bench) -> None:
     """Two data-parallel ranks of the run script share the device: losses as of one rank, one all-reduce a step."""
     batch = bench.card.number("global_batch_size")
@@ -287,7 +257,7 @@ def _check_ranks(bench: Bench, name: str, score: TraceScore, folder: Path) -> No
         _check_classes(bench, f"{name}, rank {rank}", read_events(folder / f"rank{rank}.json.gz"))
 
 
-def _run_ranks(bench: Bench, folder: Path, words: list[str], payload: Any = None) -> str | None:
+def _run_ranks(bench: Bench, folder: Path, words: list[str], payload: Any) -> str | None:
     """Run two ranks of a program that share the device; return the backend with which they ended well, or None."""
     ways = ("nccl", "gloo") if bench.is_gpu else ("gloo",)
     for way in ways:
@@ -297,9 +267,8 @@ def _run_ranks(bench: Bench, folder: Path, words: list[str], payload: Any = None
         own = {"CCL_SHARE_GPU": way} if bench.is_gpu else {"CCL_DEVICE": "cpu"}
         own["GLOO_SOCKET_IFNAME"] = "lo"
         own["PYTHONPATH"] = os.pathsep.join([str(LAUNCHERS), os.environ["PYTHONPATH"]])
-        if payload is not None:
-            (folder / "config.json").write_text(payload.model_dump_json())
-            own |= trial_environment(folder, payload)
+        (folder / "config.json").write_text(payload.model_dump_json())
+        own |= trial_environment(folder, payload)
         failure = _wait_for([sys.executable, *words], own)
         if failure is None:
             bench.report.check("two ranks on one device", "they train", f"over {way}", True)

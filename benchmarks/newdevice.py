@@ -1,7 +1,6 @@
 """How well a few trials of one workload on a new accelerator predict its other workloads: `newdevice.md`.
 
     python benchmarks/newdevice.py LANDSCAPES [LANDSCAPES ...] --experts EXPERTS.csv MODELS.csv
-    python benchmarks/newdevice.py LANDSCAPES [LANDSCAPES ...] --experts EXPERTS.csv MODELS.csv --fitted h100
 
 Leave one accelerator out: the constants are fitted to the measurements of all other accelerators (landscapes, and
 published configurations), from `prior_guess.json`. Then 0, 1, 3, 5 and 10 trials of one workload on the accelerator
@@ -11,8 +10,6 @@ configurations; trials are spread over the half of its configurations that are p
 medians of |predicted / measured - 1| over the rows of a workload that ran, then over the pairs of workloads.
 
 Beside it: the prior alone, and one factor for the accelerator (the median of measured over predicted of the trials).
-`--fitted` prints how far the closed form is off on each landscape of an accelerator, before and after its multipliers
-are fitted to all rows of that landscape itself: what no multipliers can explain.
 """
 
 from __future__ import annotations
@@ -33,8 +30,6 @@ from cclsearch.propose.observations import Observation
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.stats.calibration import CalibrationData, calibrate
-from cclsearch.stats.kernel import read_features
 from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors
 
 TRIALS = (1, 3, 5, 10)
@@ -171,27 +166,6 @@ def evaluate_accelerator(own: Sequence[Workload], priors: Priors) -> dict[bool, 
     return found
 
 
-def fit_own_rows(workload: Workload, priors: Priors) -> Seconds:
-    """(N,) seconds by the closed form with its multipliers fitted to these rows themselves."""
-    space = space_of([row.config for row in workload.rows])
-    form = make_predictor(workload.rows[0].card, space, priors).forms[STEP]
-    at = np.array([int(np.flatnonzero(space.matching(row.config))[0]) for row in workload.rows])
-    evidence = CalibrationData.measured(at, np.log([row.seconds for row in workload.rows]), one_sided=True)
-    posterior = calibrate(form.log_cost, read_features(space), form.prior, evidence)
-    return np.asarray(np.exp(form.log_cost(at)(posterior.theta_P)))
-
-
-def print_fitted(recordings: Sequence[Recording], published: Sequence[Published], chip: str) -> None:
-    """Print the errors on each landscape of an accelerator that is left out, before and after that."""
-    others, own = ([r for r in recordings if (r.card.hardware.accelerator == chip) is mine] for mine in (False, True))
-    priors = read_priors(fit_prior(others, [p for p in published if p.card.hardware.accelerator != chip]))
-    print(f"{'landscape':<26}{'rows':>6}{'before':>8}{'fitted':>8}")
-    for workload in read_workloads(own, (), priors):
-        before = find_errors(predict_rows(workload.rows, priors), workload.rows)[0]
-        fitted = find_errors(fit_own_rows(workload, priors), workload.rows)[0]
-        print(f"{workload.name:<26}{len(workload.rows):>6}{before:>8.3f}{fitted:>8.3f}", flush=True)
-
-
 def print_row(name: str, errors: Sequence[Sequence[Sequence[float]]]) -> None:
     """Print the medians over pairs of workloads."""
     all_rows, near = np.median(np.array(errors), axis=0).T
@@ -203,13 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--experts", type=Path, nargs=2, required=True, metavar="CSV")
-    parser.add_argument("--fitted", metavar="ACCELERATOR")
     args = parser.parse_args()
     recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
     published = read_published(*args.experts)
-    if args.fitted:
-        print_fitted(recordings, published, args.fitted)
-        return
     chips = dict.fromkeys(each.card.hardware.accelerator for each in (*recordings, *published))
     print("median error after that many trials of another workload: all rows | rows within twice the fastest")
     heads = "".join(f"{head:>8}" for head in HEADS)

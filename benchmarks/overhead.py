@@ -2,7 +2,8 @@
 
     python benchmarks/overhead.py [--repeats 5]
 
-Prints one line per figure: median and range over the repeats, and the goal.
+Prints one line per figure: median and range over the repeats, and the goal. Of a start it prints the minimum: commands
+are started in turn, so that the load of other processes falls on all.
 """
 
 from __future__ import annotations
@@ -22,13 +23,24 @@ from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed, 
 from cclsearch.record.ledger import Ledger, fold_ledger
 from cclsearch.scoring.outcome import Admission, Outcome, Verdict
 
+STARTED = {
+    "empty Python": ["-c", "pass"],
+    "ccl-search --help": ["-m", "cclsearch", "--help"],
+    "ccl-search --version": ["-m", "cclsearch", "--version"],
+    "ccl-search completion bash": ["-m", "cclsearch", "completion", "bash"],
+    "TAB: a card": ["-m", "cclsearch", "completion", "--words", "run", "-w", "wl"],
+    "TAB: a run": ["-m", "cclsearch", "completion", "--words", "show", ""],
+    "import argparse, yaml": ["-c", "import argparse, yaml"],
+    "import cclsearch": ["-c", "import cclsearch"],
+}
+"""What is started -> arguments of the interpreter."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    report("ccl-search --help", measure(lambda: run("--help"), repeats), "goal 0.150 s")
-    report("empty Python process", measure(lambda: subprocess.run([sys.executable, "-c", ""], check=True), repeats), "")
+    print_starts(repeats)
     with tempfile.TemporaryDirectory() as scratch:
         search = ["run", "--workload", "wl2", "--launcher", "replay", "--quiet", "--runs", scratch]
         report(
@@ -41,6 +53,25 @@ def main() -> None:
         count = write_long_ledger(ledger)
         loaded = measure(lambda: fold_ledger(ledger), repeats)
         report(f"ledger of {count:,} events loaded", loaded, "goal 1 s")
+
+
+def print_starts(repeats: int) -> None:
+    """Print the fastest of several starts of each command, beside an empty Python."""
+    fastest = {name: min(seconds) for name, seconds in start_in_turn(repeats).items()}
+    for name, seconds in fastest.items():
+        print(f"{name:<42} {seconds:8.3f} s  ({1e3 * (seconds - fastest['empty Python']):+.1f} ms)")
+
+
+def start_in_turn(repeats: int) -> dict[str, list[float]]:
+    """Return the seconds of each start, after one round that warms the caches."""
+    seconds: dict[str, list[float]] = {name: [] for name in STARTED}
+    for number in range(repeats + 1):
+        for name, arguments in STARTED.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+            if number:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
 
 
 def run(*arguments: str) -> None:

@@ -3,11 +3,10 @@
     python benchmarks/pareto.py [FOLDER ...] [--seeds 3] [--budget 15] [--json FILE]
 
 FOLDER contains recordings (default: those shipped with the project). Recordings of the same work on different numbers
-of accelerators are joined into one problem each. Three methods read trials from the same table:
+of accelerators are joined into one problem each. Two methods read trials from the same table:
 
 - by weight (the naive method): one search of `--budget` trials with the default strategy for each weight 0, 0.1, ..., 1
   of the composite score;
-- by size: one search for the step time at each number of accelerators, `--budget` trials each;
 - the sweep: one search with the `pareto` strategy.
 
 Failures count as trials, and a search knows nothing of a row before it asks for it. The hypervolume is computed on
@@ -70,9 +69,9 @@ def make_problem(recording: Recording) -> Problem:
     return Problem(recording, reference, measure_hypervolume(spread, reference))
 
 
-def find_problems(folders: Sequence[Path], into: Path) -> list[tuple[Recording, list[Recording]]]:
+def find_problems(folders: Sequence[Path], into: Path) -> list[Recording]:
     """Return each family of recordings below these folders, joined; recordings without a family are left out."""
-    joined: dict[str, tuple[Recording, list[Recording]]] = {}
+    joined: dict[str, Recording] = {}
     seen: set[Path] = set()
     for folder in (path for root in folders for path in find_recordings(root)):
         if folder.resolve() in seen:
@@ -81,7 +80,7 @@ def find_problems(folders: Sequence[Path], into: Path) -> list[tuple[Recording, 
         seen |= {member.folder.resolve() for member in family if member.folder}
         if len({member.card.hardware.num_accelerators for member in family}) > 1:
             recording = load_recording(join_recordings(family, into))
-            joined[recording.name] = (recording, family)
+            joined[recording.name] = recording
     return list(joined.values())
 
 
@@ -128,25 +127,23 @@ def observe(recording: Recording, row: int, trial: int, loss: Loss) -> Observati
     )
 
 
-def compare(problem: Problem, members: Sequence[Recording], *, seed: int, budget: int) -> dict[str, float]:
+def compare(problem: Problem, *, seed: int, budget: int) -> dict[str, float]:
     """Return the trials that each method needs and the hypervolume and score that it reaches."""
     naive = run_naive(problem, seed=seed, budget=budget)
     by_weight = [rows[n] for n in range(budget) for rows in naive if n < len(rows)]
-    by_size = run_by_size(problem, members, seed=seed, budget=budget)
-    limit = max(len(by_weight) // 3, len(by_size))
+    limit = len(by_weight) // 3
     sweep = replay(problem, ParetoProposer(), limit, seed=seed, objective="pareto", loss=lambda m: m["step_time_s"])
     shares = [problem.share(sweep[: n + 1]) for n in range(len(sweep))]
-    figures = {"by_weight_trials": len(by_weight), "by_size_trials": len(by_size)}
-    for name, rows in (("by_weight", by_weight), ("by_size", by_size)):
-        share = problem.share(rows)
-        reached = next((n + 1 for n, s in enumerate(shares) if s >= share - 1e-9), None)
-        figures |= {
-            f"{name}_share": share,
-            f"{name}_score": score_found(problem, rows),
-            f"{name}_distinct": len(set(rows)),
-            f"sweep_reaches_{name}": float(reached is not None),
-            f"sweep_trials_to_{name}": reached or limit + 1,
-        }
+    share = problem.share(by_weight)
+    reached = next((n + 1 for n, s in enumerate(shares) if s >= share - 1e-9), None)
+    figures = {
+        "by_weight_trials": len(by_weight),
+        "by_weight_share": share,
+        "by_weight_score": score_found(problem, by_weight),
+        "by_weight_distinct": len(set(by_weight)),
+        "sweep_reaches_by_weight": float(reached is not None),
+        "sweep_trials_to_by_weight": reached or limit + 1,
+    }
     for count in (15, 40, limit):
         figures[f"sweep_share_after_{count}"] = shares[min(count, len(shares)) - 1]
         figures[f"sweep_score_after_{count}"] = score_found(problem, sweep[:count])
@@ -170,18 +167,6 @@ def score_found(problem: Problem, rows: Sequence[int]) -> float:
         )
         ratios.append(ours / best)
     return float(np.mean(ratios))
-
-
-def run_by_size(problem: Problem, members: Sequence[Recording], *, seed: int, budget: int) -> list[int]:
-    """Return the rows that one search per number of accelerators asks for, interleaved, of the joined problem."""
-    orders = []
-    for member in members:
-        alone = Problem(member, problem.reference_2, 1.0)
-        proposer = make_sampler("default")
-        rows = replay(alone, proposer, budget, seed=seed, objective="step_time", loss=lambda m: m["step_time_s"])
-        joined = [problem.recording.space.row(member.rows[row].config) for row in rows]
-        orders.append([row for row in joined if row is not None])
-    return [order[n] for n in range(budget) for order in orders if n < len(order)]
 
 
 def run_naive(problem: Problem, *, seed: int, budget: int) -> list[list[int]]:
@@ -216,9 +201,9 @@ def main() -> int:
     args = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for recording, members in find_problems(args.folder, Path(scratch)):
+        for recording in find_problems(args.folder, Path(scratch)):
             problem = make_problem(recording)
-            runs = [compare(problem, members, seed=seed, budget=args.budget) for seed in range(args.seeds)]
+            runs = [compare(problem, seed=seed, budget=args.budget) for seed in range(args.seeds)]
             mean = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
             ratios = [run["sweep_trials_to_by_weight"] / run["by_weight_trials"] for run in runs]
             mean |= {"trial_ratio": float(np.mean(ratios)), "worst_trial_ratio": max(ratios)}

@@ -1,7 +1,6 @@
 """Measures how well time and memory are predicted: the figures of `predict.md`.
 
-    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...] [--first] [--experts EXPERTS.csv MODELS.csv]
-                                 [--without CHANGE ...] [--fit-to-itself]
+    python benchmarks/predict.py LANDSCAPES [LANDSCAPES ...] [--first [--experts EXPERTS.csv MODELS.csv]]
 
 For each landscape, with constants fitted only on the landscapes of the other frameworks: rank correlation and error of
 the step time, and accuracy of "fits or fails", before any measurement and after 3 and 5 trials of the default strategy
@@ -10,25 +9,21 @@ the step time, and accuracy of "fits or fails", before any measurement and after
 `--first` prints what is known before any measurement only, with the first trial of the default strategy, the fastest
 predicted configuration that is likely to succeed, and the fastest predicted one of those that ran, as if their success
 were known; the constants are then fitted to the published configurations of
-`--experts` too, without those of the landscape's framework. `--without` takes a part of the closed form away, as it
-was before; `--fit-to-itself` shows what the closed form could reach: constants calibrated on all rows of the landscape
-itself.
+`--experts` too, without those of the landscape's framework.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from experts import Published, read_published
-from fit_prior import calibrate_time, fit_prior
+from fit_prior import fit_prior
 from scipy.stats import spearmanr
 from search import load_all
 
@@ -38,11 +33,8 @@ from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.space.behaviour import Behaviour
 from cclsearch.space.table import Knob, Space
 from cclsearch.stats.closed_form import predict_space
-from cclsearch.tasks.training import layer_time, layout
-from cclsearch.tasks.training import time as time_form
 from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
 AFTER = (0, 3, 5)
@@ -91,10 +83,10 @@ def evaluate_one(task: tuple[Path, tuple[Path, ...]]) -> tuple[str, list[list[fl
     return recording.name, figures
 
 
-def print_first(folders: Sequence[Path], published: Sequence[Published], *, fit_to_itself: bool = False) -> None:
+def print_first(folders: Sequence[Path], published: Sequence[Published]) -> None:
     """Print the figures before any measurement and the first trial's time over the optimum, by landscape."""
     recordings = load_all(folders)
-    print("before any measurement; constants fitted", "to the landscape" if fit_to_itself else "without its framework")
+    print("before any measurement; constants fitted without its framework")
     names = (*COLUMNS, "predicted/meas.", "first/optimum", "fastest/optimum", "fastest that ran")
     print(f"{'landscape':<26}" + "".join(f"{name:>17}" for name in names))
     everything, firsts = [], []
@@ -102,10 +94,9 @@ def print_first(folders: Sequence[Path], published: Sequence[Published], *, fit_
         others = [r for r in recordings if r.card.framework != framework]
         priors = read_priors(fit_prior(others, [one for one in published if one.card.framework != framework]))
         for recording in (r for r in recordings if r.card.framework == framework):
-            used = calibrate_to(recording, priors) if fit_to_itself else priors
-            firsts.append([try_first(recording, used, seed) for seed in SEEDS])
-            ends = float(np.median(firsts[-1])), try_fastest(recording, used), try_fastest(recording, used, known=True)
-            everything.append([*evaluate(recording, (), used), find_bias(recording, used), *ends])
+            firsts.append([try_first(recording, priors, seed) for seed in SEEDS])
+            ends = [float(np.median(firsts[-1])), *(try_fastest(recording, priors, known=k) for k in (False, True))]
+            everything.append([*evaluate(recording, (), priors), find_bias(recording, priors), *ends])
             print(f"{recording.name:<26}" + "".join(f"{value:>17.2f}" for value in everything[-1]), flush=True)
     found = np.array(everything)
     print(f"{'median':<26}" + "".join(f"{value:>17.3f}" for value in np.nanmedian(found, axis=0)))
@@ -116,42 +107,6 @@ def print_first(folders: Sequence[Path], published: Sequence[Published], *, fit_
         f" {np.mean(found[:, -2] <= WITHIN):.0%}, fastest predicted that ran {np.mean(found[:, -1] <= WITHIN):.0%}"
         f" of {len(found)} landscapes; failed: {np.mean(np.isinf(firsts)):.0%}, {np.mean(np.isinf(found[:, -2])):.0%}"
     )
-
-
-def calibrate_to(recording: Recording, priors: Priors) -> Priors:
-    """Return the priors with the multipliers of the time that suit all rows of this landscape best."""
-    posterior = calibrate_time(recording, priors)
-    assert posterior is not None
-    return replace(priors, time=replace(priors.time, mean_P=posterior.theta_P))
-
-
-def take_away(change: str) -> None:
-    """Put a part of the closed form back to what it was; each name in `CHANGES`."""
-    CHANGES[change]()
-
-
-def _old_products(rows: Any, inputs: float, outputs: Any) -> Any:
-    """Products that are slower with few rows, and with few columns of the hidden size, by `HALF_RATE`."""
-    del outputs
-    return 1 + layer_time.HALF_RATE / rows + 0 * inputs
-
-
-def _old_passes(forward: Any, backward: Any, host: Any) -> Any:
-    """Both passes as one, in which a host that is slower in one pass catches up in the other."""
-    return time_form._wait_for_slower(forward + backward, host)
-
-
-CHANGES: dict[str, Callable[[], None]] = {
-    "behaviour": lambda: setattr(layout, "find_behaviour", lambda _: Behaviour()),
-    "products": lambda: setattr(layer_time, "slow_gemm", _old_products),
-    "loss": lambda: setattr(time_form, "LOGIT_BYTES", time_form.FUSED_LOGIT_BYTES),
-    "matrix": lambda: setattr(layout, "EAGER_MATRIX", 1.0),
-    "wait": lambda: setattr(time_form, "STAGED_WAIT_S", 1e-4),
-    "passes": lambda: setattr(time_form, "_both_passes", _old_passes),
-}
-"""Name -> puts that part of the closed form back: what framework files say, products by tiles and waves, bytes of the
-loss and of eager attention, how long a collective waits inside a pipeline, and that each pass waits for its device or
-its host."""
 
 
 def find_bias(recording: Recording, priors: Priors) -> float:
@@ -215,15 +170,11 @@ def main() -> None:
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--first", action="store_true", help="print only what is known before any measurement")
     parser.add_argument("--experts", type=Path, nargs=2, metavar="CSV", help="published configurations, and models")
-    parser.add_argument("--without", nargs="+", default=[], choices=CHANGES, help="parts to take away (with --first)")
-    parser.add_argument("--fit-to-itself", action="store_true", help="constants of each landscape's own rows")
     args = parser.parse_args()
     folders = tuple(args.landscapes)
-    for change in args.without:
-        take_away(change)
     if args.first:
         published = read_published(*args.experts) if args.experts else []
-        print_first(folders, published, fit_to_itself=args.fit_to_itself)
+        print_first(folders, published)
         return
     recordings = load_all(folders)
     print("constants fitted without the landscape's framework; after 0, 3 and 5 trials")

@@ -32,16 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from live_searches import LIVE, LiveTally, disturb_searches, find_problem
 
 BUDGET = 60
-SEARCH = [
-    "run",
-    "--workload",
-    "wl2",
-    "--launcher",
-    "replay",
-    "--budget",
-    str(BUDGET),
-    "--quiet",
-]
+SEARCH = f"run --workload wl2 --launcher replay --budget {BUDGET} --quiet".split()
 RANDOM = ["--sampler", "random"]
 """For the searches that run at once: they test the lock, not the strategy."""
 SPAN_BYTES = 12_000

@@ -1,7 +1,6 @@
 """Prediction and search of serving on measured landscapes: errors of TTFT and TPOT, and regret under a TPOT limit.
 
     python benchmarks/serving.py FOLDER [--peer PEER.csv] [--kernel-tables]
-    python benchmarks/serving.py FOLDER --tables
     python benchmarks/serving.py FOLDER --simulated
 
 FOLDER has tables of an engine's TTFT and TPOT by configuration and concurrency (`landscape.csv` with `card.yaml`). A
@@ -9,8 +8,8 @@ cell is a table with a limit on TPOT, if at least four configurations differ by 
 launches one configuration and measures it at every recorded concurrency; its value is the largest throughput per
 accelerator whose TPOT keeps the limit, or 0. Regret after k trials is 1 - best so far / best of the cell, and the mean
 of several seeds. The search learns from every load of a trial, and knows before which loads a row has. Throughput in
-these tables follows from their latencies by Little's law. `--tables` prints the errors of every table before any
-trial instead, `--simulated` those of the simulation. `--peer` has aiconfigurator's predictions of every load
+these tables follows from their latencies by Little's law. `--simulated` prints the errors of
+the step-by-step simulation instead. `--peer` has aiconfigurator's predictions of every load
 (benchmarks/serving_peer.py): its picks are tried in the order of their predicted values, and cells that it can order
 are counted for all. `--kernel-tables` has predictions and searches use its measured kernels as a prior, where it knows
 model and accelerator (needs `pip install aiconfigurator`).
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from serving_tables import print_tables
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
@@ -210,13 +208,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peer", type=Path)
-    parser.add_argument("--tables", action="store_true")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--kernel-tables", action="store_true")
     args = parser.parse_args()
-    if args.tables:
-        print_tables(args.folder)
-        return
     peer = read_peer(args.peer) if args.peer else {}
     tables = list(read_tables(args.folder, kernels=args.kernel_tables))
     errors = np.concatenate([find_errors(table) for table in tables])

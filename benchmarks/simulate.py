@@ -1,15 +1,13 @@
 """Writes simulated landscapes, to try a strategy on unmeasured problems. They are simulated and never evidence.
 
-    python benchmarks/simulate.py OUT [--count 40] [--seed 0] [--unknown [--failing 0.3 0.5]]
+    python benchmarks/simulate.py OUT [--count 40] [--seed 0]
 
 Each is a random model (1B to 175B, some mixtures of experts), a random cluster (4 to 512 accelerators) and a random
 framework: multipliers of every part with wider distributions than the priors, effects that the closed form does not
 model (a smooth random field over the knobs, choices of a `kernel` knob), hiccups in 1 of 20 runs, and configurations
 that run out of memory or crash. The format is that of measured landscapes, so `ccl-search bench` runs them.
 
-With `--unknown`, tables of 12 to 60 rows have one to three more knobs whose values are words that no closed form knows.
-Each value changes the time, and some values, or pairs of values, always crash: 30 to 80 % of the rows fail, or the
-shares of `--failing`. The column `cause` says why a row fails.
+The column `cause` says why a row fails.
 """
 
 from __future__ import annotations
@@ -42,15 +40,6 @@ MEMORY_DRAWN = memory.MULTIPLIERS[:-1]
 """All but what recomputation that no knob declares keeps."""
 CLUSTERS = (("nvidia_a100", 40, 2400, 200), ("nvidia_a100", 80, 2400, 800), ("nvidia_h100", 80, 3600, 400))
 KERNELS = ("torch", "fused", "flash_attention2", "flash_attention2 + norm")
-UNKNOWN = {
-    "method": ("full", "adapter", "frozen"),
-    "quantized_base": ("none", "g4", "n4", "i8"),
-    "loss_kernel": (False, True),
-    "runtime": ("stable", "next"),
-    "transport": ("plain", "staged", "direct"),
-}
-FAILING = (0.3, 0.8)
-"""Share of the rows that may fail in a table with unknown knobs."""
 
 
 CAUSE = "cause"
@@ -96,42 +85,6 @@ def simulate(
             row["peak_memory_gib"] = "" if failed else round(float(np.exp(log_gib[n])), 1)
         row[CAUSE] = "memory" if out[n] else "crash" if crash[n] else ""
     return data, rows
-
-
-def simulate_unknown(
-    rng: np.random.Generator, name: str, failing: tuple[float, float] = FAILING
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return a card and rows that have knobs of words too; some words always crash.
-
-    `failing` are the least and the largest share of rows that may fail.
-    """
-    data, known = simulate(rng, name, fewest=6, most=30)
-    chosen = [str(knob) for knob in rng.permutation(list(UNKNOWN))[: rng.integers(1, 4)]]
-    combined = [
-        dict(row) | dict(zip(chosen, words, strict=True))
-        for row in known
-        for words in itertools.product(*(UNKNOWN[knob] for knob in chosen))
-    ]
-    most = int(rng.integers(12, 61))
-    rows = [combined[n] for n in np.sort(rng.permutation(len(combined))[:most])]
-    effects = {(knob, word): rng.normal(0, 0.2) for knob in chosen for word in UNKNOWN[knob]}
-    for row in rows:
-        if row["status"] == "ok":
-            row["step_time_s"] = round(row["step_time_s"] * float(np.exp(sum(effects[k, row[k]] for k in chosen))), 5)
-            if "peak_memory_gib" in row:
-                row["peak_memory_gib"] = ""  # that of the row without these knobs
-    for _ in range(int(rng.integers(1, 4))):
-        width = 1 if len(chosen) < 2 or rng.random() < 0.7 else 2
-        where = {str(k): rng.choice(len(UNKNOWN[str(k)])) for k in rng.permutation(chosen)[:width]}
-        cause = "+".join(f"{k}={UNKNOWN[k][int(at)]}" for k, at in where.items())
-        for row in rows:
-            if all(row[k] == UNKNOWN[k][int(at)] for k, at in where.items()):
-                row |= {"status": "failed", "step_time_s": "", CAUSE: cause}
-    failed = sum(row["status"] != "ok" for row in rows)
-    if not failing[0] <= failed / len(rows) <= failing[1] or len(rows) - failed < 3:
-        return simulate_unknown(rng, name, failing)
-    columns = dict.fromkeys([*chosen, *rows[0]])
-    return data, [{column: row[column] for column in columns} for row in rows]
 
 
 def _draw_problem(rng: np.random.Generator, name: str) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
@@ -224,20 +177,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--unknown", action="store_true", help="with knobs of words, some of which always crash")
-    parser.add_argument(
-        "--failing",
-        type=float,
-        nargs=2,
-        default=FAILING,
-        metavar="SHARE",
-        help="with --unknown: least and largest share of failing rows",
-    )
     args = parser.parse_args()
     for n in range(args.count):
-        name = f"simulated-{'unknown-' if args.unknown else ''}{args.seed}-{n:03d}"
+        name = f"simulated-{args.seed}-{n:03d}"
         rng = np.random.default_rng([args.seed, n])
-        data, rows = simulate_unknown(rng, name, tuple(args.failing)) if args.unknown else simulate(rng, name)
+        data, rows = simulate(rng, name)
         folder = args.out / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")

@@ -1,7 +1,6 @@
-"""The network simulator beside closed forms of collectives, ASTRA-sim's published results and real Gloo; and its speed.
+"""The network simulator beside closed forms of collectives and ASTRA-sim's published results; and its speed.
 
-python benchmarks/simulator.py > benchmarks/simulator.md     # as root, with `ip` and `tc`: 8 minutes
-python benchmarks/simulator.py --no-gloo                     # without real runs: 20 seconds
+python benchmarks/simulator.py [--astra-sim CSV]     # 20 seconds
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from simulator_gloo import measure_gloo
 
 from cclsearch.network.collectives import Collectives
 from cclsearch.network.engine import Wait, Work, simulate
@@ -161,11 +159,10 @@ def speed() -> Iterator[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-gloo", action="store_true")
     parser.add_argument("--astra-sim", type=Path, metavar="CSV", help="results of ASTRA-sim: see simulator.md")
     args = parser.parse_args()
     print("# The network simulator\n\nEvery time called *simulated* is computed, not measured. Printed by:\n")
-    print(f"    python benchmarks/simulator.py{' --no-gloo' if args.no_gloo else ''}\n")
+    print("    python benchmarks/simulator.py\n")
     print("## Closed forms of collectives\n\na: latency of a message, b: bandwidth of a rank, M: message, n: ranks.\n")
     forms = list(closed_forms())
     shown = [(c, k, f, form(e), form(s), off(s, e)) for c, k, f, e, s in forms]
@@ -185,9 +182,6 @@ def main() -> None:
             f"\n{backend}: median difference of {len(part)} rows {100 * np.median(differences):.1f} %, largest"
             f" {100 * differences.max():.1f} %.\n"
         )
-    if not args.no_gloo:
-        print("## Real Gloo over shaped links\n")
-        measure_gloo()
     print("## Speed\n\nCPU time of one process, including the network and all schedules.\n")
     print(table(("cluster", "what", "simulated step", "CPU time"), list(speed())))
 

@@ -1,10 +1,9 @@
-"""The Slurm launcher on a real Slurm on this machine: searches, limits, every kind of end, kills, cost of polling.
+"""The Slurm launcher on a real Slurm on this machine: limits, a stopped controller, kills, cost of polling.
 
     python benchmarks/slurm.py [--only NAME ...] [--kills 50] [--out benchmarks/slurm.md]
 
-Needs root and Debian's Slurm packages (it installs them). Parts that train (`search`, `parallel`) need an
-otherwise idle machine: admission rejects their trials otherwise, and the figures show it. `--out` replaces the sections
-of the parts that were run and keeps the others.
+Needs root and Debian's Slurm packages (it installs them). `--out` replaces the sections of the parts that were run and
+keeps the others.
 """
 
 from __future__ import annotations
@@ -32,64 +31,48 @@ os.environ.setdefault("CCL_REQUIRE_SLURM", "1")
 from slurm.cluster import start_cluster  # noqa: E402
 from slurm.searches import COMMAND, kill_and_resume  # noqa: E402
 from slurm.trials import make_job  # noqa: E402
-from slurm_ends import part_ends  # noqa: E402
-from slurm_jobs import follow, make_launcher, name_end, wait_for  # noqa: E402
 
 from cclsearch.core.errors import UserError  # noqa: E402
 from cclsearch.core.trust import trust_project  # noqa: E402
-from cclsearch.launch.base import Handle  # noqa: E402
+from cclsearch.launch.base import Handle, JobState, JobStatus  # noqa: E402
+from cclsearch.launch.slurm.job_files import RunScript, classify_trial  # noqa: E402
 from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
+from cclsearch.launch.slurm.settings import SlurmSettings  # noqa: E402
 
-TINY = """\
-launcher: slurm
-cpu_only: true
-exclusive: true
-poll_s: 2
-environment: {OMP_NUM_THREADS: 1, GLOO_SOCKET_IFNAME: lo}
-hardware: {num_accelerators: 4, accelerators_per_node: 1}
-"""
-
+SCRIPT = HERE.parent / "tests" / "slurm" / "trial_script.py"
 Part = Callable[[Path, argparse.Namespace], list[str]]
 
 
-# ---- searches that train ---------------------------------------------------------------------------------------------
+def make_launcher(run_dir: Path, **settings: Any) -> SlurmLauncher:
+    fields = {"poll_s": 1.0, "grace_s": 5, "cpu_only": True, "python": sys.executable, **settings}
+    script = RunScript(SCRIPT, "process", {})
+    return SlurmLauncher(SlurmSettings.model_validate(fields), script, classify=classify_trial, run_dir=run_dir)
 
 
-def part_search(folder: Path, args: argparse.Namespace) -> list[str]:
-    """A search of 15 trials of `tiny`, its four ranks on four nodes."""
-    with start_cluster():
-        return _run_tiny(folder, "search", parallel=1, budget=args.budget)
+def follow(
+    launcher: SlurmLauncher, handles: Sequence[Handle], limit_s: float = 240
+) -> dict[str, tuple[float, JobStatus]]:
+    """Poll until all jobs are done; return job name -> (Unix time of that poll, status)."""
+    ends: dict[str, tuple[float, JobStatus]] = {}
+    deadline = time.monotonic() + limit_s
+    while len(ends) < len(handles) and time.monotonic() < deadline:
+        for handle, status in zip(handles, launcher.poll(handles), strict=True):
+            if status.state is JobState.DONE and handle.job_name not in ends:
+                ends[handle.job_name] = (time.time(), status)
+        time.sleep(0.1)
+    return ends
 
 
-def part_parallel(folder: Path, args: argparse.Namespace) -> list[str]:
-    """The same search with `--parallel 4`: four jobs in the queue; whole nodes keep them apart."""
-    with start_cluster():
-        return _run_tiny(folder, "parallel", parallel=4, budget=args.budget)
+def wait_for(path: Path, limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
-def _run_tiny(folder: Path, name: str, *, parallel: int, budget: int) -> list[str]:
-    profile = folder / "four-nodes.yaml"
-    profile.write_text(TINY)
-    started = time.monotonic()
-    command = [*COMMAND, "run", "-w", "tiny", "-b", str(budget), "-l", str(profile), "--runs", str(folder / "runs")]
-    done = subprocess.run(
-        [*command, "--name", name, "--parallel", str(parallel)], capture_output=True, text=True, check=False, cwd=folder
-    )
-    took = time.monotonic() - started
-    events = read_ledger(folder / "runs" / name)
-    ends = [event["outcome"] for event in events if event["event"] == "trial_finished"]
-    admitted = [end for end in ends if (end["admission"] or {}).get("admitted")]
-    failures = Counter(end["failure"]["kind"] for end in ends if end["failure"])
-    refused = Counter(
-        v["rule"] for end in ends for v in (end["admission"] or {}).get("verdicts", []) if v["ok"] is False
-    )
-    best = min((end["metrics"]["step_time_s"] for end in admitted), default=None)
-    repeats = sum(event["event"] == "trial_retried" for event in events)
-    return [
-        f"- exit code {done.returncode}, {took:.0f} s in total; {len(ends)} trials finished, {len(admitted)} admitted, "
-        f"failed: {dict(failures) or 'none'}, rejected by rule: {dict(refused) or 'none'}, retried: {repeats}",
-        f"- best step time: {f'{best:.3f} s' if best else 'none was admitted'}",
-    ]
+def name_end(status: JobStatus | None) -> str:
+    if status is None:
+        return "no end in time"
+    return f"`{status.failure.kind.value}`: {status.failure.message}" if status.failure else "valid result"
 
 
 def read_ledger(run: Path) -> list[dict[str, Any]]:
@@ -294,10 +277,7 @@ def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
 
 
 PARTS: dict[str, Part] = {
-    "search": part_search,
-    "parallel": part_parallel,
     "limits": part_limits,
-    "ends": part_ends,
     "away": part_away,
     "no_sacct": part_no_sacct,
     "kills": part_kills,
@@ -326,7 +306,6 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=256)
-    parser.add_argument("--budget", type=int, default=15)
     parser.add_argument("--away-s", type=int, default=60)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -49,19 +49,8 @@ def search(counts: list[int]) -> None:
         with slices.open_cloud(folder / "cloud", accelerator_type=f"v5litepod-{chips}", **settings) as cloud:
             began = time.monotonic()
             words = [word for knob in KNOBS for word in ("--knob", knob)]
-            done = call(
-                folder,
-                "run",
-                "-w",
-                "tiny-jax",
-                "--launcher",
-                str(cloud.profile),
-                "--budget",
-                "1",
-                "--name",
-                "r1",
-                *words,
-            )
+            run = f"run -w tiny-jax --launcher {cloud.profile} --budget 1 --name r1".split()
+            done = call(folder, *run, *words)
             took_s, calls, left = time.monotonic() - began, len(cloud.calls()), cloud.resources()
         outcome = read_outcome(folder)
         broken = (
@@ -115,19 +104,8 @@ def one_kill(at_s: float | None) -> dict[str, Any]:
     environment = {"QUICK_STARTS": str(folder / "starts"), "QUICK_SECONDS": "0.5"}
     settings = {"framework": "quick", "hardware": {"accelerators_per_node": 2}, "environment": environment}
     with slices.open_cloud(folder / "cloud", **settings) as cloud:
-        words = [
-            "run",
-            "-w",
-            "tiny-jax",
-            "--sampler",
-            "random",
-            "--budget",
-            "2",
-            "--name",
-            "r1",
-            "--launcher",
-            str(cloud.profile),
-        ]
+        words = ["run", "-w", "tiny-jax", "--sampler", "random", "--budget", "2", "--name", "r1"]
+        words += ["--launcher", str(cloud.profile)]
         began, missed = time.monotonic(), ""
         running = subprocess.Popen([*CLI, *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

@@ -1,12 +1,11 @@
 """Time and memory to read large traces: this project, an earlier checkout, `json.load` and HolisticTraceAnalysis (HTA).
 
-    python benchmarks/traces.py TRACE... [--before DIR] [--hta PYTHON] [--size-mb 300] [--ranks 64]
-                                         [--out benchmarks/traces.md]
+    python benchmarks/traces.py TRACE... [--before DIR] [--hta PYTHON] [--size-mb 300] [--out FILE]
 
-Each TRACE is a real Kineto trace (`.json` or `.json.gz`), repeated with shifted times and ids up to the given size; the
-files of many ranks are repeats of the first one. DIR is a checkout to compare with, PYTHON an interpreter of a separate
-environment with `hta` 0.5. Every measurement runs in its own process, this project and the checkout in turns; of three
-runs the one with the least CPU time (with several workers: wall time) counts. json.load and HTA run once.
+Each TRACE is a real Kineto trace (`.json` or `.json.gz`), repeated with shifted times and ids up to the given size. DIR
+is a checkout to compare with, PYTHON an interpreter of a separate environment with `hta` 0.5. Every measurement runs in
+its own process, this project and the checkout in turns; of three runs the one with the least CPU time (with several
+workers: wall time) counts. json.load and HTA run once.
 """
 
 from __future__ import annotations
@@ -25,13 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ((64, 10), (16, 29), (6, 98))
-"""Number of ranks and MB of each: the sizes at which two workers were once slower than one."""
 REPEATS = 3
-SAMPLE_S = 0.05
 _SHIFTED = re.compile(r'"(ts|correlation|External id|id)":\s*(\d+)')
 _METRICS = "trace_step_time compute_frac exposed_comm_frac exposed_mem_frac idle_frac comm_time overlap"
 
@@ -60,20 +54,6 @@ print(json.dumps(dict(load_s=loaded - start, wall_s=time.perf_counter() - start,
     peak_mb=(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
     table_mb=sum(table.nbytes for table in tables) / 2**20, rows=sum(map(len, tables)))))
 """
-
-AGAIN = """
-import json, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from cclsearch.trace.read import read_traces
-walls = []
-for _ in range(int(sys.argv[3])):
-    start = time.perf_counter()
-    read_traces(Path(sys.argv[2]), use_cache=False)
-    walls.append(time.perf_counter() - start)
-print(json.dumps(dict(wall_s=sorted(walls[1:-1])[len(walls[1:-1]) // 2])))
-"""
-"""Reads a file several times; the first and the last time do not count: another process may not run then."""
 
 LOAD = """
 import json, os, resource, sys, time
@@ -130,20 +110,6 @@ def repeat_trace(source: Path, target: Path, size_bytes: int) -> None:
         file.write(inner[len(inner.rstrip()) :] + text[end - 1 :])
 
 
-def write_ranks(source: Path, folder: Path, ranks: int) -> Path:
-    """Write the trace as that of each rank of one run."""
-    text = source.read_text()
-    cut = text.index('"traceEvents"')
-    folder.mkdir()
-    for rank in range(ranks):
-        head = re.sub(r'"rank":\s*\d+', f'"rank": {rank}', text[:cut])
-        head = re.sub(r'"world_size":\s*\d+', f'"world_size": {ranks}', head)
-        with (folder / f"rank{rank}.json").open("w") as file:
-            file.write(head)
-            file.write(text[cut:])
-    return folder
-
-
 def run_program(python: str, program: str, *arguments: str, core: int | None, native: bool = True) -> dict[str, float]:
     """Return what the program prints, run in its own process."""
     command = [python, "-c", program, *arguments]
@@ -170,47 +136,6 @@ def measure(ways: list[Way], path: Path, warm: Path, *, cache: bool = False) -> 
         way.name: min(runs[way.name], key=lambda run, w=way: run["wall_s" if w.workers > 1 else "cpu_s"])
         for way in ways
     }
-
-
-def measure_cores(path: Path) -> float:
-    """Return by how much two independent processes, one on each core, read more than one: the limit of the machine."""
-    alone, together = [], []
-    for _ in range(REPEATS):
-        alone += _read_again(path, cores=1)
-        together += _read_again(path, cores=2)
-    return 2 * min(alone) / min(together)
-
-
-def _read_again(path: Path, cores: int) -> list[float]:
-    """The median wall time of reading in the slowest of as many processes as cores."""
-    command = [sys.executable, "-c", AGAIN, str(ROOT), str(path), "9"]
-    processes = [
-        subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        for core in range(cores)
-    ]
-    return [max(float(json.loads(process.communicate()[0])["wall_s"]) for process in processes)]
-
-
-def score_command(root: Path, folder: Path, workers: int) -> dict[str, float]:
-    """Return time, and peak memory summed over all processes (each page once), of `ccl-search score FOLDER`."""
-    for kept in folder.glob(".*.ccl-columns"):
-        kept.unlink()
-    program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from cclsearch.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, str(root), "score", str(folder), "--workers", str(workers)]
-    start, peak = time.perf_counter(), 0
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            peak = max(peak, _memory_of(process.pid))
-            time.sleep(SAMPLE_S)
-    return {"wall_s": time.perf_counter() - start, "peak_mb": peak / 2**20, "code": float(process.returncode)}
-
-
-def _memory_of(pid: int) -> int:
-    try:
-        family = psutil.Process(pid)
-        return sum(int(one.memory_full_info().pss) for one in [family, *family.children(recursive=True)])
-    except psutil.Error:
-        return 0
 
 
 def report_single(arguments: argparse.Namespace, scratch: Path) -> list[str]:
@@ -243,11 +168,6 @@ def report_single(arguments: argparse.Namespace, scratch: Path) -> list[str]:
             one = runs[way.replace(", 2 workers", "")] if "2 workers" in way else None
             lines.append(_single_row(f"{name}, {size_mb:.0f} MB", way, run, (runs.get("before"), one), size_mb))
             print(lines[-1], file=sys.stderr)
-        limit = measure_cores(path)
-        lines.append(
-            f"| {name}, {size_mb:.0f} MB | two independent processes, for comparison | | | | | | {limit:.2g} |"
-        )
-        print(lines[-1], file=sys.stderr)
         path.unlink()
         packed.unlink()
     return lines
@@ -262,37 +182,6 @@ def _single_row(
     return f"| {trace} | {way} | {run['wall_s']:.3g} | {run['cpu_s']:.3g} | {rate:.0f} | {extra:.0f} | {ratios} |"
 
 
-def report_folders(arguments: argparse.Namespace, scratch: Path) -> list[str]:
-    """Return the table of folders with many files, read by one and by two workers."""
-    ways = [Way(f"now, {n} workers", ROOT, n) for n in (1, 2)]
-    if arguments.before:
-        ways += [Way(f"before, {n} workers", arguments.before, n) for n in (1, 2)]
-    lines = ["| files | way | wall s | CPU s |", "| --- | --- | --- | --- |"]
-    source = arguments.traces[0]
-    for ranks, size_mb in FOLDERS:
-        one = scratch / "one.json"
-        repeat_trace(source, one, size_mb * 1_000_000)
-        folder = write_ranks(one, scratch / f"{ranks}x{size_mb}", ranks)
-        for way, run in measure(ways, folder, source).items():
-            lines.append(f"| {ranks} of {size_mb} MB | {way} | {run['wall_s']:.3g} | {run['cpu_s']:.3g} |")
-            print(lines[-1], file=sys.stderr)
-    return lines
-
-
-def report_ranks(arguments: argparse.Namespace, scratch: Path) -> list[str]:
-    """Return the table of the whole command on many ranks of 100 MB."""
-    one = scratch / "hundred.json"
-    repeat_trace(arguments.traces[0], one, 100_000_000)
-    folder = write_ranks(one, scratch / "ranks", arguments.ranks)
-    lines = ["| command | workers | wall s | peak MB of all processes |", "| --- | --- | --- | --- |"]
-    for workers in (1, 2):
-        run = score_command(ROOT, folder, workers)
-        what = f"`ccl-search score`, {arguments.ranks} ranks of 100 MB, exit code {run['code']:.0f}"
-        lines.append(f"| {what} | {workers} | {run['wall_s']:.3g} | {run['peak_mb']:.0f} |")
-        print(lines[-1], file=sys.stderr)
-    return lines
-
-
 def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
     """Return the measurements as Markdown."""
     lines = [
@@ -303,11 +192,7 @@ def make_report(arguments: argparse.Namespace, scratch: Path) -> str:
         "on one core; `--workers` shares several large files among processes, and reads one file in threads.",
         "",
         *report_single(arguments, scratch),
-        "",
-        *report_folders(arguments, scratch),
     ]
-    if arguments.ranks:
-        lines += ["", *report_ranks(arguments, scratch)]
     return "\n".join(lines) + "\n"
 
 
@@ -316,7 +201,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--size-mb", type=int, default=300)
-    parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--out", type=Path)
@@ -327,9 +211,7 @@ def main() -> None:
         text = make_report(arguments, Path(scratch))
     print(text)
     if arguments.out:
-        before = arguments.out.read_text() if arguments.out.exists() else ""
-        others = [part for part in re.split(r"^(?=# )", before, flags=re.MULTILINE) if not part.startswith("# Reading")]
-        arguments.out.write_text("\n".join([text, *(part for part in others if part.strip())]))
+        arguments.out.write_text(text)
 
 
 if __name__ == "__main__":
