@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots fuzz-native clean
+.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -60,6 +60,10 @@ test-sglang: $(VENV)/.installed-dev  ## install SGLang without its kernels for G
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
+bench: $(VENV)/.installed-dev  ## one benchmark of benchmarks/README.md: make bench NAME=traces ARGS="TRACE --size-mb 100"
+	@test -n "$(NAME)" || { echo "make bench NAME=... ARGS=...: the names are in benchmarks/README.md"; exit 1; }
+	$(BIN)/python benchmarks/$(NAME).py $(ARGS)
+
 screenshots: $(VENV)/.installed-dev  ## the pictures of README and docs, from real runs (needs Chromium)
 	$(BIN)/python docs/make_pictures.py
 
@@ -103,7 +107,7 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(SCANNER) tests/const
 	@touch $@ $(VENV)/.installed
 
 fuzz-native: $(VENV)/.installed-dev  ## damaged traces through the scanner in C, built with sanitizers (3 minutes)
-	$(BIN)/python benchmarks/fuzz_native.py --out benchmarks/fuzz-native.md
+	$(BIN)/python tests/fuzz_native.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,7 +1,6 @@
 """Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
     python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
-    python benchmarks/agent.py chaos      [--turns 1000]                       a provider that does everything wrong
     python benchmarks/agent.py sandbox                                         every hostile program
 
 No figure is from a live model: the simulated models are programs. Differences are paired by landscape and seed;
@@ -11,14 +10,12 @@ intervals are 95 % by bootstrap over landscapes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +29,6 @@ from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
 from cclsearch.propose.agent.options import AgentOptions  # noqa: E402
-from cclsearch.propose.agent.surrogate_table import make_surrogate_table  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
 from cclsearch.propose.events import LlmTurn  # noqa: E402
 from cclsearch.propose.study.choose import make_sampler  # noqa: E402
@@ -140,28 +136,12 @@ def interval(difference_by_landscape: dict[str, list[float]], draws: int = 4000)
     return float(means.mean()), float(low), float(high)
 
 
-def run_landscapes(folder: Path, num_seeds: int, *, players: Sequence[str], workers: int, keep: Path | None) -> None:
-    """Run all searches that `keep` does not contain yet, seed by seed, and print the paired figures as Markdown."""
+def run_landscapes(folder: Path, num_seeds: int, *, players: Sequence[str], workers: int) -> None:
+    """Run all searches and print the paired figures as Markdown."""
     paths = find_recordings(folder)
     tasks = [(str(p), who, s) for s in range(num_seeds) for p in paths for who in (FALLBACK, *players)]
-    played = read_kept(keep)
-    done = {(p.landscape, p.who, p.seed) for p in played}
-    tasks = [(path, who, seed) for path, who, seed in tasks if (Path(path).name, who, seed) not in done]
     with ProcessPoolExecutor(workers) as pool:
-        for one in pool.map(play, tasks, chunksize=5):
-            played.append(one)
-            if keep:
-                with keep.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(one)) + "\n")
-    print_figures(played, players)
-
-
-def read_kept(keep: Path | None) -> list[Played]:
-    """The searches of an earlier, interrupted call."""
-    if keep is None or not keep.exists():
-        return []
-    rows = [json.loads(line) for line in keep.read_text(encoding="utf-8").splitlines()]
-    return [Played(**{**row, "log_ratio": tuple(row["log_ratio"])}) for row in rows]
+        print_figures(list(pool.map(play, tasks, chunksize=5)), players)
 
 
 def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
@@ -194,22 +174,6 @@ def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
         print(f"| {who} | {' | '.join(cells)} |")
 
 
-def run_chaos_bench(num_turns: int) -> None:
-    """Run the chaos test with the real surrogate and fallback."""
-    from llm.chaos import run_chaos
-
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        report = run_chaos(
-            num_turns,
-            Path(folder),
-            seed=5,
-            make_fallback=lambda: make_sampler("default"),
-            make_table=make_surrogate_table,
-        )
-    print(f"{report}\n{time.monotonic() - started:.0f} s; every assertion held")
-
-
 def run_sandbox_bench() -> None:
     """Run every hostile program and print those that returned anything."""
     from llm.hostile import HOSTILE, SLOW
@@ -236,19 +200,15 @@ def run_sandbox_bench() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
     names = [name + end for end in ("", SEVERAL, ENDS) for name in PLAYERS]
-    parser.add_argument("what", choices=("landscapes", "chaos", "sandbox"))
+    parser.add_argument("what", choices=("landscapes", "sandbox"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--turns", type=int, default=1000)
     parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=names)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="file of finished searches, from which an interrupted call continues")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":
-        run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers, keep=args.keep)
-    elif args.what == "chaos":
-        run_chaos_bench(args.turns)
+        run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers)
     else:
         run_sandbox_bench()
 

@@ -1,6 +1,6 @@
 """Measures whether the surrogate's chances come true: the figures of `calibration.md`.
 
-    python benchmarks/calibration.py LANDSCAPES [LANDSCAPES ...] [--seeds 1] [--trials 15] [--hide-peaks] [--keep FILE]
+    python benchmarks/calibration.py LANDSCAPES [LANDSCAPES ...] [--seeds 1] [--trials 15]
 
 Each landscape is searched with constants fitted only on the landscapes of the other frameworks in the first folder (15
 trials of the default strategy): as the shipped constants, they are fitted on no table of fine-tuning, whose memory the
@@ -13,11 +13,9 @@ statements came true. Landscapes have equal weight.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise, repeat
 from pathlib import Path
@@ -69,11 +67,11 @@ class State(NamedTuple):
     """By how much the best open configuration beats the best so far, in log units; 0 if none does."""
 
 
-def search_one(path: Path, folder: Path, seed: int, trials: int, hides_peaks: bool) -> list[State]:
+def search_one(path: Path, folder: Path, seed: int, trials: int) -> list[State]:
     """Return the statements of one search, with constants fitted on the other frameworks of this folder."""
     recording = load_recording(path)
     predictor = make_predictor(recording.card, recording.space, fit_without(folder, recording.card.framework))
-    return list(state_chances(recording, predictor, seed, trials, hides_peaks=hides_peaks))
+    return list(state_chances(recording, predictor, seed, trials))
 
 
 @cache
@@ -82,9 +80,7 @@ def fit_without(folder: Path, framework: str) -> Priors:
     return read_priors(fit_prior([other for other in load_all([folder]) if other.card.framework != framework]))
 
 
-def state_chances(
-    recording: Recording, predictor: Predictor, seed: int, trials: int, *, hides_peaks: bool
-) -> Iterator[State]:
+def state_chances(recording: Recording, predictor: Predictor, seed: int, trials: int) -> Iterator[State]:
     """Yield the statements before each trial of a search, from the first ranked trial on."""
     proposer, table = DefaultProposer(lambda card, space: predictor), RecordedTable(recording)
     values_N = np.array([value or np.inf for value in recording.values])
@@ -109,9 +105,7 @@ def state_chances(
         proposals = proposer.propose(view, 1)
         if not proposals:
             return
-        found = table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config)
-        shown = {name: value for name, value in found.metrics.items() if not (hides_peaks and name == PEAK_MEMORY)}
-        seen.append(replace(found, metrics=shown))
+        seen.append(table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config))
 
 
 def pair(chance_m: NDArray[np.float64], true_m: NDArray[np.bool_]) -> list[Statement]:
@@ -162,15 +156,13 @@ def main() -> None:
     parser.add_argument("landscapes", type=Path, nargs="+")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--trials", type=int, default=BUDGET)
-    parser.add_argument("--hide-peaks", action="store_true", help="no trial tells the memory that it used")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="file for all statements, as JSON")
     args = parser.parse_args()
     folders = tuple(args.landscapes)
     tasks = [(r.folder, seed) for r in load_all(folders) if r.folder for seed in range(args.seeds)]
     paths, seeds = zip(*tasks, strict=True)
     with ProcessPoolExecutor(args.workers) as pool:
-        given = (repeat(folders[0]), seeds, repeat(args.trials), repeat(args.hide_peaks))
+        given = (repeat(folders[0]), seeds, repeat(args.trials))
         states = [state for found in pool.map(search_one, paths, *given) for state in found]
     print_bins("A configuration wins", [(s.landscape, one) for s in states for one in s.rows])
     print_bins("A configuration succeeds", [(s.landscape, one) for s in states for one in s.fits])
@@ -180,8 +172,6 @@ def main() -> None:
     print_bins("Some configuration wins", [(s.landscape, s.any_row) for s in states])
     print()
     print_ends(states)
-    if args.keep:
-        args.keep.write_text(json.dumps(states) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
 
 from cclsearch.analysis.re_evaluate import re_evaluate_run
 from cclsearch.core.text import count_of
@@ -189,23 +188,10 @@ def count_refused(rows: Sequence[Row]) -> str:
     )
 
 
-def explain(rows: Sequence[Row], folder: Path) -> str:
-    """Return the reasons of refused trials, refused honest ones first, and how steady the honest ones were."""
+def explain(rows: Sequence[Row]) -> str:
+    """Return the reasons of refused trials, refused honest ones first."""
     lines = [f"trial {row.number}, {row.trick}: {'; '.join(row.details)}" for row in rows if row.details]
     lines.sort(key=lambda line: ", honest:" not in line)
-    honest = {row.number for row in rows if row.trick == "honest"}
-    figures: dict[str, list[float]] = {}
-    for trial in load_run(folder).state.trials.values():
-        if trial.number in honest and trial.outcome is not None and trial.outcome.failure is None:
-            result = json.loads((folder / "trials" / f"{trial.number:04d}" / "result.json").read_text())
-            times, metrics = result["step_times_s"], trial.outcome.metrics
-            for name, value in (
-                ("traced / timed step", metrics["trace_step_time"] / metrics["step_time_s"]),
-                ("timed window / sum of its steps", result["timed_window_s"] / sum(times)),
-                ("mean without the first step / median", mean(times[1:]) / median(times)),
-            ):
-                figures.setdefault(name, []).append(value)
-    lines += [f"honest trials, {name}: {min(found):.3f} to {max(found):.3f}" for name, found in figures.items()]
     return "\n".join(lines)
 
 
@@ -230,7 +216,7 @@ def main() -> None:
     first = next((row.number for row in rows if row.trick == "honest" and row.is_ranked), None)
     if first is not None:
         rows.append(edit_result(folder, first))
-    print(f"{render(rows, words)}\n\n{explain(rows, folder)}")
+    print(f"{render(rows, words)}\n\n{explain(rows)}")
     print(f"\n{name_best(folder, rows)}")
     if not args.only:
         folder = run_cheats(MAJORITY, runs, "majority")

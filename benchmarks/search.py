@@ -1,6 +1,6 @@
 """Measures the default strategy on landscapes that its constants were not fitted on: the figures of `search.md`.
 
-    python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--jittered 6] [--misjudged 1] [--without NAME]
+    python benchmarks/search.py LANDSCAPES [LANDSCAPES ...] [--seeds 20] [--jittered 6] [--misjudged 1]
                                 [--json FILE] [--experts EXPERTS.csv MODELS.csv]
 
 Three splits. `shipped`: constants as shipped (fitted on all landscapes: an upper bound). `landscape`: each landscape is
@@ -116,9 +116,6 @@ def main() -> None:
     parser.add_argument("--jittered", type=int, default=0, help="searches of each seed with prior means moved")
     parser.add_argument("--misjudged", type=float, default=1.0, help="every time is predicted so many times too short")
     parser.add_argument("--splits", nargs="+", default=["shipped", *SPLITS], choices=["shipped", *SPLITS])
-    parser.add_argument(
-        "--without", nargs="+", default=[], help="landscapes; for each, prints one more row over all others"
-    )
     parser.add_argument("--experts", type=Path, nargs=2, default=(), metavar="CSV", help="published runs, and models")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -127,9 +124,6 @@ def main() -> None:
         recordings = load_all(folders)
     except UserError as error:
         parser.error(str(error))
-    unknown = set(args.without) - {r.name for r in recordings}
-    if unknown:
-        parser.error(f"--without names no landscape of these folders: {min(unknown)!r}")
     if args.seeds < 1 or not 0 < args.misjudged < np.inf:
         parser.error(f"--seeds must be at least 1 and --misjudged above 0; got {args.seeds} and {args.misjudged}")
     tasks = [
@@ -148,8 +142,6 @@ def main() -> None:
             family: summarize([search for search in own if families[search.landscape] == family])
             for family in sorted(set(families.values()))
         }
-        for landscape in args.without:
-            figures[split][f"no {landscape}"] = summarize([search for search in own if search.landscape != landscape])
         for name, summary in figures[split].items():
             gmean = summary["best_over_optimum"]["gmean"]
             means = " ".join(f"{gmean[k]:.4f}" for k in gmean)

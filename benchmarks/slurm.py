@@ -2,8 +2,7 @@
 
     python benchmarks/slurm.py [--only NAME ...] [--kills 50] [--out benchmarks/slurm.md]
 
-Needs root and Debian's Slurm packages (it installs them). `--out` replaces the sections of the parts that were run and
-keeps the others.
+Needs root and Debian's Slurm packages (it installs them).
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,11 +26,9 @@ sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent)]
 os.environ.setdefault("CCL_REQUIRE_SLURM", "1")
 
 from slurm.cluster import start_cluster  # noqa: E402
-from slurm.searches import COMMAND, kill_and_resume  # noqa: E402
+from slurm.searches import kill_and_resume  # noqa: E402
 from slurm.trials import make_job  # noqa: E402
 
-from cclsearch.core.errors import UserError  # noqa: E402
-from cclsearch.core.trust import trust_project  # noqa: E402
 from cclsearch.launch.base import Handle, JobState, JobStatus  # noqa: E402
 from cclsearch.launch.slurm.job_files import RunScript, classify_trial  # noqa: E402
 from cclsearch.launch.slurm.launcher import SlurmLauncher  # noqa: E402
@@ -83,7 +78,7 @@ def read_ledger(run: Path) -> list[dict[str, Any]]:
 
 
 def part_limits(folder: Path, _: argparse.Namespace) -> list[str]:
-    """Array and submit limits, and unknown accounts, with enforcement on."""
+    """Array and submit limits, with enforcement on."""
     lines = []
     with start_cluster("--enforce", "--max-array", "9"):
         launcher = make_launcher(folder / "array", account="ccl")
@@ -104,21 +99,10 @@ def part_limits(folder: Path, _: argparse.Namespace) -> list[str]:
             f"- QOS of 4 jobs per user (so `max_parallel` is {launcher.max_parallel}), 20 trials at once: "
             f"{at_once} submitted, the others later; {valid} of 20 had a valid result, none failed because of the limit"
         )
-        for fields in (
-            {"account": "nobody"},
-            {"account": "ccl", "qos": "gold"},
-            {"account": "ccl", "partition": "none"},
-        ):
-            try:
-                make_launcher(folder / "refused", **fields).submit([make_job(folder / "refused", 1, ranks=1)])
-                answer = "was accepted"
-            except UserError as error:
-                answer = str(error)
-            lines.append(f"- `{fields}`: {answer}")
     return lines
 
 
-# ---- no controller, no accounting ------------------------------------------------------------------------------------
+# ---- no controller ---------------------------------------------------------------------------------------------------
 
 
 def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
@@ -153,32 +137,7 @@ def part_away(folder: Path, args: argparse.Namespace) -> list[str]:
     ]
 
 
-def part_no_sacct(folder: Path, _: argparse.Namespace) -> list[str]:
-    """No accounting, and a controller that forgets jobs (MinJobAge 2): a later search must explain their ends."""
-    lines = []
-    for title, options in (("without slurmdbd", ("--no-db",)), ("with it", ())):
-        with start_cluster("--min-job-age", "2", *options) as cluster:
-            name = "forgotten-" + ("db" if not options else "nodb")
-            first = make_launcher(folder / name)
-            behaviours = ("ok", "crash", "hang", "failed")
-            handles = first.submit(
-                [make_job(folder / name, n, ranks=1, behaviour=b, timeout_s=8) for n, b in enumerate(behaviours, 1)]
-            )
-            wait_for(handles[3].trial_dir / "seen-0.json")
-            cluster.ask("scancel", handles[3].job_id)
-            deadline = time.monotonic() + 240
-            while cluster.ask("squeue", "--states=all", "-h").strip() and time.monotonic() < deadline:
-                time.sleep(2)
-            found = follow(make_launcher(folder / name), handles)
-            ends = [name_end(found[handle.job_name][1]) for handle in handles]
-            lines.append(
-                f"- {title}, after Slurm forgot the jobs: "
-                + "; ".join(f"{b}: {e}" for b, e in zip(behaviours, ends, strict=True))
-            )
-    return lines
-
-
-# ---- kills, polls, latency -------------------------------------------------------------------------------------------
+# ---- kills, polls ----------------------------------------------------------------------------------------------------
 
 
 def part_kills(folder: Path, args: argparse.Namespace) -> list[str]:
@@ -245,60 +204,12 @@ def _cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def part_latency(folder: Path, _: argparse.Namespace) -> list[str]:
-    """Time from the result file to the score in the ledger, in a search of 12 trials; Slurm is queried every 10 s."""
-    with start_cluster("--no-db") as cluster:
-        runs = folder / "latency" / "runs"
-        runs.mkdir(parents=True)
-        profile = folder / "latency" / "ten.yaml"
-        quick = HERE.parent / "tests" / "slurm" / "quick"
-        for trusted in (quick, profile.parent):
-            trust_project(trusted)
-        text = (quick / "launchers" / "quick.yaml").read_text()
-        profile.write_text(text.replace("poll_s: 0.5", "poll_s: 10"))
-        command = [*COMMAND, "run", "-w", "tiny", "-b", "12", "-l", str(profile), "--sampler", "random"]
-        subprocess.run(
-            [*command, "--runs", str(runs), "--name", "latency", "--parallel", "3"],
-            capture_output=True,
-            check=False,
-            env={**os.environ, "CCL_SEARCH_PATH": str(quick)},
-            cwd=runs,
-        )
-        waits = [
-            event["time_s"] - (runs / "latency" / "trials" / f"{event['trial']:04d}" / "result.json").stat().st_mtime
-            for event in read_ledger(runs / "latency")
-            if event["event"] == "trial_finished"
-        ]
-        left = cluster.ask("squeue", "-h").strip()
-    return [
-        f"- {len(waits)} trials: from `result.json` to the score in the ledger median {median(waits):.2f} s, "
-        f"maximum {max(waits):.2f} s (result files are checked every 2 s); left in the queue: {left or 'none'}"
-    ]
-
-
 PARTS: dict[str, Part] = {
     "limits": part_limits,
     "away": part_away,
-    "no_sacct": part_no_sacct,
     "kills": part_kills,
     "poll": part_poll,
-    "latency": part_latency,
 }
-
-
-def write_sections(path: Path, sections: dict[str, str]) -> None:
-    """Replace the sections of the parts that ran; keep the others, in the order of `PARTS`."""
-    text = path.read_text() if path.exists() else ""
-    kept = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-    kept.update(sections)
-    head = (
-        "# The Slurm launcher on a real Slurm\n\nWritten by `python benchmarks/slurm.py --out benchmarks/slurm.md`: "
-        "slurmctld, four slurmd, on one machine of 2 cores, over loopback. Other work kept the "
-        "machine busy during the measurement (load 8 to 14): the times are upper bounds.\n\n"
-    )
-    path.write_text(
-        head + "".join(f"## {name}\n{kept[name].rstrip()}\n\n" for name in PARTS if name in kept).rstrip() + "\n"
-    )
 
 
 def main() -> int:
@@ -318,8 +229,8 @@ def main() -> int:
         intro = " ".join((part.__doc__ or "").split())
         sections[name] = f"\n{intro}\n\n" + "\n".join(lines) + f"\n\n(took {time.monotonic() - began:.0f} s)\n"
         print(f"## {name}\n{sections[name]}", flush=True)
-        if args.out:
-            write_sections(args.out, {name: sections[name]})
+    if args.out:
+        args.out.write_text("".join(f"## {name}\n{text}\n" for name, text in sections.items()))
     return 0
 
 

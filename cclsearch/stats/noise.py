@@ -30,7 +30,7 @@ PRIOR_DOF = 2.0
 DEFAULT_CONFIDENCE = 0.95
 REPLACED_FROM = 0.6
 """Confidence from which a configuration with fewer runs replaces the best one: in simulations a wrong choice then costs
-1.05 times the least possible, and 2.4 times at 0.95 (benchmarks/choose_best.py)."""
+1.05 times the least possible, and 2.4 times at 0.95 (simulated searches, noise of 1 to 10 %)."""
 OUTLIER = 0.01
 """Probability, over all repeated configurations, that the noise alone makes one of them an outlier."""
 OUTLIER_SHARE = 0.2

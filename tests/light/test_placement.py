@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-from benchmarks.node_links import NVLINKS
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
@@ -33,6 +32,17 @@ from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.time import MULTIPLIERS, combine_time, time_parts
 
+NVLINKS = (
+    (0, 1, 1, 2, 2, 0, 0, 0),
+    (1, 0, 2, 1, 0, 2, 0, 0),
+    (1, 2, 0, 2, 0, 0, 1, 0),
+    (2, 1, 2, 0, 0, 0, 0, 1),
+    (2, 0, 0, 0, 0, 1, 1, 2),
+    (0, 2, 0, 0, 1, 0, 2, 1),
+    (0, 0, 1, 0, 1, 2, 0, 2),
+    (0, 0, 0, 1, 2, 1, 2, 0),
+)
+"""NVLinks between the GPUs of a DGX-1 with V100, as `nvidia-smi topo -m` prints them (NV1, NV2, SYS)."""
 COMMON = ROOT / "launchers"
 
 

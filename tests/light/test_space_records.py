@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 from paths import ROOT
 
-sys.path.append(str(ROOT / "benchmarks"))
-from space_records import judge, judge_landscapes
-
 from cclsearch.card.catalogue import find_by_name
 from cclsearch.card.load import load_card
-from cclsearch.card.model import make_model
+from cclsearch.card.model import Card, KnobDeclaration, make_model
 from cclsearch.cli import main
-from cclsearch.core.values import Config
-from cclsearch.space.build import build_space
-from cclsearch.space.framework import load_framework
+from cclsearch.core.errors import UserError
+from cclsearch.core.values import Config, Value
+from cclsearch.recording.load import find_recordings, load_recording
+from cclsearch.space.build import build_space, explain_config, resolve_knobs
+from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.knobs import meaning_of
+from cclsearch.space.rule import RuleKind
 from cclsearch.stats.closed_form import predict_space
+
+
+def judge(card: Card, framework: Framework, given: Mapping[str, Value]) -> str:
+    """Return the names of the rules that refuse every configuration with these values; empty if one is in the space.
+
+    A configuration that does the same as another (rules of kind `same`) is in the space as that one.
+    A knob that the framework offers only on request is added with its own choices, as `--knob` does.
+    """
+    known = {knob.name: knob for knob in (*framework.knobs, *framework.optional_knobs)}
+    lacking = [name for name, value in given.items() if name not in known and value != meaning_of(name).neutral]
+    if lacking:
+        return f"{framework.name} has no knob {', '.join(lacking)}"
+    extra = [
+        KnobDeclaration(name=name, choices=knob.resolve(card, use_fewer=True).choices)
+        for name in given
+        if (knob := framework.find_optional(name)) is not None and given[name] != meaning_of(name).neutral
+    ]
+    try:
+        knobs = resolve_knobs(card, framework, extra)
+    except UserError as error:
+        return str(error)
+    names = {knob.name for knob in knobs}
+    config = {name: value for name, value in given.items() if name in names}
+    verdicts = explain_config(card, framework, config, extra)
+    return ", ".join(
+        f"{v.rule} ({v.detail.split(';')[0]})" if v.rule == "choices" else v.rule
+        for v in verdicts
+        if v.ok is False and v.kind is not RuleKind.SAME
+    )
+
+
+def judge_landscapes() -> Iterator[tuple[str, str]]:
+    """Yield every measured configuration of the landscapes with the rules of its framework that refuse it."""
+    for found in find_recordings(ROOT / "benchmarks" / "landscapes"):
+        recording = load_recording(found)
+        framework = load_framework("nanotron" if "nanotron" in recording.name else "megatron")
+        for row in recording.rows:
+            if row.status.value == "ok":
+                known = {knob.name for knob in framework.knobs}
+                given = {name: value for name, value in row.config.items() if name in known}
+                if isinstance(recomputes := given.get("activation_checkpointing"), bool):
+                    given["activation_checkpointing"] = "full" if recomputes else "none"
+                yield f"{recording.name} {row.config}", judge(recording.card, framework, given)
+
 
 MEGATRON_BRIDGE = "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md"
 RECORDS: list[tuple[str, int, int, int, str, dict[str, Any]]] = [

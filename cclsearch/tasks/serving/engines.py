@@ -12,7 +12,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.kernel import Array
 
 ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
-"""Engine -> time for the same work / vLLM's, by LLM-Inference-Bench (`benchmarks/serving_engines.py`). llama.cpp is
+"""Engine -> time for the same work / vLLM's, by LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is
 left out: how much slower it is depends on the batch."""
 
 

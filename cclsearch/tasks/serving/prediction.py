@@ -29,9 +29,9 @@ from cclsearch.tasks.serving.workload import read_limits
 
 TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
 """Of the multiplier `scale`, and factor of the residual, where loads of other work are learned from: most of what a
-whole server is off by is common to its works (`benchmarks/newdevice_serving.py`; our choice)."""
+whole server is off by is common to its works (benchmarks/newdevice.md; our choice)."""
 LOAD_SCALE = 0.4
-"""Doublings of a knob to which a doubling of the load is alike (also from `serving_prior.py`)."""
+"""Doublings of a knob to which a doubling of the load is alike (benchmarks/serving.md)."""
 FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
 Compute = Callable[[Rows | None, Array | float], LoadParts]

@@ -27,4 +27,4 @@ LOAD_PRIORS = {
     TTFT: replace(PRIOR, shape=KernelShape(0.4, 1.5, 0.03, 0.2), noise=0.12),
 }
 """Of the latencies at one load, which are known better than what counts: the largest evidence of measured servers, and
-about the same with each model left out (`benchmarks/serving_prior.py`)."""
+about the same with each model left out (benchmarks/serving.md)."""

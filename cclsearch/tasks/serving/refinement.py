@@ -32,7 +32,7 @@ MAX_ROWS = 256
 MAX_REQUESTS, PER_CLIENT = 1000, 6
 """Requests of a load that are simulated at most, and for each client of a closed loop: a steady state shows by then."""
 MAX_SIMULATED = 100_000
-"""Requests times rows that are simulated at most: about 2 s on one core (benchmarks/serving_speed.py)."""
+"""Requests times rows that are simulated at most: about 2 s on one core (benchmarks/serving.md)."""
 LATENCY_SHAPE, LATENCY_NOISE = LOAD_PRIORS[TTFT].shape, LOAD_PRIORS[TTFT].noise
 """Of percentiles and of times that wait for others: as little is known of them as of the first token."""
 

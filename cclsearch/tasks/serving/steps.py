@@ -33,15 +33,15 @@ COLLECTIVE_S = 1.6e-5
 """Seconds of a collective of few bytes besides the latency of its links: launch, and waiting for the slowest rank."""
 MEMORY_SHARE = 0.85
 """Share of the data-sheet bandwidth that reads of weights reach. This and the number above were chosen on measured
-servers (benchmarks/serving_fit.py)."""
+servers (benchmarks/serving.md)."""
 REQUEST_S = 0.05
 """Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues."""
 TOGETHER = 0.15
 """Share of the requests of a closed loop that arrive together: answers of equal length end together. This and the
-number above were chosen on measured servers (benchmarks/serving_fit.py)."""
+number above were chosen on measured servers (benchmarks/serving.md)."""
 HANDOVER_S = 0.15
 """Seconds from a prompt that another worker prefilled to its place in a step, besides moving its keys and values.
-Chosen on measured servers (benchmarks/serving_disaggregated.py)."""
+Chosen on measured servers (benchmarks/serving.md)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Fuzzes the trace scanner in C: built with the address and undefined-behaviour sanitizers, compared with Python.
 
-    python benchmarks/fuzz_native.py [--seconds 180] [--seed 0] [--out benchmarks/fuzz-native.md]
+    python tests/fuzz_native.py [--seconds 180] [--seed 0]
 
 Traces are damaged at random (odd values, members twice, cut and copied text, broken bytes) and read in blocks of
 several sizes, by C in one and in two threads and by Python alone: tables and reports must be equal. Every text is also
@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "light")]
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "light")]
 
 SANITIZED = ("-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
@@ -93,7 +93,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.library:
@@ -125,16 +124,11 @@ def _run(library: Path, arguments: argparse.Namespace) -> int:
         print(f"the fuzzed process ended with exit code {done.returncode}", file=sys.stderr)
         return 1
     counts = json.loads(done.stdout.strip().splitlines()[-1])
-    text = (
-        "# Fuzzing the trace scanner\n\n"
-        f"`make fuzz-native` ({arguments.seconds:.0f} s, seed {arguments.seed}, {time.strftime('%Y-%m-%d')}): "
-        f"{counts['traces']} damaged traces, {counts['pieces']} pieces scanned with the address and "
-        f"undefined-behaviour sanitizers, {counts['accepted']} of them accepted, no report of a sanitizer, "
-        f"{counts['differences']} tables differ from those of the Python way.\n"
+    print(
+        f"{arguments.seconds:.0f} s, seed {arguments.seed}: {counts['traces']} damaged traces, {counts['pieces']}"
+        f" pieces scanned with the address and undefined-behaviour sanitizers, {counts['accepted']} accepted, no"
+        f" report of a sanitizer, {counts['differences']} tables differ from Python's"
     )
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text)
     return 1 if counts["differences"] else 0
 
 
