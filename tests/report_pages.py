@@ -7,9 +7,13 @@ import gzip
 import re
 from dataclasses import replace
 
+from cclsearch.charts.trials import NeighborPoint
 from cclsearch.plugins import TASKS
 from cclsearch.record.event import Purpose
-from cclsearch.report.data import FAILED, NOT_ADMITTED, RANKED, AdmissionCheck, Neighbor, RunPage, TrialRow
+from cclsearch.record.trial import TrialState
+from cclsearch.report.data import RunPage
+from cclsearch.report.rows import TrialRow
+from cclsearch.scoring.outcome import Verdict
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 
@@ -26,14 +30,14 @@ def make_trial(number: int, time_s: float | None, **fields: object) -> TrialRow:
         proposer="llm" if number % 2 else "default",
         rationale=f"try {number}: {HOSTILE}",
         purpose=Purpose.SEARCH,
-        state=RANKED if time_s else FAILED,
+        state=TrialState.ADMITTED if time_s else TrialState.FAILED,
         loss=time_s,
-        score=time_s,
+        figure=time_s,
         metrics={"step_time_s": time_s, "mfu": 0.2 / time_s, "overlap": 0.5, "num_accelerators": 8.0} if time_s else {},
         spread=0.01 if time_s else None,
         value=time_s,
         expected={"step_time_s": time_s * 1.1} if time_s else {},
-        checks=(AdmissionCheck("work", True, "64 sequences"), AdmissionCheck("load", None, HOSTILE)),
+        checks=(Verdict(rule="work", ok=True, detail="64 sequences"), Verdict(rule="load", ok=None, detail=HOSTILE)),
         diagnosis=("0.4 s of 1.0 s wait for the all-reduce",),
         seconds_by_cause={"compute": 0.6, "exposed transfer": 0.3, "idle": 0.1} if time_s else {},
         evidence=f"trials/{number:04d}",
@@ -48,7 +52,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         make_trial(2, None, failure_kind="out_of_memory", reason=f"CUDA out of memory {HOSTILE}"),
         make_trial(3, 0.7),
         make_trial(4, 1.4),
-        make_trial(5, None, state=NOT_ADMITTED, reason="work: global batch 4 where the card has 32"),
+        make_trial(5, None, state=TrialState.REFUSED, reason="work: global batch 4 where the card has 32"),
         make_trial(6, 0.5),
         make_trial(7, 0.51, purpose=Purpose.CONFIRMATION),
     )
@@ -76,7 +80,7 @@ def make_page(run_id: str = "demo", **fields: object) -> RunPage:
         facts=(("best step time", "0.5 s"), ("trials admitted", "5 of 7")),
         confidence=("97% likely the best of what was tried",),
         interval=(0.48, 0.52),
-        neighbors=(Neighbor("tp 1 → 2, dp 8 → 4", 1.4, 3), Neighbor("kernel flash → plain", 2.0, None)),
+        neighbors=(NeighborPoint("tp 1 → 2, dp 8 → 4", 1.4, 3), NeighborPoint("kernel flash → plain", 2.0, None)),
         costs=(("accelerator-hours", "0.47"), ("LLM tokens", "1,200 input")),
         notes=(("llm turn", f"thought {HOSTILE}"),),
         created="2026-01-01T00:00:00+00:00",

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cclsearch.core.values import Value
-from cclsearch.report.data import CONFIRMATION, TrialRow
+from cclsearch.record.event import Purpose
+from cclsearch.report.rows import TrialRow
 
 MIN_TRIALS = 6
 """With fewer ranked trials an importance says nothing."""
@@ -19,7 +20,7 @@ def find_importance(trials: Sequence[TrialRow]) -> dict[str, float]:
 
     PED-ANOVA compares the best tenth of the trials with all of them (Watanabe et al., IJCAI 2023); it needs no forest.
     """
-    ranked = [t for t in trials if t.loss is not None and t.purpose != CONFIRMATION]
+    ranked = [t for t in trials if t.loss is not None and t.purpose is not Purpose.CONFIRMATION]
     names = dict.fromkeys(knob for trial in ranked for knob in trial.config)
     values: dict[str, list[Value]] = {
         k: list(dict.fromkeys(t.config[k] for t in ranked if k in t.config)) for k in names

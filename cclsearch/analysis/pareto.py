@@ -13,8 +13,9 @@ from cclsearch.core.values import Config, Provenance
 from cclsearch.loop.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import list_spreads
-from cclsearch.report.gather import clean, describe_work, metrics_of
+from cclsearch.report.gather import describe_work, metrics_of
 from cclsearch.report.pareto import ParetoPage, ParetoPoint
+from cclsearch.report.rows import clean
 from cclsearch.run.folder import Run
 from cclsearch.scoring.objective import Objective
 from cclsearch.stats.noise import confidence_interval, estimate_noise

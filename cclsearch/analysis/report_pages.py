@@ -8,13 +8,14 @@ from dataclasses import replace
 from cclsearch.analysis.importance import find_importance
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.charts.chart import Chart
+from cclsearch.charts.trials import NeighborPoint
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Value
 from cclsearch.loop.session import rebuild_space
 from cclsearch.loop.sweep import read_sweep
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.report.data import Neighbor, RunPage, StepOfRanks
+from cclsearch.report.data import RunPage, StepOfRanks
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
 from cclsearch.run.folder import Run
@@ -82,7 +83,7 @@ def draw_pareto_charts(runs: Sequence[Run]) -> list[Chart]:
         return []
 
 
-def predict_neighbors(run: Run) -> list[Neighbor]:
+def predict_neighbors(run: Run) -> list[NeighborPoint]:
     """Untried configurations one step from the winner, with predicted primary metrics relative to the winner's."""
     best, metric = run.state.best, task_of(run.spec.card).primary_metric
     value = best.outcome.metrics.get(metric.name) if best and best.outcome else None
@@ -112,7 +113,7 @@ def predict_neighbors(run: Run) -> list[Neighbor]:
         m = index.get(row)
         if m is not None and posterior.p_success_m[m] >= MIN_P_SUCCESS:
             ratio = float(posterior.value_m[m]) / value
-            found.append(Neighbor(describe_change(best.config, space.config(row)), ratio, None))
+            found.append(NeighborPoint(describe_change(best.config, space.config(row)), ratio, None))
     return sorted(found, key=lambda neighbor: metric.sign * neighbor.ratio)[:MAX_PREDICTED]
 
 

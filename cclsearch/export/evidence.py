@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 from cclsearch.core.job_file import JobFileError
 from cclsearch.core.secrets.redact import MASK, redact
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
-from cclsearch.report.gather import clean
+from cclsearch.report.rows import clean
 from cclsearch.run.log_masking import mask_pieces
 from cclsearch.run.spec import hash_file
 from cclsearch.run.trial_folder import ADMISSION_FILE, METRICS_FILE, SCRIPT_FILE

@@ -13,9 +13,11 @@ from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
-from cclsearch.report.data import ENDED_EARLY, RANKED, RUNNING, RunPage, TrialRow
+from cclsearch.record.trial import TrialState
+from cclsearch.report.data import RunPage
 from cclsearch.report.gather import gather_run
 from cclsearch.report.pareto import escape_formula
+from cclsearch.report.rows import TrialRow
 from cclsearch.run.folder import Run
 from cclsearch.scoring.objective import Objective
 
@@ -85,7 +87,7 @@ def _fill_study(page: RunPage, objective: Objective, url: str) -> None:
     for key in ("workload", "work", "hardware", "framework", "provenance", "objective"):
         study.set_user_attr(key, getattr(page, key))
     distributions = _distributions(page)
-    finished = [row for row in page.trials if row.state != RUNNING]
+    finished = [row for row in page.trials if row.state is not TrialState.UNFINISHED]
     study.add_trials([_as_optuna(row, objective, distributions) for row in finished])
     storage.engine.dispose()
 
@@ -97,7 +99,7 @@ def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
         "provenance": page.provenance,
         "purpose": trial.purpose.value,
         "proposer": trial.proposer,
-        "state": trial.state,
+        "state": trial.kind,
         "failure_kind": trial.failure_kind or None,
         "reason": trial.reason or None,
         "loss": trial.loss,
@@ -130,15 +132,16 @@ def _distributions(page: RunPage) -> dict[str, Any]:
 
 
 def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any]) -> Any:
-    from optuna.trial import TrialState, create_trial
+    from optuna.trial import TrialState as State
+    from optuna.trial import create_trial
 
-    ranked = row.state == RANKED
+    ranked = row.state is TrialState.ADMITTED
     values: list[float] | None = None
     if ranked and objective.is_multi:
         values = [row.metrics[term.metric] * term.scale for term in objective.terms]
     elif row.loss is not None:
         values = [row.loss]
-    state = {RANKED: TrialState.COMPLETE, ENDED_EARLY: TrialState.PRUNED}.get(row.state, TrialState.FAIL)
+    state = {TrialState.ADMITTED: State.COMPLETE, TrialState.PRUNED: State.PRUNED}.get(row.state, State.FAIL)
     attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose.value}
     attributes |= {key: text for key in ("reason", "rationale", "failure_kind") if (text := getattr(row, key))}
     attributes |= dict(row.metrics)

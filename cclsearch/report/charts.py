@@ -11,10 +11,8 @@ from cclsearch.charts.knobs import draw_contour, draw_importance, draw_parallel,
 from cclsearch.charts.parts import StackedBar, draw_parts
 from cclsearch.charts.timeline import draw_timeline
 from cclsearch.charts.trials import (
-    BEST,
-    CONFIRMED,
+    FAILED,
     Axis,
-    NeighborPoint,
     TrialPoint,
     draw_against,
     draw_history,
@@ -24,7 +22,7 @@ from cclsearch.charts.trials import (
     rank_correlation,
 )
 from cclsearch.report.compare import RankingEntry
-from cclsearch.report.data import CONFIRMATION, ENDED_EARLY, NOT_ADMITTED, RANKED, RunPage, TrialRow
+from cclsearch.report.data import RunPage
 
 WIDE = ("progress", "score", "strip", "parallel", "timeline")
 """Charts that take the whole width of a page."""
@@ -40,24 +38,13 @@ def name_axis(page: RunPage) -> Axis:
 
 def make_points(page: RunPage, *, by_score: bool = False) -> list[TrialPoint]:
     """The trials of a run as charts show them: by primary metric, or by the objective's score."""
-    return [_make_point(page, trial, by_score) for trial in page.trials]
-
-
-def _make_point(page: RunPage, trial: TrialRow, by_score: bool) -> TrialPoint:
-    value, expected = trial.score, None
-    if not by_score:
-        refused = trial.state in (NOT_ADMITTED, ENDED_EARLY)
-        value = trial.metrics.get(page.metric.name) if refused else trial.value
-        expected = trial.expected.get(page.metric.name)
-    kind = trial.state.value
-    if trial.number == page.best:
-        kind = BEST
-    elif trial.state == RANKED and trial.purpose == CONFIRMATION:
-        kind = CONFIRMED
-    return TrialPoint(
-        trial.number, trial.config, kind, value, None if by_score else trial.spread, expected, trial.proposer,
-        f"{trial.failure_kind} {trial.reason}".strip(), trial.metrics,
-    )  # fmt: skip
+    if by_score:
+        return [replace(row.as_point(page.best, row.score), spread=None) for row in page.trials]
+    name = page.metric.name
+    return [
+        row.as_point(page.best, None if row.kind == FAILED else row.metrics.get(name), row.expected.get(name))
+        for row in page.trials
+    ]
 
 
 def draw_run(page: RunPage) -> list[Chart]:
@@ -75,7 +62,7 @@ def draw_run(page: RunPage) -> list[Chart]:
         draw_slice(points, axis, first=important[0] if important else None),
         draw_contour(points, axis, first=important[:2]),
         draw_prediction(points, axis),
-        draw_neighbors([NeighborPoint(n.change, n.ratio, n.trial) for n in page.neighbors], axis),
+        draw_neighbors(page.neighbors, axis),
         _draw_causes(page),
         *(_draw_against(own, cause, page.task.metric(cause).words, axis) for cause in page.task.causes),
         *_draw_step(page),

@@ -4,84 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from cclsearch.charts.timeline import Lane
-from cclsearch.core.metrics import NUM_ACCELERATORS, MetricInfo
-from cclsearch.core.values import Provenance, Value, format_config
-from cclsearch.record.event import Purpose
-from cclsearch.space.table import count_ranks
+from cclsearch.charts.trials import NeighborPoint
+from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.values import Provenance
+from cclsearch.report.evidence import TurnView
+from cclsearch.report.rows import TrialRow
 from cclsearch.tasks.base import Task
-
-
-class RowState(StrEnum):
-    """What became of a trial."""
-
-    RANKED = "ranked"
-    NOT_ADMITTED = "not admitted"
-    ENDED_EARLY = "ended early"
-    FAILED = "failed"
-    RUNNING = "running"
-
-
-RANKED, NOT_ADMITTED, ENDED_EARLY, FAILED, RUNNING = RowState
-CONFIRMATION = Purpose.CONFIRMATION
-
-
-@dataclass(frozen=True)
-class AdmissionCheck:
-    """One rule of the admission gate over one trial."""
-
-    rule: str
-    ok: bool | None
-    detail: str
-
-
-@dataclass(frozen=True)
-class TrialRow:
-    """One trial. All text is plain: no control characters, no secrets."""
-
-    number: int
-    config: Mapping[str, Value]
-    proposer: str
-    rationale: str
-    purpose: Purpose
-    state: RowState
-    reason: str = ""
-    """Why it is not ranked."""
-    failure_kind: str = ""
-    score: float | None = None
-    """The figure of the objective as shown to people; None unless the trial is ranked."""
-    value: float | None = None
-    """The primary metric; None unless the trial is ranked."""
-    violation: float | None = None
-    """By how much it violates the objective's constraints, relative to their bounds; None if it has no result."""
-    loss: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    spread: float | None = None
-    expected: Mapping[str, float] = field(default_factory=dict)
-    """Metrics that were expected before the run."""
-    checks: tuple[AdmissionCheck, ...] = ()
-    notes: tuple[str, ...] = ()
-    diagnosis: tuple[str, ...] = ()
-    seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
-    evidence: str = ""
-    """Folder of the trial's evidence, relative to the run folder."""
-    files: tuple[str, ...] = ()
-    """What there is in that folder, of what readers open: logs, result, trace."""
-    wall_s: float | None = None
-    """Seconds from proposal to end, queue time included; None while the trial runs or if nothing ran."""
-
-    @property
-    def config_text(self) -> str:
-        return format_config(self.config)
-
-    @property
-    def accelerator_hours(self) -> float | None:
-        if self.wall_s is None:
-            return None
-        return self.wall_s * self.metrics.get(NUM_ACCELERATORS, count_ranks(self.config)) / 3600
 
 
 @dataclass(frozen=True)
@@ -98,37 +29,6 @@ class StepOfRanks:
     @property
     def waits(self) -> bool:
         return self.worst_rank is not None and len(self.seconds_by_rank) > 1
-
-
-@dataclass(frozen=True)
-class TurnMessage:
-    """One message of a conversation with an LLM."""
-
-    role: str
-    """`system`, `engine` or `assistant`."""
-    who: str
-    text: str
-
-
-@dataclass(frozen=True)
-class TurnView:
-    """One turn of the LLM as a conversation."""
-
-    number: int
-    summary: str
-    messages: tuple[TurnMessage, ...]
-
-
-@dataclass(frozen=True)
-class Neighbor:
-    """A configuration that differs from the winner in one or two knobs."""
-
-    change: str
-    """`tp 2 → 4, dp 8 → 4`."""
-    ratio: float
-    """Its primary metric divided by the winner's."""
-    trial: int | None
-    """None if it was predicted and not run."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +71,7 @@ class RunPage:
     """How each window of the cluster compares with the first, one sentence each."""
     other_load: tuple[str, ...] = ()
     """How the best does on a second load that trials measured too."""
-    neighbors: tuple[Neighbor, ...] = ()
+    neighbors: tuple[NeighborPoint, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     """Topic and text of the search's notes."""

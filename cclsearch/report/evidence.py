@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.version import __version__
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, STDOUT_FILE
-from cclsearch.report.data import TurnMessage, TurnView
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import SPEC_FILE
 
@@ -26,6 +26,25 @@ MAX_SCRIPT = 40_000
 MAX_MESSAGE = 20_000
 MAX_TURN_BYTES = 20_000_000
 MAX_VERSIONS = 30
+
+
+@dataclass(frozen=True)
+class TurnMessage:
+    """One message of a conversation with an LLM."""
+
+    role: str
+    """`system`, `engine` or `assistant`."""
+    who: str
+    text: str
+
+
+@dataclass(frozen=True)
+class TurnView:
+    """One turn of the LLM as a conversation."""
+
+    number: int
+    summary: str
+    messages: tuple[TurnMessage, ...]
 
 
 def list_files(folder: Path) -> tuple[str, ...]:

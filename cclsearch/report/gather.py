@@ -7,41 +7,26 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 
-from cclsearch.core.errors import TrialError
+from cclsearch.charts.trials import NeighborPoint
 from cclsearch.core.numbers import show_number
-from cclsearch.core.secrets.redact import redact
-from cclsearch.core.text import one_line
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.propose.events import LlmTurn, find_withdrawn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
 from cclsearch.report.certainty import estimate_certainty
-from cclsearch.report.data import (
-    ENDED_EARLY,
-    FAILED,
-    NOT_ADMITTED,
-    RANKED,
-    RUNNING,
-    AdmissionCheck,
-    Neighbor,
-    RowState,
-    RunPage,
-    TrialRow,
-)
-from cclsearch.report.evidence import gather_environment, gather_turns, list_files, read_script
+from cclsearch.report.data import RunPage
+from cclsearch.report.evidence import gather_environment, gather_turns, read_script
 from cclsearch.report.figures import show_value
 from cclsearch.report.launch_form import describe_launch
 from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.rows import TrialRow, clean, make_detailed_row
 from cclsearch.report.summary import describe_confidence, describe_drift, describe_other_load
 from cclsearch.run.annotations import read_annotations
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import Run, Standing
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.usage import describe_saved, describe_usage
-from cclsearch.scoring.objective import Objective
-from cclsearch.scoring.outcome import Outcome
 from cclsearch.tasks.base import task_of
 
-MAX_TEXT = 2000
 TOKENS = ("input", "output", "cache_read", "cache_write")
 
 
@@ -49,8 +34,8 @@ def gather_run(run: Run) -> RunPage:
     """Everything that a report shows about one run."""
     spec, state = run.spec, run.state
     baseline = state.baseline
-    rows = tuple(_gather_trial(run, trial, metrics_of(baseline)) for trial in state.trials.values())
-    best = state.best
+    figure, best = find_figure(spec), state.best
+    rows = tuple(make_detailed_row(run, trial, figure) for trial in state.trials.values())
     certainty = estimate_certainty(state, spec.provenance)
     interval = (certainty.interval.low, certainty.interval.high) if certainty else ()
     measured = spec.provenance is Provenance.MEASURED
@@ -68,7 +53,7 @@ def gather_run(run: Run) -> RunPage:
         provenance=spec.provenance.value,
         objective=clean(spec.objective.spec),
         constraints=tuple(clean(str(constraint)) for constraint in spec.objective.constraints),
-        score_label=find_figure(spec).metric.words_with_unit,
+        score_label=figure.metric.words_with_unit,
         greater_is_better=spec.objective.is_weighted or spec.objective.terms[0].direction.value == "maximize",
         status=_describe_status(run),
         banner=tuple(clean(line) for line in spec.banner),
@@ -105,11 +90,6 @@ def _gather_notes(run: Run) -> tuple[tuple[str, str], ...]:
     return tuple((clean(topic), clean(text)) for topic, text in (*lines, *own))
 
 
-def clean(text: str) -> str:
-    """The text as one safe line without secrets."""
-    return one_line(redact(text), MAX_TEXT)
-
-
 def describe_work(spec: RunSpec) -> str:
     """What two runs of a task must share to be compared: model with its shape, work, precision; what there is of it."""
     card, arch = spec.card, spec.card.model
@@ -121,57 +101,6 @@ def _describe_hardware(spec: RunSpec) -> str:
     """The accelerators, and which simulated cluster has them."""
     accelerators = f"{spec.card.hardware.num_accelerators} x {clean(spec.card.hardware.accelerator)}"
     return f"{accelerators} ({spec.simulated_cluster})" if spec.simulated_cluster else accelerators
-
-
-def _gather_trial(run: Run, trial: Trial, baseline: Mapping[str, float] | None) -> TrialRow:
-    state, reason = _state_of(trial)
-    outcome = trial.outcome or Outcome(provenance=run.spec.provenance)
-    measured = run.spec.provenance is Provenance.MEASURED
-    checks = outcome.admission.verdicts if outcome.admission else ()
-    return TrialRow(
-        number=trial.number,
-        config=dict(trial.config),
-        proposer=clean(trial.proposer),
-        rationale=clean(trial.rationale),
-        purpose=trial.purpose,
-        state=state,
-        reason=reason,
-        failure_kind=outcome.failure.kind.value if outcome.failure else "",
-        score=_score(run.spec.objective, outcome, baseline) if state == RANKED else None,
-        value=outcome.metrics.get(task_of(run.spec.card).primary) if state == RANKED else None,
-        violation=outcome.violation if trial.outcome and state != FAILED else None,
-        loss=trial.loss,
-        metrics=dict(outcome.metrics),
-        spread=outcome.spread,
-        expected=trial.expects.metrics,
-        checks=tuple(AdmissionCheck(check.rule, check.ok, clean(check.detail)) for check in checks),
-        notes=tuple(clean(text) for text in (*trial.remarks, *outcome.notes)),
-        diagnosis=tuple(clean(text) for text in outcome.diagnosis),
-        seconds_by_cause={clean(k.replace("_", " ")): s for k, s in outcome.seconds_by_cause.items()},
-        evidence=run.trial_folder(trial.number).relative_to(run.folder).as_posix(),
-        files=list_files(run.trial_folder(trial.number)),
-        wall_s=trial.finished_s - trial.proposed_s if measured and trial.finished_s else None,
-    )
-
-
-def _state_of(trial: Trial) -> tuple[RowState, str]:
-    outcome = trial.outcome
-    if outcome is None:
-        return RUNNING, ""
-    if outcome.failure is not None:
-        return FAILED, clean(outcome.failure.message)
-    if outcome.is_pruned:
-        return ENDED_EARLY, clean("; ".join(outcome.admission.reasons if outcome.admission else ()))
-    if trial.loss is None:
-        return NOT_ADMITTED, clean("; ".join(outcome.admission.reasons if outcome.admission else ()))
-    return RANKED, ""
-
-
-def _score(objective: Objective, outcome: Outcome, baseline: Mapping[str, float] | None) -> float | None:
-    try:
-        return objective.score(outcome.metrics, baseline if objective.needs_baseline else None)
-    except (TrialError, ValueError):
-        return None
 
 
 def metrics_of(trial: Trial | None) -> Mapping[str, float] | None:
@@ -215,7 +144,7 @@ def _gather_confidence(run: Run) -> tuple[str, ...]:
     return tuple(clean(line) for line in describe_confidence(run.spec, run.state, best, run.folder))
 
 
-def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Neighbor, ...]:
+def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[NeighborPoint, ...]:
     """Ranked trials that differ from the best in one or two knobs (two: one degree grows as another shrinks)."""
     winner = next((row for row in rows if best and row.number == best.number), None)
     if winner is None or not winner.value:
@@ -224,7 +153,7 @@ def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Nei
     for row in rows:
         changed = [knob for knob in winner.config if row.config.get(knob) != winner.config[knob]]
         if row.value and 1 <= len(changed) <= 2:
-            found.append(Neighbor(describe_change(winner.config, row.config), row.value / winner.value, row.number))
+            found.append(NeighborPoint(describe_change(winner.config, row.config), row.value / winner.value, row.number))
     return tuple(found)
 
 

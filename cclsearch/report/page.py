@@ -29,7 +29,8 @@ from cclsearch.core.version import __version__
 from cclsearch.record.event import Purpose
 from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
 from cclsearch.report.compare import RankingEntry, compare_frameworks, find_differences, group_ranking
-from cclsearch.report.data import NOT_ADMITTED, RunPage, TrialRow
+from cclsearch.record.trial import TrialState
+from cclsearch.report.data import RunPage
 from cclsearch.report.figures import describe_gain, find_shown_metric, show_value
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 
@@ -38,7 +39,7 @@ RANKED_BY = ("framework", "objective")
 MAX_WINNERS = 6
 """Winners whose knobs are compared side by side."""
 DATA_OF_RUN = ("provenance", "objective", "work", "hardware", "framework", "best")
-DATA_OF_TRIAL = ("number", "config", "proposer", "state", "loss", "metrics", "spread")
+DATA_OF_TRIAL = ("number", "config", "proposer", "loss", "metrics", "spread")
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Chart], base: Path | N
         ],
         "columns": columns,
         "rows": [{**row, "links": _link_files(row["trial"], place)} for row in rows],
-        "states": sorted({trial.state for trial in page.trials}),
-        "proposers": sorted({trial.proposer for trial in page.trials}),
+        "states": sorted({trial.kind for trial in page.trials}),
+        "proposers": sorted({trial.by for trial in page.trials}),
         "comparison": _compare_two(page),
         "diagnoses": [
             (f"{label} (trial {trial.number})", trial.diagnosis) for label, trial in pair if trial and trial.diagnosis
@@ -256,7 +257,7 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
         *((knob, [_value_cell(trial.config.get(knob)) for trial in trials]) for knob in knobs),
         ("state", [_state_cell(trial) for trial in trials]),
         *((name, [_number_cell(v, show) for v in values]) for name, is_shown, values, show in figures if is_shown),
-        ("proposed by", [Cell(trial.proposer) for trial in trials]),
+        ("proposed by", [Cell(trial.by) for trial in trials]),
     ]
     rows = [{"trial": trial, "cells": [cells[n] for _, cells in columns]} for n, trial in enumerate(trials)]
     return [("trial", False), *((name, all(cell.sort is not None for cell in cells)) for name, cells in columns)], rows
@@ -264,8 +265,8 @@ def _trial_table(page: RunPage) -> tuple[list[tuple[str, bool]], list[dict[str, 
 
 def _state_cell(trial: TrialRow) -> Cell:
     rules = ", ".join(check.rule for check in trial.checks if check.ok is False)
-    why = trial.failure_kind or (rules if trial.state == NOT_ADMITTED else "")
-    state = f"{trial.state}: {why}" if why else trial.state
+    why = trial.failure_kind or (rules if trial.state is TrialState.REFUSED else "")
+    state = f"{trial.kind}: {why}" if why else trial.kind
     return Cell(state if trial.purpose is Purpose.SEARCH else f"{state} ({trial.purpose.value})")
 
 
@@ -310,5 +311,5 @@ def _as_data(page: RunPage) -> dict[str, Any]:
     return {
         "run": page.run_id,
         **{key: getattr(page, key) for key in DATA_OF_RUN},
-        "trials": [{key: getattr(trial, key) for key in DATA_OF_TRIAL} for trial in page.trials],
+        "trials": [{key: getattr(t, key) for key in DATA_OF_TRIAL} | {"state": t.kind} for t in page.trials],
     }

@@ -12,7 +12,8 @@ import pytest
 from report_pages import HOSTILE, make_page, make_trial
 
 from cclsearch.charts.timeline import Lane
-from cclsearch.report.data import StepOfRanks, TurnMessage, TurnView
+from cclsearch.report.data import StepOfRanks
+from cclsearch.report.evidence import TurnMessage, TurnView
 from cclsearch.report.page import render_page
 
 AXE_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
