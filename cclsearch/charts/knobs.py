@@ -23,7 +23,7 @@ def _ranked(points: Sequence[TrialPoint], axis: Axis) -> list[tuple[TrialPoint, 
 def draw_parallel(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
     """Parallel coordinates: a line per configuration over its knobs, ending at its figure."""
     ranked = _ranked(points, axis)[:MAX_LINES]
-    knobs = varied_knobs([point for point, _ in ranked])
+    knobs = varied_knobs([point.config for point, _ in ranked])
     if len(ranked) < 2 or not knobs:
         return None
     order = [_name_places(ranked, knob) for knob in knobs]
@@ -122,7 +122,7 @@ def _wide(points: Sequence[TrialPoint], axis: Axis) -> tuple[list[str], list[Row
     Fields have names of ours because Vega reads `.` and `[` in a field's name as a path.
     """
     ranked = _ranked(points, axis)
-    knobs = varied_knobs([point for point, _ in ranked])
+    knobs = varied_knobs([point.config for point, _ in ranked])
     rows: list[Row] = []
     for point, value in ranked:
         row: Row = {

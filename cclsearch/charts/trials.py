@@ -161,7 +161,7 @@ def best_so_far(points: Sequence[TrialPoint], axis: Axis, *, last: int) -> list[
 
 def draw_strip(points: Sequence[TrialPoint]) -> Chart | None:
     """The configurations: one row per knob that varied, one cell per trial."""
-    knobs = varied_knobs(points)
+    knobs = varied_knobs([point.config for point in points])
     if not points or not knobs or len(points) > MAX_STRIP_TRIALS:
         return None
     rows: list[Row] = []
@@ -303,10 +303,10 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
     return float((dl * dr).sum()) / scale if scale else 0.0
 
 
-def varied_knobs(points: Sequence[TrialPoint]) -> list[str]:
+def varied_knobs(configs: Sequence[Mapping[str, Value]]) -> list[str]:
     """Knobs that took more than one value, in the order of the space; all of them if none varied."""
-    names = list(dict.fromkeys(knob for point in points for knob in point.config))
-    varied = [k for k in names if len({(type(p.config.get(k)), p.config.get(k)) for p in points}) > 1]
+    names = list(dict.fromkeys(knob for config in configs for knob in config))
+    varied = [k for k in names if len({(type(c.get(k)), c.get(k)) for c in configs}) > 1]
     return varied or names
 
 

@@ -20,8 +20,8 @@ from cclsearch.core.values import Provenance
 from cclsearch.export.evidence import EVIDENCE_FOLDER, MANIFEST_FILE, copy_evidence, trace_kinds
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE
 from cclsearch.record.trial import Trial
-from cclsearch.report.rows import clean
 from cclsearch.report.launch_form import launch_of_run
+from cclsearch.report.rows import clean
 from cclsearch.report.write import safe_stem
 from cclsearch.run.folder import Run
 from cclsearch.space.framework import load_framework

@@ -153,7 +153,9 @@ def _find_neighbors(rows: tuple[TrialRow, ...], best: Trial | None) -> tuple[Nei
     for row in rows:
         changed = [knob for knob in winner.config if row.config.get(knob) != winner.config[knob]]
         if row.value and 1 <= len(changed) <= 2:
-            found.append(NeighborPoint(describe_change(winner.config, row.config), row.value / winner.value, row.number))
+            found.append(
+                NeighborPoint(describe_change(winner.config, row.config), row.value / winner.value, row.number)
+            )
     return tuple(found)
 
 

@@ -27,12 +27,13 @@ from cclsearch.core.numbers import show_number
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
 from cclsearch.record.event import Purpose
-from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
-from cclsearch.report.compare import RankingEntry, compare_frameworks, find_differences, group_ranking
 from cclsearch.record.trial import TrialState
+from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
+from cclsearch.report.compare import RankingEntry, compare_frameworks, find_differences, rank_runs
 from cclsearch.report.data import RunPage
 from cclsearch.report.figures import describe_gain, find_shown_metric, show_value
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
+from cclsearch.report.rows import TrialRow
 
 HERE = Path(__file__).parent
 RANKED_BY = ("framework", "objective")
@@ -74,7 +75,7 @@ def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Chart] = (),
     """
     heading = pages[0].run_id if len(pages) == 1 else f"{len(pages)} runs compared"
     views = [_view_run(page, f"r{n}", extra_charts if len(pages) == 1 else (), base) for n, page in enumerate(pages, 1)]
-    rankings = [_view_ranking(entries, n) for n, entries in enumerate(group_ranking(pages))] if len(pages) > 1 else []
+    rankings = [_view_ranking(entries, n) for n, entries in enumerate(rank_runs(pages))] if len(pages) > 1 else []
     values = {
         "heading": heading,
         "pages": pages,

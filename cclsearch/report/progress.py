@@ -1,4 +1,4 @@
-"""The progress of a search as lines that fit a terminal of any size: newest trials, the best one, and a footer.
+"""The progress of a search as a table that fits a terminal of any size: newest trials, the best one, and a footer.
 
 `Progress` is frozen, so that a thread may draw it while the search continues.
 """
@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from cclsearch.core.text import count_of, one_line, plain
@@ -31,8 +33,8 @@ MAX_ROWS = 40
 """Trials that a table has at most, besides the best one and those that run."""
 RECENT = 8
 """Number of the latest finished trials whose durations give the estimate of the time left."""
-_MIN_RESULT = 24
-_GAP = 2
+MIN_RESULT, GAP = 24, 2
+"""Cells that the result gets at least, and between two columns."""
 
 LiveNote = Callable[[int], str]
 """Number of a running trial -> what its launcher says about it (`queued: Resources`); empty if nothing."""
@@ -54,7 +56,6 @@ class Progress:
     best_text: str
     budget: int
     num_spent: int
-    max_attempts: int
     started_s: float
     ended_s: float | None
     """None while the search runs."""
@@ -114,7 +115,6 @@ def observe_progress(
         best_text=describe_best_so_far(best, state, figure) if best else "no trial ranked yet",
         budget=budget or max(spec.limits.budget, state.budget_raised_to),
         num_spent=state.num_spent,
-        max_attempts=spec.limits.max_attempts,
         started_s=state.begun_s,
         ended_s=None if is_running else state.last_s,
         node_hours=node_hours,
@@ -164,23 +164,21 @@ def format_duration(seconds: float) -> str:
 
 def render_progress(
     progress: Progress, width: int, height: int | None, now_s: float, live_note: LiveNote = lambda _: ""
-) -> list[Text]:
-    """The table in at most `height` lines of at most `width` cells; all rows if the height is None."""
+) -> Group:
+    """Title, table and footer in at most `height` lines of at most `width` cells; all rows if the height is None."""
     now_s = now_s if progress.ended_s is None else progress.ended_s
-    footer = _draw_footer(progress, width, now_s)
+    footer = _make_footer(progress, width, now_s)
     room = len(progress.trials)
     if height is not None:
         footer = footer[: max(1, height - 4)]
         room = max(height - len(footer) - 2, 0)
-    trials = _choose_trials(progress, room)
-    table = _draw_rows(progress, trials, width, now_s, live_note)
-    lines = [Text(progress.title, style="bold"), *table, *footer]
-    if height is not None and len(lines) > height:
-        lines = lines[-height:] if height > 0 else []
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-        line.no_wrap = True
-    return lines
+    table = _make_table(progress, _choose_trials(progress, room), width, now_s, live_note)
+    parts: list[RenderableType] = [_one_line(progress.title, "bold"), table, *footer]
+    return Group(*(parts if height is None else parts[-max(height, 1) :]))
+
+
+def _one_line(text: str, style: str) -> Text:
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def _choose_trials(progress: Progress, room: int) -> list[Trial]:
@@ -194,62 +192,39 @@ def _choose_trials(progress: Progress, room: int) -> list[Trial]:
     return sorted([*first, *running, *others][:room], key=lambda trial: trial.number)
 
 
-def _draw_rows(progress: Progress, trials: list[Trial], width: int, now_s: float, live_note: LiveNote) -> list[Text]:
-    """The head and one line per trial; columns that do not fit are left out, the result never."""
-    columns: dict[str, list[str]] = {"trial": [str(trial.number) for trial in trials]}
+def _make_table(progress: Progress, trials: list[Trial], width: int, now_s: float, live_note: LiveNote) -> Table:
+    """One row per trial; columns that do not fit are left out, the result never."""
+    columns = {"trial": [str(trial.number) for trial in trials]}
     for name in progress.knobs:
         columns[name] = [format_knob_value(t.config[name]) if name in t.config else "" for t in trials]
-    timed = [_seconds(trial, now_s) for trial in trials]
     if progress.node_hours is not None:
+        timed = [_seconds(trial, now_s) for trial in trials]
         columns["time"] = ["" if value is None else format_duration(value) for value in timed]
     columns["by"] = [SOURCES.get(trial.proposer, trial.proposer) for trial in trials]
     columns = {name: [one_line(cell, 20) for cell in cells] for name, cells in columns.items()}
     results = [_describe_result(progress, trial, live_note) for trial in trials]
-    heads = {name: meaning_of(name).label or name for name in columns}
-    heads |= {"trial": "trial", "time": "time", "by": "by"}
-    widest = max([_MIN_RESULT, *(cell_len(text) for text in results)])
-    if _sum_widths(columns, {n: n for n in columns}) + min(widest, 60) <= width:
-        heads |= {name: name for name in progress.knobs}
-    left_out = _leave_out(columns, heads, width, progress.knobs)
-    sizes = _find_sizes(columns, heads)
-    lines = [_join({name: heads[name] for name in columns}, sizes, "result" + _name_left_out(left_out), "bold")]
+
+    def find_room(names: Mapping[str, str]) -> int:
+        """Cells left for the result, beside the columns with these heads."""
+        return width - sum(max(map(cell_len, (head, *columns[name]))) + GAP for name, head in names.items())
+
+    heads = {name: name for name in columns}
+    if find_room(heads) < min(max([MIN_RESULT, *map(cell_len, results)]), 60):
+        heads |= {name: meaning_of(name).label or name for name in progress.knobs}
+    left_out: list[str] = []
+    for name in ("by", "time", *reversed(progress.knobs)):
+        if find_room(heads) < MIN_RESULT and name in heads:
+            head = heads.pop(name)
+            left_out += [head] if name in progress.knobs else []
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name, head in heads.items():
+        table.add_column(head, justify="left" if name == "by" else "right", no_wrap=True)
+    named = f" (no room: {', '.join(left_out[::-1])})" if left_out else ""
+    table.add_column(f"result{named}", no_wrap=True, overflow="ellipsis", width=max(find_room(heads), 1))
     for row, trial in enumerate(trials):
-        cells = {name: cells[row] for name, cells in columns.items()}
-        lines.append(_join(cells, sizes, results[row], _style_of(progress, trial)))
-    return lines
-
-
-def _leave_out(
-    columns: dict[str, list[str]], heads: Mapping[str, str], width: int, knobs: tuple[str, ...]
-) -> list[str]:
-    """Remove columns until the result has room; returns the knobs among them."""
-    left_out = []
-    for name in ("by", "time", *reversed(knobs)):
-        if _sum_widths(columns, heads) + _MIN_RESULT <= width:
-            break
-        if columns.pop(name, None) is not None and name in knobs:
-            left_out.append(heads[name])
-    return left_out[::-1]
-
-
-def _name_left_out(names: list[str]) -> str:
-    return f" (no room: {', '.join(names)})" if names else ""
-
-
-def _find_sizes(columns: Mapping[str, list[str]], heads: Mapping[str, str]) -> dict[str, int]:
-    return {name: max(map(cell_len, (heads[name], *cells))) for name, cells in columns.items()}
-
-
-def _sum_widths(columns: Mapping[str, list[str]], heads: Mapping[str, str]) -> int:
-    return sum(size + _GAP for size in _find_sizes(columns, heads).values())
-
-
-def _join(cells: Mapping[str, str], sizes: Mapping[str, int], last: str, style: str) -> Text:
-    parts = [
-        set_cell_size(cell, sizes[name]) if name == "by" else " " * (sizes[name] - cell_len(cell)) + cell
-        for name, cell in cells.items()
-    ]
-    return Text((" " * _GAP).join([*parts, last]), style=style)
+        cells = [Text(columns[name][row]) for name in heads]
+        table.add_row(*cells, Text(results[row]), style=_style_of(progress, trial))
+    return table
 
 
 def _style_of(progress: Progress, trial: Trial) -> str:
@@ -278,7 +253,7 @@ def _describe_result(progress: Progress, trial: Trial, live_note: LiveNote) -> s
     return one_line(f"{text}{mark}{attempt}", 300)
 
 
-def _draw_footer(progress: Progress, width: int, now_s: float) -> list[Text]:
+def _make_footer(progress: Progress, width: int, now_s: float) -> list[Text]:
     """Trials left, elapsed, time left and cost; then the best; then the last note. Most important first."""
     left = max(progress.budget - progress.num_spent, 0)
     running = [trial for trial in progress.trials if trial.outcome is None]
@@ -298,7 +273,7 @@ def _draw_footer(progress: Progress, width: int, now_s: float) -> list[Text]:
     if hidden > 0:
         parts.append(f"{count_of(hidden, 'earlier trial')} in `status`")
     texts = [("; ".join(parts), ""), (f"best so far: {progress.best_text}", "green"), (progress.note, "dim")]
-    return [Text(plain(text)[: 2 * width], style=style) for text, style in texts if text]
+    return [_one_line(plain(text)[: 2 * width], style) for text, style in texts if text]
 
 
 def _estimate_left(progress: Progress, running: list[Trial], left: int, now_s: float) -> float:

@@ -121,9 +121,7 @@ class TrialRow:
         elif kind == RANKED and self.purpose is Purpose.CONFIRMATION:
             kind = CONFIRMED
         note = f"{self.failure_kind} {self.reason}".strip()
-        return TrialPoint(
-            self.number, self.config, kind, value, self.spread, expected, self.by, note, self.metrics
-        )
+        return TrialPoint(self.number, self.config, kind, value, self.spread, expected, self.by, note, self.metrics)
 
 
 def make_row(trial: Trial, figure: ObjectiveFigure, primary: str, clean: Callable[[str], str] = clean) -> TrialRow:

@@ -11,7 +11,7 @@ from cclsearch.charts.chart import Chart
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import writing_to
 from cclsearch.report.charts import draw_comparisons, draw_run
-from cclsearch.report.compare import group_ranking
+from cclsearch.report.compare import rank_runs
 from cclsearch.report.data import RunPage
 from cclsearch.report.page import render_page, render_pareto_page
 from cclsearch.report.pareto import ParetoPage, draw_pareto_page, render_pareto_csv
@@ -34,7 +34,7 @@ def write_report(
         prefix = "" if len(pages) == 1 else f"{safe_stem(page.run_id)}-"
         charts += [replace(chart, name=prefix + chart.name) for chart in draw_run(page)]
     if len(pages) > 1:
-        for n, entries in enumerate(group_ranking(pages), 1):
+        for n, entries in enumerate(rank_runs(pages), 1):
             charts += draw_comparisons(entries, f"compared-{n}-")
     return written + write_pictures(charts, path.parent / CHARTS_FOLDER, dark=dark)
 

@@ -16,6 +16,7 @@ from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.job_file import has_job_file
+from cclsearch.core.text import count_of
 from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Config
 from cclsearch.record.event import EndKind, Event, SpaceGrown
@@ -23,6 +24,7 @@ from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower, fold_ledger
 from cclsearch.record.line import explain_bad_lines
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
 from cclsearch.run.spec import SPEC_FILE, RunSpec, read_spec, write_spec
 from cclsearch.run.usage import find_node_hour_limit
 
@@ -55,6 +57,15 @@ class Run:
     def trial_folder(self, number: int) -> Path:
         """`trials/0007`: the evidence of trial 7."""
         return trial_folder(self.folder, number)
+
+    def find_trial(self, number: int) -> Trial:
+        """The trial of that number; raises UserError if there is none."""
+        trial = self.state.trials.get(number)
+        if trial is None:
+            raise UserError(
+                f"run {self.spec.run_id!r} has {count_of(len(self.state.trials), 'trial')}; there is no trial {number}"
+            )
+        return trial
 
     @property
     def status(self) -> Standing:

@@ -25,10 +25,10 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.export.openmetrics import CONTENT_TYPE, render_openmetrics
 from cclsearch.plugins import METRICS, TASKS
 from cclsearch.run.annotations import add_note, add_tags
-from cclsearch.ui.book import RunBook
 from cclsearch.ui.evidence import read_text
 from cclsearch.ui.guard import Guard, Permissions
 from cclsearch.ui.pages import Pages
+from cclsearch.ui.run_index import RunIndex
 from cclsearch.ui.searches import SearchStarter, stop_search
 from cclsearch.ui.text import clean
 
@@ -46,15 +46,15 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def make_app(runs: Path, allowed: Permissions) -> Starlette:
     """The application over a folder of runs."""
-    book, starter = RunBook(runs), SearchStarter(runs)
-    pages = Pages(book, starter, allowed)
+    index, starter = RunIndex(runs), SearchStarter(runs)
+    pages = Pages(index, starter, allowed)
     routes = [
         Route("/", _page(pages.runs)),
         Route("/runs/{run}", _page(pages.run)),
         Route("/runs/{run}/chart.json", _data(pages.run_chart)),
         Route("/runs/{run}/trials/{trial:int}", _page(pages.trial)),
         Route("/runs/{run}/trials/{trial:int}/metrics", _page(pages.trial_metrics)),
-        Route("/runs/{run}/trials/{trial:int}/files/{path:path}", partial(_show_file, book)),
+        Route("/runs/{run}/trials/{trial:int}/files/{path:path}", partial(_show_file, index)),
         Route("/compare", _page(pages.compare)),
         Route("/compare/chart.json", _data(pages.compare_charts)),
         Route("/leaderboard", _page(pages.leaderboard)),
@@ -62,10 +62,10 @@ def make_app(runs: Path, allowed: Permissions) -> Starlette:
         Route("/nights/{series}", _page(pages.series)),
         Route("/nights/{series}/chart.json", _data(pages.series_charts)),
         Route("/start", _page(pages.start)),
-        Route("/events", partial(_stream, book)),
-        Route("/metrics", partial(_show_metrics, book)),
+        Route("/events", partial(_stream, index)),
+        Route("/metrics", partial(_show_metrics, index)),
         Route("/static/{name}", _show_static),
-        Route("/change/{what}", partial(_change, book, starter, allowed), methods=["POST"]),
+        Route("/change/{what}", partial(_change, index, starter, allowed), methods=["POST"]),
     ]
     handlers: Any = {UserError: _refuse, HTTPException: _refuse}
     app = Starlette(routes=routes, exception_handlers=handlers)
@@ -113,20 +113,20 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return HTMLResponse(Pages.render_error(text), status)
 
 
-async def _show_file(book: RunBook, request: Request) -> Response:
+async def _show_file(index: RunIndex, request: Request) -> Response:
     def read() -> str:
-        view = book.view(request.path_params["run"])
+        view = index.view(request.path_params["run"])
         trial = view.find_trial(request.path_params["trial"])
         return read_text(view.run, trial, request.path_params["path"])
 
     return PlainTextResponse(await run_in_threadpool(read))
 
 
-async def _show_metrics(book: RunBook, request: Request) -> Response:
+async def _show_metrics(index: RunIndex, request: Request) -> Response:
     """The figures of the runs that changed of late, for a monitoring system on this machine."""
 
     def render() -> str:
-        return render_openmetrics(book.read_recent(RECENT_S, READ_ALL_S), time.time())
+        return render_openmetrics(index.read_recent(RECENT_S, READ_ALL_S), time.time())
 
     return Response(await run_in_threadpool(render), headers={"content-type": CONTENT_TYPE})
 
@@ -147,19 +147,19 @@ async def _show_static(request: Request) -> Response:
     return Response(data, media_type=kind, headers={"cache-control": "private, max-age=60"})
 
 
-async def _stream(book: RunBook, request: Request) -> Response:
+async def _stream(index: RunIndex, request: Request) -> Response:
     """A stream of server-sent events: one whenever the run (or, without one, any run) has changed."""
     name = request.query_params.get("run")
     if name is not None:
-        await run_in_threadpool(book.find_folder, name)
-    return StreamingResponse(_follow(book, name), media_type="text/event-stream")
+        await run_in_threadpool(index.find_folder, name)
+    return StreamingResponse(_follow(index, name), media_type="text/event-stream")
 
 
-async def _follow(book: RunBook, name: str | None) -> AsyncIterator[str]:
+async def _follow(index: RunIndex, name: str | None) -> AsyncIterator[str]:
     seen, silent_s, look_s = "", 0.0, LOOK_S if name is not None else LOOK_ALL_S
     yield "retry: 2000\n\n"
     while True:
-        stamp = await run_in_threadpool(book.stamp_all if name is None else partial(book.stamp, name))
+        stamp = await run_in_threadpool(index.stamp_all if name is None else partial(index.stamp, name))
         if name is not None and stamp[-1] is None:
             yield "event: gone\ndata: {}\n\n"
             return
@@ -174,7 +174,7 @@ async def _follow(book: RunBook, name: str | None) -> AsyncIterator[str]:
         silent_s += look_s
 
 
-async def _change(book: RunBook, starter: SearchStarter, allowed: Permissions, request: Request) -> Response:
+async def _change(index: RunIndex, starter: SearchStarter, allowed: Permissions, request: Request) -> Response:
     """Change something: tags and notes, or a search that starts or stops. Refused unless the request may."""
     what = request.path_params["what"]
     is_note = what in ("tag", "untag", "note")
@@ -186,7 +186,7 @@ async def _change(book: RunBook, starter: SearchStarter, allowed: Permissions, r
         if what == "start":
             return starter.start(fields)
         name = str(fields.get("run", ""))
-        folder = book.find_folder(name)
+        folder = index.find_folder(name)
         match what:
             case "tag" | "untag":
                 tags = str(fields.get("text", "")).split()
@@ -198,11 +198,11 @@ async def _change(book: RunBook, starter: SearchStarter, allowed: Permissions, r
                 trial = fields.get("trial")
                 number = int(str(trial)) if trial and str(trial).isdecimal() and len(str(trial)) < 9 else None
                 if number is not None:
-                    book.view(name).find_trial(number)
+                    index.view(name).find_trial(number)
                 add_note(folder, str(fields.get("text", "")), number)
                 return "added"
             case "stop":
-                return stop_search(book.runs, folder)
+                return stop_search(index.runs, folder)
             case "resume":
                 return starter.resume(name)
             case _:

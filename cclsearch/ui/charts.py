@@ -4,62 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import draw_curves
 from cclsearch.charts.nights import NightPoint, draw_nights
-from cclsearch.charts.trials import (
-    BEST,
-    CONFIRMED,
-    ENDED_EARLY,
-    FAILED,
-    NOT_ADMITTED,
-    RANKED,
-    RUNNING,
-    Axis,
-    TrialPoint,
-    draw_history,
-)
+from cclsearch.charts.trials import Axis, draw_history
 from cclsearch.core.values import Provenance, format_config
 from cclsearch.nightly.summary import NightSummary
-from cclsearch.record.event import Purpose
-from cclsearch.record.trial import TrialState
-from cclsearch.ui.book import RunEntry
-from cclsearch.ui.table import TrialLine
+from cclsearch.report.rows import TrialRow
+from cclsearch.ui.run_index import RunEntry
 
 MAX_POINTS = 600
 """Trials that a chart draws; of more, evenly chosen ones and each improvement."""
-_KINDS = {
-    TrialState.ADMITTED: RANKED,
-    TrialState.REFUSED: NOT_ADMITTED,
-    TrialState.PRUNED: ENDED_EARLY,
-    TrialState.UNFINISHED: RUNNING,
-}
 
 
-def draw_run(entry: RunEntry, lines: Sequence[TrialLine]) -> tuple[Chart | None, str]:
+def draw_run(entry: RunEntry, rows: Sequence[TrialRow]) -> tuple[Chart | None, str]:
     """The history of a run as far as it was read, and a note if not all trials are drawn."""
-    kept = thin(lines, entry.greater_is_better)
-    points = [_make_point(line, entry.best.number if entry.best else None) for line in kept]
+    kept = thin(rows, entry.figure.metric.greater_is_better)
+    points = [row.as_point(entry.best.number if entry.best else None, row.figure) for row in kept]
     best = f"; best: trial {entry.best.number} with {entry.best_text}" if entry.best else ""
     chart = draw_history(points, _axis_of(entry), summary=f"{entry.counts}{best}")
-    is_thinned = len(kept) < len(lines)
-    note = f"{len(kept):,} of {len(lines):,} trials are drawn, each improvement among them" if is_thinned else ""
+    is_thinned = len(kept) < len(rows)
+    note = f"{len(kept):,} of {len(rows):,} trials are drawn, each improvement among them" if is_thinned else ""
     return chart, note
 
 
 def draw_compared(
-    groups: Sequence[Sequence[tuple[RunEntry, Sequence[TrialLine]]]],
+    groups: Sequence[Sequence[tuple[RunEntry, Sequence[TrialRow]]]],
 ) -> tuple[dict[str, Chart], str]:
     """Best-so-far curves over each other: one chart for each group, whose runs optimize the same figure."""
     charts = {}
     for place, group in enumerate(groups):
         named = []
-        for entry, lines in group:
-            points = [_make_point(line, None) for line in thin(lines, entry.greater_is_better)]
-            named.append((entry.name + Provenance(entry.provenance).mark, points))
-        entry = group[0][0]
-        axis = Axis(_axis_of(entry).words, entry.figure, entry.greater_is_better)
+        for entry, rows in group:
+            points = [row.as_point(None, row.figure) for row in thin(rows, entry.figure.metric.greater_is_better)]
+            named.append((entry.name + entry.provenance.mark, points))
+        axis = replace(_axis_of(group[0][0]), title=group[0][0].figure.metric.words_with_unit)
         if (chart := draw_curves(named, axis, name=f"curves{place}")) is not None:
             charts[f"curves{place}"] = chart
     return charts, "" if charts else "Curves need two runs with a best trial that optimize the same figure."
@@ -96,35 +77,20 @@ def draw_series(nights: Sequence[NightSummary]) -> dict[str, Chart]:
     return charts
 
 
-def thin(lines: Sequence[TrialLine], greater_is_better: bool) -> Sequence[TrialLine]:
-    """At most about `MAX_POINTS` of the lines, evenly chosen, and each improvement."""
-    if len(lines) <= MAX_POINTS:
-        return lines
-    sign, step = -1.0 if greater_is_better else 1.0, -(-len(lines) // MAX_POINTS)
+def thin(rows: Sequence[TrialRow], greater_is_better: bool) -> Sequence[TrialRow]:
+    """At most about `MAX_POINTS` of the rows, evenly chosen, and each improvement."""
+    if len(rows) <= MAX_POINTS:
+        return rows
+    sign, step = -1.0 if greater_is_better else 1.0, -(-len(rows) // MAX_POINTS)
     kept, best = [], math.inf
-    for place, line in enumerate(lines):
-        cost = sign * line.value if line.is_ranked and line.value is not None else math.inf
+    for place, row in enumerate(rows):
+        cost = sign * row.score if row.score is not None else math.inf
         if cost < best or place % step == 0:
-            kept.append(line)
+            kept.append(row)
         best = min(best, cost)
     return kept
 
 
 def _axis_of(entry: RunEntry) -> Axis:
-    words = entry.figure.rsplit(" (", 1)[0]
-    return Axis(words, entry.figure + Provenance(entry.provenance).mark, entry.greater_is_better)
-
-
-def _make_point(line: TrialLine, best: int | None) -> TrialPoint:
-    kind = _KINDS.get(line.state, FAILED)
-    if kind == RANKED and line.purpose == Purpose.CONFIRMATION:
-        kind = CONFIRMED
-    return TrialPoint(
-        number=line.number,
-        config={knob: line.cell(knob) for knob in line.config},
-        kind=BEST if line.number == best else kind,
-        value=line.value,
-        spread=line.spread,
-        proposer=line.by,
-        note=line.reason,
-    )
+    metric = entry.figure.metric
+    return Axis(metric.words, metric.words_with_unit + entry.provenance.mark, metric.greater_is_better)

@@ -14,10 +14,9 @@ from pathlib import Path
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import find_shown_metric, format_value
-from cclsearch.run.spec import RunSpec
 from cclsearch.tasks.base import Task, task_of
 from cclsearch.trace.dashboard import DASHBOARD, describe_name, find_recorded
-from cclsearch.ui.book import RunEntry
+from cclsearch.ui.run_index import RunEntry
 from cclsearch.ui.traces import TracedName
 
 MAX_PRICES = 40
@@ -95,11 +94,11 @@ class LeaderGroup:
     rows: tuple[LeaderRow, ...]
 
 
-def make_columns(entries: Sequence[RunEntry], specs: Mapping[str, RunSpec]) -> list[LeaderColumn]:
+def make_columns(entries: Sequence[RunEntry]) -> list[LeaderColumn]:
     """The primary metric of each task that occurs, then the names of CCL-Bench's dashboard."""
     columns: dict[str, LeaderColumn] = {}
     for entry in entries:
-        task = task_of(specs[entry.name].card)
+        task = task_of(entry.spec.card)
         for name in dict.fromkeys((task.primary, *task.efficiency)):
             metric = task.metric(name)
             unit, scaling = metric.unit or "", Scaling.TIME if metric.is_time else Scaling.NONE
@@ -117,7 +116,6 @@ def make_columns(entries: Sequence[RunEntry], specs: Mapping[str, RunSpec]) -> l
 
 def make_groups(
     entries: Sequence[RunEntry],
-    specs: Mapping[str, RunSpec],
     columns: Sequence[LeaderColumn],
     sort: LeaderColumn,
     view_as: Normalization,
@@ -130,10 +128,11 @@ def make_groups(
     for entry in entries:
         if entry.best is None:
             continue
-        key: tuple[str, ...] = (entry.task, entry.work, entry.origin, entry.workload, entry.framework, entry.hardware)
+        spec, hardware = entry.spec, entry.spec.card.hardware
+        key: tuple[str, ...] = (spec.card.task, entry.work, entry.origin, spec.workload, spec.framework, entry.hardware)
         counts[key] = counts.get(key, 0) + 1
         own = traced.get((entry.folder, entry.best.number), {})
-        row = _make_row(entry, task_of(specs[entry.name].card), columns, view_as, prices.get(entry.accelerator), own)
+        row = _make_row(entry, task_of(entry.spec.card), columns, view_as, prices.get(hardware.accelerator), own)
         if key not in best or _rank(row, sort) < _rank(best[key], sort):
             best[key] = row
     groups: dict[tuple[str, ...], list[LeaderRow]] = {}
@@ -163,7 +162,7 @@ def _make_row(
     trial = entry.best
     assert trial is not None, "only runs with a best trial have a row"
     metrics = trial.outcome.metrics if trial.outcome else {}
-    number = round(metrics[NUM_ACCELERATORS]) if NUM_ACCELERATORS in metrics else entry.num_accelerators
+    number = round(metrics.get(NUM_ACCELERATORS, entry.spec.card.hardware.num_accelerators))
     cells = {}
     for column in columns:
         if column.name in DASHBOARD:

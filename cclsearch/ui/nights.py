@@ -11,7 +11,6 @@ from cclsearch.core.errors import UserError
 from cclsearch.nightly.run import read_summaries
 from cclsearch.nightly.summary import NightSummary
 from cclsearch.nightly.window import NIGHTS_FOLDER, nights_folder
-from cclsearch.ui.text import clean
 
 _LAST = "99999999-999999"
 
@@ -36,5 +35,5 @@ def list_series(runs: Path) -> list[str]:
 def read_series(runs: Path, name: str) -> NightSeries:
     """A series with its nights; raises UserError if there is none of exactly that name."""
     if name not in list_series(runs):
-        raise UserError(f"there are no nights {clean(name)!r} here")
+        raise UserError(f"there are no nights {name!r} here")
     return NightSeries(name, read_summaries(nights_folder(runs, name), before=_LAST))

@@ -1,4 +1,4 @@
-"""The pages: what each address shows, from the book of runs."""
+"""The pages: what each address shows of the runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 
 from cclsearch.charts.chart import Chart
+from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
@@ -21,16 +23,18 @@ from cclsearch.record.trial import Trial, TrialState
 from cclsearch.report.figures import describe_metric
 from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.progress import format_duration
+from cclsearch.report.rows import make_detailed_row
 from cclsearch.report.terminal import result_text
 from cclsearch.run.annotations import read_annotations
+from cclsearch.run.folder import Run
 from cclsearch.run.phase import read_phase
 from cclsearch.tasks.base import task_of
-from cclsearch.ui.book import RunBook, RunEntry, RunView
 from cclsearch.ui.charts import draw_compared, draw_run, draw_series
 from cclsearch.ui.evidence import list_files
 from cclsearch.ui.guard import Permissions
 from cclsearch.ui.leaderboard import Normalization, make_columns, make_groups, name_unit, read_prices
 from cclsearch.ui.nights import list_series, read_series
+from cclsearch.ui.run_index import RunEntry, RunIndex, RunView
 from cclsearch.ui.searches import SearchStarter, list_choices
 from cclsearch.ui.table import KNOB, TableQuery, choose_page
 from cclsearch.ui.text import clean
@@ -51,10 +55,16 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_make_safe,
     )
     environment.globals.update(version=__version__, query=_query, duration=format_duration, segment=_segment)
     environment.globals.update(unit_of=name_unit, day=_day, show_best=show_best)
     return environment
+
+
+def _make_safe(value: object) -> object:
+    """What a template prints, as one line without secrets; numbers and markup of our own stay as they are."""
+    return value if isinstance(value, Markup | int | float) else clean(str(value))
 
 
 def _query(**parts: object) -> str:
@@ -73,8 +83,8 @@ def _day(seconds: float) -> str:
 class Pages:
     """Renders each page; every method may run in any thread."""
 
-    def __init__(self, book: RunBook, starter: SearchStarter, allowed: Permissions) -> None:
-        self._book, self._starter, self._allowed = book, starter, allowed
+    def __init__(self, index: RunIndex, starter: SearchStarter, allowed: Permissions) -> None:
+        self._index, self._starter, self._allowed = index, starter, allowed
         self._traces = TraceMetrics()
 
     def _render(self, template: str, title: str, **values: object) -> str:
@@ -89,67 +99,51 @@ class Pages:
 
     def runs(self, request: Request) -> str:
         """The list of runs."""
-        found, words = self._book.list_runs(), request.query_params.get("q", "")[:200]
+        found, words = self._index.list_runs(), request.query_params.get("q", "")[:200]
         shown = [entry for entry in found.entries if all(word in entry.text for word in words.lower().split())]
         tags = sorted({tag for entry in found.entries for tag in entry.tags})
         return self._render(
-            "runs.html.j2", "Runs", runs=shown, words=words, tags=tags,
-            num_all=len(found.entries), num_unread=found.num_unread,
+            "runs.html.j2", "Runs", runs=shown, words=words, tags=tags, errors=found.errors,
+            num_all=len(found.entries) + len(found.errors), num_unread=found.num_unread,
         )  # fmt: skip
 
     def run(self, request: Request) -> str:
         """One run: its result so far, the chart, and the table of its trials."""
-        view = self._book.view(request.path_params["run"])
+        view = self._index.view(request.path_params["run"])
         with view.lock:
             entry, run, query = view.entry(), view.run, TableQuery.read(request.query_params)
-            page = choose_page(view.lines.values(), query)
-            reported = leave_out_outdated(run.state.reported)
-            notes = [(clean(e.label), clean(e.text)) for e in reported if not isinstance(e, LlmTurn)][-LAST_NOTES:]
-            running = [(trial.number, self._describe_running(view, trial)) for trial in run.state.unfinished[:20]]
+            notes = [e for e in leave_out_outdated(run.state.reported) if not isinstance(e, LlmTurn)][-LAST_NOTES:]
+            running = [(trial.number, _describe_running(run, trial)) for trial in run.state.unfinished[:20]]
             return self._render(
-                "run.html.j2", entry.name, run=entry, page=page, table=query, knobs=view.knobs, knob_key=KNOB,
-                states=list(TrialState), notes=notes[::-1], people=read_annotations(view.folder).describe(),
-                running=running if run.is_running else [], banner=[clean(line) for line in run.spec.banner],
-                proposers=clean(run.spec.proposers), share=None if view.is_complete else view.share_read,
-                best_config=_list_config(entry.best) if entry.best else [],
+                "run.html.j2", entry.name, run=entry, page=choose_page(view.rows.values(), query), table=query,
+                knobs=varied_knobs([row.config for row in view.rows.values()]), knob_key=KNOB, states=list(TrialState),
+                notes=notes[::-1], people=read_annotations(view.folder).describe(),
+                running=running if run.is_running else [], share=None if view.is_complete else view.share_read,
             )  # fmt: skip
-
-    @staticmethod
-    def _describe_running(view: RunView, trial: Trial) -> str:
-        phase = read_phase(view.run.folder, trial)
-        waited = f", {format_duration(time.time() - trial.attempt_s)}" if trial.attempt_s is not None else ""
-        return clean(f"{phase}{waited}")
 
     def run_chart(self, request: Request) -> tuple[Mapping[str, Chart], str]:
         """The chart of a run."""
-        view = self._book.view(request.path_params["run"])
+        view = self._index.view(request.path_params["run"])
         with view.lock:
-            entry, lines = view.entry(), list(view.lines.values())
-        chart, note = draw_run(entry, lines)
+            entry, rows = view.entry(), list(view.rows.values())
+        chart, note = draw_run(entry, rows)
         return ({"progress": chart} if chart else {}), note
 
     def _find_trial(self, request: Request) -> tuple[RunView, Trial]:
-        view = self._book.view(request.path_params["run"])
+        view = self._index.view(request.path_params["run"])
         return view, view.find_trial(request.path_params["trial"])
 
     def trial(self, request: Request) -> str:
         """One trial with its evidence."""
         view, trial = self._find_trial(request)
-        run, task, outcome = view.run, task_of(view.run.spec.card), trial.outcome
-        own = [note.text for note in read_annotations(view.folder).notes if note.trial == trial.number]
-        metrics = sorted((outcome.metrics if outcome else {}).items())
+        run, task = view.run, task_of(view.run.spec.card)
+        row = make_detailed_row(run, trial, find_figure(run.spec))
         return self._render(
-            "trial.html.j2", f"Trial {trial.number} of {view.folder.name}", run=view.folder.name, trial=trial,
-            provenance=run.spec.provenance.value, result=clean(result_text(trial, find_figure(run.spec), 300)),
-            reason=clean(outcome.failure.message) if outcome and outcome.failure else "",
-            config=_list_config(trial), rationale=clean(trial.rationale), proposer=clean(trial.proposer),
-            metrics=[clean(describe_metric(task, name, value)) for name, value in metrics],
-            verdicts=[(v.rule, v.ok, clean(v.detail)) for v in (outcome.verdicts if outcome else ())],
-            diagnosis=[clean(text) for text in (outcome.diagnosis if outcome else ())],
-            diagnosed_unit=task.diagnosed_unit,
-            causes=[(clean(k), s) for k, s in (outcome.seconds_by_cause if outcome else {}).items()],
-            notes=[clean(text) for text in (*trial.remarks, *(outcome.notes if outcome else ()))],
-            people=own, files=list_files(run, trial), has_traces=(run.trial_folder(trial.number) / "trace").is_dir(),
+            "trial.html.j2", f"Trial {trial.number} of {view.folder.name}", run=view.folder.name, trial=row,
+            provenance=run.spec.provenance.value, result=result_text(trial, find_figure(run.spec), 300),
+            metrics=[describe_metric(task, name, value) for name, value in sorted(row.metrics.items())],
+            diagnosed_unit=task.diagnosed_unit, files=list_files(run, trial), has_traces="trace" in row.files,
+            people=[note.text for note in read_annotations(view.folder).notes if note.trial == trial.number],
         )  # fmt: skip
 
     def trial_metrics(self, request: Request) -> str:
@@ -162,7 +156,7 @@ class Pages:
     def _find_compared(self, request: Request) -> list[RunView]:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MAX_COMPARED]
         until_s = time.monotonic() + COMPARE_READ_S
-        return [self._book.view(name, max(0.05, until_s - time.monotonic())) for name in names]
+        return [self._index.view(name, max(0.05, until_s - time.monotonic())) for name in names]
 
     def compare(self, request: Request) -> str:
         """Several runs beside each other, and two of their trials."""
@@ -172,8 +166,8 @@ class Pages:
         chosen = [each for each in pair if each is not None]
         params = request.query_params
         return self._render(
-            "compare.html.j2", "Compare runs", runs=entries, names=self._book.list_names(),
-            same_work=len({(e.task, e.work) for e in entries}) < 2,
+            "compare.html.j2", "Compare runs", runs=entries, names=self._index.list_names(),
+            same_work=len({(e.spec.card.task, e.work) for e in entries}) < 2,
             same_origin=len({e.provenance for e in entries}) < 2,
             num_charts=len(_group_by_figure(entries)), a=params.get("a", ""), b=params.get("b", ""),
             differences=_list_differences(*chosen) if len(chosen) == 2 else [], both=len(chosen) == 2,
@@ -189,7 +183,7 @@ class Pages:
             return None
         view = next((view for view in views if view.folder.name == name), None)
         if view is None or not number.isdecimal() or len(number) > 8:
-            raise UserError(f"there is no trial {clean(text)!r} in the compared runs: write RUN/NUMBER")
+            raise UserError(f"there is no trial {text!r} in the compared runs: write RUN/NUMBER")
         return view, view.find_trial(int(number))
 
     def compare_charts(self, request: Request) -> tuple[Mapping[str, Chart], str]:
@@ -197,22 +191,21 @@ class Pages:
         views = {view.folder.name: view for view in self._find_compared(request)}
         groups = []
         for group in _group_by_figure([view.entry() for view in views.values()]):
-            groups.append([(entry, list(views[entry.name].lines.values())) for entry in group])
+            groups.append([(entry, list(views[entry.name].rows.values())) for entry in group])
         return draw_compared(groups)
 
     def leaderboard(self, request: Request) -> str:
         """The best of each workload, framework and hardware."""
         params = request.query_params
-        found = self._book.list_runs(BOARD_READ_S)
-        entries = [entry for entry in found.entries if entry.best is not None and not entry.error]
-        specs = {entry.name: entry.spec for entry in entries if entry.spec is not None}
-        columns = make_columns(entries, specs)
-        accelerators = sorted({entry.accelerator for entry in entries})
+        found = self._index.list_runs(BOARD_READ_S)
+        entries = [entry for entry in found.entries if entry.best is not None]
+        columns = make_columns(entries)
+        accelerators = sorted({entry.spec.card.hardware.accelerator for entry in entries})
         chosen = next((c for c in columns if c.name == params.get("metric")), columns[0])
         names = {view.value: view for view in Normalization}
         view_as = names.get(params.get("view", ""), Normalization.MEASURED)
         prices = read_prices(params, accelerators)
-        groups = make_groups(entries, specs, columns, chosen, view_as, prices, self._traces.known)
+        groups = make_groups(entries, columns, chosen, view_as, prices, self._traces.known)
         shown = [
             c
             for c in columns
@@ -227,35 +220,37 @@ class Pages:
 
     def nights(self, request: Request) -> str:
         """The series of nights."""
-        found = [read_series(self._book.runs, name) for name in list_series(self._book.runs)]
+        found = [read_series(self._index.runs, name) for name in list_series(self._index.runs)]
         return self._render("nights.html.j2", "Nights", series=[one for one in found if one.nights])
 
     def series(self, request: Request) -> str:
         """One series of nights, the latest first."""
-        found = read_series(self._book.runs, request.path_params["series"])
-        names = set(self._book.list_names())
+        found = read_series(self._index.runs, request.path_params["series"])
+        names = set(self._index.list_names())
         return self._render(
             "series.html.j2", f"Nights {found.name}", name=found.name, nights=found.nights[::-1], known=names
         )
 
     def series_charts(self, request: Request) -> tuple[Mapping[str, Chart], str]:
         """The history of each job of a series."""
-        return draw_series(read_series(self._book.runs, request.path_params["series"]).nights), ""
+        return draw_series(read_series(self._index.runs, request.path_params["series"]).nights), ""
 
     def start(self, request: Request) -> str:
         """The form of a new search, and what this server started."""
         return self._render("start.html.j2", "Start a search", choices=list_choices(), started=self._starter.started)
 
 
-def _list_config(trial: Trial) -> list[tuple[str, str]]:
-    return [(clean(knob), clean(format_knob_value(value))) for knob, value in trial.config.items()]
+def _describe_running(run: Run, trial: Trial) -> str:
+    waited = f", {format_duration(time.time() - trial.attempt_s)}" if trial.attempt_s is not None else ""
+    return f"{read_phase(run.folder, trial)}{waited}"
 
 
 def _group_by_figure(entries: list[RunEntry]) -> list[list[RunEntry]]:
     """Entries that one axis can show, in order."""
     groups: dict[tuple[str, bool], list[RunEntry]] = {}
     for entry in entries:
-        groups.setdefault((entry.figure, entry.greater_is_better), []).append(entry)
+        metric = entry.figure.metric
+        groups.setdefault((metric.words_with_unit, metric.greater_is_better), []).append(entry)
     return list(groups.values())
 
 
@@ -268,7 +263,7 @@ def _list_differences(one: tuple[RunView, Trial], other: tuple[RunView, Trial]) 
     found: dict[str, list[str]] = {}
 
     def add(name: str, side: int, text: str) -> None:
-        found.setdefault(clean(name), ["", ""])[side] = clean(text)
+        found.setdefault(name, ["", ""])[side] = text
 
     for side, (view, trial) in enumerate((one, other)):
         spec, task = view.run.spec, task_of(view.run.spec.card)

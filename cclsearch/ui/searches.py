@@ -18,7 +18,7 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.nightly.window import NIGHTS_FOLDER
 from cclsearch.record.lock import interrupt_holder, name_holder
-from cclsearch.ui.book import RunBook
+from cclsearch.ui.run_index import RunIndex
 
 MAX_BUDGET = 100_000
 MAX_STARTED = 20
@@ -114,7 +114,7 @@ class SearchStarter:
 
     def _find_run(self, pid: int) -> str:
         """The run that a process searches; empty if it has not begun, or has ended."""
-        holders = ((name, name_holder(self._runs / name)) for name in RunBook(self._runs).list_names()[:MAX_STARTED])
+        holders = ((name, name_holder(self._runs / name)) for name in RunIndex(self._runs).list_names()[:MAX_STARTED])
         return next((name for name, holder in holders if holder is not None and holder[1] == pid), "")
 
 

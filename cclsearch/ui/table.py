@@ -1,4 +1,4 @@
-"""The trials of a run as a table: one line each, filtered, sorted and cut into pages by the server."""
+"""The table of trials of a run: filtered, sorted and cut into pages by the server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from cclsearch.core.values import Value, format_knob_value
-from cclsearch.record.trial import Trial, TrialState, find_state
-from cclsearch.report.objective_figure import ObjectiveFigure
-from cclsearch.report.terminal import SOURCES, result_text
-from cclsearch.ui.text import clean
+from cclsearch.record.trial import TrialState
+from cclsearch.report.rows import TrialRow
 
 PAGE_ROWS = 100
 """Trials of one page: what a browser draws at once, however many a run has."""
@@ -22,65 +19,12 @@ KNOB = "knob."
 """What the key of a knob's column begins with; the others are `trial`, `value`, `result`, `time` and `by`."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialLine:
-    """One trial as tables and charts show it. All text is plain and without secrets."""
-
-    number: int
-    config: Mapping[str, Value]
-    by: str
-    purpose: str
-    state: TrialState
-    value: float | None
-    """The figure of the objective as measured, also of a trial that is not ranked; None if it has none."""
-    is_ranked: bool
-    result: str
-    reason: str
-    """Why it is not ranked; empty if it is, or runs."""
-    seconds: float | None
-    """From the submission to the end of all ended attempts; None if none ended."""
-    spread: float | None
-    text: str
-    """What a filter looks in: all columns, in lower case."""
-
-    def cell(self, knob: str) -> str:
-        """The value of a knob as tables print it; empty if the trial has none."""
-        return clean(format_knob_value(self.config[knob])) if knob in self.config else ""
-
-
-def make_line(trial: Trial, figure: ObjectiveFigure) -> TrialLine:
-    """The line of a trial."""
-    outcome, state = trial.outcome, find_state(trial)
-    reason = ""
-    if outcome is not None and outcome.failure is not None:
-        reason = clean(outcome.failure.message)
-    elif outcome is not None and outcome.admission is not None and trial.loss is None:
-        reason = clean("; ".join(outcome.admission.reasons))
-    by, result = clean(SOURCES.get(trial.proposer, trial.proposer)), clean(result_text(trial, figure))
-    knobs = " ".join(f"{clean(knob)}={clean(format_knob_value(value))}" for knob, value in trial.config.items())
-    text = f"{trial.number} {knobs} {by} {trial.purpose} {state} {result} {reason}"
-    return TrialLine(
-        number=trial.number,
-        config=dict(trial.config),
-        by=by,
-        purpose=trial.purpose.value,
-        state=state,
-        value=figure.value(trial),
-        is_ranked=trial.loss is not None,
-        result=result,
-        reason=reason,
-        seconds=sum(end_s - start_s for start_s, end_s in trial.spans) if trial.spans else None,
-        spread=outcome.spread if outcome else None,
-        text=text.lower(),
-    )
-
-
 @dataclass(frozen=True)
 class TableQuery:
-    """Which lines a page shows, and in what order."""
+    """Which rows a page shows, and in what order."""
 
     words: str = ""
-    """All of these words must be in a line."""
+    """All of these words must be in a row."""
     state: str = ""
     """A `TrialState`; empty for all."""
     sort: str = NUMBER
@@ -109,23 +53,21 @@ class TableQuery:
 
 @dataclass(frozen=True)
 class TablePage:
-    """The lines of one page, and how many there are."""
+    """The rows of one page, and how many there are."""
 
-    lines: tuple[TrialLine, ...]
+    rows: tuple[TrialRow, ...]
     num_found: int
     num_pages: int
     page: int
     first: int
-    """Number of the first line among those found, from 1; 0 if none was found."""
+    """Number of the first row among those found, from 1; 0 if none was found."""
 
 
-def choose_page(lines: Iterable[TrialLine], query: TableQuery) -> TablePage:
-    """The page of the lines that the query describes; a page beyond the last is the last."""
+def choose_page(rows: Iterable[TrialRow], query: TableQuery) -> TablePage:
+    """The page of the rows that the query describes; a page beyond the last is the last."""
     words = query.words.lower().split()
     found = [
-        line
-        for line in lines
-        if (not query.state or line.state == query.state) and all(word in line.text for word in words)
+        row for row in rows if (not query.state or row.state == query.state) and all(word in row.text for word in words)
     ]
     _sort(found, query)
     num_pages = max(1, -(-len(found) // PAGE_ROWS))
@@ -135,23 +77,23 @@ def choose_page(lines: Iterable[TrialLine], query: TableQuery) -> TablePage:
     return TablePage(shown, len(found), num_pages, page, start + 1 if shown else 0)
 
 
-def _sort(lines: list[TrialLine], query: TableQuery) -> None:
-    """Sort in place; lines without a value come last in both directions, equal ones by number."""
-    lines.sort(key=attrgetter("number"))
+def _sort(rows: list[TrialRow], query: TableQuery) -> None:
+    """Sort in place; rows without a value come last in both directions, equal ones by number."""
+    rows.sort(key=attrgetter("number"))
     key = _key_of(query.sort)
-    present = [(value, line) for line in lines if (value := key(line)) is not None]
-    missing = [line for line in lines if key(line) is None] if len(present) < len(lines) else []
+    present = [(value, row) for row in rows if (value := key(row)) is not None]
+    missing = [row for row in rows if key(row) is None] if len(present) < len(rows) else []
     is_number = all(type(value) in (int, float) for value, _ in present)
     present.sort(key=itemgetter(0) if is_number else lambda pair: _rank(pair[0]), reverse=query.is_down)
-    lines[:] = [line for _, line in present] + missing
+    rows[:] = [row for _, row in present] + missing
 
 
-def _key_of(column: str) -> Callable[[TrialLine], Any]:
-    """What a column is sorted by; None for a line that has nothing in it."""
+def _key_of(column: str) -> Callable[[TrialRow], Any]:
+    """What a column is sorted by; None for a row that has nothing in it."""
     if column.startswith(KNOB):
         name = column.removeprefix(KNOB)
-        return lambda line: line.config.get(name)
-    attribute = {"value": "value", "time": "seconds", "result": "state", "by": "by"}.get(column, "number")
+        return lambda row: row.config.get(name)
+    attribute = {"value": "figure", "time": "seconds", "result": "state", "by": "by"}.get(column, "number")
     return attrgetter(attribute)
 
 

@@ -16,7 +16,6 @@ from cclsearch.trace.ccl_bench import measure_by_name
 from cclsearch.trace.dashboard import DASHBOARD, describe_name
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
-from cclsearch.ui.text import clean
 
 MAX_BYTES = 512 * 2**20
 """Traces that are larger are left to `ccl-search score`: a page waits for the result."""
@@ -75,7 +74,7 @@ def _measure_one(run: Run, view: TraceView, name: str) -> TracedName:
         value=result.value,
         shown="-" if result.value is None else format_value(metric, result.value),
         status=result.status.value.replace("_", " "),
-        why=clean(result.detail or (result.reason.value.replace("_", " ") if result.reason else "")),
+        why=result.detail or (result.reason.value.replace("_", " ") if result.reason else ""),
         answered_by=known.metric,
         differs=known.differs,
     )

@@ -195,9 +195,9 @@ def test_the_chart_of_predictions_names_the_trial_that_is_far_off() -> None:
 
 
 def test_knobs_that_never_vary_are_left_out() -> None:
-    assert "fixed" not in varied_knobs(make_points())
+    assert "fixed" not in varied_knobs([point.config for point in make_points()])
     same = [TrialPoint(n, {"tp": 2}, RANKED, 1.0 * n) for n in (1, 2, 3, 4)]
-    assert varied_knobs(same) == ["tp"]
+    assert varied_knobs([point.config for point in same]) == ["tp"]
     assert draw_contour(same, STEP_TIME) is None
     assert draw_parallel(same[:1], STEP_TIME) is None
 

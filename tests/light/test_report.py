@@ -20,7 +20,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.record.event import RetryKind, TrialRetried
 from cclsearch.record.state import RunState
 from cclsearch.report.charts import draw_comparisons, draw_run
-from cclsearch.report.compare import compare_frameworks, find_differences, group_ranking, rank_runs
+from cclsearch.report.compare import compare_frameworks, find_differences, rank_runs
 from cclsearch.report.data import RunPage
 from cclsearch.report.evidence import gather_turns
 from cclsearch.report.gather import describe_change
@@ -123,19 +123,19 @@ def test_a_ranking_compares_only_equal_work_hardware_and_provenance() -> None:
         make_page("c", hardware="16 x h100", trials=(make_trial(1, 0.1),), best=1),
         make_page("d", provenance="recorded", trials=(make_trial(1, 0.01),), best=1),
     ]
-    ranks = {entry.page.run_id: (entry.rank, entry.ratio) for entry in rank_runs(pages)}
+    ranks = {entry.page.run_id: (entry.rank, entry.ratio) for entries in rank_runs(pages) for entry in entries}
     assert ranks == {"b": (1, 1.0), "a": (2, pytest.approx(1.25)), "c": (1, 1.0), "d": (1, 1.0)}
     lines = compare_frameworks(pages)
     assert len(lines) == 1
     assert "the best of torchtitan is 1.25x faster than the best of megatron (0.5 s -> 0.4 s)" in lines[0]
     ties = [make_page(name, trials=(make_trial(1, 0.77),), best=1) for name in "xyz"]
-    assert [entry.rank for entry in rank_runs(ties)] == [1, 1, 1]
+    assert [entry.rank for entries in rank_runs(ties) for entry in entries] == [1, 1, 1]
 
 
 def test_a_group_of_runs_has_its_own_table_charts_and_differences() -> None:
     slower = make_page("b", trials=(make_trial(1, 0.9), make_trial(3, 0.6)), best=3)
     pages = [make_page("a"), slower, make_page("c", hardware="16 x h100")]
-    groups = group_ranking(pages)
+    groups = rank_runs(pages)
     assert [[entry.page.run_id for entry in entries] for entries in groups] == [["a", "b"], ["c"]]
     assert [chart.name for chart in draw_comparisons(groups[0], "x-")][:2] == ["x-bests", "x-curves"]
     assert find_differences(groups[0]) == [("checkpointing", ["true", "false"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 from terminals import Terminal
 
 from cclsearch.cli import main
@@ -20,7 +22,14 @@ from cclsearch.launch.contract import PHASE_FILE, TrialPhase
 from cclsearch.propose.agent.providers.cost import Cost
 from cclsearch.propose.agent.providers.types import Usage
 from cclsearch.propose.events import LlmTurn
-from cclsearch.report.progress import Progress, format_duration, list_varied_knobs, observe_progress, render_progress
+from cclsearch.report.progress import (
+    LiveNote,
+    Progress,
+    format_duration,
+    list_varied_knobs,
+    observe_progress,
+    render_progress,
+)
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.phase import read_phase
 from cclsearch.run.trial_folder import attempt_folder
@@ -59,17 +68,25 @@ def running(run: Run, number: int = 18) -> Progress:
     return replace(progress, trials=trials, typical_s=120.0, num_spent=16, started_s=400.0)
 
 
+def draw(progress: Progress, width: int, height: int | None, now_s: float, note: LiveNote = lambda _: "") -> list[str]:
+    """The lines of the table on a terminal of that width."""
+    console = Console(width=width, color_system=None, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(render_progress(progress, width, height, now_s, note))
+    return captured.get().splitlines()
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 23), (200, 60), (40, 10), (132, 8), (20, 4), (5, 2)])
 def test_the_table_fits_and_keeps_the_best_the_newest_and_the_footer(searched: Run, width: int, height: int) -> None:
     progress = running(searched)
-    lines = render_progress(progress, width, height, 1060.0)
+    lines = draw(progress, width, height, 1060.0)
     assert len(lines) <= height
-    assert all(cell_len(line.plain) <= width for line in lines)
+    assert all(cell_len(line) <= width for line in lines)
     if width < 40:
         return
-    text = "\n".join(line.plain for line in lines)
+    text = "\n".join(lines)
     assert "2 of 18 trials left; 1 running; 11m 00s" in text
-    first = [line.plain.split()[0] for line in lines]
+    first = [line.split()[0] for line in lines]
     assert {"18", str(progress.best)} <= set(first)
     shown = [int(word) for word in first if word.isdecimal() and int(word) > 2] if height < 20 else []
     assert shown == sorted(shown)
@@ -77,11 +94,11 @@ def test_the_table_fits_and_keeps_the_best_the_newest_and_the_footer(searched: R
 
 def test_knobs_have_columns_in_their_order_and_short_heads_in_a_narrow_terminal(searched: Run) -> None:
     progress = running(searched)
-    wide, narrow = (render_progress(progress, width, 40, 1060.0)[1].plain.split() for width in (200, 70))
+    wide, narrow = (draw(progress, width, 40, 1060.0)[1].split() for width in (200, 70))
     assert wide == ["trial", *KNOBS, "time", "by", "result"]
     assert "micro_batch_size" not in narrow
     assert "mb" in narrow
-    assert "tp=" not in "\n".join(line.plain for line in render_progress(progress, 200, 40, 1060.0))
+    assert "tp=" not in "\n".join(draw(progress, 200, 40, 1060.0))
 
 
 def test_knobs_with_one_value_have_no_column() -> None:
@@ -92,19 +109,19 @@ def test_knobs_with_one_value_have_no_column() -> None:
 
 def test_a_knob_without_room_is_named(searched: Run) -> None:
     many = tuple(f"knob_number_{n}" for n in range(9))
-    head = render_progress(replace(running(searched), knobs=many), 60, 20, 1060.0)[1].plain
+    head = draw(replace(running(searched), knobs=many), 60, 20, 1060.0)[1]
     assert "result (no room: " in head
 
 
 def test_the_footer_has_elapsed_time_left_and_cost(searched: Run) -> None:
-    [footer] = [line.plain for line in render_progress(running(searched), 200, 40, 1060.0) if "left" in line.plain]
+    [footer] = [line for line in draw(running(searched), 200, 40, 1060.0) if "left" in line]
     # 60 s of the running trial's 120 s, then two more
     assert footer.startswith("2 of 18 trials left; 1 running; 11m 00s elapsed; about 5m 00s left; ")
     assert "node-hours" in footer
     recorded = observe_progress(
         searched.spec, searched.state, searched.folder, knobs=KNOBS, node_hours=None, is_running=False
     )
-    ended = [line.plain for line in render_progress(recorded, 200, None, time.time())]
+    ended = draw(recorded, 200, None, time.time())
     assert len(ended) == 18 + 4
     assert ended[-1] == f"best so far: {recorded.best_text}"
     assert ended[-1].endswith(" s (recorded)")
@@ -118,8 +135,8 @@ def test_the_phase_is_what_the_script_says_or_what_the_folder_shows(searched: Ru
     folder.mkdir(parents=True)
     assert read_phase(searched.folder, replace(trial, handle=None)) == "waiting"
     assert read_phase(searched.folder, trial) == "submitted"
-    queued = render_progress(progress, 200, 40, 1060.0, lambda number: f"queued: Resources \x1b[2J{number}")
-    assert "queued: Resources 18, attempt 2" in "\n".join(line.plain for line in queued)
+    queued = draw(progress, 200, 40, 1060.0, lambda number: f"queued: Resources \x1b[2J{number}")
+    assert "queued: Resources 18, attempt 2" in "\n".join(queued)
     (folder / "stdout.log").touch()
     assert read_phase(searched.folder, trial) == "running"
     for phase, name in itertools.product(TrialPhase, (PHASE_FILE,)):
@@ -189,5 +206,5 @@ def test_the_footer_says_what_the_llm_has_used(searched: Run, monkeypatch: pytes
     run = searched
     monkeypatch.setattr(run.state, "reported", [*run.state.reported, *turns])
     progress = observe_progress(run.spec, run.state, run.folder, knobs=KNOBS, node_hours=None, is_running=True)
-    shown = "\n".join(line.plain for line in render_progress(progress, 120, 23, 1060.0))
+    shown = "\n".join(draw(progress, 120, 23, 1060.0))
     assert "LLM 24,600 tokens, $0.0820" in shown

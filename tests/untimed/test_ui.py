@@ -28,8 +28,8 @@ from cclsearch.record.line import encode_line
 from cclsearch.run.annotations import read_annotations
 from cclsearch.trace.dashboard import DASHBOARD
 from cclsearch.ui.app import make_app
-from cclsearch.ui.book import RunBook
 from cclsearch.ui.guard import TOKEN_HEADER, Permissions
+from cclsearch.ui.run_index import RunIndex
 
 EXAMPLE = ROOT / "runs" / "example-wl2"
 TRACES = TESTS / "recorded" / "gloo-ddp2"
@@ -97,30 +97,30 @@ def test_the_table_is_filtered_sorted_and_cut_into_pages_by_the_server(runs: Pat
 
 
 def test_only_what_a_ledger_gained_is_read_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    book = RunBook(runs)
-    assert len(book.view("one").lines) == 5
+    index = RunIndex(runs)
+    assert len(index.view("one").rows) == 5
     add_trials(runs / "one", range(6, 7))
     decoded: list[bytes] = []
     real = ledger.decode_line
     monkeypatch.setattr(ledger, "decode_line", lambda line: decoded.append(line) or real(line))
-    view = book.view("one")
-    assert len(view.lines) == 6
+    view = index.view("one")
+    assert len(view.rows) == 6
     assert {json.loads(line)["trial"] for line in decoded} == {6}
     num_decoded = len(decoded)
-    assert len(book.view("one").lines) == 6
+    assert len(index.view("one").rows) == 6
     assert len(decoded) == num_decoded
     (runs / "one" / LEDGER_FILE).write_bytes((EXAMPLE / LEDGER_FILE).read_bytes())
-    assert len(book.view("one").lines) == 5, "the ledger was replaced by a shorter one"
+    assert len(index.view("one").rows) == 5, "the ledger was replaced by a shorter one"
 
 
 def test_a_long_ledger_is_read_in_parts_and_the_page_says_so(runs: Path) -> None:
     add_trials(runs / "one", range(6, 400))
-    view = RunBook(runs).view("one", 0.0)
+    view = RunIndex(runs).view("one", 0.0)
     assert not view.is_complete
     assert 0 < view.share_read < 1
     while not view.is_complete:
         view.refresh(0.02)
-    assert len(view.lines) == 399
+    assert len(view.rows) == 399
 
 
 def test_text_from_outside_is_never_markup(runs: Path) -> None:
@@ -288,7 +288,7 @@ def test_two_trials_are_compared_knob_by_knob(client: TestClient) -> None:
     page = client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/5"}).text
     assert page.count('class="differs"') > 3
     assert "24.44 s recorded" in page
-    assert "has no trial 99" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/99"}).text
+    assert "there is no trial 99" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/99"}).text
     assert "there is no trial" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "two/1"}).text
 
 
