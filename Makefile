@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
+.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-frameworks test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -49,13 +49,20 @@ test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit tha
 	  PYTHONPATH="$(CURDIR)/build/submitit:$(CURDIR)" $(PYTEST) -n 0 tests/light/test_slurm_script.py tests/light/test_slurm_node.py tests/untimed/test_slurm_submitit.py; \
 	done
 
+test-layouts: $(VENV)/.installed-dev  ## every layout of each framework that trains on CPUs
+	$(PYTEST) -n 0 --durations=0 tests/named/test_layouts.py
+
+test-frameworks: .venv-frameworks/.installed  ## DeepSpeed, torchtitan and aiconfigurator, beside the packages of $(VENV)
+	PATH="$(CURDIR)/.venv-frameworks/bin:$$PATH" .venv-frameworks/bin/python -m pytest -q -r fEsx \
+	  tests/named/test_frameworks.py tests/named/test_kernel_estimates.py
+
 test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.7 GB, its own environment) and serve with it
 	$(BIN)/python tests/vllm/install.py .venv-vllm
-	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/untimed/test_vllm_real.py
+	CCL_VLLM_PYTHON="$(CURDIR)/.venv-vllm/bin/python" $(PYTEST) -n 0 tests/named/test_vllm.py
 
 test-sglang: $(VENV)/.installed-dev  ## install SGLang without its kernels for GPUs (3.3 GB, its own environment) and serve with it
 	$(BIN)/python tests/sglang/install.py .venv-sglang
-	CCL_SGLANG_PYTHON="$(CURDIR)/.venv-sglang/bin/python" $(PYTEST) -n 0 tests/untimed/test_sglang_real.py
+	CCL_SGLANG_PYTHON="$(CURDIR)/.venv-sglang/bin/python" $(PYTEST) -n 0 tests/named/test_sglang.py
 
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
@@ -106,8 +113,20 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml $(SCANNER) tests/const
 	$(PIP) install --quiet --constraint tests/constraints.txt --editable '.[dev,torch,jax,hf]'
 	@touch $@ $(VENV)/.installed
 
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+FRAMEWORKS := .venv-frameworks/bin/pip --disable-pip-version-check --retries 10 --timeout 60 install --quiet
+
+.venv-frameworks/.installed: $(VENV)/.installed-dev
+	@echo "installing DeepSpeed, torchtitan and aiconfigurator (1.4 GB, a few minutes)"
+	$(BIN)/python -m venv .venv-frameworks
+	$(BIN)/python $(SITE) >"$$(.venv-frameworks/bin/python $(SITE))/tested.pth"
+	$(FRAMEWORKS) --no-deps torchtitan==0.3.0 spmd_types==0.2.3 torchdata torch_checkpointing triton
+	$(FRAMEWORKS) 'datasets<4.8' tokenizers tensorboard tyro einops 'aiconfigurator>=0.12,<0.13'
+	$(FRAMEWORKS) --no-build-isolation --constraint tests/constraints.txt deepspeed==0.19.8  # a source package, built with torch
+	@touch $@
+
 fuzz-native: $(VENV)/.installed-dev  ## damaged traces through the scanner in C, built with sanitizers (3 minutes)
 	$(BIN)/python tests/fuzz_native.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) .venv-frameworks .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,7 +1,7 @@
 """Fixtures of every test: no network except loopback, no API keys, and a project folder of its own.
 
 The folder of a test says what it needs: `light` nothing, `untimed` servers, jobs or processes whose speed changes no
-result, `serial` the machine to itself. Each folder but `light` is a mark, for `pytest -m`.
+result, `serial` the machine to itself; `named` has tests that only a target of the Makefile runs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ KINDS = ("untimed", "serial")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder; one worker runs all untimed tests of a file, so that they share its servers."""
+    """Mark tests by their folder, for `pytest -m`, and give one worker all untimed tests of a file or of a cluster."""
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:
             item.add_marker(kind)
         if kind == "untimed":
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            shares_cluster = "cluster" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("slurm" if shares_cluster else item.path.stem))
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,26 @@ def nightly_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     nights.put_days_between(monkeypatch)
     yield project
     nights.DECIDE.clear()
+
+
+@pytest.fixture(scope="session")
+def _started_cluster() -> Iterator[Any]:
+    from slurm.cluster import start_cluster
+
+    with start_cluster() as started:
+        # Tests of other files, which run in between, must not find it.
+        os.environ.pop("SLURM_CONF")
+        yield started
+
+
+@pytest.fixture(scope="module")
+def cluster(_started_cluster: Any) -> Iterator[Any]:
+    """Yield the worker's real Slurm (`slurm.cluster.Cluster`), with its accounting database."""
+    from slurm.cluster import use_cluster
+
+    with use_cluster(_started_cluster):
+        yield _started_cluster
+        _started_cluster.ask("scancel", "--me")
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from paths import ROOT
-from slurm.cluster import start_cluster
+from slurm.cluster import Cluster
 from slurm.searches import wait_until_idle
 
 LAUNCHERS = ROOT / "launchers"
 
 
-def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(project: Path) -> None:
+def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(cluster: Cluster, project: Path) -> None:
     """Each trial is a job that starts a server on its node, measures both loads, and leaves nothing in the queue."""
     profile = project / "launchers" / "cluster.yaml"
     profile.parent.mkdir()
@@ -22,25 +22,11 @@ def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(project: 
         f"launcher: slurm\ncpu_only: true\npoll_s: 0.5\npython: {sys.executable}\n"
         "hardware: {num_accelerators: 1, accelerators_per_node: 1}\n"
     )
-    with start_cluster("--no-db") as cluster:
-        loads = ["--set", "num_requests=12", "--set", "other_concurrency=1", "--set", "other_num_requests=4"]
-        command = [
-            sys.executable,
-            "-m",
-            "cclsearch",
-            "run",
-            "-w",
-            "tiny-serving",
-            "-l",
-            str(profile),
-            "-b",
-            "2",
-            *loads,
-        ]
-        done = subprocess.run(
-            [*command, "--name", "r", "--json"], cwd=project, capture_output=True, text=True, timeout=300, check=False
-        )
-        wait_until_idle(cluster.ask)
+    loads = ["--set", "num_requests=12", "--set", "other_concurrency=1", "--set", "other_num_requests=4"]
+    command = [sys.executable, "-m", "cclsearch", "run", "-w", "tiny-serving", "-l", str(profile), "-b", "2", *loads]
+    command += ["--name", "r", "--json"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    wait_until_idle(cluster.ask)
     assert done.returncode == 0, done.stdout + done.stderr
     best = json.loads(done.stdout.splitlines()[-1])["best"]
     assert best["provenance"] == "measured"
@@ -77,7 +63,7 @@ sys.exit(run_rank(serve))
 """
 
 
-def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(project: Path) -> None:
+def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(cluster: Cluster, project: Path) -> None:
     """The script runs on both nodes; node 0 serves, and the other's share ends with the trial."""
     folder = project / "launchers"
     folder.mkdir()
@@ -93,9 +79,8 @@ def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(project:
     )
     command = [sys.executable, "-m", "cclsearch", "run", "-w", "tiny-serving", "-l", "cluster", "--framework", "pair"]
     command += ["-b", "1", "--knob", "tp=2", "--set", "num_requests=12", "--name", "r"]
-    with start_cluster("--no-db") as cluster:
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
-        wait_until_idle(cluster.ask)
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    wait_until_idle(cluster.ask)
     found = sorted((project / "runs" / "r").glob("trials/*/**/result.json"))
     assert found, done.stdout + done.stderr
     results = [json.loads(path.read_text()) for path in found]

@@ -1,4 +1,4 @@
-"""A real Slurm for a test module: started once, stopped at the module's end."""
+"""A real Slurm for tests; the fixture `cluster` of conftest.py shares one among all files of a worker."""
 
 from __future__ import annotations
 
@@ -58,20 +58,23 @@ def start_cluster(*options: str) -> Iterator[Cluster]:
     folder.chmod(0o755)
     guard, port = reserve_ports(80)
     cluster = Cluster(folder, port)
-    before = os.environ.get("SLURM_CONF")
     try:
         cluster.up(*([] if REQUIRED else ["--no-install"]), *options)
-        os.environ["SLURM_CONF"] = str(folder / "etc" / "slurm.conf")
-        yield cluster
+        with use_cluster(cluster):
+            yield cluster
     finally:
-        if before is None:
-            os.environ.pop("SLURM_CONF", None)
-        else:
-            os.environ["SLURM_CONF"] = before
         subprocess.run(
             ["bash", str(HERE / "slurm-down"), str(folder), "--purge"], capture_output=True, timeout=180, check=False
         )
         guard.close()
+
+
+@contextmanager
+def use_cluster(cluster: Cluster) -> Iterator[None]:
+    """Make it the cluster that Slurm's commands ask."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.folder / "etc" / "slurm.conf"))
+        yield
 
 
 def find_problem() -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import yaml
-from slurm.cluster import start_cluster
+from slurm.cluster import Cluster
 from slurm.searches import COMMAND, QUICK, wait_until_idle
 
 from cclsearch.core.trust import confirm
@@ -47,8 +47,8 @@ def wait_for(is_so: Callable[[], bool], night: subprocess.Popen[bytes], log: Pat
         time.sleep(0.1)
 
 
-def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job() -> None:
-    with start_cluster("--no-db") as cluster, tempfile.TemporaryDirectory(prefix="ccl-ni-") as folder:
+def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job(cluster: Cluster) -> None:
+    with tempfile.TemporaryDirectory(prefix="ccl-ni-") as folder:
         project = Path(folder)
         (project / "ccl-search.yaml").write_text("{}\n")
         (project / "nightly.yaml").write_text(yaml.safe_dump(NIGHT))
@@ -65,8 +65,8 @@ def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job() -> None:
         assert again.wait(timeout=120) == 1
         wait_until_idle(cluster.ask)
         assert cluster.ask("squeue", "--noheader") == ""
-        submitted = cluster.ask("squeue", "--states=all", "--noheader", "--format=%i").split()
-        assert submitted == jobs
+        listed = cluster.ask("squeue", "--states=all", "--noheader", "--format=%i %Z").splitlines()
+        assert [line.split()[0] for line in listed if folder in line] == jobs
         summary = json.loads((runs / "nights" / "n" / "summary.json").read_text())
         assert summary["stopped"]
         assert [path.parent.name for path in (runs / "nights" / "n").glob("*/night.json")] == [summary["night"]]

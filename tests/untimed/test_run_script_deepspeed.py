@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_run_script_options import load_script
-from trials import LAUNCHERS, MOE, make_input, make_job, run_script
+from trials import LAUNCHERS, make_input, make_job
 
 from cclsearch.core.values import Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
@@ -66,16 +66,3 @@ def test_without_deepspeed_the_trial_ends_in_one_line_and_costs_no_budget(tmp_pa
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.LAUNCHER
     assert "deepspeed must be importable by" in failure.message
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_trains_the_same_model_on_the_same_data_as_cpu(stage: int, tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=MOE))
-    payload = make_input({**CONFIG, "zero_stage": stage, "activation_checkpointing": "full"}, arch=MOE)
-    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    result = start(tmp_path / "deepspeed", payload, *ranks)
-    assert isinstance(result, TrainingResult)
-    assert result.losses == pytest.approx(reference.losses, rel=2e-5)
-    assert result.num_params == reference.num_params
-    assert (result.global_batch_size, result.seq_len, result.world_size) == (8, 32, 2)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from paths import TESTS
-from slurm.cluster import Cluster, start_cluster
+from slurm.cluster import Cluster
 from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
@@ -54,8 +54,8 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
-    with start_cluster() as cluster, tempfile.TemporaryDirectory(prefix="ccl-sl-runs-") as folder:
+def site(cluster: Cluster) -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="ccl-sl-runs-") as folder:
         yield Site(cluster, Path(folder))
 
 
@@ -344,9 +344,15 @@ def test_slurms_own_time_limit_is_a_timeout(slow: tuple[SlurmLauncher, list[Hand
     assert kind_of(status) is FailureKind.TIMEOUT
 
 
-def test_limits_are_waited_for_and_unknown_accounts_are_refused(site: Site) -> None:
-    """Must be the last test: it turns enforcement on."""
-    site.cluster.up("--enforce")
+@pytest.fixture
+def enforced(cluster: Cluster) -> Iterator[None]:
+    """Enforce accounts and limits."""
+    cluster.up("--enforce")
+    yield
+    cluster.up()
+
+
+def test_limits_are_waited_for_and_unknown_accounts_are_refused(site: Site, enforced: None) -> None:
     launcher = site.launcher("limits", account="ccl", qos="small")
     assert launcher.max_parallel == 4
     handles = launcher.submit([site.job("limits", n, ranks=1, behaviour="ok", seconds=0.5) for n in range(1, 8)])
@@ -354,9 +360,8 @@ def test_limits_are_waited_for_and_unknown_accounts_are_refused(site: Site) -> N
     waiting = launcher.poll(handles)[-1]
     assert waiting.state is JobState.QUEUED
     assert "QOSMaxSubmitJobPerUserLimit" in waiting.note
-    resumed = site.launcher(
-        "limits", account="ccl", qos="small"
-    )  # jobs that a killed search had not submitted yet are taken over too
+    # jobs that a killed search had not submitted yet are taken over too
+    resumed = site.launcher("limits", account="ccl", qos="small")
     assert [kind_of(status) for status in wait_for(resumed, handles)] == [None] * 7
     with pytest.raises(UserError, match=r"Invalid account.*sacctmgr"):
         site.launcher("limits", account="nobody").submit([site.job("limits", 8, ranks=1)])

@@ -9,12 +9,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from slurm.cluster import Cluster, start_cluster
+from slurm.cluster import Cluster
 from slurm.searches import kill_and_resume, start, wait_until_idle
 
 
-def test_a_repeatedly_killed_search_loses_and_repeats_nothing() -> None:
-    with start_cluster("--no-db") as cluster, tempfile.TemporaryDirectory(prefix="ccl-sl-") as folder:
+def test_a_repeatedly_killed_search_loses_and_repeats_nothing(cluster: Cluster) -> None:
+    with tempfile.TemporaryDirectory(prefix="ccl-sl-") as folder:
         runs = Path(folder) / "runs"
         runs.mkdir()
         tally = kill_and_resume(runs, kills=4, budget=10, parallel=4, seed=7, ask=cluster.ask, longest_s=3.0)
@@ -24,7 +24,7 @@ def test_a_repeatedly_killed_search_loses_and_repeats_nothing() -> None:
         _leave_jobs_and_clean(cluster, runs)
 
 
-def test_links_between_ranks_of_a_slurm_job_are_measured(project: Path) -> None:
+def test_links_between_ranks_of_a_slurm_job_are_measured(cluster: Cluster, project: Path) -> None:
     hardware = "{num_accelerators: 2, accelerators_per_node: 1}"
     profile = project / "launchers" / "cluster.yaml"
     profile.parent.mkdir()
@@ -32,9 +32,8 @@ def test_links_between_ranks_of_a_slurm_job_are_measured(project: Path) -> None:
         f"launcher: slurm\ncpu_only: true\npoll_s: 0.5\npython: {sys.executable}\nhardware: {hardware}\n"
         "environment: {OMP_NUM_THREADS: 1, GLOO_SOCKET_IFNAME: lo}\n"
     )
-    with start_cluster("--no-db"):
-        command = [sys.executable, "-m", "cclsearch", "links", "measure", "--launcher", str(profile), "--json"]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", "cclsearch", "links", "measure", "--launcher", str(profile), "--json"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert len(measured["endpoints"]) == len(set(measured["nodes"])) == 2, "one rank on each of two nodes"

@@ -29,14 +29,13 @@ from cclsearch.launch.slurm.job_files import RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 
-HERE = TESTS
 SECRET = "A_SECRET_TOKEN"
 SBATCH_S = 4
 """Seconds that the slow sbatch waits before it submits, as one does while the controller does not answer."""
 KILLED_SUBMISSION = """
 import fcntl, os, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 import test_slurm_submitit as tests
 folder = Path({folder!r})
 if {by_submitit}:
@@ -49,7 +48,8 @@ else:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def bare_cluster() -> Iterator[Cluster]:
+    """Yield a Slurm without accounting."""
     with start_cluster("--no-db") as started:
         yield started
 
@@ -71,7 +71,7 @@ def make_executor(folder: Path, **parameters: Any) -> Any:
 
 def make_launcher(folder: Path) -> SlurmLauncher:
     settings = SlurmSettings.model_validate({"poll_s": 0.5, "grace_s": 2, "cpu_only": True, "python": sys.executable})
-    script = RunScript(HERE / "slurm" / "trial_script.py", "process", {})
+    script = RunScript(TESTS / "slurm" / "trial_script.py", "process", {})
     return SlurmLauncher(settings, script, classify=classify_trial, run_dir=folder)
 
 
@@ -90,7 +90,7 @@ def queued(cluster: Cluster, folder: Path) -> list[str]:
 
 
 def test_submitits_jobs_get_secrets_of_the_searchs_environment(
-    cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+    bare_cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guarantee: "Variables that look like secrets are never passed on"; submitit has no parameter for sbatch's own."""
     monkeypatch.setenv(SECRET, "do-not-pass-on")
@@ -105,7 +105,7 @@ def test_submitits_jobs_get_secrets_of_the_searchs_environment(
 
 @pytest.mark.parametrize("by_submitit", [True, False])
 def test_an_sbatch_that_outlives_a_killed_search_keeps_the_lock_only_without_submitit(
-    cluster: Cluster, folder: Path, by_submitit: bool
+    bare_cluster: Cluster, folder: Path, by_submitit: bool
 ) -> None:
     """Guarantee: "`resume` ... submits none of them twice". submitit's `CommandFunction` closes all descriptors."""
     folder.mkdir()
@@ -114,12 +114,12 @@ def test_an_sbatch_that_outlives_a_killed_search_keeps_the_lock_only_without_sub
         taken = subprocess.run(["flock", "--nonblock", str(folder / "lock"), "true"], check=False).returncode == 0
         assert slow.exists()
         assert taken, "another search could submit while this sbatch still runs"
-        wait_until(lambda: queued(cluster, folder))
+        wait_until(lambda: queued(bare_cluster, folder))
         return
     launcher = make_launcher(folder)
     [handle] = launcher.submit([make_job(folder, 1, ranks=1, behaviour="ok")])
     assert not slow.exists(), "the second submission waited for the first one's sbatch"
-    assert queued(cluster, folder) == [handle.job_id]
+    assert queued(bare_cluster, folder) == [handle.job_id]
     launcher.cancel([handle])
 
 
@@ -132,7 +132,9 @@ def start_killed_submission(folder: Path, *, by_submitit: bool) -> Path:
         f'#!/bin/sh\ntouch "{running}"\nsleep {SBATCH_S}\n"{real}" "$@"\ncode=$?\nrm "{running}"\nexit $code\n'
     )
     (tools / "sbatch").chmod(0o755)
-    code = KILLED_SUBMISSION.format(tests=str(HERE), folder=str(folder), by_submitit=by_submitit)
+    code = KILLED_SUBMISSION.format(
+        folders=[str(TESTS), str(TESTS / "untimed")], folder=str(folder), by_submitit=by_submitit
+    )
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PATH": path})
     wait_until(lambda: running.exists() or process.poll() is not None)
@@ -141,7 +143,7 @@ def start_killed_submission(folder: Path, *, by_submitit: bool) -> Path:
     return running
 
 
-def test_without_accounting_submitit_never_learns_that_a_job_ended(cluster: Cluster, folder: Path) -> None:
+def test_without_accounting_submitit_never_learns_that_a_job_ended(bare_cluster: Cluster, folder: Path) -> None:
     """Guarantee: "it queries `sacct` and `scontrol`; if neither answers, it uses the files"; submitit asks sacct."""
     launcher = make_launcher(folder)
     [handle] = launcher.submit([make_job(folder, 1, ranks=1, behaviour="crash")])
@@ -150,5 +152,5 @@ def test_without_accounting_submitit_never_learns_that_a_job_ended(cluster: Clus
     failure = launcher.poll([handle])[0].failure
     assert failure is not None
     assert failure.kind is FailureKind.CRASHED
-    wait_until(lambda: f"{job.job_id} FAILED" in cluster.ask("squeue", "--states=all", "--format=%i %T"))
+    wait_until(lambda: f"{job.job_id} FAILED" in bare_cluster.ask("squeue", "--states=all", "--format=%i %T"))
     assert (job.get_info(mode="force"), job.state, job.done(force_check=True)) == ({}, "UNKNOWN", False)
