@@ -45,14 +45,6 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 ENTRY_POINT_GROUP = "cclsearch"
-MOVED = {
-    **{f"cclsearch.{name}": f"cclsearch.core.{name}" for name in ("errors", "values", "text", "redact", "yaml_file")},
-    "cclsearch.hardware": "cclsearch.card.hardware",
-    "cclsearch.propose.observation": "cclsearch.propose.observations",
-    "cclsearch.propose.sampler": "cclsearch.propose.study.samplers",
-    "cclsearch.propose.optuna_sampler": "cclsearch.propose.study.samplers",
-}
-"""Modules of earlier versions that plugins may import -> where they are now."""
 
 
 class Plugin(NamedTuple):
@@ -192,11 +184,8 @@ def _find_problem(load: Callable[[], Any]) -> str:
     try:
         load()
     except ImportError as error:
-        if (error.name or "").split(".")[0] != "cclsearch":
-            return one_line(f"{type(error).__name__}: {error}", 300)
-        moved = MOVED.get(error.name or "")
-        hint = f"it is `{moved}` now" if moved else "docs/renames.md of the repository lists new names"
-        return f"it needs an update: {one_line(str(error), 300)}: {hint}"
+        is_ours = (error.name or "").split(".")[0] == "cclsearch"
+        return one_line(f"{'it needs an update' if is_ours else type(error).__name__}: {error}", 300)
     except (Exception, SystemExit) as error:  # a plugin may raise anything, also the exit of a program
         return one_line(f"{type(error).__name__}: {error}", 300)
     return ""

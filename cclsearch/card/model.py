@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from cclsearch.card.groups import HardwareGroup, has_unlike_links, make_links
 from cclsearch.card.hardware import NOMINAL, Accelerator, state_accelerator
@@ -159,8 +159,7 @@ class Hardware(StatedHardware):
     def chip(self) -> Accelerator:
         """The accelerator with its rates: the catalogue's, with the numbers that the card states instead.
 
-        `NOMINAL` for one that is unknown and that the card does not describe, which only cards frozen by version 0.2.0
-        and earlier have.
+        `NOMINAL` for one that is unknown and that the card does not describe.
         """
         found = state_accelerator(self.accelerator, self.memory_gib, self.peak_flops, self.memory_gb_per_s) or NOMINAL
         return found.model_copy(update={"nominal": True}) if self.nominal else found
@@ -247,16 +246,6 @@ class Card(StatedCard):
     """One workload, frozen for a whole search."""
 
     hardware: Hardware
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_version_1(cls, data: Any) -> Any:
-        """The fields of a card that a search of version 0.2.0 or earlier froze, under their present names."""
-        if not isinstance(data, dict) or "arch" not in data:
-            return data
-        work = {name: data[name] for name in ("global_batch_size", "seq_len")}
-        kept = {name: value for name, value in data.items() if name not in {"arch", *work}}
-        return {**kept, "task": data["phase"], "model": data["arch"], "work": work}
 
     @property
     def arch(self) -> ModelArch:

@@ -30,5 +30,5 @@ class BootMoment(Model):
 
 
 def elapsed_since(moment: BootMoment | None, wall_s: float) -> float:
-    """Return the seconds since a moment; since a Unix time if an earlier version recorded no moment."""
+    """Return the seconds since a moment; since a Unix time if none was recorded."""
     return moment.elapsed_s() if moment is not None else max(0.0, time.time() - wall_s)

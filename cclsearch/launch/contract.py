@@ -79,7 +79,7 @@ class TrialInput(Model):
     """Product of the degrees of parallelism."""
     ranks_per_node: int = Field(ge=1)
     accelerator: str = ""
-    """The card's accelerator (`h100`, `cpu`); empty for a trial of version 0.2.0 or earlier."""
+    """The card's accelerator (`h100`, `cpu`)."""
     seed: int = 0
     """Seed of weights and data; the same in every trial."""
     places: tuple[int, ...] = ()

@@ -374,7 +374,7 @@ def _limit_s(handle: Handle, record: LocalJobRecord | None) -> float:
 
 
 def _parse_limit(text: str) -> float:
-    """Return the seconds of a time limit; infinite for the job of an earlier version, which has none there."""
+    """Return the seconds of a time limit; infinite if it is not a number."""
     try:
         return float(text)
     except ValueError:

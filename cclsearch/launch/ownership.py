@@ -31,7 +31,7 @@ def read_inode(run_dir: Path | None) -> str:
 def is_own(run_dir: Path | None, trial_dir: Path, inode: str = "") -> bool:
     """Whether a job that was started in `trial_dir` belongs to the run in `run_dir`, and not to one it is a copy of.
 
-    `inode` is that of the job's run folder when it was started; empty if an earlier version started it.
+    `inode` is that of the job's run folder when it was started; empty if it is not known.
     """
     recorded = run_folder_of(trial_dir)
     if run_dir is None or recorded is None or recorded == run_dir:

@@ -97,14 +97,13 @@ def measure_folder(folder: Path) -> int:
 def find_scratch(run: Run, trial: Path) -> tuple[Path, ...]:
     """Folders on the profile's scratch with the traces of a trial's attempts, found through the links in its evidence.
 
-    Only real folders `SCRATCH/RUN-tNNNN-aN-RANDOM` of this trial (of earlier versions without RANDOM): a link to any
-    other place is not ours and is ignored.
+    Only real folders `SCRATCH/RUN-tNNNN-aN-RANDOM` of this trial: a link to any other place is not ours and is ignored.
     """
     setting = run.spec.profile.settings.get("scratch")
     scratch = Path(setting).expanduser() if isinstance(setting, str) else Path()
     if not scratch.is_absolute():
         return ()
-    own = re.compile(rf"{re.escape(run.spec.run_id)}-t{re.escape(trial.name)}-a\d+(-[0-9a-f]{{8}})?")
+    own = re.compile(rf"{re.escape(run.spec.run_id)}-t{re.escape(trial.name)}-a\d+-[0-9a-f]{{8}}")
     found = []
     for link in (trial / TRACE_FOLDER, *sorted(trial.glob(f"{ATTEMPTS_FOLDER}/*/{TRACE_FOLDER}"))):
         if not link.is_symlink():

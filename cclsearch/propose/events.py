@@ -123,7 +123,7 @@ class SubmittedConfig:
     predicted: ExpectedOutcome = ExpectedOutcome()
     """What the surrogate predicted when it was submitted."""
     predicted_sd: float | None = None
-    """Standard deviation of the log of that prediction of the primary metric; None in ledgers of earlier versions."""
+    """Standard deviation of the log of that prediction of the primary metric; None if there was none."""
     is_promising: bool = False
     """Among the surrogate's most promising configurations, or the likeliest to win."""
 

@@ -96,14 +96,6 @@ class SearchStarted(LedgerEvent):
     """Hash of `search.yaml`, to detect changed inputs."""
 
 
-class LedgerUpgraded(LedgerEvent):
-    """The lines from here on are of this version; written before the first of them in a ledger of an earlier one."""
-
-    event: Literal["ledger_upgraded"] = "ledger_upgraded"
-    ledger_version: int = LEDGER_VERSION
-    engine_version: str
-
-
 class SearchResumed(LedgerEvent):
     """The search continues in another process."""
 
@@ -193,17 +185,15 @@ class ConfigsHeldBack(ReportedEvent):
     """Configurations that are never launched, because they almost certainly do not fit into memory."""
 
     event: Literal["held_back"] = "held_back"
-    num_configs: int | None = None
-    """None in ledgers of version 1."""
+    num_configs: int
 
 
 class ProposalRefused(ReportedEvent):
     """A proposal that was not launched."""
 
     event: Literal["refused"] = "refused"
-    proposer: str = ""
-    config: Config | None = None
-    """None in ledgers of version 1."""
+    proposer: str
+    config: Config
 
 
 class SpaceGrown(ReportedEvent):
@@ -250,7 +240,6 @@ class SearchEnded(LedgerEvent):
 
 Event = Annotated[
     SearchStarted
-    | LedgerUpgraded
     | SearchResumed
     | TrialProposed
     | TrialSubmitting

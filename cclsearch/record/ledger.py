@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE, sync_folder
 from cclsearch.core.errors import DamagedLedger, UserError, refuse_newer
-from cclsearch.record.event import LEDGER_VERSION, Event, LedgerUpgraded, SearchStarted
+from cclsearch.record.event import LEDGER_VERSION, Event, SearchStarted
 from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, explain_bad_lines, has_checksum
 from cclsearch.record.state import RunState
 
@@ -24,7 +24,7 @@ MAX_LINE_BYTES = 64 << 20
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """The ledger's events in order, each fully validated; those of earlier versions in the form of the present one.
+    """Yield the ledger's events in order, each fully validated.
 
     An incomplete last line (after a kill or on a full disk) is ignored, and so is a line that is not an event or was
     changed: `fold_ledger` lists them. Raises UserError if the ledger was written by a newer version.
@@ -75,8 +75,6 @@ class LedgerFollower:
             if isinstance(found, BadLine):
                 self.state.skip(found)
                 continue
-            if not self.state.has_begun and not found.has_checksum:
-                self.state.ledger_version = 1
             try:
                 self.state.apply(found.event, found.offset, found.end)
             except ValueError as error:
@@ -94,7 +92,6 @@ class _Line:
     offset: int
     end: int
     event: Event
-    has_checksum: bool
 
 
 class _Lines:
@@ -102,7 +99,6 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.number = path, 0, 0
-        self._is_checked = False
         self._file: tuple[int, int] | None = None
         """Device and inode of the file that was read."""
 
@@ -126,14 +122,10 @@ class _Lines:
         try:
             if isinstance(line, int):
                 raise ValueError(f"it has {line:,} bytes, more than the {MAX_LINE_BYTES:,} allowed")
-            was_checked, has_one = self._is_checked, has_checksum(line)
-            self._is_checked |= has_one
-            if was_checked and not has_one:
-                raise ValueError("it has no checksum, although lines before it have one")
             event = decode_line(line)
-            if isinstance(event, SearchStarted | LedgerUpgraded):
+            if isinstance(event, SearchStarted):
                 refuse_newer(self.path, event.ledger_version, LEDGER_VERSION)
-            return _Line(number, self.offset, end, event, has_one)
+            return _Line(number, self.offset, end, event)
         except (ValueError, RecursionError) as error:
             head = b"" if isinstance(line, int) else line
             refuse_newer(self.path, _find_version(head), LEDGER_VERSION)
@@ -171,7 +163,10 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _find_version(line: bytes) -> int:
-    """The version that a line names which is not an event of this version; 0 if it names none, or was changed."""
+    """Return the version that the line of a newer version names; 0 if it names none, or was changed.
+
+    A newer version may sign its lines in another way, so a line without a checksum counts too.
+    """
     try:
         has_checksum(line)
         version = json.loads(line)["ledger_version"]

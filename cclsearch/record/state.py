@@ -16,11 +16,9 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.propose.events import NOT_ADDED, LlmTurn, Note, ReportedEvent
 from cclsearch.record.event import (
-    LEDGER_VERSION,
     PAID,
     AttemptEvent,
     Event,
-    LedgerUpgraded,
     Purpose,
     RetryKind,
     SearchEnded,
@@ -57,7 +55,6 @@ class RunState:
     confirm_raised_to: int = 0
     max_node_hours: float | None = None
     """Limit in node-hours as `resume` set it; None if it did not."""
-    ledger_version: int = LEDGER_VERSION
     reported: list[ReportedEvent] = field(default_factory=list)
     """Events with a text for people: LLM turns, moves of the arbiter, notes of plugins, ..."""
     growth: SpaceGrown | None = None
@@ -360,9 +357,6 @@ class RunState:
                 self._finish(event.trial, event.outcome)
             case SearchStarted():
                 self.run_id, self.spec_sha256, self.started_s = event.run_id, event.spec_sha256, event.time_s
-                self.ledger_version = event.ledger_version
-            case LedgerUpgraded():
-                self.ledger_version = event.ledger_version
             case SearchResumed():
                 self._contested.clear()
                 self.stopped = self.ended = None

@@ -45,7 +45,7 @@ class Trial:
     stop_above: float | None = None
     """From which value of the primary metric on the last attempt may end early; None if it may not."""
     submitting: BootMoment | None = None
-    """When the last attempt was submitted; None before the first, and in runs of earlier versions."""
+    """When the last attempt was submitted; None before the first."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
     attempt_s: float | None = None

@@ -10,8 +10,7 @@ from types import TracebackType
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.trial_folder import TRIALS_FOLDER, trial_folder
-from cclsearch.core.version import __version__
-from cclsearch.record.event import LEDGER_VERSION, MAX_TRIAL, Event, LedgerUpgraded
+from cclsearch.record.event import MAX_TRIAL, Event
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
 from cclsearch.record.state import RunState
@@ -81,9 +80,6 @@ class RunWriter:
         assert self._ledger is not None, "the ledger is not open"
         self._ledger.check_present()
         self.lock.check_held()
-        if self.state.ledger_version < LEDGER_VERSION:
-            upgraded = LedgerUpgraded(time_s=event.time_s, engine_version=__version__)
-            self.state.apply(upgraded, *self._ledger.append(upgraded))
         self.state.apply(event, *self._ledger.append(event))
         self.lock.refresh()
         for watch in self._watchers:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
@@ -29,10 +28,6 @@ DEFAULT_STRATEGY = "hybrid"
 """Decides between LLM and sampler in a search with an LLM that names none."""
 SAMPLER = "sampler"
 """The strategy of a search without an LLM."""
-EARLIER_STRATEGIES = (DEFAULT_STRATEGY, "llm", SAMPLER)
-"""Strategies of searches of 0.3.0 and earlier that were no samplers."""
-EARLIER_SAMPLERS = {"default": DEFAULT_SAMPLER, "pareto": DEFAULT_SAMPLER}
-"""Names of 0.3.0 and earlier -> names of today."""
 
 
 class RecordingRef(Model):
@@ -78,7 +73,7 @@ class RunSpec(Model):
     """UTC, ISO 8601."""
     engine_version: str
     command: str = ""
-    """The command line that started it; empty if another program did, or an earlier version."""
+    """The command line that started it; empty if another program did."""
     script_commit: str = ""
     """The git commit of the folder of the user's run script, if it has one."""
     workload: str
@@ -116,15 +111,6 @@ class RunSpec(Model):
     space_sha256: str
     banner: tuple[str, ...] = ()
     """Notes for the user on what runs where."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_earlier(cls, data: Any) -> Any:
-        """Inputs of 0.3.0 and earlier, whose strategy was also the sampler."""
-        if not isinstance(data, dict) or "sampler" in data or data.get("strategy") in (None, *EARLIER_STRATEGIES):
-            return data
-        earlier = data["strategy"]
-        return {**data, "strategy": SAMPLER, "sampler": EARLIER_SAMPLERS.get(earlier, earlier)}
 
     @property
     def proposers(self) -> str:

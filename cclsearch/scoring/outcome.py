@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict
 
 from cclsearch.core.values import Failure, Model, Provenance
 
@@ -103,17 +103,11 @@ class Outcome(Model):
     seconds_by_cause: dict[str, float] = {}
     """Seconds of the task's `diagnosed_unit` by cause; of a traced step, they add up to `trace_step_time`."""
     attempt: AttemptWindow | None = None
-    """When the last attempt ran; None for a trial that nothing ran for, and in runs of earlier versions."""
+    """When the last attempt ran; None for a trial that nothing ran for."""
     window: ClusterWindow | None = None
-    """Where and when it ran; None if nothing was measured, and in runs of earlier versions."""
+    """Where and when it ran; None if nothing was measured."""
     trace_digests: tuple[str, ...] = ()
     """Hash of the content of each rank's trace: no other trial may have the same."""
-
-    @field_validator("metrics", "seconds_by_cause", mode="before")
-    @classmethod
-    def _drop_null(cls, values: object) -> object:
-        """Leave out figures that are null: earlier versions wrote a metric that was not finite as null."""
-        return {name: v for name, v in values.items() if v is not None} if isinstance(values, dict) else values
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:

@@ -20,7 +20,7 @@ def check_trace_origin(evidence: Evidence) -> Verdict:
         return Verdict(rule=RULE, ok=False, detail=wrong)
     without = [rank for rank, origin in evidence.trace.origins.items() if not origin.nonces]
     if not evidence.payload.nonce:
-        return Verdict(rule=RULE, ok=None, detail="the attempt has no nonce: an earlier version started it")
+        return Verdict(rule=RULE, ok=None, detail="the attempt has no nonce")
     if without:
         detail = (
             f"no nonce of the attempt (annotation '{NONCE_MARK}<CCL_NONCE>') in the traces of"

@@ -373,26 +373,9 @@ def _normalize(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-RETIRED = {
-    "tp_inside_node": "prediction ranks such configurations; where it is impossible: {rule: divides, name:"
-    " tp_inside_node, knobs: [tp], number: accelerators_per_node}",
-    "pp_divides_layers": "prediction ranks uneven stages; where they are impossible: {rule: divides, name:"
-    " pp_divides_layers, knobs: [pp], number: layers}",
-    "replicas_hold_every_expert": "it is part of shards_hold_every_expert",
-    "virtual_pipeline_divides_layers": "use virtual_pipeline_at_most_layers, or {rule: divides, name: NAME, knobs: [pp,"
-    " virtual_pipeline], number: layers}",
-    "zero_needs_dp": "it applies to every knob by itself",
-    "sequence_parallel_needs_tp": "it applies to every knob by itself",
-    "virtual_pipeline_needs_pp": "it applies to every knob by itself",
-}
-"""Rules of earlier versions -> what replaces them."""
-
-
 def _check_rule(entry: str | dict[str, Any]) -> None:
     TASKS.names()  # tasks and other plugins register their rules when they are loaded
     name = entry if isinstance(entry, str) else entry.get("rule")
-    if name in RETIRED:
-        raise ValueError(f"rule {name!r} was removed ({RETIRED[name]}): delete its line")
     if name not in RULES:
         known = ", ".join(sorted(RULES))
         raise ValueError(f"there is no rule {name!r} (docs/rules.md describes every rule); known: {known}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,16 +104,6 @@ def test_after_a_stall_the_beliefs_of_a_request_to_finish_count_too(tmp_path: Pa
     outcome = take_turn(Scripted(FINISH), left_without_beliefs, first_only=True, folder=tmp_path)
     assert (outcome.finish, outcome.event.beliefs) == ("nothing is left", {"pp=1": "much_more"})
     assert [turn.is_same for turn in replay_turns(tmp_path)] == [True]
-
-
-def test_a_turn_that_earlier_versions_judged_without_beliefs_is_decided_the_same(tmp_path: Path) -> None:
-    """Until 0.3 a request to finish after a stall was judged without its beliefs, and its record has no such table."""
-    take_turn(Scripted(FINISH, submit(GOOD)), lambda view: plain_table(), first_only=True, folder=tmp_path)
-    path = tmp_path / "turns" / "0001.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert record.pop("look_with_beliefs")
-    path.write_text(json.dumps(record), encoding="utf-8")
-    assert [turn.is_same for turn in replay_turns(tmp_path, left_without_beliefs)] == [True]
 
 
 def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count() -> None:

@@ -43,7 +43,7 @@ SHARED_VALUES = {
     ("trace", "launch"): {"contract"},
     ("propose", "scoring"): {"objective"},
     ("record", "launch"): {"base"},
-    ("record", "propose"): {"base", "events", "observations", "version_1"},
+    ("record", "propose"): {"base", "events", "observations"},
     ("record", "scoring"): {"outcome"},
     ("report", "launch"): {"contract"},
     ("report", "propose"): {"events"},
@@ -147,7 +147,6 @@ OF_TRAINING = re.compile(
     re.IGNORECASE,
 )
 NAMES_TRAINING = {
-    "propose/version_1.py": "reads what proposers of 0.2.0 and earlier wrote into ledgers",
     "export/ccl_bench.py": "names of parallel degrees in cards of CCL-Bench",
     "cli/__init__.py": "one line of help for what-if, which reads traces of steps",
     "cli/score.py": "reference of CCL-Bench's step score",
@@ -311,7 +310,7 @@ def test_text_avoids_phrases_that_need_a_second_reading() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     found = []
     for path in [*ENGINE, *pages, *(ROOT / "launchers").iterdir()]:
-        if path.is_file() and path.name != "renames.md":
+        if path.is_file():
             lines = path.read_text(errors="replace").splitlines()
             found += [
                 f"{path.relative_to(ROOT)}:{n} {hit[0]!r}"

@@ -95,7 +95,6 @@ def test_a_project_may_add_a_framework(project: Path) -> None:
             "tp_everywhere",
             r"there is no rule 'tp_everywhere' \(docs/rules\.md describes",
         ),
-        ("tp_divides_widths", "tp_inside_node", r"rule 'tp_inside_node' was removed .*delete its line"),
         (
             "tp_divides_widths",
             "{rule: zero_limited_by_pp, most: true}",

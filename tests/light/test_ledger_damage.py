@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
 import threading
 import warnings
@@ -18,7 +19,6 @@ from typing import Any
 
 import pytest
 from paths import TESTS
-from recorded_versions import copy_run
 
 from cclsearch.cli import main
 from cclsearch.core.errors import DamagedLedger, UserError
@@ -40,7 +40,7 @@ from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.scoring.outcome import Admission, Outcome
 
-RECORDED = sorted((TESTS / "recorded" / "runs-0.1.0").rglob(LEDGER_FILE))
+RECORDED = TESTS / "recorded" / "runs"
 LARGE = 10 * 2**20
 
 
@@ -114,7 +114,7 @@ def is_newer(line: bytes) -> bool:
 
 
 @pytest.mark.parametrize("spoil", [spoil_bytes, spoil_field, spoil_whole], ids=["a byte", "a field", "the line"])
-@pytest.mark.parametrize("ledger", RECORDED, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("ledger", sorted(RECORDED.rglob(LEDGER_FILE)), ids=lambda path: path.parent.name)
 def test_one_spoiled_line_costs_at_most_its_own_trial(
     tmp_path: Path, ledger: Path, spoil: Callable[[bytes, random.Random], bytes]
 ) -> None:
@@ -172,18 +172,6 @@ def test_an_event_that_would_be_read_as_another_one_is_not_written(tmp_path: Pat
 def test_expected_figures_that_are_not_finite_are_left_out() -> None:
     expects = ExpectedOutcome({"step_time_s": math.inf, "mfu": 0.4}, fits=math.nan)
     assert (expects.metrics, expects.fits) == ({"mfu": 0.4}, None)
-
-
-def test_a_ledger_in_which_an_earlier_version_wrote_infinity_as_null_is_read_in_full(tmp_path: Path) -> None:
-    path = tmp_path / LEDGER_FILE
-    outcome = {"provenance": "measured", "metrics": {"step_time_s": 1.0, "power_w": None}}
-    proposed = TrialProposed(time_s=1, trial=1, config=Config(tp=1), proposer="random")
-    finished = {"event": "trial_finished", "time_s": 2.0, "trial": 1, "attempt": 1, "outcome": outcome}
-    path.write_bytes(encode_line(proposed) + sign(finished))
-    state = fold_ledger(path)
-    assert state.bad_lines == []
-    assert state.trials[1].outcome is not None
-    assert state.trials[1].outcome.metrics == {"step_time_s": 1.0}
 
 
 def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_used_again(tmp_path: Path) -> None:
@@ -365,7 +353,8 @@ def test_no_event_of_merged_ledgers_changes_what_a_trial_was_or_how_it_ended(tmp
 @pytest.fixture
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with the recorded run `measured`, one line of its ledger spoiled: the end of its last trial."""
-    path = copy_run(tmp_path, "measured") / LEDGER_FILE
+    shutil.copytree(RECORDED / RUN, tmp_path / "runs" / RUN)
+    path = tmp_path / "runs" / RUN / LEDGER_FILE
     (tmp_path / "ccl-search.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded_versions import copy_project
+from paths import TESTS
 from report_pages import make_trial
 
 from cclsearch.analysis.importance import find_importance
@@ -41,7 +42,10 @@ def test_the_knob_that_decides_is_the_most_important() -> None:
 
 
 def test_a_step_of_a_real_run_has_ranks_causes_and_lanes(tmp_path: Path) -> None:
-    run = load_run(copy_project("own", tmp_path / "own") / "searches" / "own")
+    recorded = TESTS / "recorded"
+    shutil.copytree(recorded / "runs" / "measured", tmp_path / "measured")
+    shutil.copytree(recorded / "gloo-ddp2", tmp_path / "measured" / "trials" / "0003" / "trace")
+    run = load_run(tmp_path / "measured")
     step = read_step(run)
     assert step is not None
     assert set(step.seconds_by_rank) == {0, 1}

@@ -28,7 +28,6 @@ from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampl
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
-from cclsearch.run.spec import RunSpec
 from cclsearch.scoring.objective import Objective, load_objective, single_metric
 from cclsearch.space.table import Knob, space_from_rows
 
@@ -284,16 +283,6 @@ def test_bench_follows_links_to_landscapes_also_in_a_cycle(tmp_path: Path) -> No
     (folder / "a").symlink_to(LANDSCAPE)
     (folder / "cycle").symlink_to(folder)
     assert find_recordings(folder) == [folder / "a"]
-
-
-@pytest.mark.parametrize("earlier", ["default", "pareto", "tpe", "hybrid"])
-def test_inputs_of_earlier_versions_name_their_sampler(earlier: str) -> None:
-    main(["run", "--recording", str(LANDSCAPE), "-b", "1", "--name", "r", "--quiet"])
-    data = load_run(Path("runs/r")).spec.model_dump(mode="json")
-    data.pop("sampler")
-    spec = RunSpec.model_validate(data | {"strategy": earlier})
-    expected = {"tpe": ("sampler", "tpe"), "hybrid": ("hybrid", "surrogate")}.get(earlier, ("sampler", "surrogate"))
-    assert (spec.strategy, spec.sampler) == expected
 
 
 def test_any_sampler_stays_in_the_space_in_a_study_of_the_user() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from recorded_versions import ENGINE
+from command_calls import ENGINE
 from report_pages import unpack_charts
 
 from cclsearch.card.load import load_card

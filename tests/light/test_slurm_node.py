@@ -11,12 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-from paths import TESTS
 from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets import redact
-from cclsearch.core.values import FailureKind, Model
+from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState, write_model
 from cclsearch.launch.slurm import node
 from cclsearch.launch.slurm.allocation import AllocationLauncher, StepRecord
@@ -32,13 +31,8 @@ from cclsearch.launch.slurm.commands import (
     submit_script,
 )
 from cclsearch.launch.slurm.job_files import (
-    EndRecord,
-    JobList,
     JobSpec,
-    NodeReport,
     RunScript,
-    SbatchAnswer,
-    StartRecord,
     Submission,
     classify_trial,
     link_scratch,
@@ -51,7 +45,6 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.run import trial_folder
 
 SEPARATOR = "\x1f"
-RECORDED = TESTS / "recorded" / "runs-0.1.0"
 
 
 def write_fake_command(folder: Path, name: str, text: str) -> None:
@@ -428,24 +421,6 @@ def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "NO  commands: not found on the PATH: sbatch, srun, squeue, scancel",
         "    run this on a login node of the cluster",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "model"),
-    [
-        ("payload.json", JobSpec),
-        ("submission.json", Submission),
-        ("submission-695f4ac4/jobs.json", JobList),
-        ("submission-695f4ac4/submitted.json", SbatchAnswer),
-        ("started.json", StartRecord),
-        ("end.json", EndRecord),
-        ("node-0.json", NodeReport),
-    ],
-)
-def test_files_of_a_job_of_version_0_1_0_are_read_and_written_unchanged(name: str, model: type[Model]) -> None:
-    text = (RECORDED / "on-slurm" / "trials" / "0001" / "slurm-a1" / name).read_text()
-    value = model.model_validate_json(text)
-    assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(text)
 
 
 def test_a_huge_file_in_place_of_a_record_is_not_read_whole(tmp_path: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import TESTS
 
 
 @pytest.mark.parametrize(
@@ -80,18 +78,6 @@ def test_permanent_errors_are_distinguished_from_temporary_ones(said: str, perma
     error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
     assert error.is_permanent is permanent
     assert str(error).startswith("(gcloud)")
-
-
-@pytest.mark.parametrize("name", ["job.json", "begun.json", "queued-resource.json", "tpu-identity.json"])
-def test_files_of_a_run_of_version_0_1_0_are_read_and_written_unchanged(name: str) -> None:
-    from cclsearch.launch.tpu_vm.cloud_source import QueuedResourceRecord
-    from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord
-    from cclsearch.launch.tpu_vm.resource_names import RunToken
-
-    models = {"job.json": TpuJobRecord, "begun.json": TpuStartRecord, "tpu-identity.json": RunToken}
-    [path] = (TESTS / "recorded" / "runs-0.1.0" / "on-tpu").rglob(name)
-    value = models.get(name, QueuedResourceRecord).model_validate_json(path.read_text())
-    assert json.loads(value.model_dump_json(exclude_unset=True)) == json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(

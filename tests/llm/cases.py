@@ -17,9 +17,10 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 CARD = Card(
     name="secret-name",
     title="secret-title",
+    task="training",
     phase=Phase.TRAINING,
     family="secret-family",
-    arch=ModelArch(
+    model=ModelArch(
         num_layers=32,
         hidden_size=4096,
         num_heads=32,
@@ -29,8 +30,7 @@ CARD = Card(
         vocab_size=128256,
         num_params=8_000_000_000,
     ),
-    global_batch_size=64,
-    seq_len=4096,
+    work={"global_batch_size": 64, "seq_len": 4096},
     precision="bf16",
     hardware=Hardware(
         accelerator="a100-80",

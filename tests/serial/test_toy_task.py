@@ -22,10 +22,10 @@ from typing import Any
 
 import pytest
 import yaml
+from command_calls import ENGINE, CommandResult, call_in_subprocess, count_finishes
 from llm.players import knob_choices
 from llm.server import KEY, MODEL, Reaction, Say, serve
 from paths import TESTS
-from recorded_versions import ENGINE, CommandResult, call_in_subprocess, count_finishes
 
 from cclsearch.core.trust import trust_project
 from cclsearch.propose.agent.providers.types import CompletionRequest

@@ -29,7 +29,6 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.promises import RequiredVariable
 
 SPEC_FILE = "payload.json"
-"""Same name as in version 0.1.0, whose running jobs later versions adopt."""
 JOBS_FILE = "jobs.json"
 SCRIPT_FILE = "job.sbatch"
 SUBMISSION_FILE = "submission.json"

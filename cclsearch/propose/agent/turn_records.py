@@ -27,7 +27,6 @@ from cclsearch.propose.agent.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import TurnResult, TurnSettings
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
-from cclsearch.propose.version_1 import upgrade_context_record, upgrade_turn_record
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.scoring.objective import Objective
 from cclsearch.space.table import Knob, Space
@@ -232,8 +231,6 @@ def _read(path: Path, model: type[T]) -> T:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("schema_version") if isinstance(data, dict) else None
         refuse_newer(path, version, VERSION)
-        if version == 1:
-            data = upgrade_turn_record(data) if model is TurnRecord else upgrade_context_record(data)
         return model.model_validate(data)
     except FileNotFoundError:
         raise UserError(f"run {path.parent.parent.name!r} used no LLM, so there is nothing to replay") from None

@@ -32,10 +32,6 @@ LEVELS: Mapping[str, float] = MappingProxyType(
     {"much_less": -1.0, "less": -0.5, "as_predicted": 0.0, "more": 0.5, "much_more": 1.0}
 )
 """What a part costs, compared with the closed form -> shift of its prior, in standard deviations."""
-EARLIER_LEVELS: Mapping[str, float] = MappingProxyType(
-    {"much_faster": -1.0, "faster": -0.5, "slower": 0.5, "much_slower": 1.0}
-)
-"""The same in ledgers of version 0.2."""
 HALF_LIFE = 3.0
 """Trials after which a belief has half its weight."""
 MIN_WEIGHT = 0.05
@@ -161,26 +157,25 @@ class ActiveHint:
     def log_factor(self) -> float:
         """Return the log of the factor that it means for a knob's value, times its weight."""
         factor = _read_factor(self.level)
-        return self.weight * (VALUE_FACTOR * {**LEVELS, **EARLIER_LEVELS}[self.level] if factor is None else factor)
+        return self.weight * (VALUE_FACTOR * LEVELS[self.level] if factor is None else factor)
 
     @property
     def log_odds(self) -> float:
         """Return the log of the factor that it means for the odds of an undeclared way, times its weight."""
         factor = _read_factor(self.level)
-        shift = {**LEVELS, **EARLIER_LEVELS}[self.level] * WAY_ODDS if factor is None else factor
+        shift = LEVELS[self.level] * WAY_ODDS if factor is None else factor
         return self.weight * shift
 
     def find_shift(self, sd: float) -> float:
         """Shift of a multiplier's prior in its standard deviations, with its weight."""
         factor = _read_factor(self.level)
-        return self.weight * ({**LEVELS, **EARLIER_LEVELS}[self.level] if factor is None else factor / max(sd, MIN_SD))
+        return self.weight * (LEVELS[self.level] if factor is None else factor / max(sd, MIN_SD))
 
 
 def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
     """Return the latest belief about each part and value since the last stall, with its present weight."""
     hints: dict[str, ActiveHint] = {}
     withdrawn = find_withdrawn(view.events)
-    known = {*LEVELS, *EARLIER_LEVELS}
     for event in view.events:
         if isinstance(event, ArbiterMove) and event.after.phase is ArbiterPhase.FALLBACK:
             hints.clear()
@@ -189,7 +184,7 @@ def collect_hints(view: SearchView) -> dict[str, ActiveHint]:
             hints |= {
                 part: ActiveHint(level, weight)
                 for part, level in event.beliefs.items()
-                if level in known or _read_factor(level) is not None
+                if level in LEVELS or _read_factor(level) is not None
             }
     parts = name_parts(view.predictor)
     return {

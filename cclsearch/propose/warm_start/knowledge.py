@@ -22,8 +22,8 @@ from cclsearch.stats.calibration import KnownResidual, Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
 from cclsearch.stats.kernel import Array, Features, place_configs
 
-EARLIER_ODDS = math.log(4.0)
-"""Log odds of searches that were planned before the agreement of earlier searches set them."""
+DEFAULT_ODDS = math.log(4.0)
+"""Log odds that learned priors hold, where the agreement of earlier searches does not set them."""
 
 
 class EarlierSearch(Model):
@@ -111,7 +111,7 @@ def _replace_priors(predictor: Predictor, space: Space, knowledge: EarlierKnowle
         if metric not in knowledge.priors:
             return form
         prior = replace(_replace_prior(form.multipliers, form.prior, knowledge.priors[metric]), known=known.get(metric))
-        return replace(form, prior=prior, unlearned=form.prior, odds=knowledge.odds.get(metric, EARLIER_ODDS))
+        return replace(form, prior=prior, unlearned=form.prior, odds=knowledge.odds.get(metric, DEFAULT_ODDS))
 
     forms = {metric: learn(form) for metric, form in predictor.forms.items()}
     if (loads := predictor.loads) is not None:

@@ -1,1 +1,0 @@
-# nothing runs: the recorded row of tp=4 pp=1 dp=128 zero_stage=0 micro_batch_size=2 is read (The Ultra-Scale Playbook, benchmark figure (Hugging Face nanotron team))
