@@ -76,7 +76,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
                     print(f"seed {seed + counts['traces']} differs", file=sys.stderr)
             piece = bytearray(mutate(pieces[which], draw))
             if piece:
-                kineto_native.PieceScanner().scan(piece, 0, [len(piece)], TimePrefix.find(bytes(piece)))
+                kineto_native.PieceScanner().scan(piece, 0, len(piece), TimePrefix.find(bytes(piece)))
             counts["traces"] += 1
     return counts
 

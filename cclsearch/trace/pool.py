@@ -1,95 +1,79 @@
-"""Reads trace files in several processes, each of which is started once and reads one file after another."""
+"""Reads trace files in several processes, each of which reads one file after another."""
 
 from __future__ import annotations
 
-import contextlib
-import select
-import subprocess
-import sys
+import os
+import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
-
-import msgspec
 
 from cclsearch.trace.cache import load_tables
 from cclsearch.trace.events import FileReport, Reason
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.merge import FileTables
-from cclsearch.trace.readers.job import ReadAnswer, ReadJob
 from cclsearch.trace.status import FileStatus
 
-COMMAND = (sys.executable, "-P", "-m", "cclsearch.trace.readers.worker")
 FILE_TIMEOUT_S = 3600.0
-EXIT_TIMEOUT_S = 5.0
-MAX_ANSWER_BYTES = 1 << 20
+
+ReadThere = Callable[[TraceFile, Sequence[str]], tuple[FileReport, str]]
+"""Reads a file in another process: returns the report, and where the columns were saved ("": nowhere)."""
 
 
 class ReaderProcess:
-    """One process that reads files; it starts with the first file, and again after it died."""
+    """One process that reads files: an executor of its own, so that a crash belongs to one file."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._executor: ProcessPoolExecutor | None = None
+        self._pid: int | None = None
         self._closed = False
 
-    def read(self, job: ReadJob) -> ReadAnswer | None:
-        """Return its answer; a report `not_available` if it was killed or took too long; None if it failed."""
+    def start(self) -> bool:
+        """Start the process if it does not run; return whether it runs."""
+        if self._executor is None and not self._closed:
+            self._executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_silence)
+            try:
+                self._pid = self._executor.submit(os.getpid).result()
+            except (OSError, RuntimeError):  # it ended before its first answer, or was closed
+                self._executor = None
+        return self._executor is not None
+
+    def read(self, file: TraceFile, targets: Sequence[str], read_there: ReadThere) -> tuple[FileReport, str]:
+        """Return what `read_there` returns; a report `not_available` if the process dies or takes too long."""
+        assert self._executor is not None
         try:
-            if self._process is None and not self._closed:
-                self._process = _start()
-            if self._process is None:
-                raise EOFError
-            return msgspec.json.decode(_exchange(self._process, msgspec.json.encode(job) + b"\n"), type=ReadAnswer)
+            return self._executor.submit(read_there, file, targets).result(FILE_TIMEOUT_S)
         except TimeoutError:
             message = f"reading it took longer than {FILE_TIMEOUT_S:.0f} s"
-            self._end(0.0)
-        except (OSError, EOFError, msgspec.MsgspecError):
-            code = self._end(EXIT_TIMEOUT_S)
-            if code >= 0:
-                return None
-            message = f"the process that read it was killed by signal {-code}"
-        return ReadAnswer(FileReport(job.trace, FileStatus.NOT_AVAILABLE, Reason.TOO_LARGE, message))
+            self.end()
+        except BrokenExecutor:
+            message = "the process that read it was killed, or crashed"
+            self._executor = None
+        return FileReport(file.relative, FileStatus.NOT_AVAILABLE, Reason.TOO_LARGE, message), ""
+
+    def end(self) -> None:
+        """Kill the process, also while another thread waits for its answer."""
+        executor, pid, self._executor, self._pid = self._executor, self._pid, None, None
+        if executor is not None:
+            if pid is not None:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            executor.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Kill the process, also while another thread waits for its answer; it is not started again."""
+        """Kill the process; it is not started again."""
         self._closed = True
-        self._end(0.0)
-
-    def _end(self, timeout_s: float) -> int:
-        """Return the exit code of the process (negative for a signal), after killing it if it does not end itself."""
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout_s)
-        process.kill()
-        return process.wait()
+        self.end()
 
 
-def _start() -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, bufsize=0)
-
-
-def _exchange(process: subprocess.Popen[bytes], question: bytes) -> bytes:
-    """Return the line that answers the question; raises TimeoutError, EOFError or OSError."""
-    if process.stdin is None or process.stdout is None:
-        raise EOFError
-    process.stdin.write(question)
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    end, answer = time.monotonic() + FILE_TIMEOUT_S, b""
-    while not answer.endswith(b"\n"):
-        if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
-            raise TimeoutError
-        piece = process.stdout.read(1 << 16)
-        if not piece or len(answer) > MAX_ANSWER_BYTES:
-            raise EOFError
-        answer += piece
-    return answer
+def _silence() -> None:
+    """Let nothing that the process prints, such as a plugin's reader, reach the command's output."""
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def read_in_processes(
@@ -97,24 +81,25 @@ def read_in_processes(
     workers: int,
     *,
     targets_of: Callable[[TraceFile], list[str]],
+    read_there: ReadThere,
     read_here: Callable[[TraceFile], FileTables],
 ) -> dict[TraceFile, FileTables]:
     """Return tables and report of each file, read in this order by this process and `workers - 1` others.
 
-    `targets_of`: where another process may save the columns of a file; `read_here` reads in this process, also the
-    files whose columns could not be saved.
+    `targets_of`: where another process may save the columns of a file; `read_there` reads it there, and `read_here` in
+    this process, also the files whose columns could not be saved.
     """
     waiting = deque(files)
     results: dict[TraceFile, FileTables] = {}
     processes = [ReaderProcess() for _ in range(workers - 1)]
 
     def serve(process: ReaderProcess) -> None:
-        while (file := _next(waiting)) is not None:
-            answer = process.read(ReadJob(file.reader, str(file.path), targets_of(file)))
-            if answer is None:
+        while process.start() and (file := _next(waiting)) is not None:
+            try:
+                report, target = process.read(file, targets_of(file), read_there)
+            except Exception:  # of a plugin's reader: it raises again when this process reads the file
                 continue
-            report = replace(answer.report, path=file.relative)
-            tables = load_tables(Path(answer.target), file.path) if answer.target else None
+            tables = load_tables(Path(target), file.path) if target else None
             if report.status == FileStatus.NOT_AVAILABLE or tables:
                 results[file] = (tables or (), report)
 

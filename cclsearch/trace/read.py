@@ -81,6 +81,13 @@ def _read_and_keep(file: TraceFile, use_cache: bool, *, is_one_of_many: bool, th
     return tables, report
 
 
+def read_and_save(file: TraceFile, targets: Sequence[str]) -> tuple[FileReport, str]:
+    """Read the file and save its columns at the first target that can be written; return the report and that target."""
+    tables, report = read_file(file)
+    saved = (target for target in targets if tables and save_tables(Path(target), file.path, tables))
+    return report, next(saved, "")
+
+
 def _read_all(files: Sequence[TraceFile], workers: int, use_cache: bool) -> dict[TraceFile, FileTables]:
     """Return tables and report of each file; several processes share them if they repay their start."""
     sizes = {file: _expected_bytes(file) for file in files}
@@ -96,6 +103,7 @@ def _read_all(files: Sequence[TraceFile], workers: int, use_cache: bool) -> dict
             files,
             processes,
             targets_of=lambda file: [*([str(cache_path(file.path))] if use_cache else []), places[file]],
+            read_there=read_and_save,
             read_here=lambda file: _read_and_keep(file, use_cache, is_one_of_many=True),
         )
 

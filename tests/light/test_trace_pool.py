@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+import os
+import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trace_writer as write
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace import pool, view
+from cclsearch.trace import pool, read, view
 from cclsearch.trace.cache import cache_path
-from cclsearch.trace.events import SPARSE_COLUMNS, Reason, TraceSet
+from cclsearch.trace.events import SPARSE_COLUMNS, FileReport, Reason, TraceSet
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.merge import FileTables
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.readers.job import ReadAnswer, ReadJob
 from cclsearch.trace.view import TraceView
 
 RANKS = 6
@@ -35,13 +37,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def slow_here(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let this process read only after the others answered for `count` files."""
-    from cclsearch.trace import read
-
     original, waits = read._read_and_keep, []
 
     def wait(file: TraceFile, use_cache: bool, *, is_one_of_many: bool) -> FileTables:
         waits.append(file)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while len(waits) == 1 and len(answered) < count and time.monotonic() < end:
             time.sleep(0.01)
         return original(file, use_cache, is_one_of_many=is_one_of_many)
@@ -49,13 +49,56 @@ def slow_here(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     answered: list[object] = []
     ask = pool.ReaderProcess.read
 
-    def read_and_count(self: pool.ReaderProcess, job: ReadJob) -> ReadAnswer | None:
-        answer = ask(self, job)
+    def read_and_count(self: pool.ReaderProcess, *arguments: Any) -> tuple[FileReport, str]:
+        answer = ask(self, *arguments)
         answered.append(answer)
         return answer
 
     monkeypatch.setattr(read, "_read_and_keep", wait)
     monkeypatch.setattr(pool.ReaderProcess, "read", read_and_count)
+
+
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list of the processes that are started, which grows."""
+    pids: list[int] = []
+    start = pool.ReaderProcess.start
+
+    def start_and_note(self: pool.ReaderProcess) -> bool:
+        runs = start(self)
+        if self._pid is not None and self._pid not in pids:
+            pids.append(self._pid)
+        return runs
+
+    monkeypatch.setattr(pool.ReaderProcess, "start", start_and_note)
+    return pids
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def die(file: TraceFile, targets: Sequence[str]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash(file: TraceFile, targets: Sequence[str]) -> None:
+    os.abort()
+
+
+def hang(file: TraceFile, targets: Sequence[str]) -> None:
+    time.sleep(60)
+
+
+def fail(file: TraceFile, targets: Sequence[str]) -> None:
+    raise ValueError("a plugin's reader is wrong")
+
+
+def exit_at_once() -> None:
+    raise SystemExit(3)
 
 
 def same_tables(one: TraceSet, other: TraceSet) -> bool:
@@ -67,13 +110,12 @@ def same_tables(one: TraceSet, other: TraceSet) -> bool:
 def test_another_process_reads_most_files_and_is_started_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = read_traces(folder, use_cache=False)
     slow_here(monkeypatch, RANKS - 1)
-    started = []
-    start = pool._start
-    monkeypatch.setattr(pool, "_start", lambda: started.append(1) or start())
+    started = starts(monkeypatch)
     together = read_traces(folder, workers=2, use_cache=False)
     assert together.status == "ok"
     assert same_tables(together, alone)
     assert len(started) == 1
+    assert not is_running(started[0])
     assert not list(folder.glob(".*columns"))
 
 
@@ -84,50 +126,46 @@ def test_columns_are_kept_next_to_the_traces(folder: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("program", "timeout_s", "message"),
-    [
-        ("import os; input(); os.kill(os.getpid(), 9)", 60.0, "killed by signal 9"),
-        ("import time; time.sleep(60)", 0.2, "longer than"),
-        ("import time; input(); print('{}', flush=True); time.sleep(60)", 60.0, "killed by signal 9"),
-    ],
+    ("reading", "timeout_s", "message"), [(die, 60, "killed"), (crash, 60, "crashed"), (hang, 0.2, "longer than")]
 )
 def test_a_process_that_dies_or_hangs_is_a_status_of_its_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, timeout_s: float, message: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, reading: Any, timeout_s: float, message: str
 ) -> None:
     slow_here(monkeypatch, 2)
-    monkeypatch.setattr(pool, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(read, "read_and_save", reading)
     monkeypatch.setattr(pool, "FILE_TIMEOUT_S", timeout_s)
-    monkeypatch.setattr(pool, "EXIT_TIMEOUT_S", 0.2 if "sleep" in program else 60.0)
+    started = starts(monkeypatch)
     found = read_traces(folder, workers=2)
     refused = [report for report in found.files if report.status == "not_available"]
     assert found.status == "partial"
     assert len(refused) >= 2
     assert {(report.reason, message in report.message) for report in refused} == {(Reason.TOO_LARGE, True)}
     assert len(found.tables) == RANKS - len(refused)
+    assert not any(map(is_running, started))
 
 
-def test_files_of_a_process_that_fails_are_read_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_here(monkeypatch, 2)
-    monkeypatch.setattr(pool, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+@pytest.mark.parametrize(("where", "name", "broken"), [(read, "read_and_save", fail), (pool, "_silence", exit_at_once)])
+def test_files_of_a_process_that_fails_are_read_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, broken: Any
+) -> None:
+    monkeypatch.setattr(where, name, broken)
     found = read_traces(folder, workers=2)
     assert (found.status, len(found.tables)) == ("ok", RANKS)
 
 
 def test_an_interrupt_ends_the_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = []
-    start = pool._start
-    monkeypatch.setattr(pool, "_start", lambda: processes.append(start()) or processes[-1])
-    monkeypatch.setattr(pool, "COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    started = starts(monkeypatch)
+    monkeypatch.setattr(read, "read_and_save", hang)
 
     def interrupt(file: TraceFile, use_cache: bool, *, is_one_of_many: bool) -> None:
-        while not processes:
-            pass
+        while not started:
+            time.sleep(0.01)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cclsearch.trace.read._read_and_keep", interrupt)
+    monkeypatch.setattr(read, "_read_and_keep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         read_traces(folder, workers=2)
-    assert all(process.poll() is not None for process in processes)
+    assert not any(map(is_running, started))
 
 
 def resident_ranks(trace: TraceView) -> int:

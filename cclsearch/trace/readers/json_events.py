@@ -8,7 +8,6 @@ fails event by event with Python's own parser, which also accepts NaN, broken UT
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ import msgspec
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
 from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, TimePrefix
-from cclsearch.trace.readers.kineto_ahead import Block, Cutting, ScanAhead, ScanParts
+from cclsearch.trace.readers.kineto_ahead import Cutting, PackedParts, Parts, PlainParts, ScanParts
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
@@ -58,8 +57,6 @@ class EventReader:
         self._time_prefix = TimePrefix(b"", b"", 0)
         self._slow = EventScanner(limits)
         self.scanner = scanner
-        self._unread: deque[Block] = deque()
-        """Blocks of the stream that other threads scanned in vain."""
         self._scans_ahead = SCANS_AHEAD if limits.threads > 1 and scanner else 0
         self._shortened = 0
         """Times before this position are shortened."""
@@ -97,13 +94,10 @@ class EventReader:
         size = self._stream.plain_bytes
         if size and size - self._stream.position < MIN_AHEAD_BLOCKS * BLOCK_BYTES:
             return False
-        return is_known and bool(self._separator) and not self._unread and not self._at_end
+        return is_known and bool(self._separator) and not self._stream.gives_again and not self._at_end
 
     def _scan_ahead(self) -> Iterator[ScannedPiece | ScanParts]:
-        """Yield what several threads scan of the text that follows, up to the end or a piece that is refused.
-
-        Of a plain file, `scan_all` of what is yielded scans it.
-        """
+        """Yield the text that follows, up to the end or a piece that is refused, for several threads to scan."""
         scanner, prefix = self.scanner, self._time_prefix
         if scanner is None or scanner.base_us is None:
             return
@@ -111,21 +105,13 @@ class EventReader:
         scanned = scanner.take()
         if scanned:
             yield scanned
-        cutting = Cutting(BLOCK_BYTES, self._separator, prefix, scanner.base_us, self._max_unseparated_bytes)
-        if self._stream.plain_bytes:
-            position = self._stream.position - (self._end - self._start)
-            parts = ScanParts(self._stream, cutting, self._limits.threads, position)
-            yield parts
-            self._stream.continue_at(parts.position)
-            self._start = self._end = self._shortened = 0
-            return
+        cutting, threads = Cutting(BLOCK_BYTES, self._separator, prefix, scanner.base_us), self._limits.threads
         rest = bytes(self._buffer[self._start : self._end])
-        ahead = ScanAhead(self._stream.readinto, cutting, self._limits.threads, rest)
-        yield from ahead
-        self._buffer = bytearray(max(2 * BLOCK_BYTES, len(ahead.rest)))
-        self._buffer[: len(ahead.rest)] = ahead.rest
-        self._start, self._end, self._shortened = 0, len(ahead.rest), 0
-        self._unread.extend(ahead.blocks)
+        parts: Parts = PackedParts(self._stream, cutting, rest)
+        if self._stream.plain_bytes:
+            parts = PlainParts(self._stream, cutting, threads, self._stream.position - len(rest))
+        self._start = self._end = self._shortened = 0
+        yield ScanParts(parts, threads)
 
     def _next_batch(self) -> tuple[list[Any], bool]:
         if not self._at_end:
@@ -142,7 +128,7 @@ class EventReader:
         buffer = self._buffer
         while buffer[self._start] in b" \t\r\n":
             self._start += 1
-        if self.scanner and self.scanner.scan(buffer, self._start, [stop], self._time_prefix):
+        if self.scanner and self.scanner.scan(buffer, self._start, stop, self._time_prefix):
             self._start = stop
             return [], False
         self._shorten_times()
@@ -219,21 +205,9 @@ class EventReader:
             self._buffer = self._buffer + bytes(len(self._buffer))  # not in place: undecoded `args` still refer to it
         stop = min(self._end + BLOCK_BYTES, len(self._buffer))
         if stop > self._end:
-            count = self._read_block(memoryview(self._buffer)[self._end : stop])
+            count = self._stream.readinto(memoryview(self._buffer)[self._end : stop])
             self._end += count
             self._at_end = count == 0
-
-    def _read_block(self, view: memoryview) -> int:
-        if not self._unread:
-            return self._stream.readinto(view)
-        block = self._unread.popleft()
-        if isinstance(block, TraceError):
-            raise block
-        count = min(len(block), len(view))
-        view[:count] = block[:count]
-        if count < len(block):
-            self._unread.appendleft(block[count:])
-        return count
 
     def _fill_up_to(self, size: int) -> None:
         """Read, at least once, until the buffer has `size` bytes (sizes that double keep repeated searches cheap)."""

@@ -247,17 +247,13 @@ class PieceScanner:
         self._is_taken = True
         return self._piece
 
-    def scan(self, buffer: bytearray, start: int, stops: Sequence[int], prefix: TimePrefix) -> bool:
-        """Scan consecutive pieces from `start`, which end at `stops`; return whether all are accepted.
-
-        Each is a bracket or comma and the events after it; space may precede it.
-        """
+    def scan(self, buffer: bytearray, start: int, stop: int, prefix: TimePrefix) -> bool:
+        """Scan a bracket or comma and the events after it; space may precede it. Return whether it is accepted."""
         before = self._begin(prefix)
         raw = self._piece.raw
         text = ctypes.c_char.from_buffer(buffer, start)
         raw.text = ctypes.addressof(text)
-        ends = (ctypes.c_int64 * len(stops))(*(stop - start for stop in stops))
-        answer = self._library.ccl_scan(self._handle, ctypes.byref(raw), ends, len(stops))
+        answer = self._library.ccl_scan(self._handle, ctypes.byref(raw), ctypes.byref(ctypes.c_int64(stop - start)), 1)
         return self._read_rest(answer, before, prefix) and answer == _ACCEPTED
 
     def scan_file(self, part: FilePiece, text: bytearray, prefix: TimePrefix) -> int:

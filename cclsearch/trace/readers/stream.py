@@ -55,6 +55,7 @@ class ByteStream:
         self._is_gzip = magic == GZIP_MAGIC
         self._source: Any = GzipBlocks(self._file) if self._is_gzip else self._file
         self._raw = 0
+        self._again = b""
 
     def __enter__(self) -> ByteStream:
         return self
@@ -64,13 +65,26 @@ class ByteStream:
 
     def readinto(self, block: memoryview) -> int:
         """Fill the block from its start and return the number of bytes, 0 at the end; TraceError over the limits."""
+        if self._again:
+            count = min(len(self._again), len(block))
+            block[:count], self._again = self._again[:count], self._again[count:]
+            return count
         try:
-            count: int = self._source.readinto(block) or 0
+            count = self._source.readinto(block) or 0
         except GzipDamage:
             self.is_truncated, count = True, 0
         self._raw += count
         self._check()
         return count
+
+    def push_back(self, text: bytes) -> None:
+        """Let `readinto` give this text again before it continues."""
+        self._again = text
+
+    @property
+    def gives_again(self) -> bool:
+        """Whether `readinto` gives text that was pushed back."""
+        return bool(self._again)
 
     @property
     def plain_bytes(self) -> int:
