@@ -19,7 +19,7 @@ import numpy as np
 
 from cclsearch.core.errors import UserError
 from cclsearch.network.sharing import Array, Ids, drain
-from cclsearch.network.topology import LinkNetwork
+from cclsearch.network.topology import TieredNetwork
 
 PIECES = 4
 """Pieces of a pipelined hierarchical collective: ASTRA-sim's usual `preferred-dataset-splits`."""
@@ -93,7 +93,7 @@ class Schedule:
 class Collectives:
     """The collectives of one network; what a pattern puts on the links is computed once."""
 
-    network: LinkNetwork
+    network: TieredNetwork
     one_way: bool = False
     """Rings in one direction only; else in both at once, which doubles the bandwidth of ring and torus links."""
     compression: Compression | None = None
@@ -366,7 +366,7 @@ def _point(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segmen
     return (_sized(step, message, 1),)
 
 
-def split_axes(on: LinkNetwork, groups_GM: Ids) -> list[Ids] | None:
+def split_axes(on: TieredNetwork, groups_GM: Ids) -> list[Ids] | None:
     """Return, for each axis of the network that groups extend over, the subgroups along it; None if irregular.
 
     Subgroups of the first axis are innermost. Groups are regular if each is a full grid of the axes.

@@ -7,7 +7,6 @@ rank of another position first goes to the rank of its own domain at that positi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -23,22 +22,6 @@ class Routes:
     link: Ids
     latency_s: Array
     """(F,) of a small message."""
-
-
-class LinkNetwork:
-    """Links with a capacity, and routes over them; subclasses say how ranks are connected."""
-
-    num_ranks: int
-    capacity_L: Array
-    """Bytes per second of each link, one direction."""
-
-    def route(self, source: Ids, target: Ids) -> Routes:
-        """Return the routes from `source[i]` to `target[i]`; a rank needs no link to itself."""
-        raise TypeError(f"{type(self).__name__} has no routes")
-
-    def axes_of(self, ranks: Ids) -> list[Ids]:
-        """Return, for each axis from the inside out, the position of these ranks along it."""
-        return [np.asarray(ranks)]
 
 
 @dataclass(frozen=True)
@@ -130,8 +113,11 @@ class TierLinks:
         return flows, links, hops * self.tier.latency_us * 1e-6
 
 
-class TieredNetwork(LinkNetwork):
-    """The network of a `ClusterSpec`."""
+class TieredNetwork:
+    """The links of a `ClusterSpec`, and routes over them."""
+
+    capacity_L: Array
+    """Bytes per second of each link, one direction."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
@@ -195,8 +181,3 @@ class TieredNetwork(LinkNetwork):
                 axes.append(ranks // stride % size)
                 stride *= size
         return axes
-
-    @cached_property
-    def domain(self) -> int:
-        """Ranks of one scale-up domain."""
-        return self.spec.domain

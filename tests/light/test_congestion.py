@@ -9,7 +9,6 @@ from cclsearch.card.load import load_card
 from cclsearch.network.collectives import Collectives
 from cclsearch.network.engine import Work, simulate
 from cclsearch.network.matrix import LinkMatrix
-from cclsearch.network.measured import MeasuredNetwork
 from cclsearch.network.sharing import drain, share_flows
 from cclsearch.network.spec import parse_cluster
 from cclsearch.network.topology import TieredNetwork
@@ -146,11 +145,10 @@ def step_s(parts: TimeParts) -> float:
 def test_two_degrees_that_share_ports_cost_what_sharing_costs() -> None:
     """Four nodes of one rank: the groups of tp, 0-1 and 2-3, and those of dp, 0-2 and 1-3, use the same ports. The
     predicted step takes as long as both rings at once on the simulated links, where each has half of a port."""
-    links = links_of_four("abcd")
-    parts = parts_on("tp-dp-pp", links=links, accelerators_per_node=1)
+    parts = parts_on("tp-dp-pp", links=links_of_four("abcd"), accelerators_per_node=1)
     tp_s, dp_s = float((parts.micro_batches * parts.tp_scale_out)[0]), float(parts.dp[0])
     assert min(tp_s, dp_s) > 0.1 * max(tp_s, dp_s), "both count"
-    net = MeasuredNetwork(links)
+    net = TieredNetwork(parse_cluster("switch:4:0.001:0"))
     on, rate = Collectives(net, one_way=True), 0.001 * GB / 8
     axes = (tp_s, [[0, 1], [2, 3]]), (dp_s, [[0, 2], [1, 3]])
     rings = [on.schedule("all_reduce", np.array(groups), seconds * rate, "ring") for seconds, groups in axes]

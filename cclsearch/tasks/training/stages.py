@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 SPLIT_KNOB, EVEN = "stage_layers", "even"
 """The knob, and its neutral choice: the framework's own split."""
@@ -104,8 +103,3 @@ def apply_split(
     if not choice.by_speed or stages == 1:
         return split_evenly(layers, stages)
     return shift_layers(split_layers(layer_s, extra_s, layers, micro_batches), layer_s, choice.shift)
-
-
-def pipeline_slots(time_NS: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N,) micro-batches of the longest stage in which a pipeline fills and drains: sum / longest - 1."""
-    return np.asarray(time_NS.sum(axis=1) / time_NS.max(axis=1) - 1)
