@@ -8,15 +8,16 @@ and what no model knows (protocols, stragglers, the host) stays as measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from cclsearch.card.hardware import Accelerator, match_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.network.collectives import ALGORITHMS, Collectives, Compression
-from cclsearch.network.engine import Wait, Work, simulate
+from cclsearch.network.engine import Work
 from cclsearch.network.sharing import Array, Ids
 from cclsearch.network.spec import ClusterSpec
 from cclsearch.network.sweep import Speeds
@@ -26,7 +27,8 @@ from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.graph import RankGraph
-from cclsearch.trace.whatif.projection import Replay, find_collectives
+from cclsearch.trace.whatif.projection import Replay
+from cclsearch.trace.whatif.timing import Event, StepTimer
 
 MAX_EVENTS = 300_000
 """Events of all ranks above which the slowest rank represents all."""
@@ -144,77 +146,35 @@ class ClusterReplay:
         size = max(moving_s - small, 0.0) / max(large - small, 1e-12) * 1e9
         return float(f"{size:.1e}")
 
+    @cached_property
+    def _timer(self) -> StepTimer:
+        return StepTimer(self.graphs, self.replay.trace.matching, apart=False)
+
     def _seconds(self, on: Collectives, speeds: Speeds, algorithm: str = "auto") -> float:
         self.algorithms = set()
-        tasks, ends = self._tasks(on, speeds, algorithm)
-        timeline = simulate(tasks, on.network.capacity_L)
-        first = min(int(graph.start_ns.min()) for graph in self.graphs if len(graph.rows)) / 1e9
-        lengths = []
-        for graph, rows in ends:
-            if rows:
-                last = float(timeline.end_s[rows].max()) + first
-                lengths.append(graph.window_ns / 1e9 + last - float(graph.end_ns.max()) / 1e9)
-        return max(lengths, default=0.0)
+        seconds = [self._durations(graph, speeds) for graph in self.graphs]
+        moves = [self._move(data.ending, on, algorithm) for data in self._timer.moving]
+        return self._timer.time(seconds, moves, on.network.capacity_L)
 
-    def _tasks(
-        self, on: Collectives, speeds: Speeds, algorithm: str
-    ) -> tuple[list[Work], list[tuple[RankGraph, list[int]]]]:
-        """Return the tasks of all ranks in the order of their measured starts, and those of each rank."""
-        graphs = self.graphs
-        shared = find_collectives(self.replay) if len(graphs) > 1 else {}
-        leader = {member: members[0] for members in shared.values() for member in members}
-        first = min(int(graph.start_ns.min()) for graph in graphs if len(graph.rows))
-        durations = [self._durations(graph, speeds) for graph in graphs]
-        order = sorted((int(t), g, i) for g, graph in enumerate(graphs) for i, t in enumerate(graph.start_ns.tolist()))
-        number: dict[tuple[int, int], int] = {}
-        for _, g, i in order:
-            if leader.get((g, i), (g, i)) == (g, i):
-                number[g, i] = len(number)
-        at = {(g, i): number[leader.get((g, i), (g, i))] for _, g, i in order}
-        members: list[list[tuple[int, int]]] = [[] for _ in number]
-        for _, g, i in order:
-            members[at[g, i]].append((g, i))
-        tasks = [self._task(each, at, first, durations, on, algorithm) for each in members]
-        ends = [(graph, [at[g, i] for i in range(len(graph.rows))]) for g, graph in enumerate(graphs)]
-        return tasks, ends
-
-    def _task(
-        self,
-        members: list[tuple[int, int]],
-        at: dict[tuple[int, int], int],
-        first_ns: int,
-        durations: list[Array],
-        on: Collectives,
-        algorithm: str,
-    ) -> Work:
-        own, waits, earliest = at[members[0]], [], 0.0
-        for g, i in members:
-            found, release = _dependencies(self.graphs[g], i)
-            waits += [Wait(at[g, j], delay, start) for j, delay, start in found if at[g, j] != own]
-            earliest = max(earliest, (release - first_ns) / 1e9) if release is not None else earliest
+    def _move(self, members: Sequence[Event], on: Collectives, algorithm: str) -> Work:
+        """Return what moves the data of a collective: on links if it can be simulated, else for as long as measured."""
         g, i = members[0]
         graph = self.graphs[g]
-        seconds = max(float(durations[g][i]) for g, i in members)
-        schedule, stretch = None, 1.0
-        if graph.kind[i] == Kind.COMM:
-            table = self.replay.trace.ranks[graph.rank].table
-            call = table.collectives[int(table.coll_id[graph.rows[i]])]
-            old = self._groups_of(graph, call, self.base.num_ranks)
-            moving = max(int(self.graphs[g].transfer_ns[i]) for g, i in members) / 1e9
-            # a rank that represents all keeps its measured waiting; else who is late follows from the simulation
-            waiting = max(seconds - moving, 0.0) if len(members) == 1 else 0.0
-            seconds = waiting + moving
-            if old is not None and moving > 0:
-                kind, size = _kind_of(call), self._size_of(call, old, moving)
-                new = self._groups_of(graph, call, on.network.num_ranks)
-                assert new is not None
-                schedule = on.schedule(kind, new, size, algorithm if algorithm in ALGORITHMS[kind] else "auto")
-                before = self.base_on.schedule(kind, old, size).seconds
-                stretch = moving / before if before > 0 else 1.0
-                self.algorithms.add(schedule.algorithm)
-                seconds = waiting
-        lanes = tuple((g, -1 - i) for g, i in members)  # order on a stream is in `waits`: streams of CPUs nest
-        return Work(lanes, seconds, schedule, stretch, tuple(waits), earliest)
+        table = self.replay.trace.ranks[graph.rank].table
+        call = table.collectives[int(table.coll_id[graph.rows[i]])]
+        moving, waiting = max(int(self.graphs[g].transfer_ns[i]) for g, i in members) / 1e9, 0.0
+        if len(members) == 1:  # one rank keeps its measured waiting; of several, the simulation says who is late
+            waiting = max(int(graph.end_ns[i] - graph.start_ns[i]) / 1e9 - moving, 0.0)
+        old = self._groups_of(graph, call, self.base.num_ranks)
+        if old is None or moving <= 0:
+            return Work((), waiting + moving)
+        kind, size = _kind_of(call), self._size_of(call, old, moving)
+        new = self._groups_of(graph, call, on.network.num_ranks)
+        assert new is not None
+        schedule = on.schedule(kind, new, size, algorithm if algorithm in ALGORITHMS[kind] else "auto")
+        before = self.base_on.schedule(kind, old, size).seconds
+        self.algorithms.add(schedule.algorithm)
+        return Work((), waiting, schedule, stretch=moving / before if before > 0 else 1.0)
 
     def _durations(self, graph: RankGraph, speeds: Speeds) -> Array:
         """Return seconds of each event, collectives as measured."""
@@ -229,36 +189,6 @@ class ClusterReplay:
 
 def _kind_of(call: Collective) -> str:
     return "send" if call.kind in POINT_TO_POINT else str(call.kind)
-
-
-def _dependencies(graph: RankGraph, i: int) -> tuple[list[tuple[int, float, bool]], int | None]:
-    """Return (event, delay, after its start) for what an event waits for, and the time at which it may begin at all."""
-    measured = int(graph.start_ns[i])
-    found: list[tuple[int, float, bool]] = []
-    before, waited, issuer = int(graph.before[i]), int(graph.waited[i]), int(graph.issuer[i])
-    release: int | None = None
-    if before >= 0:
-        gap = measured - int(graph.end_ns[before]) if graph.keeps_gap[i] and issuer < 0 else 0
-        found.append((before, gap / 1e9, False))
-    if waited >= 0:
-        found.append((waited, (measured - int(graph.end_ns[waited])) / 1e9, False))
-    if issuer >= 0:
-        found.append((issuer, (measured - int(graph.start_ns[issuer])) / 1e9, True))
-    producer, launched, after = int(graph.producer[i]), int(graph.launch_ns[i]), int(graph.host_after[i])
-    if producer >= 0 and launched >= 0:
-        found.append((producer, 0.0, False))
-    if launched >= 0:
-        begins = measured if graph.is_host_bound[i] else launched
-        if after >= 0:
-            found.append((after, max(begins - int(graph.end_ns[after]), 0) / 1e9, False))
-        else:
-            release = begins
-    elif graph.is_host_bound[i]:
-        if before >= 0:
-            found.append((before, (measured - int(graph.end_ns[before])) / 1e9, False))
-        else:
-            release = measured
-    return found, release if found or release is not None else measured
 
 
 def cluster_of(chip: Accelerator, ranks: int, domain: int) -> ClusterSpec:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from cclsearch.core.values import Model
+from cclsearch.network.engine import Work
 from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.diagnosis.causes import median_windows
 from cclsearch.trace.events import Kind, Reason
@@ -19,8 +19,7 @@ from cclsearch.trace.text_report import format_value
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.cost_model import CommModel, Scenario, fit_comm_model
 from cclsearch.trace.whatif.graph import RankGraph, build_graph
-
-Floats = npt.NDArray[np.float64]
+from cclsearch.trace.whatif.timing import Floats, StepTimer
 
 MAX_UNNOTED_DEVIATION = 0.01
 """A replay of the unchanged step that differs more from the measured one gets a note."""
@@ -75,13 +74,27 @@ class Replay:
     """The rank whose step is replayed: the slowest."""
 
     @cached_property
+    def _timers(self) -> dict[bool, StepTimer]:
+        return {best: StepTimer(self.graphs, self.trace.matching, apart=True, best=best) for best in (True, False)}
+
+    def _time_step(self, scenario: Scenario, *, best: bool) -> float:
+        """Return the seconds of the replayed step in the scenario, of which `best` is the lower bound."""
+        seconds = [_new_durations(self, graph, scenario, best) for graph in self.graphs]
+        moves = []
+        for data in self._timers[best].moving:
+            ((g, i),) = data.ending
+            waited_s = (data.arrived_ns - int(self.graphs[g].start_ns[i])) / 1e9
+            moves.append(Work((), max(float(seconds[g][i]) - waited_s, 0.0)))
+        return self._timers[best].time(seconds, moves)
+
+    @cached_property
     def _unchanged_s(self) -> tuple[float, float]:
         """Lower and upper bound that the replay gives for the unchanged step."""
-        return _time_step(self, Scenario(), best=True), _time_step(self, Scenario(), best=False)
+        return self._time_step(Scenario(), best=True), self._time_step(Scenario(), best=False)
 
     def time(self, scenario: Scenario) -> WhatIf:
         """Return bounds of the step time in the scenario."""
-        bounds = (_time_step(self, scenario, best=True), _time_step(self, scenario, best=False))
+        bounds = (self._time_step(scenario, best=True), self._time_step(scenario, best=False))
         changes = [bound - unchanged for bound, unchanged in zip(bounds, self._unchanged_s, strict=True)]
         scale = self.step_time_s / self.window_s
         found = [self.step_time_s + change * scale for change in changes]
@@ -108,7 +121,7 @@ class Replay:
         if not kinds or max(changed_ns, default=0) < MIN_CHANGED_SHARE * self.window_s * 1e9:
             return []
         free = replace(self, graphs=tuple(_without_launches(graph) for graph in self.graphs))
-        gain = 1 - _time_step(free, scenario, best=True) / _time_step(free, Scenario(), best=True)
+        gain = 1 - free._time_step(scenario, best=True) / free._time_step(Scenario(), best=True)
         if abs(gain) < NO_GAIN:
             return []
         return [f"nothing changes: the host's launches bound the {self.what}, not what this scenario speeds up"]
@@ -221,69 +234,9 @@ def _used_tree(names: tuple[str, ...]) -> bool | None:
     return False if "RING" in joined else None
 
 
-def _time_step(replay: Replay, scenario: Scenario, *, best: bool) -> float:
-    """Return the seconds of the replayed step, the longest over ranks, if every event starts as early as possible."""
-    graphs = replay.graphs
-    new_end = [graph.end_ns.astype(float) for graph in graphs]
-    new_start = [graph.start_ns.astype(float) for graph in graphs]
-    durations = [_new_durations(replay, graph, scenario, best) for graph in graphs]
-    collectives = find_collectives(replay) if replay.trace.matching.offset_ns is not None else {}
-    order = _global_order(graphs)
-    for g, i in order:
-        graph = graphs[g]
-        start = _earliest_start(graph, i, new_start[g], new_end[g], best)
-        new_start[g][i] = start
-        new_end[g][i] = start + durations[g][i]
-        for m, j in collectives.get((g, i), ()):
-            new_end[m][j] = _collective_end(graphs, collectives[g, i], (m, j), new_start, durations)
-    return max((_window_length(graph, new_end[g]) for g, graph in enumerate(graphs)), default=0.0) / 1e9
-
-
-def _window_length(graph: RankGraph, new_end: Floats) -> float:
-    if not len(new_end):
-        return float(graph.window_ns)
-    return graph.window_ns + float(new_end.max()) - float(graph.end_ns.max())
-
-
-def _global_order(graphs: tuple[RankGraph, ...]) -> list[tuple[int, int]]:
-    """Return (graph, event) of all ranks by measured start: every event comes after those it waited for."""
-    owner = np.concatenate([np.full(len(graph.rows), g) for g, graph in enumerate(graphs)] or [np.zeros(0, int)])
-    index = np.concatenate([np.arange(len(graph.rows)) for graph in graphs] or [np.zeros(0, int)])
-    start = np.concatenate([graph.start_ns for graph in graphs] or [np.zeros(0, np.int64)])
-    order = np.argsort(start, kind="stable")
-    return list(zip(owner[order].tolist(), index[order].tolist(), strict=True))
-
-
-def _earliest_start(graph: RankGraph, i: int, new_start: Floats, new_end: Floats, best: bool) -> float:
-    """Return the earliest start of an event after its dependencies; its measured start if it has none."""
-    measured = int(graph.start_ns[i])
-    earliest = -np.inf
-    before, waited, issuer = int(graph.before[i]), int(graph.waited[i]), int(graph.issuer[i])
-    if before >= 0:
-        gap = measured - int(graph.end_ns[before]) if graph.keeps_gap[i] and issuer < 0 else 0
-        earliest = new_end[before] + gap
-    if waited >= 0:
-        earliest = max(earliest, new_end[waited] + measured - int(graph.end_ns[waited]))
-    if issuer >= 0:
-        earliest = max(earliest, new_start[issuer] + measured - int(graph.start_ns[issuer]))
-    launched = int(graph.launch_ns[i])
-    producer = int(graph.producer[i])
-    if producer >= 0 and (launched >= 0 or not best):
-        earliest = max(earliest, new_end[producer])
-    if launched >= 0:
-        after = int(graph.host_after[i])
-        moved = new_end[after] - int(graph.end_ns[after]) if after >= 0 else 0.0
-        release = measured if graph.is_host_bound[i] else launched
-        earliest = max(earliest, release + moved)
-    elif graph.is_host_bound[i]:
-        follows = new_end[before] - int(graph.end_ns[before]) if best and before >= 0 else 0.0
-        earliest = max(earliest, measured + follows)
-    return float(measured if earliest == -np.inf else earliest)
-
-
 def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: bool) -> Floats:
-    """Return the durations in the scenario, with waiting in collectives as measured."""
-    duration = (graph.end_ns - graph.start_ns).astype(float)
+    """Return the seconds of each event in the scenario, with waiting in collectives as measured."""
+    duration = (graph.end_ns - graph.start_ns) / 1e9
     duration[graph.kind == Kind.COMPUTE] /= scenario.compute
     duration[np.isin(graph.kind, (Kind.MEMCPY, Kind.MEMSET))] /= scenario.copies
     table = replay.trace.ranks[graph.rank].table
@@ -294,46 +247,5 @@ def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: b
         moving = int(graph.transfer_ns[i]) / 1e9
         bounds = replay.model.transfer_bounds(call, moving, scenario, tree)
         ends = [bounds.low, bounds.high, moving] if single and not graph.is_matched[i] else [bounds.low, bounds.high]
-        duration[i] += ((min(ends) if best else max(ends)) - moving) * 1e9
+        duration[i] += (min(ends) if best else max(ends)) - moving
     return np.asarray(np.maximum(duration, 0.0))
-
-
-Member = tuple[int, int]
-
-
-def _collective_end(
-    graphs: tuple[RankGraph, ...],
-    members: list[Member],
-    member: Member,
-    new_start: list[Floats],
-    durations: list[Floats],
-) -> float:
-    """Return the end of one rank's part of a collective: last arrival, plus transfer, plus the delay of this rank."""
-    g, i = member
-    arrived = max(new_start[m][j] for m, j in members)
-    was_arrived = max(int(graphs[m].start_ns[j]) for m, j in members)
-    waited = graphs[g].end_ns[i] - graphs[g].start_ns[i] - graphs[g].transfer_ns[i]
-    if graphs[g].end_ns[i] < was_arrived:  # a send that ended before its receiver arrived does not wait
-        return float(new_start[g][i] + durations[g][i])
-    late = graphs[g].end_ns[i] - was_arrived - graphs[g].transfer_ns[i]
-    return float(max(arrived + durations[g][i] - waited + late, new_start[g][i]))
-
-
-def find_collectives(replay: Replay) -> dict[Member, list[Member]]:
-    """Return (graph, event) of the last arriver of each matched collective -> all members of the collective."""
-    index = {
-        (graph.rank, int(row)): (g, i)
-        for g, graph in enumerate(replay.graphs)
-        for i, row in enumerate(graph.rows.tolist())
-        if graph.is_matched[i]
-    }
-    found: dict[Member, list[Member]] = {}
-    matching = replay.trace.matching
-    for group in (*matching.groups, *matching.pairs):
-        for k in range(len(group.calls_K)):
-            members = [index.get((rank, int(group.rows_RK[r, k]))) for r, rank in enumerate(group.ranks)]
-            known = [member for member in members if member is not None]
-            if len(known) == len(members):
-                last = max(known, key=lambda m: (int(replay.graphs[m[0]].start_ns[m[1]]), *m))
-                found[last] = known
-    return found
