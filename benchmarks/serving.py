@@ -36,13 +36,13 @@ from cclsearch.propose.study.choose import make_sampler
 from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.closed_form.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
+from cclsearch.tasks.serving.closed_form.replica import read_replica
+from cclsearch.tasks.serving.closed_form.steady_state import serve
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, compute_load
 from cclsearch.tasks.serving.contract import PlannedRequest
-from cclsearch.tasks.serving.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
 from cclsearch.tasks.serving.measurements import THROUGHPUT
-from cclsearch.tasks.serving.replica import read_replica
-from cclsearch.tasks.serving.simulated_load import SimulatedLoad, Simulator
-from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load
+from cclsearch.tasks.serving.simulation.load import SimulatedLoad, Simulator
 
 KNOBS = ("backend", "precision", "tp", "pp", "dp", "ep")
 """`dp` is accelerators / (`tp` x `pp`): with data-parallel attention the tables count them in `ep` alone."""

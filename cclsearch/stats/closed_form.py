@@ -22,8 +22,8 @@ from cclsearch.stats.calibration import CalibrationData, ParametricModel, Poster
 from cclsearch.stats.kernel import Array, Features, KernelShape, read_features
 
 Rows = NDArray[np.int64]
-Ways = frozenset[tuple[str, float]]
-"""Multipliers with the log multiplier of one way each (`MemoryForm.undeclared`)."""
+MemoryHypothesis = frozenset[tuple[str, float]]
+"""Multipliers with the log multiplier of one way each: how a framework uses memory (`MemoryForm.undeclared`)."""
 
 EXACT_ROWS = 5000
 """A larger space gets one variance of the memory for all rows instead of one per row."""
@@ -89,14 +89,14 @@ class MemoryForm:
     others peaks determine."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
-    probabilities: Mapping[Ways, float] = field(default_factory=dict)
+    probabilities: Mapping[MemoryHypothesis, float] = field(default_factory=dict)
     """Probability of each combination of the undeclared ways, if earlier searches weighed them."""
     determined: frozenset[str] = frozenset()
     """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
     ways: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`, if it has several."""
     believed: Mapping[tuple[str, float], float] = field(default_factory=dict)
-    """Multiplier and the log multiplier of a way -> log of the factor by which beliefs of an LLM change its odds."""
+    """(multiplier, log multiplier) of a way -> what beliefs of an LLM add to its log odds."""
 
     def weigh_ways(self, name: str, prior: Prior | None = None) -> tuple[float, ...]:
         """Return the weight of each way of an undeclared multiplier before trials and beliefs, up to a common factor.

@@ -9,7 +9,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
-from cclsearch.tasks.serving.kernel_tables import require_kernel_tables
+from cclsearch.tasks.serving.closed_form.kernel_tables import require_kernel_tables
 
 ASKED = "kernel_tables=aiconfigurator"
 LOAD = ("task=serving", "input_len=1024", "output_len=256", "concurrency=16", "accelerator=nvidia_h100")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cclsearch.tasks.serving.open_loop import Arrivals, serve_open
-from cclsearch.tasks.serving.steady_state import Served
-from cclsearch.tasks.serving.steps import MULTIPLIERS, REQUEST_S, LoadParts
+from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, serve_open
+from cclsearch.tasks.serving.closed_form.steady_state import Served
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, LoadParts
 
 ANSWER, PLACES, PREFILL_S = 60, 16, 0.03
 STEP_S, SEQUENCE_S = 0.01, 0.0005

@@ -186,7 +186,7 @@ def test_the_snapshot_has_what_is_left_and_the_prediction_error(recording):
     assert not {o.row for o in seen} & set(later.top_rows)
     slowest = max((row.metrics.get("step_time_s") or 0.0, n) for n, row in enumerate(recording.rows))[1]
     all_but_one = [observe(recording, row, row) for row in range(len(recording.space)) if row != slowest]
-    assert survey(recording, all_but_one).is_exhausted
+    assert (survey(recording, all_but_one).max_expected_improvement or 0) < 0.001, "the slowest row cannot win"
 
 
 def test_the_pareto_front_improves_in_both_metrics(recording):

@@ -17,14 +17,14 @@ from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor, predict_space
 from cclsearch.tasks.base import task_of
-from cclsearch.tasks.serving import prediction
+from cclsearch.tasks.serving.closed_form import predictor as prediction
+from cclsearch.tasks.serving.closed_form.replica import read_replica
+from cclsearch.tasks.serving.closed_form.steady_state import serve, time_parts
+from cclsearch.tasks.serving.closed_form.steps import compute_load, read_costs
 from cclsearch.tasks.serving.contract import PlannedRequest
 from cclsearch.tasks.serving.measurements import THROUGHPUT
-from cclsearch.tasks.serving.replica import read_replica
-from cclsearch.tasks.serving.simulated_load import SimulatedLoad, Simulator
-from cclsearch.tasks.serving.steady_state import serve, time_parts
-from cclsearch.tasks.serving.step_times import StepMix, StepTimes
-from cclsearch.tasks.serving.steps import compute_load, read_costs
+from cclsearch.tasks.serving.simulation.load import SimulatedLoad, Simulator
+from cclsearch.tasks.serving.simulation.step_times import StepMix, StepTimes
 
 
 def build(card: Card, space: Space) -> Predictor:

@@ -11,10 +11,10 @@ from cclsearch.card.model import Card, Hardware, ModelArch, make_model
 from cclsearch.core.values import Config
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.closed_form import predict_space
-from cclsearch.tasks.serving.memory import find_least_memory
-from cclsearch.tasks.serving.replica import read_replica
-from cclsearch.tasks.serving.served_model import find_served, other_weight_bytes
-from cclsearch.tasks.serving.steps import kv_numbers
+from cclsearch.tasks.serving.closed_form.memory import find_least_memory
+from cclsearch.tasks.serving.closed_form.replica import read_replica
+from cclsearch.tasks.serving.closed_form.served_model import find_served, other_weight_bytes
+from cclsearch.tasks.serving.closed_form.steps import kv_numbers
 
 
 def card_of(name: str, **changes: object) -> Card:

@@ -10,8 +10,8 @@ from test_serving_prediction import LLAMA_70B, MIXTRAL, ZERO, make_card, make_sp
 
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
-from cclsearch.tasks.serving.disaggregation import compute_parts, read_deployment
-from cclsearch.tasks.serving.steady_state import serve, time_parts
+from cclsearch.tasks.serving.closed_form.disaggregation import compute_parts, read_deployment
+from cclsearch.tasks.serving.closed_form.steady_state import serve, time_parts
 
 INPUT, OUTPUT = 1024.0, 256.0
 

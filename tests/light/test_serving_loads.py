@@ -26,11 +26,11 @@ from cclsearch.recording.load import load_recording
 from cclsearch.scoring.objective import Objective, choose_objective
 from cclsearch.space.table import Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
+from cclsearch.tasks.serving.closed_form.priors import TPOT, TTFT
+from cclsearch.tasks.serving.closed_form.replica import read_replica
+from cclsearch.tasks.serving.closed_form.steady_state import serve
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load
-from cclsearch.tasks.serving.priors import TPOT, TTFT
-from cclsearch.tasks.serving.replica import read_replica
-from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, compute_load
 
 SPACE = make_space(tp=(1, 2, 4, 8))
 LOADS = (1.0, 4.0, 16.0, 64.0)

@@ -17,10 +17,10 @@ from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.closed_form.replica import read_replica
+from cclsearch.tasks.serving.closed_form.steady_state import serve
+from cclsearch.tasks.serving.closed_form.steps import MEMORY_SHARE, MULTIPLIERS, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT
-from cclsearch.tasks.serving.replica import read_replica
-from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MEMORY_SHARE, MULTIPLIERS, compute_load
 
 LLAMA_70B = {
     "num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 8192,

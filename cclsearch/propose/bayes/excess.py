@@ -1,4 +1,4 @@
-"""By how much values exceed a constraint of the objective."""
+"""Returns the excess of each value over a constraint of the objective."""
 
 from __future__ import annotations
 

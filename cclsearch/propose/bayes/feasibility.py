@@ -25,7 +25,7 @@ from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.broken_values import BrokenValues, find_broken_values
 from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
-from cclsearch.stats.closed_form import MemoryForm, Predictor, Ways, constant
+from cclsearch.stats.closed_form import MemoryForm, MemoryHypothesis, Predictor, constant
 from cclsearch.stats.kernel import Array, Features
 
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
@@ -205,7 +205,9 @@ def _prequential_log_lik(
     return posterior, total
 
 
-def weigh_combinations(predictor: Predictor, observations: Sequence[Observation]) -> dict[Ways, tuple[float, float]]:
+def weigh_combinations(
+    predictor: Predictor, observations: Sequence[Observation]
+) -> dict[MemoryHypothesis, tuple[float, float]]:
     """Return the log probability, up to a constant, and the log likelihood of each combination of undeclared ways."""
     form = predictor.memory
     assert form is not None
@@ -216,7 +218,7 @@ def weigh_combinations(predictor: Predictor, observations: Sequence[Observation]
     }
 
 
-def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[Ways, Prior, float]]:
+def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[MemoryHypothesis, Prior, float]]:
     """Return the prior of each hypothesis about these multipliers with its log probability, up to a constant.
 
     If the prior comes from earlier searches, it may not hold: then those of the prior without them follow.
@@ -228,7 +230,7 @@ def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[Ways, Pr
     return [*found, *((ways, prior, log_prior - form.form.odds) for ways, prior, log_prior in without)]
 
 
-def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple[Ways, Prior, float]]:
+def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple[MemoryHypothesis, Prior, float]]:
     """Return one hypothesis for each combination of the ways of these multipliers; their probabilities add up to 1."""
     found, undeclared = [], [name for name in form.undeclared if name in names]
     for ways in product(

@@ -15,8 +15,6 @@ from cclsearch.stats.kernel import Array
 
 MIN_CERTAINTY = 0.2
 """Of a multiplier that is shown as learned: the part of its prior variance that the trials removed."""
-EXHAUSTED_SHARE = 0.1
-"""Part of `NEGLIGIBLE` below which the expected improvement shows that nothing is left to try."""
 NEGLIGIBLE = 0.01
 """Relative improvements below this do not count (1 %)."""
 NO_CHANCE = 0.02
@@ -56,13 +54,6 @@ class SearchSnapshot:
     """Median relative leave-one-out error of the predicted primary metric; None with fewer than 3 measured trials."""
     learned_multipliers: tuple[LearnedMultiplier, ...]
     """Multipliers with a certainty of at least 0.2, most certain first."""
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether no candidate is left or the largest expected improvement is below 0.1 %."""
-        return self.num_open == 0 or (
-            self.max_expected_improvement is not None and self.max_expected_improvement < EXHAUSTED_SHARE * NEGLIGIBLE
-        )
 
 
 def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: int) -> SearchSnapshot:

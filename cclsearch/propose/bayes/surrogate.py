@@ -20,7 +20,7 @@ from cclsearch.propose.bayes.constraints import judge_constraints
 from cclsearch.propose.bayes.loads import preset_counted
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels, choose_scale
 from cclsearch.propose.bayes.prior_hints import apply_hints
-from cclsearch.propose.bayes.refined import refine_predictor
+from cclsearch.propose.bayes.refine import refine_predictor
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
 

@@ -21,7 +21,7 @@ from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedPrio
 from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
-from cclsearch.stats.closed_form import ClosedForm, Loads, Predictor, Ways
+from cclsearch.stats.closed_form import ClosedForm, Loads, MemoryHypothesis, Predictor
 from cclsearch.stats.kernel import Features, read_features
 
 DIGITS = 4
@@ -230,7 +230,7 @@ def _weigh_combinations(predictor: Predictor, known: Sequence[_Known]) -> tuple[
     )
 
 
-def _agree(ways: Ways, others: Ways) -> bool:
+def _agree(ways: MemoryHypothesis, others: MemoryHypothesis) -> bool:
     """Whether no multiplier that both name has different values."""
     known = dict(others)
     return all(known.get(name, value) == value for name, value in ways)

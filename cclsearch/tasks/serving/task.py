@@ -19,9 +19,9 @@ from cclsearch.tasks.base import Task
 from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.serving.answers import SameAnswers
+from cclsearch.tasks.serving.closed_form.kernel_tables import require_kernel_tables
 from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
 from cclsearch.tasks.serving.diagnosis import diagnose_load
-from cclsearch.tasks.serving.kernel_tables import require_kernel_tables
 from cclsearch.tasks.serving.measurements import (
     COLUMNS,
     GENERAL,
@@ -108,7 +108,7 @@ class RequestTask(Task):
 
     def predictor(self, card: Card, space: Space) -> Predictor | None:
         """Closed forms of throughput and latencies of a load or a batch, and a simulation that refines them."""
-        from cclsearch.tasks.serving.prediction import make_predictor
+        from cclsearch.tasks.serving.closed_form.predictor import make_predictor
 
         return make_predictor(card, space, self.concurrency_of(card))
 

@@ -30,7 +30,7 @@ class TrainingInput(TrialInput):
     stage_layers: tuple[int, ...] = ()
     """Layers of each pipeline stage, if the configuration does not leave the split to the framework."""
     rank_speeds: tuple[float, ...] = ()
-    """Share of its speed to which each rank on a CPU is held back; empty: none is."""
+    """Per-rank CPU speed limit, 0 to 1; empty means no limit."""
 
     @property
     def wants_traces(self) -> bool:

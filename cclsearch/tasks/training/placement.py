@@ -1,4 +1,4 @@
-"""What one configuration comes to: where its ranks run, and the layers of its pipeline stages."""
+"""Rank placement and stage layers of one configuration."""
 
 from __future__ import annotations
 

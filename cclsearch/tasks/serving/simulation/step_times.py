@@ -1,4 +1,4 @@
-"""The seconds of one step of many engines, whatever mix of prompts and answers it computes, after calibration.
+"""Calibrated seconds of one step of many engines, for any mix of prompts and answers.
 
 Weights are read once for both: the linear layers of prompts fill the arithmetic that is idle while answers read them
 (Agrawal et al. 2024, Sarathi-Serve, section 4). Attention is computed for each apart.
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.steps import ENGINE_STEP_S, MULTIPLIERS, SEQUENCE_S, StepCosts, pad
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.closed_form.steps import ENGINE_STEP_S, MULTIPLIERS, SEQUENCE_S, StepCosts, pad
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.step_times import StepTimes
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.simulation.step_times import StepTimes
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

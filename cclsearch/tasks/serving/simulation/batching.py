@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.simulated_engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
-from cclsearch.tasks.serving.step_times import StepMix, count_steps
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
+from cclsearch.tasks.serving.simulation.step_times import StepMix, count_steps
 
 NEVER = np.int64(2**60)
 MAX_TURNS = 2_000_000

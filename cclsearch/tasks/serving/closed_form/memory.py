@@ -18,10 +18,10 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Rows
 from cclsearch.stats.kernel import KernelShape
-from cclsearch.tasks.serving.disaggregation import Deployment
-from cclsearch.tasks.serving.replica import Array, Replica
-from cclsearch.tasks.serving.served_model import UNQUANTIZED, find_served, other_weight_bytes
-from cclsearch.tasks.serving.steps import kv_numbers
+from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica
+from cclsearch.tasks.serving.closed_form.served_model import UNQUANTIZED, find_served, other_weight_bytes
+from cclsearch.tasks.serving.closed_form.steps import kv_numbers
 
 MIN_MEMORY = MetricInfo(
     name="least_memory_gib",

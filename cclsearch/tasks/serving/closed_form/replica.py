@@ -12,8 +12,8 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.serving.closed_form.served_model import FOUR_BITS
 from cclsearch.tasks.serving.engines import find_engine_times, read_engines
-from cclsearch.tasks.serving.served_model import FOUR_BITS
 
 Array = NDArray[np.float64]
 

@@ -26,10 +26,10 @@ from cclsearch.card.catalogue import find_by_name
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.space.table import Space
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica
+from cclsearch.tasks.serving.closed_form.steady_state import serve
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts
 from cclsearch.tasks.serving.engines import name_engines
-from cclsearch.tasks.serving.replica import Array, Replica
-from cclsearch.tasks.serving.steady_state import serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, LoadParts
 
 PACKAGE = "aiconfigurator"
 TRUST = 0.5
@@ -91,7 +91,7 @@ def require_kernel_tables(card: Card) -> None:
 
 
 def _find_model(family: str) -> str | None:
-    """The name by which it has the model's configuration; None if it would have to download one."""
+    """aiconfigurator's name of the model; None if its package does not contain the model's configuration."""
     known, found = find_by_name(family), importlib.util.find_spec(f"{PACKAGE}_core")
     folders = [Path(place) / "model_configs" for place in (found.submodule_search_locations or ())] if found else []
     for name in (family, *(known.aliases if known else ())):

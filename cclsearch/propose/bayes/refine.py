@@ -1,4 +1,4 @@
-"""The predictor of a proposal, where the task knows more about a few hundred rows by a simulation."""
+"""Refines the predictor by a simulation of the rows that look best, if the task has one."""
 
 from __future__ import annotations
 

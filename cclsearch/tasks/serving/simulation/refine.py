@@ -17,14 +17,14 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.stats.calibration import ParametricModel, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Predictor, Rows
+from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
+from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, read_arrivals
+from cclsearch.tasks.serving.closed_form.priors import LOAD_PRIORS, TPOT, TTFT
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS
 from cclsearch.tasks.serving.contract import Arrival
-from cclsearch.tasks.serving.disaggregation import Deployment
 from cclsearch.tasks.serving.measurements import LATENCY_METRICS, THROUGHPUT
-from cclsearch.tasks.serving.open_loop import Arrivals, read_arrivals
-from cclsearch.tasks.serving.priors import LOAD_PRIORS, TPOT, TTFT
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.simulated_load import Simulated, SimulatedLoad, Simulator
-from cclsearch.tasks.serving.steps import MULTIPLIERS
+from cclsearch.tasks.serving.simulation.load import Simulated, SimulatedLoad, Simulator
 from cclsearch.tasks.serving.workload import count_requests, draw_requests, find_arrival, read_targets
 
 MAX_ROWS = 256

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.steps import HANDOVER_S, MULTIPLIERS, REQUEST_S, SHARES, TOGETHER, LoadParts
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.closed_form.steps import HANDOVER_S, MULTIPLIERS, REQUEST_S, SHARES, TOGETHER, LoadParts
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
 from cclsearch.tasks.machine import read_machine
-from cclsearch.tasks.serving.replica import Array, Replica, read_replica
-from cclsearch.tasks.serving.served_model import find_served
-from cclsearch.tasks.serving.steady_state import serve, time_parts
-from cclsearch.tasks.serving.steps import MULTIPLIERS, LoadParts, compute_load, kv_numbers
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica, read_replica
+from cclsearch.tasks.serving.closed_form.served_model import find_served
+from cclsearch.tasks.serving.closed_form.steady_state import serve, time_parts
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts, compute_load, kv_numbers
 
 PREFILL, DECODE = "prefill", "decode"
 ROUNDS = 8
@@ -86,7 +86,7 @@ def compute_parts(
 def _compute_apart(
     card: Card, prefill: Replica, decode: Replica, concurrency: Array | float, input_len: float, output_len: float
 ) -> LoadParts:
-    """The sequences that decode at once are those of the prior: answers a second times the seconds of an answer."""
+    """Return the parts by Little's law: sequences that decode at once = answers per second x seconds of an answer."""
     lengths = input_len, output_len
     front = compute_load(card, prefill, concurrency, *lengths)
     transfer = _move_prompt(card, prefill, input_len)

@@ -6,7 +6,7 @@ go round the engines, and those of a closed loop to the engine whose client was 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.tasks.serving.batching import answer_all
+from cclsearch.tasks.serving.closed_form.memory import count_cached_tokens
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
 from cclsearch.tasks.serving.contract import PlannedRequest
 from cclsearch.tasks.serving.measurements import GOODPUT, STATISTICS, THROUGHPUT
-from cclsearch.tasks.serving.memory import count_cached_tokens
-from cclsearch.tasks.serving.replica import Array, Replica
-from cclsearch.tasks.serving.simulated_engines import ENDLESS, Answered, Engines, Ints, Requests
-from cclsearch.tasks.serving.step_times import StepTimes
-from cclsearch.tasks.serving.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
+from cclsearch.tasks.serving.simulation.batching import answer_all
+from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Engines, Ints, Requests
+from cclsearch.tasks.serving.simulation.step_times import StepTimes
 
 PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 MAX_CELLS = 1_500_000
@@ -207,8 +207,3 @@ def _summarize_gaps(answered: Answered, count: int, configurations: int) -> dict
         )
         found[f"itl_{name}_s"] = low + (at - np.floor(at)) * (high - low)
     return {name: np.where(total > 0, values, np.nan) for name, values in found.items()}
-
-
-def choose_rows(order: Sequence[int], most: int) -> Ints:
-    """Return the first rows of an order, ascending: those that are simulated."""
-    return np.sort(np.asarray(order[:most], dtype=np.int64))

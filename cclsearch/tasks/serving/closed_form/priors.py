@@ -11,7 +11,7 @@ import numpy as np
 
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.kernel import KernelShape
-from cclsearch.tasks.serving.steps import MULTIPLIERS
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS
 
 PRIOR = Prior(
     mean_P=np.zeros(len(MULTIPLIERS)),

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from cclsearch.card.arch import count_parts, score_width
 from cclsearch.card.model import Card, ModelArch, MoEArch
 from cclsearch.tasks.machine import Machine, read_machine
-from cclsearch.tasks.serving.replica import Array, Replica
-from cclsearch.tasks.serving.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica
+from cclsearch.tasks.serving.closed_form.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
 
 MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine", "request")
 """What calibration may change, in the order of every vector of log multipliers."""

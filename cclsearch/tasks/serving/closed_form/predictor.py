@@ -14,17 +14,17 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.kernel import read_features
-from cclsearch.tasks.serving.alike import find_alike
-from cclsearch.tasks.serving.disaggregation import Deployment, compute_parts, read_deployment
-from cclsearch.tasks.serving.kernel_tables import make_kernel_prior
+from cclsearch.tasks.serving.closed_form.deduplicate import find_first_equal
+from cclsearch.tasks.serving.closed_form.disaggregation import Deployment, compute_parts, read_deployment
+from cclsearch.tasks.serving.closed_form.kernel_tables import make_kernel_prior
+from cclsearch.tasks.serving.closed_form.memory import make_memory_form
+from cclsearch.tasks.serving.closed_form.open_loop import serve_open
+from cclsearch.tasks.serving.closed_form.priors import LOAD_PRIORS, PRIOR, TPOT, TTFT
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.closed_form.steady_state import Served, serve
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, SHARES, LoadParts
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
-from cclsearch.tasks.serving.memory import make_memory_form
-from cclsearch.tasks.serving.open_loop import serve_open
-from cclsearch.tasks.serving.priors import LOAD_PRIORS, PRIOR, TPOT, TTFT
-from cclsearch.tasks.serving.refinement import make_refinement, read_load
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.steady_state import Served, serve
-from cclsearch.tasks.serving.steps import MULTIPLIERS, SHARES, LoadParts
+from cclsearch.tasks.serving.simulation.refine import make_refinement, read_load
 from cclsearch.tasks.serving.workload import read_limits
 
 TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
@@ -55,14 +55,14 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     clients = _list_loads(most or _count_places(at), is_searched, space)
     measured_LN = _mark_loads(space, clients)
     knows_more = card.hardware.kernel_tables is not None or not measured_LN.all()
-    alike = np.arange(len(space)) if knows_more else find_alike(at)
+    first_equal = np.arange(len(space)) if knows_more else find_first_equal(at)
     loads = _Loads(compute, clients, measured_LN, len(space))
     limits = {name: most for name, (_, most) in read_limits(card.work).items() if name in (TPOT, TTFT) and most}
     metrics = {metric.name: metric for metric in LOAD_METRICS}
 
     def measure(rows: Rows, theta: Array, *reads: Callable[[Served], Array]) -> list[Array]:
         pieces = []
-        different, inverse = np.unique(alike[rows], return_inverse=True)
+        different, inverse = np.unique(first_equal[rows], return_inverse=True)
         for piece in loads.chunks(different):
             parts, measured_LN = loads.take(piece)
             if arrivals is not None:

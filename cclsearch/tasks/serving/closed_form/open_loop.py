@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Config
+from cclsearch.tasks.serving.closed_form.replica import Array
+from cclsearch.tasks.serving.closed_form.steady_state import Served, time_parts
+from cclsearch.tasks.serving.closed_form.steps import HANDOVER_S, SHARES, LoadParts
 from cclsearch.tasks.serving.contract import Arrival
-from cclsearch.tasks.serving.replica import Array
-from cclsearch.tasks.serving.steady_state import Served, time_parts
-from cclsearch.tasks.serving.steps import HANDOVER_S, SHARES, LoadParts
 
 MAX_BUSY = 0.98
-"""Utilization from which waits, which then grow without bound, are those of this one: a load ends before."""
+"""Utilization is capped here: above it the queue never reaches a steady state, and a load ends before it would."""
 
 
 @dataclass(frozen=True)
