@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import CommandLine
 from paths import TESTS
 
 from cclsearch.core.secrets.redact import is_secret_name
@@ -74,6 +75,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     confirm(folder)
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """Return the command line, whose calls return what a command printed."""
+    return CommandLine(capsys)
 
 
 @pytest.fixture

@@ -29,20 +29,16 @@ def best_of(run: Run) -> int:
     return run.state.best.number
 
 
-def test_untouched_evidence_gives_the_same_result(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_untouched_evidence_gives_the_same_result(run: Run, cli) -> None:
     assert all(entry.now.is_ranked == entry.then.is_ranked for entry in re_evaluate_run(run))
-    assert main(["admit", "r"]) == 0
-    assert "trials admitted" in capsys.readouterr().out
+    assert "trials admitted" in cli.out(["admit", "r"])
 
 
-def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(run: Run, cli) -> None:
     number = best_of(run)
     before = run.state.trials[number].loss
     edit_result(run, number, step_times_s=[0.001])
-    assert main(["admit", "r", "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
+    answer = cli.json(["admit", "r", "--json"], 1)
     entry = next(trial for trial in answer["trials"] if trial["trial"] == number)
     assert (entry["admitted"], entry["admitted_in_ledger"]) == (False, True)
     assert "changed after its hash was recorded in the ledger" in entry["reason"]
@@ -59,20 +55,18 @@ def test_a_missing_or_damaged_result_is_refused(run: Run) -> None:
     assert "result.json is missing" in lost[0].reason
 
 
-def test_a_shortened_sequence_is_refused_by_its_own_rule(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shortened_sequence_is_refused_by_its_own_rule(run: Run, cli) -> None:
     number = best_of(run)
     edit_result(run, number, seq_len=1024)
-    assert main(["admit", "r", "--trial", str(number)]) == 1
-    shown = capsys.readouterr().out
+    shown = cli.out(["admit", "r", "--trial", str(number)], 1)
     assert "sequence length is 1024, but 2048 in the card" in shown
     assert "NO  unedited" in shown
 
 
-def test_changed_frozen_inputs_are_detected(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_frozen_inputs_are_detected(run: Run, cli) -> None:
     path = run.folder / "search.yaml"
     path.write_text(path.read_text() + "# a note\n", encoding="utf-8")
-    assert main(["admit", "r"]) == 1
-    assert "search.yaml was changed after the search started" in capsys.readouterr().out
+    assert "search.yaml was changed after the search started" in cli.out(["admit", "r"], 1)
 
 
 def test_admission_files_are_rewritten_only_on_request(run: Run) -> None:
@@ -85,14 +79,13 @@ def test_admission_files_are_rewritten_only_on_request(run: Run) -> None:
     assert json.loads(path.read_text())["admitted"] is False
 
 
-def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, cli) -> None:
     number = best_of(run)
     loss, num_ranked = run.state.trials[number].loss, len(run.state.losses_by_trial())
     path = run.trial_folder(number) / "result.json"
     before, ledger = path.read_bytes(), (run.folder / "ledger.jsonl").read_bytes()
     edit_result(run, number, step_times_s=[0.001])
-    assert main(["admit", "r", "--write"]) == 1
-    assert "The ledger has their new results" in capsys.readouterr().out
+    assert "The ledger has their new results" in cli.out(["admit", "r", "--write"], 1)
     state = load_run(run.folder).state
     assert (run.folder / "ledger.jsonl").read_bytes().startswith(ledger)
     assert state.trials[number].loss is None
@@ -100,8 +93,7 @@ def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, capsys: p
     assert state.best is not None
     assert state.best.number != number
     assert "changed after its hash was recorded" in state.trials[number].revisions[0].text
-    assert main(["show", "r", str(number)]) == 0
-    assert f"revised: trial {number} is not ranked now" in capsys.readouterr().out
+    assert f"revised: trial {number} is not ranked now" in cli.out(["show", "r", str(number)])
     assert main(["report", "r", "--no-png", "--out", "page.html"]) == 0
     assert f"revised: trial {number} is not ranked now" in Path("page.html").read_text(encoding="utf-8")
     assert main(["admit", "r"]) == 0, "the ledger agrees with the evidence"
@@ -137,7 +129,7 @@ def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run: Run) -> No
 
 
 def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_changed(
-    run: Run, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     edit_result(run, best_of(run), world_size=4)
     ledger = (run.folder / "ledger.jsonl").read_bytes()
@@ -146,11 +138,9 @@ def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_cha
     assert "is in use by process" in capsys.readouterr().err
     spec = run.folder / "search.yaml"
     spec.write_text(spec.read_text() + "# a note\n", encoding="utf-8")
-    assert main(["admit", "r", "--write"]) == 2
-    assert "was changed after the search started" in capsys.readouterr().err
+    assert "was changed after the search started" in cli.err(["admit", "r", "--write"])
     assert (run.folder / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_an_unknown_trial_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["admit", "r", "--trial", "99"]) == 2
-    assert "trial 99 is not among its 5" in capsys.readouterr().err
+def test_an_unknown_trial_is_named(run: Run, cli) -> None:
+    assert "trial 99 is not among its 5" in cli.err(["admit", "r", "--trial", "99"])

@@ -12,7 +12,6 @@ import pytest
 from llm.turns import Scripted, call, submit
 from paths import ROOT
 
-from cclsearch.cli import main
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
@@ -87,10 +86,9 @@ def test_the_format_of_history_is_in_the_prompt_of_policies() -> None:
     assert "`history` gets the finished trials, oldest first, each {config: {knob: value}, metrics:" in text
 
 
-def test_bench_reads_landscapes_behind_a_symbolic_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_reads_landscapes_behind_a_symbolic_link(tmp_path: Path, cli) -> None:
     (tmp_path / "linked").symlink_to(LANDSCAPES / "vtrain-h1024-l12-g8-b8")
-    assert main(["bench", str(tmp_path), "--seeds", "1", "--samplers", "random", "--workers", "1"]) == 0
-    assert "linked" in capsys.readouterr().out
+    assert "linked" in cli.out(["bench", str(tmp_path), "--seeds", "1", "--samplers", "random", "--workers", "1"])
 
 
 # revisions

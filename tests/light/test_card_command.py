@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,9 @@ def write_trace(folder: Path) -> Path:
     return write_kineto(folder / "trace" / "rank0.json", kineto_document(events))
 
 
-def test_check_prints_every_inferred_value_and_its_source(tmp_path: Path, capsys: Output) -> None:
+def test_check_prints_every_inferred_value_and_its_source(tmp_path: Path, cli) -> None:
     card = write(tmp_path / "a.yaml", make_card(hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B"))
-    assert main(["card", "check", card]) == 0
-    out = capsys.readouterr().out
+    out = cli.out(["card", "check", card])
     assert "; source: llama-3.1-8b in the catalogue of models, by hf_url (PyPI litgpt" in out
     for value in ("num_layers 32", "hidden_size 4096", "num_kv_heads 8", "vocab_size 128256", "gated_mlp true"):
         assert value in out
@@ -53,7 +51,7 @@ def test_check_of_several_says_one_line_for_each_that_fails(tmp_path: Path, caps
     assert captured.out.endswith("1 of 4 cards load\n")
 
 
-def test_show_prints_the_card_as_it_is_read(tmp_path: Path, capsys: Output) -> None:
+def test_show_prints_the_card_as_it_is_read(tmp_path: Path, capsys: Output, cli) -> None:
     card = write(tmp_path / "a.yaml", make_card())
     assert main(["card", "show", card]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
@@ -61,18 +59,15 @@ def test_show_prints_the_card_as_it_is_read(tmp_path: Path, capsys: Output) -> N
     assert shown["framework_version"] == "0.1.0"
     assert shown["configuration"]["dp_shard"] == 2
     assert shown["template"]["workload.data.dataset"] == "c4"
-    assert main(["card", "show", card, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["inferred"][0]["source"]
+    assert cli.json(["card", "show", card, "--json"])["inferred"][0]["source"]
     assert main(["card", "show", card, card]) == 2
 
 
-def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path: Path, capsys: Output) -> None:
+def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path: Path, cli) -> None:
     card = write(tmp_path / "a.yaml", make_card())
     for command in ("space", "predict"):
-        assert main([command, "--workload", card]) == 0
-        assert "; source: llama-3.1-8b in the catalogue" in capsys.readouterr().out
-        assert main([command, "--workload", card, "--json"]) == 0
-        inferred = json.loads(capsys.readouterr().out)["inferred"]
+        assert "; source: llama-3.1-8b in the catalogue" in cli.out([command, "--workload", card])
+        inferred = cli.json([command, "--workload", card, "--json"])["inferred"]
         assert {each["field"] for each in inferred} >= {"hidden_size", "num_kv_heads", "vocab_size"}
 
 
@@ -99,7 +94,7 @@ def test_a_run_freezes_what_was_inferred(tmp_path: Path, capsys: Output) -> None
     assert frozen["configuration"]["tp"] == 4
 
 
-def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path: Path, capsys: Output) -> None:
+def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path: Path, cli) -> None:
     data = make_card("mixtral", hf_url="https://huggingface.co/mistralai/Mixtral-8x7B-v0.1/tree/main")
     data["workload"]["model"] |= {"phase": "inference", "moe": True}
     data["workload"]["data"] = {"max-model-len": 4096, "max-num-seqs": 16}
@@ -107,10 +102,8 @@ def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path:
     data["Model-executor"]["framework"]["name"] = "vllm"
     trace = write_trace(tmp_path)
     arguments = ["score", str(trace), "--metric", "ttft", "--metric", "tpot", "--json"]
-    assert main([*arguments, "--card", write(tmp_path / "a.yaml", data)]) == 0
-    with_card = json.loads(capsys.readouterr().out)
-    assert main(arguments) == 0
-    assert with_card == json.loads(capsys.readouterr().out)
+    with_card = cli.json([*arguments, "--card", write(tmp_path / "a.yaml", data)])
+    assert with_card == cli.json(arguments)
     assert with_card["ttft"]["value"] > 0
     assert with_card["tpot"]["value"] > 0
     assert main(["what-if", str(trace), "--card", str(tmp_path / "a.yaml"), "--scale-up-bw", "2x"]) == 0

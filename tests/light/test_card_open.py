@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +55,17 @@ def bare(project: Path) -> str:
         ),
     ],
 )
-def test_a_card_without_hardware_loads_and_says_so(hardware: Any, remark: str, tmp_path: Path, capsys: Output) -> None:
+def test_a_card_without_hardware_loads_and_says_so(hardware: Any, remark: str, tmp_path: Path, cli) -> None:
     card = write(tmp_path / "odd.yaml", hardware)
     report = inspect_card(card)
     stated = require_stated(report).hardware
     assert (stated.accelerator, stated.num_accelerators, stated.accelerators_per_node) == (None, None, None)
     assert report.card is None
     assert any(remark in each for each in ("", *require_stated(report).remarks))
-    assert main(["card", "check", card]) == 0
-    out = capsys.readouterr().out
+    out = cli.out(["card", "check", card])
     assert "no hardware stated" in out
     assert f"states no hardware: {ASKS}, or for the hardware a profile" in out
-    assert main(["card", "show", card, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["open"] == report.say_open()
+    assert cli.json(["card", "show", card, "--json"])["open"] == report.say_open()
     with pytest.raises(UserError, match=ASKS) as caught:
         load_card(card)
     assert "\n" not in str(caught.value)
@@ -91,9 +88,8 @@ def test_stated_hardware_that_is_wrong_is_still_refused(spec: Any, message: str,
 
 
 @pytest.mark.parametrize("command", ["space", "predict", "run --dry-run", "run --dry-run --launcher simulate"])
-def test_nothing_starts_without_hardware(command: str, bare: str, project: Path, capsys: Output) -> None:
-    assert main([*command.split(), "--workload", bare]) == 2
-    error = capsys.readouterr().err
+def test_nothing_starts_without_hardware(command: str, bare: str, project: Path, cli) -> None:
+    error = cli.err([*command.split(), "--workload", bare])
     assert f"{ASKS}, or a profile whose `hardware` has it (--launcher NAME)" in error
     assert error.count("\n") == 1
     assert not (project / "runs").exists()
@@ -116,10 +112,9 @@ def test_what_the_profile_gave_is_frozen_with_its_source(bare: str) -> None:
     assert sources["accelerator"] == sources["total_count"] == "the profile mine"
 
 
-def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare: str, capsys: Output) -> None:
+def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare: str, capsys: Output, cli) -> None:
     part = write(Path("part.yaml"), {"xpu_spec": {"model": "h100"}})
-    assert main(["card", "check", part]) == 0
-    assert "states no total_count, count_per_node: give" in capsys.readouterr().out
+    assert "states no total_count, count_per_node: give" in cli.out(["card", "check", part])
     Path("launchers/counts.yaml").write_text(
         "launcher: slurm\nhardware: {num_accelerators: 4, accelerators_per_node: 4}\n"
     )
@@ -135,18 +130,16 @@ def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare: s
     assert (card.hardware.memory_gib, card.hardware.chip.peak_flops) == (90, {"bf16": 1e14})
 
 
-def test_a_profile_changes_the_hardware_and_knobs_of_space_and_predict(bare: str, capsys: Output) -> None:
+def test_a_profile_changes_the_hardware_and_knobs_of_space_and_predict(bare: str, cli) -> None:
     Path("launchers/small.yaml").write_text(
         "launcher: slurm\nframework: megatron\nhardware: {num_accelerators: 2, accelerators_per_node: 2}\n"
         "knobs: [{name: tp, choices: [1, 2]}]\n"
     )
-    assert main(["space", "--workload", "wl2", "--launcher", "small", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json(["space", "--workload", "wl2", "--launcher", "small", "--json"])
     assert found["framework"] == "megatron"
     assert {knob["name"]: knob["choices"] for knob in found["knobs"]}["tp"] == [1, 2]
     assert main(["predict", "--recording", "nanotron-8b-2n", "--launcher", "small"]) == 2
-    assert main(["space", "--workload", "wl2", "--launcher", "replay"]) == 2
-    assert "name it with --recording instead" in capsys.readouterr().err
+    assert "name it with --recording instead" in cli.err(["space", "--workload", "wl2", "--launcher", "replay"])
 
 
 def test_a_replay_gives_its_own_hardware(bare: str) -> None:
@@ -154,10 +147,9 @@ def test_a_replay_gives_its_own_hardware(bare: str) -> None:
     assert spec.card.hardware.accelerator == "h100"
 
 
-def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare: str, capsys: Output) -> None:
+def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare: str, capsys: Output, cli) -> None:
     card = write(Path("open.yaml"), batch_size=None)
-    assert main(["card", "check", card]) == 0
-    assert "states no hardware and no batch_size: give" in capsys.readouterr().out
+    assert "states no hardware and no batch_size: give" in cli.out(["card", "check", card])
     assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
     assert "workload.data.batch_size is missing: give --set batch_size=N" in capsys.readouterr().err
     assert main(["space", "--workload", card, "--launcher", "mine", "--set", "batch_size=32"]) == 0
@@ -167,13 +159,12 @@ def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare: 
     ("name", "named"), [("torchrun", "'torchrun'"), ("PyTorch", "'PyTorch'"), (None, "no framework")]
 )
 def test_a_framework_without_a_run_script_lists_those_that_can_run_the_card(
-    name: str | None, named: str, tmp_path: Path, capsys: Output
+    name: str | None, named: str, tmp_path: Path, capsys: Output, cli
 ) -> None:
     data = make_card()
     data["Model-executor"]["framework"]["name"] = name
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))
-    assert main(["space", "--workload", str(tmp_path / "a.yaml")]) == 2
-    error = capsys.readouterr().err
+    error = cli.err(["space", "--workload", str(tmp_path / "a.yaml")])
     assert named in error
     assert "--framework (deepspeed, hf-trainer, maxtext, megatron, nanotron, torchtitan)" in error
     assert error.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,29 +12,24 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.settings import Settings, load_settings
 
 
-def test_init_writes_a_project_that_runs_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_writes_a_project_that_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "mine", "--yes"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["init", "mine", "--yes"])
     assert "cd mine && ccl-search run --workload mine" in shown
     assert "it trains on this machine" in shown
     folder = tmp_path / "mine"
     assert {"workloads", "launchers", "objectives", "policies", "runs"} <= {path.name for path in folder.iterdir()}
     monkeypatch.chdir(folder)
     assert load_settings() == Settings(trust_code=True)
-    assert main(["space", "--workload", "mine", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["legal"] > 20
+    assert cli.json(["space", "--workload", "mine", "--json"])["legal"] > 20
 
 
 def test_init_asks_three_questions_and_names_where_trials_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     answers = iter(["slurm-generic", "anthropic:some-model", ""])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    assert main(["init", str(tmp_path / "p")]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["init", str(tmp_path / "p")])
     assert "on this machine" not in shown.replace("not on this machine", "")
     assert "launcher check slurm-generic" in shown
     monkeypatch.chdir(tmp_path / "p")
@@ -56,7 +50,7 @@ def test_init_asks_three_questions_and_names_where_trials_run(
 def test_init_asks_again_after_a_name_that_is_unknown_in_the_new_project(
     project: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli,
     given: list[str],
     message: str,
 ) -> None:
@@ -70,12 +64,10 @@ def test_init_asks_again_after_a_name_that_is_unknown_in_the_new_project(
         return answers.pop(0)
 
     monkeypatch.setattr("builtins.input", answer)
-    assert main(["init", "p"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in cli.err(["init", "p"])
     assert not (project / "p").exists()
     answers[:] = [*given, "", "", ""]
-    assert main(["init", "p"]) == 0
-    assert "local, " in capsys.readouterr().out
+    assert "local, " in cli.out(["init", "p"])
 
 
 def test_init_finds_the_profiles_of_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,10 +78,9 @@ def test_init_finds_the_profiles_of_an_existing_folder(tmp_path: Path, monkeypat
     assert main(["init", str(tmp_path / "p")]) == 0
 
 
-def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_overwrites_nothing(tmp_path: Path, cli) -> None:
     (tmp_path / "ccl-search.yaml").write_text("launcher: mine\n")
-    assert main(["init", str(tmp_path), "--yes"]) == 2
-    assert "already has ccl-search.yaml" in capsys.readouterr().err
+    assert "already has ccl-search.yaml" in cli.err(["init", str(tmp_path), "--yes"])
     assert [path.name for path in tmp_path.iterdir()] == ["ccl-search.yaml"]
 
 
@@ -100,21 +91,19 @@ def test_init_keeps_an_existing_gitignore(tmp_path: Path) -> None:
 
 
 def test_init_without_a_terminal_names_the_option_for_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     def end_of_input(question: str) -> str:
         raise EOFError
 
     monkeypatch.setattr("builtins.input", end_of_input)
-    assert main(["init", str(tmp_path / "p")]) == 2
-    assert "--yes" in capsys.readouterr().err
+    assert "--yes" in cli.err(["init", str(tmp_path / "p")])
     assert not (tmp_path / "p").exists()
 
 
-def test_init_rejects_a_file_in_place_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_rejects_a_file_in_place_of_a_folder(tmp_path: Path, cli) -> None:
     (tmp_path / "f").write_text("")
-    assert main(["init", str(tmp_path / "f"), "--yes"]) == 2
-    assert "is a file" in capsys.readouterr().err
+    assert "is a file" in cli.err(["init", str(tmp_path / "f"), "--yes"])
 
 
 @pytest.mark.parametrize("answer", ["a b", "x: y", "{}", "- x", "'", "a\nb"])
@@ -123,42 +112,33 @@ def test_answers_that_yaml_could_misread_are_rejected(answer: str) -> None:
         check_answer("launcher", answer)
 
 
-def test_space_lists_knobs_rules_and_rows(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["space", "-w", "wl2", "--knob", "tp=2,4", "--rows", "2"]) == 0
-    shown = capsys.readouterr().out
+def test_space_lists_knobs_rules_and_rows(project: Path, cli) -> None:
+    shown = cli.out(["space", "-w", "wl2", "--knob", "tp=2,4", "--rows", "2"])
     assert "tp                        2, 4" in shown
     assert "tp_divides_widths" in shown
     assert shown.count("tp=2 dp=") == 2
 
 
-def test_space_explain_names_the_rejecting_rule(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_space_explain_names_the_rejecting_rule(project: Path, cli) -> None:
     config = "tp=16,dp=1,pp=1,mbs=1,ac=none,sp=false,zero=0"
-    assert main(["space", "explain", "--workload", "wl2", "--config", config]) == 1
-    shown = capsys.readouterr().out
+    shown = cli.out(["space", "explain", "--workload", "wl2", "--config", config], 1)
     assert "NO  tp_divides_kv_heads" in shown
     assert "8 KV heads / tp 16 = 0.5" in shown
     assert "refused by the framework: megatron/core/transformer/transformer_config.py" in shown
     assert "not in the search space: violates rule tp_divides_kv_heads" in shown
 
 
-def test_space_explain_counts_the_matches_of_a_partial_configuration(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["space", "explain", "-w", "wl2", "--config", "tp=2,dp=8,pp=1,mbs=1", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_space_explain_counts_the_matches_of_a_partial_configuration(project: Path, cli) -> None:
+    answer = cli.json(["space", "explain", "-w", "wl2", "--config", "tp=2,dp=8,pp=1,mbs=1", "--json"])
     assert (answer["legal"], answer["completions"]) == (True, 12)
     assert {verdict["rule"]: verdict["ok"] for verdict in answer["verdicts"]}["zero_stage_needs_dp"] is None
 
 
-def test_space_explain_predicts_memory_of_a_complete_configuration(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_space_explain_predicts_memory_of_a_complete_configuration(project: Path, cli) -> None:
     config = "tp=2,dp=8,pp=1,mbs=1,ac=full,sp=true,zero=1"
-    assert main(["space", "explain", "-w", "wl2", "--config", config, "--json"]) == 0
-    prediction = json.loads(capsys.readouterr().out)["prediction"]
+    prediction = cli.json(["space", "explain", "-w", "wl2", "--config", config, "--json"])["prediction"]
     assert 5 < prediction["memory_gib"] < 100
-    assert main(["space", "explain", "-w", "wl2", "--config", config]) == 0
-    assert "predicted, not measured" in capsys.readouterr().out
+    assert "predicted, not measured" in cli.out(["space", "explain", "-w", "wl2", "--config", config])
 
 
 @pytest.mark.parametrize(
@@ -175,10 +155,7 @@ def test_space_explain_predicts_memory_of_a_complete_configuration(
         (["-w", "wl2", "--set", "num_heads=7"], "num_kv_heads must divide num_heads"),
     ],
 )
-def test_invalid_input_gives_one_line_and_exit_code_two(
-    project: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["space", *arguments]) == 2
-    error = capsys.readouterr().err
+def test_invalid_input_gives_one_line_and_exit_code_two(project: Path, cli, arguments: list[str], message: str) -> None:
+    error = cli.err(["space", *arguments])
     assert message in error
     assert error.count("\n") == 1

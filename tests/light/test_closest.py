@@ -25,7 +25,7 @@ def search(*options: str, constraints: tuple[str, ...], name: str = "r") -> int:
 
 
 def test_the_closest_configuration_takes_the_place_of_the_best(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     search("--quiet", constraints=("peak_memory_gib <= 10",))
     run = load_run(project / "runs" / "r")
@@ -38,8 +38,7 @@ def test_the_closest_configuration_takes_the_place_of_the_best(
         f" {least / 10 - 1:.0%} over"
     )
     assert text in capsys.readouterr().out
-    assert main(["best", "r", "--json"]) == 1
-    best = json.loads(capsys.readouterr().out)
+    best = cli.json(["best", "r", "--json"], 1)
     assert (best["trial"], best["closest"]["trial"], best["closest"]["text"]) == (None, number, text)
     assert best["closest"]["violation"] == pytest.approx(least / 10 - 1)
     assert best["closest"]["peak_memory_gib"] == least

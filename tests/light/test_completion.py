@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cclsearch.cli import COMMANDS, completion, main, make_parser
+from cclsearch.cli import COMMANDS, completion, make_parser
 from cclsearch.cli.arguments import read_command
 from cclsearch.cli.completion import NAMES, SHELLS, complete_words
 from tests.shells import START, complete_typed
@@ -89,9 +89,8 @@ def test_every_completed_argument_belongs_to_a_command() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion_prints_a_script_for_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_completion_prints_a_script_for_each_shell(shell: str, cli) -> None:
+    script = cli.out(["completion", shell])
     assert "completion --words" in script
     assert "ccl-search" in script
 

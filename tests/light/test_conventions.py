@@ -239,11 +239,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert "HEAVY []" in done.stdout
 
 
-def test_help_lists_every_command_once_in_five_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    from cclsearch.cli import COMMANDS, GROUPS, main
+def test_help_lists_every_command_once_in_five_groups(cli) -> None:
+    from cclsearch.cli import COMMANDS, GROUPS
 
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["--help"])
     titles = re.findall(r"(?m)^(\w[\w ]*):$", shown)
     assert titles == list(GROUPS)
     assert len(titles) == 5

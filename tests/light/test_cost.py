@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import replace
@@ -68,11 +67,8 @@ def test_the_expected_improvement_is_a_share_of_the_best_so_far(project: Path) -
     assert 50 < float(found[1]) < 100  # ten times as fast: a logarithm of 2.2
 
 
-def test_a_baseline_that_fails_is_said_and_the_search_goes_on(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*REPLAY, "--budget", "3", "--baseline", CRASHED]) == 0
-    said = capsys.readouterr().out
+def test_a_baseline_that_fails_is_said_and_the_search_goes_on(project: Path, cli) -> None:
+    said = cli.out([*REPLAY, "--budget", "3", "--baseline", CRASHED])
     assert "your baseline has no result (trial 1, " in said
     assert "the baseline (" not in said
     assert "than your baseline" not in said
@@ -90,25 +86,20 @@ def test_a_baseline_that_fails_is_said_and_the_search_goes_on(
     ],
 )
 def test_a_baseline_outside_the_space_is_refused_before_anything_is_written(
-    options: list[str], said: str, project: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], said: str, project: Path, cli
 ) -> None:
-    assert main(options) == 2
-    error = capsys.readouterr().err
+    error = cli.err(options)
     assert said in error
     assert error.count("\n") == 1
     assert not (project / "runs").exists()
 
 
-def test_the_cost_is_said_before_a_search_on_a_cluster_and_never_for_a_replay(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*SLURM, "--budget", "8", "--max-node-hours", "0.1"]) == 0
-    said = capsys.readouterr().out
+def test_the_cost_is_said_before_a_search_on_a_cluster_and_never_for_a_replay(project: Path, cli) -> None:
+    said = cli.out([*SLURM, "--budget", "8", "--max-node-hours", "0.1"])
     assert "expected cost: about " in said
     assert "8 trials x (120 s start + 10 steps x " in said
     assert "more than --max-node-hours 0.1" in said
-    assert main([*REPLAY[:-1], "--dry-run"]) == 0
-    assert "node-hours" not in capsys.readouterr().out
+    assert "node-hours" not in cli.out([*REPLAY[:-1], "--dry-run"])
 
 
 def test_node_hours_grow_with_trials_and_nodes() -> None:
@@ -172,9 +163,8 @@ def test_a_baseline_lost_to_infrastructure_runs_again_when_the_search_resumes(pr
     assert state.num_spent == 0
 
 
-def test_predict_shows_mfu_and_throughput_with_their_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "--workload", "wl2", "--top", "1", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+def test_predict_shows_mfu_and_throughput_with_their_formula(cli) -> None:
+    answer = cli.json(["predict", "--workload", "wl2", "--top", "1", "--json"])
     [row] = answer["configurations"]
     assert row["tokens_per_s"] == pytest.approx(32 * 1024 / row["step_time_s"])
     assert row["tokens_per_s_per_accelerator"] == pytest.approx(row["tokens_per_s"] / 16)
@@ -182,8 +172,7 @@ def test_predict_shows_mfu_and_throughput_with_their_formula(capsys: pytest.Capt
     flops = 6 * (8.03e9 - 128256 * 4096) + 12 * 32 * 32 * 128 * 1024
     assert row["mfu"] == pytest.approx(row["tokens_per_s_per_accelerator"] * flops / 312e12, rel=2e-3)
     assert answer["search_node_hours"] > 0
-    assert main(["predict", "--workload", "wl2", "--top", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["predict", "--workload", "wl2", "--top", "1"])
     assert "MFU = tokens/s per accelerator x (6 x parameters" in shown
     assert "appendix B" in shown
     assert "expected cost of a search on a cluster: about " in shown

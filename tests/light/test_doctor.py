@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -63,21 +62,17 @@ def test_there_are_no_gpus_without_nvidia_smi(commands: Path) -> None:
     assert check_gpus().detail == "no command nvidia-smi"
 
 
-def test_keys_are_named_and_never_shown(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_are_named_and_never_shown(project: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-value")
     assert main(["doctor"]) == 0
-    assert main(["doctor", "--json"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["doctor", "--json"])
     assert "secret-value" not in shown
     assert "set (not shown)" in shown
 
 
-def test_wrong_settings_make_doctor_fail(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_settings_make_doctor_fail(project: Path, cli) -> None:
     (project / "ccl-search.yaml").write_text("launchr: x\n")
-    assert main(["doctor", "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
+    answer = cli.json(["doctor", "--json"], 1)
     wrong = [check for check in answer["checks"] if check["required"] and not check["ok"]]
     assert {check["name"] for check in wrong} == {"runs folder", "project"}
     assert all("launchr" in check["detail"] for check in wrong)

@@ -109,39 +109,32 @@ def test_a_search_starts_from_the_prior_that_runs_of_other_models_on_its_cluster
     assert RunSpec.model_validate_json(third.model_dump_json()).earlier == third.earlier
 
 
-def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(project: Path, cli) -> None:
     run_search("first")
     assert run_search("other", layers=1).earlier is None
     named = run_search("named", layers=2, learn_from=["first"])
     assert origins(named) == ["first"]
     assert named.learn_from == (), "its times are of other work"
-    assert main(["show", "named", "1"]) == 0
-    assert "predictions rest on multipliers learned from first" in capsys.readouterr().out
-    assert main(["show", "other", "1"]) == 0
-    assert "predictions rest on" not in capsys.readouterr().out
+    assert "predictions rest on multipliers learned from first" in cli.out(["show", "named", "1"])
+    assert "predictions rest on" not in cli.out(["show", "other", "1"])
     assert main(["report", "named"]) == 0
     page = next((project / "runs" / "named").rglob("*.html")).read_text()
     assert "set the prior of step_time_s: first (tiny, 2 trials)" in page
 
 
-def test_times_of_the_same_work_do_not_count_twice(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_of_the_same_work_do_not_count_twice(project: Path, cli) -> None:
     run_search("first")
     again = run_search("again", learn_from=["first"])
-    assert main(["show", "again", "1"]) == 0
-    assert "predictions rest on the trials of first" in capsys.readouterr().out
+    assert "predictions rest on the trials of first" in cli.out(["show", "again", "1"])
     assert "warm start from the trials of first" in again.banner, "status and report show it"
     assert len(again.learn_from) == 1
     assert again.earlier is None
 
 
-def test_none_excludes_other_runs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_none_excludes_other_runs(project: Path, cli) -> None:
     run_search("first")
-    assert main([*DRY, "--learn-from", "none"]) == 0
-    assert "earlier search" not in capsys.readouterr().out
-    assert main([*DRY, "--learn-from", "none", "first"]) == 2
-    assert "give `none` alone" in capsys.readouterr().err
+    assert "earlier search" not in cli.out([*DRY, "--learn-from", "none"])
+    assert "give `none` alone" in cli.err([*DRY, "--learn-from", "none", "first"])
 
 
 def test_a_recorded_search_takes_over_nothing_unless_runs_are_named(

@@ -36,9 +36,10 @@ def test_the_example_is_small_and_names_no_machine() -> None:
     assert [str(path) for path in files if OF_A_MACHINE.search(path.read_text())] == []
 
 
-def test_every_command_that_reads_a_run_reads_the_example(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status"]) == 0
-    assert "example-wl2  ended; 5 of 5 trials admitted; best 9.548 s (recorded)" in capsys.readouterr().out
+def test_every_command_that_reads_a_run_reads_the_example(
+    example: Path, capsys: pytest.CaptureFixture[str], cli
+) -> None:
+    assert "example-wl2  ended; 5 of 5 trials admitted; best 9.548 s (recorded)" in cli.out(["status"])
     for command in ("status", "best", "show 5", "admit", "report --no-png", "export", "space --run", "predict --run"):
         name, *more = command.split()
         words = [name, *more, "example-wl2"] if more[:1] == ["--run"] else [name, "example-wl2", *more]

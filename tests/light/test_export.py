@@ -52,11 +52,10 @@ def test_parquet_contains_the_same_with_types(run: Run) -> None:
     assert frame["metric.step_time_s"].isna().sum() == 1
 
 
-def test_optuna_opens_the_study_and_finds_the_same_best(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optuna_opens_the_study_and_finds_the_same_best(run: Run, cli) -> None:
     import optuna
 
-    assert main(["export", "r", "--to", "optuna", "--out", "study.db"]) == 0
-    url = capsys.readouterr().out.split("optuna-dashboard ")[1].split()[0]
+    url = cli.out(["export", "r", "--to", "optuna", "--out", "study.db"]).split("optuna-dashboard ")[1].split()[0]
     study = optuna.load_study(study_name="r", storage=url)
     best = run.state.best
     assert best is not None
@@ -184,11 +183,10 @@ def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerato
     assert find_accelerator(name, memory).name == accelerator
 
 
-def test_one_trial_may_be_exported_and_a_missing_one_is_named(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_trial_may_be_exported_and_a_missing_one_is_named(run: Run, cli) -> None:
     assert main(["export", "r", "--to", "ccl-bench", "--trial", "2", "--out", "cards"]) == 0
     assert [path.name[-5:] for path in Path("cards").iterdir()] == ["t0002"]
-    assert main(["export", "r", "--to", "ccl-bench", "--trial", "99"]) == 2
-    assert "has no finished trial 99 to export" in capsys.readouterr().err
+    assert "has no finished trial 99 to export" in cli.err(["export", "r", "--to", "ccl-bench", "--trial", "99"])
 
 
 def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

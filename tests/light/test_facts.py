@@ -148,9 +148,7 @@ class Busy(Measured):
         return f"other processes use {7 + len(self.submitted)}.0 of 2 cores"
 
 
-def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_last_one(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_last_one(project: Path, cli) -> None:
     folder, session = open_search(project, Busy(ran), budget=1, parallel=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -160,8 +158,7 @@ def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_las
         assert notes[0].time_s <= writer.state.trials[1].proposed_s
         run_search(writer, session)
         assert len([event for event in writer.state.reported if event.label == "busy machine"]) == 2
-    assert main(["status", "r"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = cli.out(["status", "r"]).splitlines()
     assert [line for line in lines if "busy" in line] == ["busy machine: other processes use 8.0 of 2 cores"]
 
 
@@ -198,13 +195,11 @@ def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
     assert not any("no trial can satisfy" in line for line in fine.spec.banner)
 
 
-def test_report_and_trial_have_words_and_units(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_trial_have_words_and_units(project: Path, cli) -> None:
     usual = "tp=8,dp=2,pp=1,zero_stage=0,micro_batch_size=1"
     run = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "3", "--name", "w", "--quiet"]
     assert main([*run, "--baseline", usual]) == 0
-    capsys.readouterr()
-    assert main(["show", "w", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["show", "w", "1"])
     assert "  step time: 18.23 s\n" in shown
     assert "  accelerators: 16 accelerators\n" not in shown
     assert "  MFU: 20.48%\n" in shown
@@ -243,23 +238,19 @@ def end_in_every_way(project: Path) -> Path:
     return folder
 
 
-def test_every_place_counts_the_trials_alike(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_place_counts_the_trials_alike(project: Path, cli) -> None:
     folder = end_in_every_way(project)
     run = load_run(folder)
     assert len(run.state.trials) == 9
     counts = "4 of 9 trials admitted (1 failed, 2 not admitted, 1 lost to infrastructure, 1 could not be judged)"
     assert counts in summarize_run(run.spec, run.state, folder).lines
-    capsys.readouterr()
-    assert main(["status"]) == 0
-    assert f"r  ended; {counts}; best 4." in capsys.readouterr().out
-    assert main(["status", "r"]) == 0
-    assert f"\n{counts}\n" in capsys.readouterr().out
+    assert f"r  ended; {counts}; best 4." in cli.out(["status"])
+    assert f"\n{counts}\n" in cli.out(["status", "r"])
     page = gather_run(run)
     assert page.counts == counts
     assert ("trials admitted", "4 of 9") in page.facts
     assert summarize(page).startswith(f"{counts}.")
-    assert main(["export", "r", "--to", "csv"]) == 0
-    assert counts in capsys.readouterr().out
+    assert counts in cli.out(["export", "r", "--to", "csv"])
     with (folder / "trials.csv").open() as file:
         assert sum(row["state"] == "ranked" for row in csv.DictReader(file)) == 4
     ends = read_night(run).ends

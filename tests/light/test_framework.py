@@ -232,12 +232,11 @@ def write_runnable(project: Path, text: str = LIMITED) -> None:
     ],
 )
 def test_a_model_that_the_run_script_cannot_build_is_rejected_before_submission(
-    project: Path, capsys: pytest.CaptureFixture[str], card: str, message: str
+    project: Path, cli, card: str, message: str
 ) -> None:
     write_runnable(project)
     for command in (["run", *DRY_RUN], ["predict"], ["space"]):
-        assert main([*command, "--workload", card, "--framework", "mine"]) == 2
-        error = capsys.readouterr().err.strip()
+        error = cli.err([*command, "--workload", card, "--framework", "mine"]).strip()
         assert message in error
         assert f"{card} cannot run under mine" in error
         assert "\n" not in error
@@ -287,9 +286,7 @@ def test_every_shipped_card_names_a_framework_that_can_run_it(name: str) -> None
     assert load_framework(card.framework).script_path.is_file()
 
 
-def test_an_energy_objective_needs_a_run_script_that_records_energy(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_energy_objective_needs_a_run_script_that_records_energy(project: Path, cli) -> None:
     (project / "objectives").mkdir()
     limited = "metrics: [{name: step_time_s, direction: minimize}]\nconstraints: [{metric: power_w, at_most: 5000}]\n"
     (project / "objectives" / "cool.yaml").write_text(f"version: 1\n{limited}")
@@ -297,14 +294,12 @@ def test_an_energy_objective_needs_a_run_script_that_records_energy(
     search = ["run", "--workload", "wl2", *DRY_RUN]
     for objective, metric in (("energy", "energy_j_per_mtoken"), ("cool", "power_w")):
         for framework in ("maxtext", "mine"):
-            assert main([*search, "--framework", framework, "--objective", objective]) == 2
-            error = capsys.readouterr().err
+            error = cli.err([*search, "--framework", framework, "--objective", objective])
             assert f"needs {metric}, and the run script of framework '{framework}' records no energy_j" in error
     front = "{name: step_time_s, direction: minimize}, {name: energy_j_per_step, direction: minimize}"
     (project / "objectives" / "front.yaml").write_text(f"version: 1\nmetrics: [{front}]\n")
     sweep = ["sweep", *search[1:], "--framework", "mine", "--objective", "front"]
-    assert main(sweep) == 2
-    assert "needs energy_j_per_step" in capsys.readouterr().err
+    assert "needs energy_j_per_step" in cli.err(sweep)
     write_runnable(project, LIMITED.replace("script:", "records: [energy_j]\nscript:"))
     for objective in ("energy", "cool"):
         assert main([*search, "--framework", "mine", "--objective", objective]) == 0
@@ -394,12 +389,11 @@ def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:
 
 
 def test_the_local_launcher_is_checked_with_a_framework_and_without(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     monkeypatch.delenv("MEGATRON_PATH", raising=False)
     assert main(["launcher", "check", "local"]) == 0
-    assert main(["launcher", "check", "local", "--framework", "megatron"]) == 1
-    assert "NO  MEGATRON_PATH: not set" in capsys.readouterr().out
+    assert "NO  MEGATRON_PATH: not set" in cli.out(["launcher", "check", "local", "--framework", "megatron"], 1)
     monkeypatch.setenv("MEGATRON_PATH", str(tmp_path))
     (tmp_path / "pretrain_gpt.py").write_text("")
     main(["launcher", "check", "local", "--framework", "megatron"])

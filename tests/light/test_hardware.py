@@ -176,20 +176,19 @@ def test_a_precision_without_a_rate_is_computed_in_a_wider_one(precision: str, d
 
 @pytest.mark.parametrize("command", [["space"], ["predict"], ["run"]])
 def test_an_unknown_accelerator_stops_every_command_and_lists_the_numbers_to_give(
-    command: list[str], project: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], project: Path, cli
 ) -> None:
     unknown = [*command, "--workload", "wl1", "--set", "accelerator=h10o", "--overlay", "no-memory"]
     (project / "workloads").mkdir(exist_ok=True)
     (project / "workloads" / "no-memory.yaml").write_text("workload: {hardware: {xpu_spec: {memory_gb: N/A}}}\n")
-    assert main(unknown) == 2
-    error = capsys.readouterr().err
+    error = cli.err(unknown)
     assert error.count("\n") == 1
     assert "(did you mean 'h100'? `ccl-search accelerators` lists the known ones)" in error
     assert "--set peak_flops=N --set memory_gb_per_s=N --set memory_gb=N" in error
 
 
 def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     def predict(*sets: str) -> float:
         words = [word for setting in sets for word in ("--set", setting)]
@@ -201,8 +200,7 @@ def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
     assert predict(*own, "peak_flops=31.2e12") > 3 * predict(*own, "peak_flops=312e12")
     (project / "no-links.yaml").write_text("workload: {hardware: {network_topo: {bandwidth_gbps: N/A}}}\n")
     words = [word for setting in (*own, "peak_flops=1e14") for word in ("--set", setting)]
-    assert main(["space", "--workload", "wl1", "--overlay", "no-links.yaml", *words]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["space", "--workload", "wl1", "--overlay", "no-links.yaml", *words])
     assert "scale_up_gbps 2400, scale_out_gbps 200; source: a usual data-center GPU, because 'mine' is not" in shown
 
 
@@ -213,13 +211,10 @@ def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
         ("total_count=4", "scale_up_gbps 2400; source: the catalogue of accelerators"),
     ],
 )
-def test_links_that_a_card_does_not_state_are_inferred(
-    setting: str, said: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_links_that_a_card_does_not_state_are_inferred(setting: str, said: str, project: Path, cli) -> None:
     (project / "no-links.yaml").write_text("workload: {hardware: {network_topo: {bandwidth_gbps: [N/A, ~]}}}\n")
     words = ["--workload", "wl1", "--overlay", "no-links.yaml", "--set", setting]
-    assert main(["predict", *words, "--top", "1"]) == 0
-    assert f"inferred: {said}" in capsys.readouterr().out
+    assert f"inferred: {said}" in cli.out(["predict", *words, "--top", "1"])
 
 
 @pytest.mark.parametrize("rates", ["-1", "fast", "{bf16: -1}", "[1]", "1e30", "{}"])
@@ -228,14 +223,11 @@ def test_rates_of_a_card_must_be_numbers(rates: str) -> None:
         load_card("wl1", sets=("accelerator=mine", "memory_gb_per_s=1", f"peak_flops={rates}"))
 
 
-def test_accelerators_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["accelerators"]) == 0
-    listed = capsys.readouterr().out
+def test_accelerators_are_listed_with_their_sources(cli) -> None:
+    listed = cli.out(["accelerators"])
     assert all(f"\n{name} " in listed for name in ("v100", "gb300", "mi355x", "trainium2", "tpu-v7"))
-    assert main(["accelerators", "a100"]) == 0
-    assert capsys.readouterr().out.count("NVIDIA A100 Tensor Core GPU datasheet") == 2
-    assert main(["accelerators", "NVIDIA GB200", "--json"]) == 0
-    (chip,) = json.loads(capsys.readouterr().out)
+    assert cli.out(["accelerators", "a100"]).count("NVIDIA A100 Tensor Core GPU datasheet") == 2
+    (chip,) = cli.json(["accelerators", "NVIDIA GB200", "--json"])
     assert (chip["name"], chip["scale_up_domain"]) == ("gb200", 72)
     assert main(["accelerators", "wonder"]) == 2
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT, TESTS
 
-from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.trace.cache import current_version
 from cclsearch.trace.kernel_classes import CLASSES, VARIABLE, check_classes, kernel_class, load_classes
@@ -187,8 +186,7 @@ def test_a_name_of_any_length_is_cut_before_it_is_searched() -> None:
     assert kernel_class("triton_red_fused_" + "mean_" * 100_000) == "reduction"
 
 
-def test_a_search_does_not_begin_with_a_malformed_table(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_does_not_begin_with_a_malformed_table(project: Path, cli) -> None:
     (project / "kernel_classes.csv").write_text("class,pattern\ngemm,(\n", encoding="utf-8")
-    assert main(["run", "--workload", "wl2", "--budget", "1"]) == 2
-    assert "is not a regular expression" in capsys.readouterr().err
+    assert "is not a regular expression" in cli.err(["run", "--workload", "wl2", "--budget", "1"])
     assert not (project / "runs").exists()

@@ -252,7 +252,7 @@ def test_a_ledger_that_an_editor_on_windows_saved_is_read_in_full_and_continued(
 @pytest.mark.parametrize("name", [LEDGER_FILE, "search.yaml", "lock"])
 @pytest.mark.parametrize("odd", ["a link to itself", "a FIFO", "a link to a device", "UTF-16"])
 def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waited_for(
-    damaged: Path, capsys: pytest.CaptureFixture[str], name: str, odd: str
+    damaged: Path, cli, name: str, odd: str
 ) -> None:
     path = damaged.parent / name
     text = path.read_text() if path.exists() else "{}"
@@ -270,8 +270,7 @@ def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waite
             assert path.is_file()
         return
     for command in ("status", "resume"):
-        assert main([command, RUN]) == 2
-        [line] = capsys.readouterr().err.splitlines()
+        [line] = cli.err([command, RUN]).splitlines()
         assert name in line
         assert any(word in line for word in ("is not a regular file", "symbolic links", "UTF-16", "must be UTF-8"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
-from cclsearch.cli import main
 from cclsearch.core.values import Config
 from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.placement import identity_order, improve_order
@@ -155,25 +153,19 @@ def test_groups_of_a_mesh_are_those_of_megatron() -> None:
     ]
 
 
-def test_predict_uses_the_matrix_beside_the_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_uses_the_matrix_beside_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "launchers"
     folder.mkdir()
     (folder / "site.yaml").write_text("launcher: local\nhardware: {accelerators_per_node: 8}\n")
     command = ["predict", "--workload", "wl2", "--launcher", "site", "--config", "tp=8,dp=2,pp=1", "--top", "1"]
-    assert main(command) == 0
-    assert "measured links" not in capsys.readouterr().out
+    assert "measured links" not in cli.out(command)
     (folder / "site.links.csv").write_text(write_links(nodes(2)))
-    assert main(command) == 0
-    assert "measured links instead of two bandwidths: 2 endpoints on 2 nodes, 16 places" in capsys.readouterr().out
+    assert "measured links instead of two bandwidths: 2 endpoints on 2 nodes, 16 places" in cli.out(command)
     (folder / "site.links.csv").write_text(write_links(nodes(1)))
-    assert main(command) == 2
-    assert "the links of profile site have 8 places, but there are 16 accelerators" in capsys.readouterr().err
+    assert "the links of profile site have 8 places, but there are 16 accelerators" in cli.err(command)
     (folder / "site.links.csv").write_text("src,dst,gbps,latency_us\na,b,1,2\n")
-    assert main(command) == 2
-    assert "from 'b' to 'a' is missing" in capsys.readouterr().err
+    assert "from 'b' to 'a' is missing" in cli.err(command)
 
 
 @pytest.fixture
@@ -187,13 +179,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_place_writes_the_host_of_each_rank(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_place_writes_the_host_of_each_rank(site: Path, cli) -> None:
     place = ["links", "place", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
-    assert main(place) == 2
-    assert "profile site has no measured links" in capsys.readouterr().err
+    assert "profile site has no measured links" in cli.err(place)
     (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
-    assert main([*place, "--write", "hosts"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out([*place, "--write", "hosts"])
     hosts = (site / "hosts").read_text().splitlines()
     assert sorted(hosts) == sorted(f"n{k}" for k in range(4) for _ in range(8))
     order = list(dict.fromkeys(hosts))
@@ -201,17 +191,14 @@ def test_place_writes_the_host_of_each_rank(site: Path, capsys: pytest.CaptureFi
     assert "SLURM_HOSTFILE=hosts srun --distribution=arbitrary --ntasks=32" in out
     given, found, *_ = (float(line.split()[0]) for line in out.splitlines() if "(predicted)" in line)
     assert found < given
-    assert main(["links", "show", "--launcher", "site", "--config", "tp=8"]) == 2
-    assert "`place` and `what-if` do" in capsys.readouterr().err
+    assert "`place` and `what-if` do" in cli.err(["links", "show", "--launcher", "site", "--config", "tp=8"])
 
 
-def test_what_if_says_what_mending_a_slow_link_brings(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_if_says_what_mending_a_slow_link_brings(site: Path, cli) -> None:
     ask = ["links", "what-if", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
-    assert main(ask) == 2
-    assert "profile site has no measured links" in capsys.readouterr().err
+    assert "profile site has no measured links" in cli.err(ask)
     (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
-    assert main([*ask, "--json"]) == 0
-    asked = json.loads(capsys.readouterr().out)
+    asked = cli.json([*ask, "--json"])
     assert asked["provenance"] == "predicted"
     seconds = {each["links"]: each["value"] for each in asked["links"]}
     measured = seconds["as measured"]
@@ -220,8 +207,6 @@ def test_what_if_says_what_mending_a_slow_link_brings(site: Path, capsys: pytest
     assert repaired == pytest.approx(seconds["no link slower than the median"]), "only one pair was slow"
     assert seconds["links inside nodes twice as fast"] < measured
     (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4)))
-    assert main([*ask, "--json"]) == 0
-    whole = {each["links"]: each["value"] for each in json.loads(capsys.readouterr().out)["links"]}
+    whole = {each["links"]: each["value"] for each in cli.json([*ask, "--json"])["links"]}
     assert whole["as measured"] == pytest.approx(repaired)
-    assert main(ask[:-2]) == 0
-    assert "predicted, before calibration by trials" in capsys.readouterr().out
+    assert "predicted, before calibration by trials" in cli.out(ask[:-2])

@@ -118,12 +118,9 @@ def test_slurm_may_write_its_log_into_any_file() -> None:
     assert config.scrontab.options == {"output": "/logs/n-%j.out"}
 
 
-def test_a_job_that_cannot_run_is_named_and_nothing_is_created(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_cannot_run_is_named_and_nothing_is_created(project: Path, cli) -> None:
     Path("nightly.yaml").write_text(yaml.safe_dump({"jobs": [JOB, {"workload": "nope", "name": "x"}]}))
-    assert main(["nightly", "nightly.yaml"]) == 2
-    message = capsys.readouterr().err
+    message = cli.err(["nightly", "nightly.yaml"])
     assert "job 'x'" in message
     assert message.count("\n") == 1
     assert not Path("runs").exists()

@@ -14,16 +14,13 @@ from nights import night, write
 from cclsearch.cli import main
 
 
-def test_dry_run_shows_jobs_and_repeated_configurations_and_writes_nothing(
-    nightly_project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_shows_jobs_and_repeated_configurations_and_writes_nothing(nightly_project: Path, cli) -> None:
     write(deadline="06:00 Europe/Paris")
     assert main(["nightly", "nightly.yaml", "--dry-run"]) == 0
     assert not Path("runs").exists()
     night(code=0)
     before = sorted(Path("runs").rglob("*"))
-    assert main(["nightly", "nightly.yaml", "--dry-run"]) == 0
-    assert "measures again: " in capsys.readouterr().out
+    assert "measures again: " in cli.out(["nightly", "nightly.yaml", "--dry-run"])
     assert sorted(Path("runs").rglob("*")) == before
 
 
@@ -77,19 +74,16 @@ def test_reinstalling_into_a_scrontab_keeps_the_lines_around_it(
 
 
 def test_cron_warns_about_another_zone_and_systemd_about_a_skipped_time(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
         write(start="02:30 Europe/Paris")
-        assert main(["nightly", "install", "nightly.yaml", "--cron", "--dry-run"]) == 0
-        assert "only cronie reads CRON_TZ" in capsys.readouterr().err
-        assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
-        assert "skips 02:30 on 20" in capsys.readouterr().err
+        assert "only cronie reads CRON_TZ" in cli.err(["nightly", "install", "nightly.yaml", "--cron", "--dry-run"], 0)
+        assert "skips 02:30 on 20" in cli.err(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"], 0)
         write(start="02:30 UTC")
-        assert main(["nightly", "install", "nightly.yaml", "--cron", "--dry-run"]) == 0
-        assert capsys.readouterr().err == ""
+        assert cli.err(["nightly", "install", "nightly.yaml", "--cron", "--dry-run"], 0) == ""
     time.tzset()
 
 
@@ -161,14 +155,13 @@ def verify_units(runtime: Path, *units: Path) -> str | None:
 
 
 def test_systemd_units_are_written_to_the_users_folder(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(nightly_project / "etc"))
     write(start="22:00 Europe/Paris")
     assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0
     assert not (nightly_project / "etc").exists()
-    assert main(["nightly", "install", "nightly.yaml", "--systemd"]) == 0
-    output = capsys.readouterr().out
+    output = cli.out(["nightly", "install", "nightly.yaml", "--systemd"])
     assert "loginctl enable-linger" in output
     assert "Persistent" not in output
     assert "TimeoutStopSec=1200" in output

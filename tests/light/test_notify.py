@@ -93,11 +93,8 @@ def forbid_large_files() -> None:
 
 
 @pytest.mark.parametrize("chat", [500], indirect=True)
-def test_a_chat_that_refuses_changes_no_exit_code(
-    project: Path, chat: Chat, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*RUN, "--notify", "TEAM_CHAT"]) == 0
-    error = capsys.readouterr().err
+def test_a_chat_that_refuses_changes_no_exit_code(project: Path, chat: Chat, cli) -> None:
+    error = cli.err([*RUN, "--notify", "TEAM_CHAT"], 0)
     assert "note: the message may not have arrived: status 500" in error
     assert SECRET not in error
 
@@ -119,25 +116,21 @@ def test_a_message_that_cannot_be_sent_stops_the_search_before_it_begins(
     value: str | None,
     says: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli,
 ) -> None:
     monkeypatch.delenv("TEAM_CHAT", raising=False)
     if value is not None:
         monkeypatch.setenv("TEAM_CHAT", value)
-    assert main([*command, "--notify", variable]) == 2
-    error = capsys.readouterr().err
+    error = cli.err([*command, "--notify", variable])
     assert says in error
     assert error.count("\n") == 1
     assert SECRET not in error
     assert not (project / "runs").exists()
 
 
-def test_offline_refuses_a_chat_on_another_machine(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_offline_refuses_a_chat_on_another_machine(project: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     monkeypatch.setenv("TEAM_CHAT", f"https://chat.example/hook/{SECRET}")
-    assert main([*RUN, "--notify", "TEAM_CHAT", "--offline"]) == 2
-    error = capsys.readouterr().err
+    error = cli.err([*RUN, "--notify", "TEAM_CHAT", "--offline"])
     assert "leave out --notify" in error
     assert SECRET not in error
     assert not (project / "runs").exists()

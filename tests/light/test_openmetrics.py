@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -39,13 +38,11 @@ def runs(project: Path) -> Path:
     return project / "runs"
 
 
-def test_the_figures_are_those_of_status(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_are_those_of_status(runs: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
     assert main(["status", "--openmetrics"]) == 0
     figures = read(capsys.readouterr().out)
-    assert main(["best", "one", "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)
-    assert main(["status", "one", "--json"]) == 0
-    status = json.loads(capsys.readouterr().out)
+    best = cli.json(["best", "one", "--json"])
+    status = cli.json(["status", "one", "--json"])
     assert {run for _, run, _ in figures} == NOW
     assert figures["ccl_search_trials", "one", "admitted"] == len(status["trials"])
     assert figures["ccl_search_budget_trials", "one", ""] == status["budget"]
@@ -58,7 +55,7 @@ def test_the_figures_are_those_of_status(runs: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_search_that_runs_is_seen_and_a_run_that_cannot_be_read_is_left_out(
-    runs: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     (runs / "two" / "search.yaml").write_text("{}\n")
     with FolderLock(runs / "one"):
@@ -66,20 +63,16 @@ def test_a_search_that_runs_is_seen_and_a_run_that_cannot_be_read_is_left_out(
     shown = capsys.readouterr()
     assert read(shown.out)["ccl_search_running", "one", ""] == 1
     assert "two is left out" in shown.err
-    assert main(["status", "--openmetrics", "--json"]) == 2
-    assert "two formats" in capsys.readouterr().err
+    assert "two formats" in cli.err(["status", "--openmetrics", "--json"])
 
 
-def test_labels_are_one_line_without_secrets(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_are_one_line_without_secrets(runs: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     secret = "sk-" + "q7" * 20
     monkeypatch.setenv("MY_API_KEY", secret)
     spec = yaml.safe_load((runs / "one" / "search.yaml").read_text())
     hostile = f'x"}} 1\nccl_search_best{{run="fake"}} 0 {secret} \x1b[31m'
     (runs / "one" / "search.yaml").write_text(yaml.safe_dump({**spec, "workload": hostile}))
-    assert main(["status", "one", "--openmetrics"]) == 0
-    text = capsys.readouterr().out
+    text = cli.out(["status", "one", "--openmetrics"])
     assert secret not in text
     assert "\x1b" not in text
     assert {run for _, run, _ in read(text)} == {"one"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -261,18 +260,16 @@ def write_site(project: Path, framework: str, links: LinkMatrix, *, accelerator:
     (project / "launchers" / "site.links.csv").write_text(write_links(links))
 
 
-def test_place_searches_degrees_nodes_and_ranks_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_place_searches_degrees_nodes_and_ranks_together(project: Path, cli) -> None:
     write_site(project, "torchtitan", zones(), accelerator="a100-40", per_node=4)
     place = ["links", "place", "-l", "site", "-w", "wl2", "--config", "tp=4,dp=8,pp=1,micro_batch_size=1"]
-    assert main([*place, "--json", "--write", "hosts"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = cli.json([*place, "--json", "--write", "hosts"])
     assert found["kind"] == "ranks"
     assert found["predicted"]["ranks"] < found["predicted"]["given"] / 1.3
     assert (project / "hosts").read_text().split() == found["hosts"]
     assert all(found["hosts"].count(f"n{node}") == 4 for node in range(8))
     write_site(project, "megatron", zones(), accelerator="a100-40", per_node=4)
-    assert main(["links", "place", "-l", "site", "-w", "wl2", "--config", "tp=4,dp=2,pp=4,micro_batch_size=1"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out(["links", "place", "-l", "site", "-w", "wl2", "--config", "tp=4,dp=2,pp=4,micro_batch_size=1"])
     assert "with the framework's degrees in another order (tp-pp-dp)" in out
     assert "torchrun: --node-rank N" not in out, "nothing was written"
 
@@ -294,8 +291,5 @@ def test_place_prints_the_devices_of_a_node(project: Path, capsys: pytest.Captur
         ("maxtext", "device_order", "orders the devices by their coordinates"),
     ],
 )
-def test_a_framework_without_an_order_says_why(
-    framework: str, knob: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["space", "-w", "wl2", "--framework", framework, "--knob", f"{knob}=given,links"]) == 2
-    assert reason in capsys.readouterr().err
+def test_a_framework_without_an_order_says_why(framework: str, knob: str, reason: str, cli) -> None:
+    assert reason in cli.err(["space", "-w", "wl2", "--framework", framework, "--knob", f"{knob}=given,links"])

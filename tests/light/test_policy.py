@@ -13,7 +13,6 @@ from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 from cclsearch.card.load import load_card
 from cclsearch.card.model import MoEArch
 from cclsearch.checks.policy import check_policy
-from cclsearch.cli import main
 from cclsearch.core.content import find_content, list_content
 from cclsearch.core.trust import trust_project
 from cclsearch.propose.agent.policy.runner import SandboxRunner, policy_inputs, read_choice
@@ -141,26 +140,22 @@ def test_policies_are_found_by_name() -> None:
     assert {"dense", "moe", "composite"} <= set(list_content("policies", ".py"))
 
 
-def test_policy_test_reports_picks_and_rejections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_test_reports_picks_and_rejections(tmp_path: Path, cli) -> None:
     good = find_content("policies", "dense", ".py")
-    assert main(["policy", "test", str(good), "--workload", "wl2", "tiny"]) == 0
-    out = capsys.readouterr().out
+    out = cli.out(["policy", "test", str(good), "--workload", "wl2", "tiny"])
     assert "wl2: tp=" in out
     assert "in the search space, predicted P(fits)" in out
     trust_project(tmp_path)
     bad = tmp_path / "bad.py"
     bad.write_text("def generate_config(workload, environment):\n    return {'tp': 16, 'pp': 16, 'dp': 16}\n")
-    assert main(["policy", "test", str(bad), "--workload", "wl2"]) == 1
-    out = capsys.readouterr().out
+    out = cli.out(["policy", "test", str(bad), "--workload", "wl2"], 1)
     assert "rejected" in out
     assert "num_accelerators" in out
 
 
-def test_policy_test_names_an_unknown_file_or_workload(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policy", "test", "no-such-policy"]) == 2
-    assert "there is no policy 'no-such-policy'" in capsys.readouterr().err
-    assert main(["policy", "test", "dense", "--workload", "wl99"]) == 2
-    assert "wl99" in capsys.readouterr().err
+def test_policy_test_names_an_unknown_file_or_workload(cli) -> None:
+    assert "there is no policy 'no-such-policy'" in cli.err(["policy", "test", "no-such-policy"])
+    assert "wl99" in cli.err(["policy", "test", "dense", "--workload", "wl99"])
 
 
 SPELLINGS_KNOBS = (
@@ -225,16 +220,12 @@ def test_unknown_value_is_refused_with_the_choices(returned: dict[str, object], 
     assert words in found.problem
 
 
-def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(tmp_path: Path, cli) -> None:
     trust_project(tmp_path)
     file = tmp_path / "few.py"
     file.write_text("def generate_config(workload, environment):\n    return {'tp': 4, 'dp': 1, 'pp': 1}\n")
-    assert main(["policy", "test", str(file), "--workload", "wl2"]) == 1
-    assert "num_accelerators" in capsys.readouterr().out
-    assert main(["policy", "test", str(file), "--workload", "wl2", "--use-fewer"]) == 0
-    assert "wl2: tp=4 dp=1 pp=1" in capsys.readouterr().out
+    assert "num_accelerators" in cli.out(["policy", "test", str(file), "--workload", "wl2"], 1)
+    assert "wl2: tp=4 dp=1 pp=1" in cli.out(["policy", "test", str(file), "--workload", "wl2", "--use-fewer"])
 
 
 def test_rows_that_the_surrogate_does_not_rank_have_a_predicted_probability_to_fit() -> None:

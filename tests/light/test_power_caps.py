@@ -19,7 +19,6 @@ from test_energy import powercap  # noqa: F401  a fixture
 from trials import LAUNCHERS
 
 from cclsearch.card.load import load_card
-from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import profile_from_mapping
 from cclsearch.plan.power import check_power_knobs
@@ -259,11 +258,10 @@ def test_a_search_sets_power_only_if_profile_script_and_devices_allow_it(
         check_power_knobs(card, found, knobs, where)
 
 
-def test_the_command_refuses_the_knob_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_the_knob_in_one_line(project: Path, cli) -> None:
     (project / "launchers").mkdir()
     (project / "launchers" / "mine.yaml").write_text("launcher: local\nknobs: [{name: power_cap_w, choices: [90]}]\n")
-    assert main(["run", "-w", "tiny", "-l", "mine", "-b", "1"]) == 2
-    error = capsys.readouterr().err
+    error = cli.err(["run", "-w", "tiny", "-l", "mine", "-b", "1"])
     assert error.count("\n") == 1
     assert "add `allow_power_caps: true`" in error
 

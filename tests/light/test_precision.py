@@ -8,7 +8,6 @@ import pytest
 from paths import ROOT
 
 from cclsearch.card.load import load_card
-from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.recording.load import load_recording
 from cclsearch.space.build import build_space
@@ -32,14 +31,10 @@ def test_a_knob_cannot_change_the_precision_that_the_card_fixes(knob: str) -> No
         build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(knob)])
 
 
-def test_the_command_line_narrows_listed_precisions_and_refuses_others(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_narrows_listed_precisions_and_refuses_others(project: Path, cli) -> None:
     fixed = ["space", "--workload", "wl2", "--knob", "precision=fp16"]
-    assert main(fixed) == 2
-    assert "precision is part of the work, and wl2 allows bf16" in capsys.readouterr().err
-    assert main([*fixed, "--set", "alternative_precisions=[fp16]"]) == 0
-    assert "precision" in capsys.readouterr().out
+    assert "precision is part of the work, and wl2 allows bf16" in cli.err(fixed)
+    assert "precision" in cli.out([*fixed, "--set", "alternative_precisions=[fp16]"])
 
 
 def test_listed_alternatives_double_the_space_and_can_be_narrowed() -> None:

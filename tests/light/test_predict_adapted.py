@@ -64,13 +64,12 @@ def test_a_run_teaches_as_a_recording_does(tmp_path: Path, capsys: pytest.Captur
     assert "first (" in str(found["notes"])
 
 
-def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(cli) -> None:
     """The longer prompts were measured too: what the short ones teach brings the prediction nearer to it."""
     short, long = "srv-llama-3-1-70b-h100-1024x1024", "srv-llama-3-1-70b-h100-8192x1024"
     predicted = []
     for more in ([], ["--learn-from", short]):
-        assert main(["predict", "--recording", long, "--json", *more]) == 0
-        configurations = json.loads(capsys.readouterr().out)["configurations"]
+        configurations = cli.json(["predict", "--recording", long, "--json", *more])["configurations"]
         predicted.append({each["label"]: each["output_tokens_per_s_per_accelerator"] for each in configurations})
     recording = load_recording(find_recording(long))
     measured = {str(row.config): row.metrics["output_tokens_per_s_per_accelerator"] for row in recording.rows}
@@ -87,12 +86,9 @@ def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(capsys: pytes
         ("nowhere", "there are no runs in"),
     ],
 )
-def test_what_cannot_teach_is_refused(
-    source: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_teach_is_refused(source: str, why: str, tmp_path: Path, cli) -> None:
     name = str(LANDSCAPES / source) if (LANDSCAPES / source).exists() else source
     arguments = ["--recording", str(LANDSCAPES / "nanotron-8b-4n"), "--learn-from", name]
-    assert main(["predict", *arguments, "--runs", str(tmp_path)]) == 2
-    line = capsys.readouterr().err
+    line = cli.err(["predict", *arguments, "--runs", str(tmp_path)])
     assert why in line
     assert len(line.strip().splitlines()) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from paths import ROOT
@@ -192,17 +190,15 @@ def test_the_predicted_order_agrees_with_every_shipped_landscape():
     assert float(np.median(agreements)) > 0.7
 
 
-def test_the_command_prints_parts_and_draws_them(tmp_path, capsys):
+def test_the_command_prints_parts_and_draws_them(tmp_path, capsys, cli):
     picture = tmp_path / "parts.png"
-    assert main(["predict", "--workload", "wl2", "--top", "3", "--json", "--png", str(picture)]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = cli.json(["predict", "--workload", "wl2", "--top", "3", "--json", "--png", str(picture)])
     assert answer["provenance"] == "simulated"
     times = [row["step_time_s"] for row in answer["configurations"]]
     assert times == sorted(times)
     assert sum(answer["configurations"][0]["time_parts_s"].values()) == pytest.approx(times[0])
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert main(["predict", "--workload", "wl2", "--config", "tp=2,dp=8,pp=1", "--top", "2"]) == 0
-    assert "tp=2 dp=8 pp=1" in capsys.readouterr().out
+    assert "tp=2 dp=8 pp=1" in cli.out(["predict", "--workload", "wl2", "--config", "tp=2,dp=8,pp=1", "--top", "2"])
     assert main(["predict", "--workload", "wl2", "--top", "0"]) == 2
     assert main(["predict", "--workload", "wl2", "--knob", "micro_batch_sise=1,2"]) == 2
     assert "has no knob 'micro_batch_sise'" in capsys.readouterr().err

@@ -73,13 +73,10 @@ def test_a_malformed_profile_is_one_clear_line(project: Path, text: str, words: 
     assert "site" in str(error.value)
 
 
-def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(project: Path, cli) -> None:
     write(project, "launcher: slurm\ntime_limit: 2001-13-45\n", "dates")
     write(project, f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "deep")
-    assert main(["launcher", "list"]) == 0
-    out = capsys.readouterr().out.splitlines()
+    out = cli.out(["launcher", "list"]).splitlines()
     lines = {line.split()[0]: line for line in out if line[:1].strip()}
     assert lines["dates"].endswith(f"[{project / 'launchers' / 'dates.yaml'}]")
     assert "cannot be read" in lines["dates"]
@@ -113,10 +110,9 @@ def test_an_unknown_profile_lists_the_existing_ones(project: Path) -> None:
 
 
 def test_a_profile_is_shown_and_copied_into_the_project_but_never_over_a_file(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
-    assert main(["launcher", "show", "slurm-generic"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["launcher", "show", "slurm-generic"])
     assert main(["launcher", "copy", "slurm-generic", "mine"]) == 0
     copy = project / "launchers" / "mine.yaml"
     assert copy.read_text() == shown

@@ -114,21 +114,18 @@ KINDS = [
 
 @pytest.mark.parametrize(("command", "folder", "shipped", "suffix"), KINDS)
 def test_what_ships_is_listed_shown_and_copied(
-    project: Path, command: str, folder: str, shipped: str, suffix: str, capsys: pytest.CaptureFixture[str]
+    project: Path, command: str, folder: str, shipped: str, suffix: str, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     assert main([command, "copy", shipped, "mine"]) == 0
     copy = project / folder / f"mine{suffix}"
     assert copy.read_text() == (ROOT / folder / f"{shipped}{suffix}").read_text()
     assert str(copy) in capsys.readouterr().out
-    assert main([command, "copy", shipped, "mine"]) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert main([command, "list", "--json"]) == 0
-    items = {item["name"]: item for item in json.loads(capsys.readouterr().out)}
+    assert "exists already" in cli.err([command, "copy", shipped, "mine"])
+    items = {item["name"]: item for item in cli.json([command, "list", "--json"])}
     assert items["mine"]["description"] == items[shipped]["description"] != ""
     assert (items["mine"]["is_shipped"], items[shipped]["is_shipped"]) == (False, True)
     copy.write_text("{broken: [\n")
-    assert main([command, "list"]) == 0
-    assert "mine" in capsys.readouterr().out
+    assert "mine" in cli.out([command, "list"])
     assert main([command, "show", "mine"]) == 2
     assert main([command, "copy", "mine", "other"]) == 2
     assert not (project / folder / f"other{suffix}").exists()

@@ -311,10 +311,9 @@ def test_cards_are_names_files_mappings_or_cards() -> None:
     assert len(cclsearch.build_space("tiny", knobs={"tp": [1]})) < len(cclsearch.build_space("tiny"))
 
 
-def test_predictions_are_those_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_are_those_of_the_command_line(cli) -> None:
     frame = cclsearch.predict("wl2", {"tp": 2}, top=3)
-    assert main(["predict", "-w", "wl2", "--config", "tp=2", "--top", "3", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["configurations"]
+    shown = cli.json(["predict", "-w", "wl2", "--config", "tp=2", "--top", "3", "--json"])["configurations"]
     assert list(frame["step_time_s"]) == [each["step_time_s"] for each in shown]
     assert set(frame["provenance"]) == {"simulated"}
     with pytest.raises(cclsearch.UserError, match="tp"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -31,20 +30,19 @@ def own(project: Path) -> Path:
     return folder
 
 
-def test_a_correct_table_is_described(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_correct_table_is_described(own: Path, cli) -> None:
     for given in ("own", "own/trials.csv", "own/card.yaml"):
-        assert main(["recording", "check", given]) == 0
-        shown = capsys.readouterr().out
+        shown = cli.out(["recording", "check", given])
         assert "own: 4 configurations (2 ok, 1 oom, 1 failed)" in shown
         assert re.search(r"metric +peak_memory_gib +in 2 rows", shown)
         assert "best     tp=4 pp=1 dp=4 micro_batch_size=4: step time 8.99 s" in shown
-    assert main(["recording", "check", "nanotron-8b-2n", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == {"failed": 79, "ok": 35}
+    assert cli.json(["recording", "check", "nanotron-8b-2n", "--json"])["rows"] == {"failed": 79, "ok": 35}
 
 
-def test_rows_of_more_accelerators_than_the_card_has_are_named(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recording", "check", "own"]) == 0
-    assert "more than" not in capsys.readouterr().out
+def test_rows_of_more_accelerators_than_the_card_has_are_named(
+    own: Path, capsys: pytest.CaptureFixture[str], cli
+) -> None:
+    assert "more than" not in cli.out(["recording", "check", "own"])
     card = (own / "card.yaml").read_text()
     (own / "card.yaml").write_text(re.sub(r"total_count: \d+", "total_count: 8", card))
     assert main(["recording", "check", "own"]) == 0
@@ -74,31 +72,27 @@ def test_each_mistake_in_a_table_is_one_line(
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
-def test_all_mistakes_are_named_at_once(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_named_at_once(own: Path, cli) -> None:
     table, card = own / "trials.csv", own / "card.yaml"
     table.write_text(table.read_text().replace("8,1,2,1,ok", "-8,1,2,1,ok").replace("oom", "dead"))
     card.write_text(card.read_text().replace("num_kv_heads: 32", "num_kv_heads: 5").replace("total_count: 16", ""))
-    assert main(["recording", "check", "own"]) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = cli.err(["recording", "check", "own"]).splitlines()
     assert [any(part in line for line in lines) for part in ("row 2: tp", "row 4: status", "num_kv_heads")] == [
         True
     ] * 3
     for name in ("card.yaml", "trials.csv"):
         (own / name).unlink()
-        assert main(["recording", "check", "own"]) == 2
-        assert f"{name} is missing" in capsys.readouterr().err
+        assert f"{name} is missing" in cli.err(["recording", "check", "own"])
 
 
-def test_a_column_that_nothing_uses_is_noted(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_column_that_nothing_uses_is_noted(own: Path, cli) -> None:
     table = own / "trials.csv"
     table.write_text(table.read_text().replace("peak_memory_gib", "peak_memry"))
-    assert main(["recording", "check", "own"]) == 0
-    assert "column 'peak_memry' is not used" in capsys.readouterr().out
+    assert "column 'peak_memry' is not used" in cli.out(["recording", "check", "own"])
 
 
-def test_a_recording_is_searched_by_itself(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--recording", "own", "--budget", "2", "--name", "r", "--quiet"]) == 0
-    assert "(recorded)" in capsys.readouterr().out
+def test_a_recording_is_searched_by_itself(own: Path, cli) -> None:
+    assert "(recorded)" in cli.out(["run", "--recording", "own", "--budget", "2", "--name", "r", "--quiet"])
     assert main(["status", "r"]) == 0
 
 

@@ -83,25 +83,21 @@ def test_a_replay_answers_with_the_best_load_that_keeps_the_limit(
 
 
 def test_a_percentile_that_a_recording_lacks_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = str(write(tmp_path / "r"))
     for more in (["--constraint", "tpot_p99_s <= 0.02"], ["--objective", "ttft_p90_s"]):
-        assert main(["run", "--recording", folder, *more]) == 2
-        error = capsys.readouterr().err.strip()
+        error = cli.err(["run", "--recording", folder, *more]).strip()
         assert error.count("\n") == 0
         assert "has no" in error
         assert not (tmp_path / "runs").exists()
 
 
-def test_a_recording_is_searched_by_its_own_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_is_searched_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "workloads" / "recordings" / "my-server")
-    assert main(["run", "--workload", "my-server", "--budget", "4"]) == 0
-    assert "made for this test (Apache-2.0)" in capsys.readouterr().out
+    assert "made for this test (Apache-2.0)" in cli.out(["run", "--workload", "my-server", "--budget", "4"])
     assert main(["space", "list", "--workload", "my-server"]) == 0
 
 
@@ -154,14 +150,13 @@ def test_bench_searches_a_cell_for_each_limit_that_is_a_problem(tmp_path: Path) 
 
 
 def test_a_data_set_in_place_of_lengths_is_answered_by_a_recording_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lengths = {"input_len": None, "output_len": None}
     head = "tp,status,output_tok_s\n"
     folder = write(tmp_path / "r", "8,ok,800\n4,ok,500\n", head, dataset="ShareGPT, all at once", **lengths)
-    assert main(["run", "--recording", str(folder), "--budget", "2"]) == 0
-    assert "2 configurations of ShareGPT, all at once" in capsys.readouterr().out
+    assert "2 configurations of ShareGPT, all at once" in cli.out(["run", "--recording", str(folder), "--budget", "2"])
     card = load_recording(folder).card
     objective = choose_objective("output_tokens_per_s", (), task="serving")
     assert task_of(card).freeze(card, objective).work["dataset"] == "ShareGPT, all at once"

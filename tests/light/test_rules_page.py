@@ -8,7 +8,6 @@ import pytest
 from paths import ROOT
 
 from cclsearch.card.load import load_card
-from cclsearch.cli import main
 from cclsearch.core.names import list_frameworks
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import resolve_knobs
@@ -48,14 +47,12 @@ def test_every_refusal_of_a_shipped_framework_has_a_source(name: str, workload: 
     assert all(re.search(r"\w+\.py|src/|src\\", rule.source) for rule in rules if rule.source)
 
 
-def test_space_shows_sources_and_optional_knobs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["space", "--workload", "wl2", "--framework", "torchtitan", "--rules"]) == 0
-    shown = capsys.readouterr().out
+def test_space_shows_sources_and_optional_knobs(cli) -> None:
+    shown = cli.out(["space", "--workload", "wl2", "--framework", "torchtitan", "--rules"])
     assert "refused by the framework: torchtitan/models/common/decoder.py" in shown
     assert "the same as another configuration" in shown
     assert "--knob dp_replicate=1,2,4,8,16" in shown
-    assert main(["space", "--workload", "wl2", "--framework", "torchtitan", "--knob", "cp=2", "--knob", "cp=4"]) == 0
-    again = capsys.readouterr().out
+    again = cli.out(["space", "--workload", "wl2", "--framework", "torchtitan", "--knob", "cp=2", "--knob", "cp=4"])
     assert re.search(r"  cp +2, 4 ranks", again), "choices given twice are united"
     assert "--knob cp=" not in again
     assert "torchtitan/models" not in again

@@ -191,10 +191,9 @@ def test_studies_of_several_values_are_searched(name: str) -> None:
     assert len({o.row for o in seen}) == 12
 
 
-def test_a_sampler_for_one_value_refuses_several_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sampler_for_one_value_refuses_several_in_one_line(cli) -> None:
     arguments = ["sweep", "--recording", str(LANDSCAPE), "--objective", "pareto", "--budget", "4", "--name", "s"]
-    assert main([*arguments, "--sampler", "cmaes", "--quiet"]) == 2
-    error = capsys.readouterr().err
+    error = cli.err([*arguments, "--sampler", "cmaes", "--quiet"])
     assert "the sampler 'cmaes' failed" in error
     assert "choose another with --sampler" in error
     assert not Path("runs", "s").exists()
@@ -252,26 +251,21 @@ def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path: Path, mine: str
         ("../x:y;z", "there is no sampler"),
     ],
 )
-def test_a_sampler_that_cannot_work_is_one_line(
-    sampler: str, message: str, mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sampler_that_cannot_work_is_one_line(sampler: str, message: str, mine: str, tmp_path: Path, cli) -> None:
     (tmp_path / "empty_folder").mkdir()
-    assert main(["run", "--recording", str(LANDSCAPE), "--sampler", sampler, "-b", "3", "--quiet"]) == 2
-    error = capsys.readouterr().err.strip()
+    error = cli.err(["run", "--recording", str(LANDSCAPE), "--sampler", sampler, "-b", "3", "--quiet"]).strip()
     assert message in error
     assert "\n" not in error
     assert not Path("runs").exists(), "a search begins only if its sampler can draw"
 
 
 def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mine: str
+    monkeypatch: pytest.MonkeyPatch, cli, mine: str
 ) -> None:
     bench = ["bench", str(LANDSCAPE), "--seeds", "1", "--budget", "3", "--quiet", "--samplers"]
-    assert main([*bench, f"cmaes,{mine}"]) == 0
-    assert mine in capsys.readouterr().out
+    assert mine in cli.out([*bench, f"cmaes,{mine}"])
     monkeypatch.setattr("cclsearch.propose.study.choose.find_spec", lambda name: None)
-    assert main([*bench, "cmaes"]) == 2
-    [line] = capsys.readouterr().err.strip().splitlines()
+    [line] = cli.err([*bench, "cmaes"]).strip().splitlines()
     assert "needs cmaes, which is not installed: run `pip install cmaes`" in line
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -33,16 +32,14 @@ def test_the_same_seed_gives_the_same_search(project: Path) -> None:
     assert [str(t.config) for t in again.state.trials.values()] == first
 
 
-def test_a_replayed_search_is_marked_recorded_in_its_output(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SEARCH, "--budget", "3"]) == 0
-    shown = capsys.readouterr().out
+def test_a_replayed_search_is_marked_recorded_in_its_output(project: Path, cli) -> None:
+    shown = cli.out([*SEARCH, "--budget", "3"])
     assert "recorded measurements, no trial runs here" in shown
     assert "256 x 4096 tokens/step on 16 x h100 with nanotron" in shown
     assert "To search wl2 itself, use `--launcher simulate`" in shown
     assert "no trial runs here" in shown
     assert "not wl2" in shown
-    assert main(["best", "r", "--json"]) == 0
-    best = json.loads(capsys.readouterr().out)
+    best = cli.json(["best", "r", "--json"])
     assert best["provenance"] == "recorded"
     assert set(best) >= {"run", "trial", "config", "step_time_s", "tokens_per_s", "evidence", "provenance"}
     assert Path(best["evidence"], "result.json").is_file()
@@ -56,10 +53,9 @@ def test_resume_with_a_larger_budget_continues_the_search(project: Path) -> None
     assert list(run.state.trials.values())[:4] == first
 
 
-def test_confirming_a_replayed_search_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_confirming_a_replayed_search_is_refused(project: Path, cli) -> None:
     run_to_end("--budget", "3")
-    assert main(["resume", "r", "--confirm", "2"]) == 2
-    assert "cannot be confirmed by another run" in capsys.readouterr().err
+    assert "cannot be confirmed by another run" in cli.err(["resume", "r", "--confirm", "2"])
 
 
 def test_parallel_trials_are_all_different(project: Path) -> None:
@@ -68,7 +64,7 @@ def test_parallel_trials_are_all_different(project: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["card", "spec", "newer"])
-def test_changed_inputs_are_refused_at_resume(project: Path, change: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_inputs_are_refused_at_resume(project: Path, change: str, cli) -> None:
     run_to_end("--budget", "2")
     path = Path("runs") / "r" / "search.yaml"
     text = path.read_text()
@@ -79,8 +75,7 @@ def test_changed_inputs_are_refused_at_resume(project: Path, change: str, capsys
     }[change]
     assert changed != text
     path.write_text(changed)
-    assert main(["resume", "r", "--budget", "4"]) == 2
-    message = capsys.readouterr().err
+    message = cli.err(["resume", "r", "--budget", "4"])
     assert {"card": "edited", "spec": "unknown_field", "newer": "newer"}[change] in message
     assert message.count("\n") == 1
 
@@ -119,17 +114,13 @@ def test_bad_input_gives_one_line_and_creates_nothing(
     assert not (project / "runs").exists()
 
 
-def test_an_unwritable_runs_folder_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_runs_folder_is_refused(project: Path, cli) -> None:
     (project / "file").write_text("")
-    assert main([*SEARCH, "--runs", "file/runs"]) == 2
-    assert "cannot create the run folder" in capsys.readouterr().err
+    assert "cannot create the run folder" in cli.err([*SEARCH, "--runs", "file/runs"])
 
 
-def test_a_dry_run_shows_space_and_proposals_and_writes_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*SEARCH, "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+def test_a_dry_run_shows_space_and_proposals_and_writes_nothing(project: Path, cli) -> None:
+    shown = cli.out([*SEARCH, "--dry-run"])
     assert "valid configurations" in shown
     assert "first proposals" in shown
     assert not (project / "runs").exists()

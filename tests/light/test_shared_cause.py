@@ -165,13 +165,10 @@ def test_a_trial_that_still_runs_is_waited_for_and_may_refute_the_cause(project:
     assert end_of(state) == (EndKind.BUDGET_USED, 5)
 
 
-def test_the_exit_code_is_its_own_and_keep_going_continues(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_is_its_own_and_keep_going_continues(project: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     folder, session = open_search(project, Measured(crash_alike), budget=7, parallel=1, max_attempts=1)
     monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
-    assert main(["resume", "r"]) == 3
-    assert "continue: ccl-search resume r\n" in capsys.readouterr().out
+    assert "continue: ccl-search resume r\n" in cli.out(["resume", "r"], 3)
     session.stop.__init__()  # type: ignore[misc]
     assert main(["resume", "r", "--quiet"]) == 3, "three more: what failed before the resume is not counted again"
     assert len(load_run(folder).state.trials) == 6
@@ -180,14 +177,11 @@ def test_the_exit_code_is_its_own_and_keep_going_continues(
     assert end_of(load_run(folder).state) == (EndKind.BUDGET_USED, 7)
 
 
-def test_a_search_that_used_up_its_budget_needs_a_greater_one_to_continue(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_that_used_up_its_budget_needs_a_greater_one_to_continue(project: Path, cli) -> None:
     state = search(project, crash_alike, budget=3)
     assert state.stopped is not None
     assert "run `ccl-search resume r --budget 6`" in state.stopped.reason
-    assert main(["status", "r"]) == 0
-    assert capsys.readouterr().out.endswith("continue: ccl-search resume r --budget 6\n")
+    assert cli.out(["status", "r"]).endswith("continue: ccl-search resume r --budget 6\n")
 
 
 def test_keep_going_is_one_of_the_frozen_inputs(project: Path) -> None:

@@ -109,11 +109,8 @@ def test_a_configuration_that_needs_more_memory_than_predicted_fails() -> None:
     assert len(set(fitting)) == 3, "which configurations fit differs between clusters"
 
 
-def test_a_search_is_simulated_end_to_end_and_every_output_says_so(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*RUN, "--name", "sim"]) == 0
-    assert "(simulated)" in capsys.readouterr().out
+def test_a_search_is_simulated_end_to_end_and_every_output_says_so(project: Path, cli) -> None:
+    assert "(simulated)" in cli.out([*RUN, "--name", "sim"])
     run = load_run(project / "runs" / "sim")
     assert run.spec.provenance is Provenance.SIMULATED
     assert {t.outcome.provenance for t in run.state.trials.values() if t.outcome} == {Provenance.SIMULATED}
@@ -145,25 +142,19 @@ def test_a_search_is_simulated_end_to_end_and_every_output_says_so(
         ["show", "sim", str(best.number)],
         ["admit", "sim"],
     ):
-        capsys.readouterr()
-        assert main(command) == 0
-        assert "simulated" in capsys.readouterr().out, command
+        assert "simulated" in cli.out(command), command
 
 
-def test_a_card_without_a_cluster_or_recording_is_simulated_by_default(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["run", "--workload", "wl5", "--budget", "1", "--name", "r"]) == 0
-    assert "so trials are simulated" in capsys.readouterr().out
+def test_a_card_without_a_cluster_or_recording_is_simulated_by_default(project: Path, cli) -> None:
+    assert "so trials are simulated" in cli.out(["run", "--workload", "wl5", "--budget", "1", "--name", "r"])
     assert main(["sweep", "--workload", "wl5", "--budget", "2", "--name", "s"]) == 0
     assert load_run(project / "runs" / "s").spec.provenance is Provenance.SIMULATED
 
 
-def test_a_night_simulates_only_if_it_is_asked_to(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_night_simulates_only_if_it_is_asked_to(project: Path, cli) -> None:
     night = project / "nightly.yaml"
     night.write_text("jobs:\n- {workload: wl5, budget: {trials: 1}}\n")
-    assert main(["nightly", str(night), "--once"]) == 2
-    assert "launcher: simulate" in capsys.readouterr().err
+    assert "launcher: simulate" in cli.err(["nightly", str(night), "--once"])
     night.write_text("jobs:\n- {workload: wl5, launcher: simulate, budget: {trials: 1}}\n")
     assert main(["nightly", str(night), "--once"]) == 0
 
@@ -199,15 +190,12 @@ def test_a_killed_simulated_search_resumes_on_the_same_cluster(project: Path) ->
         assert (outcome.failure is None) == bool(given.metrics)
 
 
-def test_figures_of_two_clusters_are_not_mixed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_two_clusters_are_not_mixed(project: Path, cli) -> None:
     write_profile(project, "other", "seed: 5\n")
     assert main([*RUN, "--name", "one"]) == 0
     assert main([*RUN[:4], "other", *RUN[5:], "--name", "two"]) == 0
-    capsys.readouterr()
-    assert main([*RUN, "--learn-from", "two", "--name", "three"]) == 2
-    assert "different simulated cluster" in capsys.readouterr().err
-    assert main(["pareto", "one", "two"]) == 2
-    assert "simulated cluster differs" in capsys.readouterr().err
+    assert "different simulated cluster" in cli.err([*RUN, "--learn-from", "two", "--name", "three"])
+    assert "simulated cluster differs" in cli.err(["pareto", "one", "two"])
     assert main([*RUN, "--learn-from", "one", "--name", "four"]) == 0
 
 
@@ -217,9 +205,8 @@ def test_the_proposer_sees_nothing_of_the_cluster() -> None:
     assert not known & {"profile", "spec", "settings", "launcher", "cluster"}
 
 
-def test_what_no_simulated_trial_has_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*RUN, "-o", "energy"]) == 2
-    assert "simulated trials have only" in capsys.readouterr().err
+def test_what_no_simulated_trial_has_is_refused(project: Path, cli) -> None:
+    assert "simulated trials have only" in cli.err([*RUN, "-o", "energy"])
 
 
 @pytest.mark.parametrize(
@@ -232,9 +219,8 @@ def test_a_wrong_field_of_a_profile_is_named(project: Path, text: str, field: st
         make_launcher(load_profile("wrong"))
 
 
-def test_launcher_check_says_what_is_simulated(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["launcher", "check", "simulate"]) == 0
-    shown = capsys.readouterr().out
+def test_launcher_check_says_what_is_simulated(project: Path, cli) -> None:
+    shown = cli.out(["launcher", "check", "simulate"])
     assert "nothing runs" in shown
     assert "seed 0" in shown
     assert "no figure is measured" in shown
@@ -254,12 +240,11 @@ def test_a_cluster_with_a_network_of_its_own_is_searched_like_any_other(tmp_path
 
 
 def test_the_launcher_searches_on_the_network_of_its_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_profile(tmp_path, "thin", "cluster: switch:4:2400:2.5/rail:4:200:8:leaf=2:over=4\n")
     assert main(["run", "--workload", "wl5", "--launcher", "thin", "--budget", "3", "--name", "on-thin"]) == 0
     assert "simulated" in capsys.readouterr().out
     write_profile(tmp_path, "bad", "cluster: switch:4\n")
-    assert main(["run", "--workload", "wl5", "--launcher", "bad", "--budget", "3"]) == 2
-    assert "KIND:SIZE:GBPS:US" in capsys.readouterr().err
+    assert "KIND:SIZE:GBPS:US" in cli.err(["run", "--workload", "wl5", "--launcher", "bad", "--budget", "3"])

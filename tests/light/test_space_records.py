@@ -124,12 +124,10 @@ def test_the_winners_of_the_reference_are_in_the_space_of_wl5_and_predicted(
     assert (prediction.fits_N[match_N] > 0.5).any()
 
 
-def test_the_commands_show_a_winner_on_fewer_accelerators(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_show_a_winner_on_fewer_accelerators(cli) -> None:
     words = ["--workload", "wl5", "--use-fewer", "--config", "tp=4,dp=1,pp=3,micro_batch_size=4"]
-    assert main(["space", "explain", *words]) == 0
-    assert "configurations of the search space match" in capsys.readouterr().out
-    assert main(["predict", *words, "--top", "1"]) == 0
-    assert "tp=4 dp=1 pp=3" in capsys.readouterr().out
+    assert "configurations of the search space match" in cli.out(["space", "explain", *words])
+    assert "tp=4 dp=1 pp=3" in cli.out(["predict", *words, "--top", "1"])
     assert main(["space", "explain", *[word for word in words if word != "--use-fewer"]]) == 1
 
 

@@ -28,16 +28,14 @@ def launcher(python: Path, **fields: object) -> LocalLauncher:
 
 
 def test_run_without_the_package_of_its_framework_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     python = write_bare_python(tmp_path)
     profile = tmp_path / "bare.yaml"
     profile.write_text(f"launcher: local\npython: {python}\n")
     assert main(["trust"]) == 0
-    capsys.readouterr()
-    assert main(["run", "--workload", "tiny", "--launcher", str(profile), "--budget", "2"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
+    error = cli.err(["run", "--workload", "tiny", "--launcher", str(profile), "--budget", "2"]).splitlines()[-1]
     assert error == (f"ccl-search: torch is not installed for {python}. Run `{python} -m pip install torch`")
     assert not list(tmp_path.glob("runs/*"))
 

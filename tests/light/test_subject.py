@@ -34,19 +34,19 @@ def test_space_and_predict_are_about_the_recording_that_is_named(
         assert predicted["legal"] == 114
 
 
-def test_a_configuration_that_was_not_measured_is_no_part_of_the_space(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_that_was_not_measured_is_no_part_of_the_space(cli) -> None:
     rejected = ["space", "explain", "--recording", "nanotron-8b-2n", "--config", "tp=16,dp=1,pp=1,zero_stage=1"]
-    assert main(rejected) == 1
-    assert "was not measured; with tp=16 dp=1 pp=1 there are zero_stage=0" in capsys.readouterr().out
+    assert "was not measured; with tp=16 dp=1 pp=1 there are zero_stage=0" in cli.out(rejected, 1)
 
 
-def test_a_run_gives_its_frozen_card_space_and_framework(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_gives_its_frozen_card_space_and_framework(
+    project: Path, capsys: pytest.CaptureFixture[str], cli
+) -> None:
     shutil.copytree(RECORDING, project / "own")
     assert main(["run", "-w", "wl2", "--recording", "own", "--budget", "2", "--name", "first", "--quiet"]) == 0
     capsys.readouterr()
     assert answer(capsys, "space", "--run", "first") == answer(capsys, "space", "--recording", "own")
-    assert main(["space", "--run", "last"]) == 0
-    assert "run first (nanotron): 114 measured configurations" in capsys.readouterr().out
+    assert "run first (nanotron): 114 measured configurations" in cli.out(["space", "--run", "last"])
     assert main(["predict", "--run", "first", "--runs", "runs", "--top", "1"]) == 0
 
 
@@ -81,11 +81,8 @@ def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(
         ("sweep -w wl2 --launcher replay --set num_layers=3", "with num_layers 32 (not 3)"),
     ],
 )
-def test_what_a_recording_cannot_honour_is_refused_in_one_line(
-    words: str, message: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(words.split()) == 2
-    error = capsys.readouterr().err
+def test_what_a_recording_cannot_honour_is_refused_in_one_line(words: str, message: str, project: Path, cli) -> None:
+    error = cli.err(words.split())
     assert message in error
     assert error.count("\n") == 1
     assert not (project / "runs").exists()

@@ -34,22 +34,18 @@ STEP_TIME = TASKS.get("training").primary_metric
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_quiet_json_prints_only_the_summary(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet", "--json"]) == 0
-    [line] = capsys.readouterr().out.splitlines()
+def test_quiet_json_prints_only_the_summary(project: Path, cli) -> None:
+    [line] = cli.out([*REPLAY, "--budget", "2", "--name", "r", "--quiet", "--json"]).splitlines()
     summary = json.loads(line)
     assert summary["event"] == "summary"
     assert summary["best"]["provenance"] == "recorded"
 
 
-def test_best_of_a_run_without_trials_exits_with_1(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_of_a_run_without_trials_exits_with_1(project: Path, cli) -> None:
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     (project / "runs" / "r" / LEDGER_FILE).unlink()
-    capsys.readouterr()
-    assert main(["best", "r"]) == 1
-    assert "no trial has run yet" in capsys.readouterr().out
-    assert main(["best", "r", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) is None
+    assert "no trial has run yet" in cli.out(["best", "r"], 1)
+    assert cli.json(["best", "r", "--json"], 1) is None
     assert main(["show", "r", "1"]) == 2
 
 
@@ -144,13 +140,9 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
     assert "within noise" not in ended[0] + ended[2]
 
 
-def test_best_of_a_recording_shows_the_launch_of_its_own_framework(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_of_a_recording_shows_the_launch_of_its_own_framework(project: Path, cli) -> None:
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
-    capsys.readouterr()
-    assert main(["best", "r"]) == 0
-    summary = capsys.readouterr().out
+    summary = cli.out(["best", "r"])
     best = load_run(project / "runs" / "r").state.best
     assert best is not None
     text = summary.split("cat > nanotron.yaml <<'EOF'\n")[1].split("\nEOF\n")[0]
@@ -158,17 +150,12 @@ def test_best_of_a_recording_shows_the_launch_of_its_own_framework(
     assert summary.rstrip().endswith("run_train.py --config-file nanotron.yaml")
 
 
-def test_best_says_that_the_launch_is_unknown_if_the_framework_is(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_best_says_that_the_launch_is_unknown_if_the_framework_is(project: Path, cli) -> None:
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     spec = project / "runs" / "r" / "search.yaml"
     spec.write_text(spec.read_text().replace("framework: nanotron", "framework: mystery"))
-    capsys.readouterr()
-    assert main(["best", "r"]) == 0
-    assert "unknown: there is no framework 'mystery'" in capsys.readouterr().out
-    assert main(["best", "r", "--json"]) == 0
-    assert "there is no framework" in json.loads(capsys.readouterr().out)["launch"]["unknown"]
+    assert "unknown: there is no framework 'mystery'" in cli.out(["best", "r"])
+    assert "there is no framework" in cli.json(["best", "r", "--json"])["launch"]["unknown"]
 
 
 def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) -> None:
@@ -208,7 +195,7 @@ def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(proj
 
 
 def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     folder, session = open_search(project, ScriptedLauncher(lambda job: failed(FailureKind.LAUNCHER)), budget=4)
     shown = io.StringIO()
@@ -222,16 +209,14 @@ def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
     assert "no best yet, 4 of 4 trials left" in shown.getvalue()
     ending, *_ = capsys.readouterr().out.splitlines()
     assert ending.startswith("stopped: 3 consecutive infrastructure failures: fix the cause (see `ccl-search status ")
-    assert main(["status", str(folder)]) == 0
-    status = capsys.readouterr().out
+    status = cli.out(["status", str(folder)])
     assert "0 of 4 trials used (3 infrastructure failures do not count)" in status
     assert "failed: 3 x launcher failure (trial 1: " in status
-    assert main(["status", str(folder), "--json"]) == 0
-    assert {trial["result"] for trial in json.loads(capsys.readouterr().out)["trials"]} == {"launcher"}
+    assert {trial["result"] for trial in cli.json(["status", str(folder), "--json"])["trials"]} == {"launcher"}
 
 
 def test_recorded_figures_are_ranked_without_a_claim_about_noise(
-    project: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str], cli
 ) -> None:
     assert main([*REPLAY, "--budget", "3", "--name", "r", "--quiet"]) == 0
     assert re.search(
@@ -239,5 +224,4 @@ def test_recorded_figures_are_ranked_without_a_claim_about_noise(
         capsys.readouterr().out,
         re.MULTILINE,
     )
-    assert main(["show", "r", "3"]) == 0
-    assert capsys.readouterr().out.count("expected step time") <= 1
+    assert cli.out(["show", "r", "3"]).count("expected step time") <= 1

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cclsearch.card.load import load_card
-from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.plan.target import choose_target
@@ -29,12 +28,9 @@ def add_tool(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_slurm_is_used_only_if_a_profile_is_named(
-    project: Path, tools: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slurm_is_used_only_if_a_profile_is_named(project: Path, tools: Path, cli) -> None:
     add_tool(tools, "sbatch", f"echo called > {project}/submitted")
-    assert main(["run", "--workload", "wl2", "--budget", "2", "--name", "r"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["run", "--workload", "wl2", "--budget", "2", "--name", "r"])
     assert "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted" in shown
     assert not (project / "submitted").exists()
     assert load_run(project / "runs" / "r").spec.provenance is Provenance.RECORDED
@@ -76,8 +72,7 @@ def test_in_allocation_needs_a_slurm_allocation(project: Path, monkeypatch: pyte
         choose_target(load_card("wl2"), launcher=None, in_allocation=True)
 
 
-def test_an_unknown_profile_lists_only_profiles(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--workload", "wl2", "--launcher", "nope"]) == 2
-    error = capsys.readouterr().err
+def test_an_unknown_profile_lists_only_profiles(project: Path, cli) -> None:
+    error = cli.err(["run", "--workload", "wl2", "--launcher", "nope"])
     assert "slurm-generic" in error
     assert "framework" not in error

@@ -59,15 +59,13 @@ def test_no_figure_that_needs_times_is_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--perfetto", "--unclassified", "--picture", "--chakra"])
-def test_what_needs_times_is_refused_in_one_line(tmp_path: Path, option: str, capsys: Any) -> None:
+def test_what_needs_times_is_refused_in_one_line(tmp_path: Path, option: str, cli) -> None:
     command = ["what-if" if option == "--chakra" else "score", str(recorded_alone(tmp_path)), option]
-    assert main([*command, *([] if option == "--unclassified" else [str(tmp_path / "out")])]) == 2
-    assert "without times" in capsys.readouterr().err
+    assert "without times" in cli.err([*command, *([] if option == "--unclassified" else [str(tmp_path / "out")])])
 
 
-def test_the_command_shows_what_can_be_told_and_the_tree_of_calls(tmp_path: Path, capsys: Any) -> None:
-    assert main(["score", str(recorded_alone(tmp_path))]) == 0
-    shown = capsys.readouterr().out
+def test_the_command_shows_what_can_be_told_and_the_tree_of_calls(tmp_path: Path, capsys: Any, cli) -> None:
+    shown = cli.out(["score", str(recorded_alone(tmp_path))])
     assert "Without times" in shown
     assert [line.split()[0] for line in shown.splitlines()[-4:]] == [
         "op_calls",

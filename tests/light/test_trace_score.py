@@ -234,18 +234,16 @@ def test_a_corrupt_file_gives_a_status_and_never_a_traceback(
     assert all("raised" not in result["detail"] for result in data.values())
 
 
-def test_what_if_starts_from_the_step_time_of_score(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["what-if", str(run_folder), "--scale-up-bw", "2x", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+def test_what_if_starts_from_the_step_time_of_score(run_folder: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+    data = cli.json(["what-if", str(run_folder), "--scale-up-bw", "2x", "--json"])
     _, out, _ = score(capsys, str(run_folder), "--metric", "trace_step_time", "--json")
     assert data["step_time_s"] == json.loads(out)["trace_step_time"]["value"]
     assert set(data["utility"]) == {"compute", "scale_up_bw", "scale_out_bw", "copies"}
     assert data["scenario"]["low_s"] <= data["scenario"]["high_s"]
 
 
-def test_what_if_writes_chakra_traces(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["what-if", str(run_folder), "--chakra", str(tmp_path / "et")]) == 0
-    assert "simulated" in capsys.readouterr().out
+def test_what_if_writes_chakra_traces(run_folder: Path, tmp_path: Path, cli) -> None:
+    assert "simulated" in cli.out(["what-if", str(run_folder), "--chakra", str(tmp_path / "et")])
     assert sorted(p.name for p in (tmp_path / "et").iterdir()) == ["chakra.0.et", "chakra.1.et"]
 
 
@@ -260,16 +258,12 @@ def test_what_if_writes_chakra_traces(run_folder: Path, tmp_path: Path, capsys: 
         (["--algorithm", "star"], "ring"),
     ],
 )
-def test_bad_scenarios_are_exit_two(
-    arguments: list[str], message: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["what-if", ".", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_bad_scenarios_are_exit_two(arguments: list[str], message: str, project: Path, cli) -> None:
+    assert message in cli.err(["what-if", ".", *arguments])
 
 
-def test_what_if_without_a_trace_is_exit_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["what-if", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.startswith("not available: no trace files under ")
+def test_what_if_without_a_trace_is_exit_one(tmp_path: Path, cli) -> None:
+    assert cli.out(["what-if", str(tmp_path)], 1).startswith("not available: no trace files under ")
 
 
 def test_two_workers_give_the_scores_of_one(

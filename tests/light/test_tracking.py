@@ -189,13 +189,12 @@ def test_trackers_of_the_settings_follow_every_search(where: str) -> None:
     ],
 )
 def test_a_target_that_cannot_work_stops_the_search_before_it_starts(
-    target: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    target: str, said: str, cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ["--offline"] if "example.org" in target else []
     monkeypatch.setenv(OFFLINE_NAME, "")  # the option sets it
     given = ["run", "--recording", str(LANDSCAPE), "--budget", "2", "--log-to", target]
-    assert main([*given, *more]) == 2
-    error = capsys.readouterr().err
+    error = cli.err([*given, *more])
     assert said in error
     assert error.count("\n") == 1
     assert "pw" not in error.replace("PASSWORD", "")

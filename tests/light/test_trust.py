@@ -75,11 +75,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_runs_code_of_a_copied_folder(
-    copied: Path, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command) == 2
-    error = capsys.readouterr().err
+def test_no_command_runs_code_of_a_copied_folder(copied: Path, command: list[str], cli) -> None:
+    error = cli.err(command)
     assert error.count("\n") == 1
     assert "launchers/" in error or "policies/" in error, "it names the file"
     assert f"ccl-search trust {copied}" in error
@@ -100,14 +97,11 @@ def test_a_profile_of_data_alone_needs_no_trust(copied: Path) -> None:
     assert main(hostile("--launcher", "plain", "--dry-run")) == 0
 
 
-def test_trust_is_for_one_folder_and_ends(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trust_is_for_one_folder_and_ends(copied: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
     (copied / "ccl-search.yaml").write_text("# mine\nbudget: 3\ntrust_code: false\n")
     script = copied / "launchers" / "evil.py"
     assert not is_trusted(script)
-    assert main(["trust"]) == 0
-    assert "launchers/evil.py" in capsys.readouterr().out
+    assert "launchers/evil.py" in cli.out(["trust"])
     assert (copied / "ccl-search.yaml").read_text() == "# mine\nbudget: 3\ntrust_code: true\n"
     assert is_trusted(script)
     again = copied.parent / "again"
@@ -216,10 +210,9 @@ def test_a_run_of_a_project_that_moved_is_resumed(project: Path, monkeypatch: py
     assert open_session(moved / "runs" / folder.name).jobs is not None
 
 
-def test_init_does_not_trust_code_that_is_there_already(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_does_not_trust_code_that_is_there_already(copied: Path, cli) -> None:
     (copied / "ccl-search.yaml").unlink()
-    assert main(["init", ".", "--yes"]) == 0
-    assert "does not run before `ccl-search trust .`: launchers/evil.framework.yaml" in capsys.readouterr().out
+    assert "does not run before `ccl-search trust .`: launchers/evil.framework.yaml" in cli.out(["init", ".", "--yes"])
     assert not load_settings(copied).trust_code
     assert not is_trusted(copied / "launchers" / "evil.py")
     assert main(["init", str(copied.parent / "new"), "--yes"]) == 0

@@ -64,13 +64,11 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, old: str, new: str, mes
     assert "\n" not in str(caught.value)
 
 
-def test_commands_search_its_dimensions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_search_its_dimensions(tmp_path: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
     path = write(tmp_path, FILE)
     words = ["--workload", "wl5", "--framework", "torchtitan", "--use-fewer", "--tuning-config", str(path)]
-    assert main(["space", *words]) == 0
-    assert "pp                        1, 3, 9 ranks" in capsys.readouterr().out
-    assert main(["predict", *words, "--config", "tp=4,pp=3", "--top", "1"]) == 0
-    assert "tp=4" in capsys.readouterr().out
+    assert "pp                        1, 3, 9 ranks" in cli.out(["space", *words])
+    assert "tp=4" in cli.out(["predict", *words, "--config", "tp=4,pp=3", "--top", "1"])
     assert main(["space", *words, "--knob", "pp=1"]) == 0
     assert "pp                        1 ranks" in capsys.readouterr().out, "--knob comes after the file"
     assert main(["space", "--workload", "wl5", "--framework", "megatron", "--tuning-config", str(path)]) == 2

@@ -42,11 +42,10 @@ def state_of(run: Path) -> RunState:
 CUT = b'"trial":4,"config"'
 
 
-def test_headless_nothing_runs_and_one_line_names_the_option(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_headless_nothing_runs_and_one_line_names_the_option(run: Path, cli) -> None:
     cut_before(run, CUT)
     before = (run / LEDGER_FILE).read_bytes()
-    assert main(["resume", "r", "--quiet"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = cli.err(["resume", "r", "--quiet"]).splitlines()
     assert "has 3 trials (4-6; 3 with a result) that its ledger.jsonl does not contain" in line
     assert "--unknown-trials adopt" in line
     assert "--unknown-trials leave" in line
@@ -172,9 +171,8 @@ def test_a_trial_whose_end_is_damaged_is_judged_again_and_does_not_run_again(run
     assert (run / LEDGER_FILE).read_bytes().startswith(data)
 
 
-def test_a_budget_below_the_present_one_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resume", "r", "--quiet", "--budget", "5"]) == 2
-    assert "--budget 5: the search has a budget of 6 trials" in capsys.readouterr().err
+def test_a_budget_below_the_present_one_is_refused(run: Path, cli) -> None:
+    assert "--budget 5: the search has a budget of 6 trials" in cli.err(["resume", "r", "--quiet", "--budget", "5"])
     assert main(["resume", "r", "--quiet", "--budget", "6"]) == 0
 
 

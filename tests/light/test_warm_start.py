@@ -67,9 +67,7 @@ def test_a_dry_run_shows_the_first_proposal_of_the_search(
     assert first[1] == {"tp": 1, "pp": 1, "dp": 8, "micro_batch_size": 2}, "the fastest row of the earlier run"
 
 
-def test_auto_uses_the_runs_measured_on_the_same_cluster(
-    toy: Path, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_uses_the_runs_measured_on_the_same_cluster(toy: Path, project: Path, cli) -> None:
     search(toy, "recorded", budget=2)
     measure(project, "larger-memory", memory_gib=4096.0)
     measure(project, "other-nodes", accelerators_per_node=64)
@@ -78,16 +76,13 @@ def test_auto_uses_the_runs_measured_on_the_same_cluster(
     (damaged / "ledger.jsonl").write_text("{\n", encoding="utf-8")
     for name in ("one", "two"):
         measure(project, name)
-    assert main([*AUTO, "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out([*AUTO, "--dry-run"])
     assert "note: warm start from 2 earlier runs: one, two\n" in shown
-    assert main([*AUTO, "one", "--dry-run"]) == 0
-    assert "note: warm start from 1 earlier run: two\n" in capsys.readouterr().out
+    assert "note: warm start from 1 earlier run: two\n" in cli.out([*AUTO, "one", "--dry-run"])
 
 
-def test_auto_without_a_usable_run_gives_a_note(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*AUTO, "--dry-run"]) == 0
-    [note] = [line for line in capsys.readouterr().out.splitlines() if "earlier run" in line]
+def test_auto_without_a_usable_run_gives_a_note(toy: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+    [note] = [line for line in cli.out([*AUTO, "--dry-run"]).splitlines() if "earlier run" in line]
     assert "no earlier run was measured on cpu" in note
     search(toy, "a", budget=2)
     assert main(replay(toy, "--learn-from", "auto", "--budget", "2", "--name", "b")) == 0
@@ -98,12 +93,10 @@ def test_auto_without_a_usable_run_gives_a_note(toy: Path, capsys: pytest.Captur
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_learn_from_refuses_a_run_of_different_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_learn_from_refuses_a_run_of_different_work(project: Path, cli) -> None:
     assert main([*REPLAY, "--budget", "3", "--name", "first", "--quiet"]) == 0
     assert main([*REPLAY, "--budget", "2", "--name", "same", "--quiet", "--learn-from", "first"]) == 0
-    capsys.readouterr()
-    assert main(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"]) == 2
-    error = capsys.readouterr().err
+    error = cli.err(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"])
     assert "is not comparable with this search" in error
     for what in ("model", "global batch", "accelerator", "framework", "provenance"):
         assert what in error

@@ -12,7 +12,6 @@ import yaml
 from paths import ROOT
 
 from cclsearch.card.load import load_card
-from cclsearch.cli import main
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
 from cclsearch.stats.closed_form import predict_space
@@ -71,14 +70,9 @@ def test_cards_of_the_paper_say_where_each_value_is_stated() -> None:
 
 
 @pytest.mark.parametrize("name", ["wl1-inference", "wl2-inference", "wl3-inference"])
-def test_cards_of_inference_load_and_are_searched_with_their_framework(
-    name: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["card", "check", name]) == 0
-    assert "inference of" in capsys.readouterr().out
+def test_cards_of_inference_load_and_are_searched_with_their_framework(name: str, project: Path, cli) -> None:
+    assert "inference of" in cli.out(["card", "check", name])
     for command in (["space"], ["predict"], ["run", "--launcher", "simulate", "--budget", "2"]):
-        assert main([*command, "--workload", name]) == 0
-        assert "max_num_seqs" in capsys.readouterr().out
-    assert main(["run", "--workload", name, "--framework", "no-engine"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+        assert "max_num_seqs" in cli.out([*command, "--workload", name])
+    [line] = cli.err(["run", "--workload", name, "--framework", "no-engine"]).splitlines()
     assert "no-engine" in line

@@ -26,7 +26,7 @@ def write_profile(project: Path, names: list[str]) -> None:
 
 
 @pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and network namespaces")
-def test_a_slow_pair_is_measured_and_avoided(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slow_pair_is_measured_and_avoided(project: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
     rates = [[200.0] * 4 for _ in range(4)]
     rates[1][2] = rates[2][1] = 20.0
     with shaped(rates) as names:
@@ -47,8 +47,7 @@ def test_a_slow_pair_is_measured_and_avoided(project: Path, capsys: pytest.Captu
     for order in ("given", "links"):
         config = f"tp=1,dp=4,pp=1,micro_batch_size=4,activation_checkpointing=none,zero_stage=0,host_order={order}"
         command = ["predict", "-w", "tiny", "-l", "shaped", "--knob", "host_order=given,links", "--config", config]
-        assert main([*command, "--json"]) == 0
-        times[order] = json.loads(capsys.readouterr().out)["configurations"][0]["step_time_s"]
+        times[order] = cli.json([*command, "--json"])["configurations"][0]["step_time_s"]
     assert times["links"] < times["given"] / 2
     assert main(["links", "show", "--launcher", "shaped"]) == 0
     assert f"{names[1]}:0 to {names[2]}:0" in capsys.readouterr().out.split("slowest pairs:")[1]
@@ -77,24 +76,18 @@ def test_namespaces_are_the_devices_of_a_node(tmp_path: Path) -> None:
     assert [each[4] for each in said] == [names[0], names[0], names[2], names[2]]
 
 
-def test_what_cannot_be_measured_is_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["links", "show", "--launcher", "local"]) == 2
-    assert "profile local has no measured links" in capsys.readouterr().err
-    assert main(["links", "measure", "--launcher", "local"]) == 2
-    assert "states no hardware.num_accelerators" in capsys.readouterr().err
-    assert main(["links", "measure", "--launcher", "local", "--ranks", "1"]) == 2
-    assert "--ranks must be at least 2" in capsys.readouterr().err
-    assert main(["links", "import", "--launcher", "local"]) == 2
-    assert "needs a CSV file" in capsys.readouterr().err
+def test_what_cannot_be_measured_is_one_line(project: Path, cli) -> None:
+    assert "profile local has no measured links" in cli.err(["links", "show", "--launcher", "local"])
+    assert "states no hardware.num_accelerators" in cli.err(["links", "measure", "--launcher", "local"])
+    assert "--ranks must be at least 2" in cli.err(["links", "measure", "--launcher", "local", "--ranks", "1"])
+    assert "needs a CSV file" in cli.err(["links", "import", "--launcher", "local"])
     write_profile(project, ["nosuchnamespace"])
-    assert main(["links", "measure", "--launcher", "shaped", "--ranks", "2"]) == 2
-    assert "the links were not measured" in capsys.readouterr().err
+    assert "the links were not measured" in cli.err(["links", "measure", "--launcher", "shaped", "--ranks", "2"])
 
 
-def test_an_imported_matrix_is_kept_with_the_profile(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_matrix_is_kept_with_the_profile(project: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
     (project / "mine.csv").write_text("GB_s,a,b\na,,1\nb,2,\nlatency_us,a,b\na,,3\nb,4,\n")
     assert main(["links", "import", "mine.csv", "--launcher", "local"]) == 0
     assert "8 to 16 Gbit/s, from: imported from mine.csv" in capsys.readouterr().out
     assert (project / "launchers" / "local.links.csv").is_file()
-    assert main(["links", "show", "--launcher", "local", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["gbps"] == [[0.0, 8.0], [16.0, 0.0]]
+    assert cli.json(["links", "show", "--launcher", "local", "--json"])["gbps"] == [[0.0, 8.0], [16.0, 0.0]]

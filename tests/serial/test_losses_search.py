@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from trials import LAUNCHERS
 
-from cclsearch.cli import main
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger, read_events
 
@@ -35,17 +34,14 @@ def copy_script(project: Path) -> None:
     (folder / "cpu.py").write_text(text)
 
 
-def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(project: Path, cli) -> None:
     """The first trial cheats and is ranked; the second disagrees, two reference trials decide, the cheat is refused."""
     copy_script(project)
     small = ["workload.data.seq_len=32", "workload.data.batch_size=8", "workload.model.model_arch.num_layers=2"]
     knobs = ["tp=1", "dp=1", "pp=1", "micro_batch_size=4,2,1", "activation_checkpointing=none,full", "zero_stage=0"]
     arguments = ["run", "-w", "tiny", "--framework", "light", "--sampler", "grid", "-b", "2", "--name", "r"]
     arguments += [word for name in small for word in ("--set", name)]
-    assert main(arguments + [word for knob in knobs for word in ("--knob", knob)]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(arguments + [word for knob in knobs for word in ("--knob", knob)])
     ledger = project / "runs" / "r" / LEDGER_FILE
     state = fold_ledger(ledger)
     cheats = [trial for trial in state.trials.values() if trial.config["micro_batch_size"] == 4]

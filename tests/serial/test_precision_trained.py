@@ -14,7 +14,7 @@ ALTERNATIVE = "alternative_precisions=[bf16]"
 
 
 def test_a_trial_trains_in_its_precision_and_the_report_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     knobs = ("tp=1", "dp=1", "pp=1", "micro_batch_size=4", "activation_checkpointing=none", "zero_stage=0")
@@ -24,8 +24,6 @@ def test_a_trial_trains_in_its_precision_and_the_report_names_it(
     data = json.loads((tmp_path / "runs" / "half" / "trials" / "0001" / "config.json").read_text())
     assert (data["precision"], data["config"]["precision"]) == ("bf16", "bf16")
     assert load_card("tiny").precision == "fp32"
-    capsys.readouterr()
-    assert main(["status", "half"]) == 0
-    assert "precision=bf16" in capsys.readouterr().out
+    assert "precision=bf16" in cli.out(["status", "half"])
     assert main(["report", "half"]) == 0
     assert "precision" in next((tmp_path / "runs" / "half").rglob("*.html")).read_text()

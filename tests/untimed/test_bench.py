@@ -90,7 +90,7 @@ def test_a_table_smaller_than_the_budget_is_searched_completely():
     assert len(recording.rows) == 17
 
 
-def test_bad_folders_and_options_exit_with_2(two, tmp_path, capsys):
+def test_bad_folders_and_options_exit_with_2(two, tmp_path, cli):
     table = two / "nanotron-8b-2n" / "trials.csv"
     table.write_text(table.read_text(encoding="utf-8").replace(",ok,", ",good,", 1), encoding="utf-8")
     (two / "vtrain-h1024-l12-g8-b8" / "card.yaml").write_text("workload: [", encoding="utf-8")
@@ -101,12 +101,10 @@ def test_bad_folders_and_options_exit_with_2(two, tmp_path, capsys):
         ([str(LANDSCAPES), "--samplers", "oracle"], "there is no sampler 'oracle'"),
         ([str(LANDSCAPES), "--json", str(tmp_path / "a" / "b.json")], "does not exist"),
     ):
-        assert main(["bench", *arguments]) == 2
-        errors = capsys.readouterr().err
+        errors = cli.err(["bench", *arguments])
         assert message in errors
         assert "Traceback" not in errors
-    assert main(["bench", str(two)]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
+    lines = cli.err(["bench", str(two)]).strip().splitlines()
     assert len(lines) == 2, "one line for each landscape that cannot be read"
 
 

@@ -53,15 +53,9 @@ def test_the_dashboard_shows_every_trial_and_ends_on_ctrl_c(study: str, project:
     assert (project / "runs/r/ledger.jsonl").read_bytes() == ledger
 
 
-def test_what_keeps_the_dashboard_from_starting_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["dashboard", "r", "--port", "70000"]) == 2
-    assert "port 70000 cannot be used" in capsys.readouterr().err
-    assert main(["dashboard", "nope"]) == 2
-    assert "nope" in capsys.readouterr().err
+def test_what_keeps_the_dashboard_from_starting_is_one_line(monkeypatch: pytest.MonkeyPatch, cli) -> None:
+    assert "port 70000 cannot be used" in cli.err(["dashboard", "r", "--port", "70000"])
+    assert "nope" in cli.err(["dashboard", "nope"])
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
-    assert main(["dashboard", "r"]) == 2
-    assert "optuna-dashboard is not installed: run `pip install" in capsys.readouterr().err
+    assert "optuna-dashboard is not installed: run `pip install" in cli.err(["dashboard", "r"])
     shutil.rmtree("runs/r")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from cclsearch.cli import main
 DOCS = ROOT / "docs"
 
 
-def test_every_page_is_listed_with_its_title(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["docs", "--json"]) == 0
-    titles = json.loads(capsys.readouterr().out)
+def test_every_page_is_listed_with_its_title(cli) -> None:
+    titles = cli.json(["docs", "--json"])
     assert sorted(titles) == sorted(path.stem for path in DOCS.glob("*.md"))
     assert titles["your-cluster"] == "A profile for your cluster"
 
@@ -36,9 +34,8 @@ def test_only_pages_are_read(page: str, capsys: pytest.CaptureFixture[str]) -> N
     assert ("did you mean 'your-cluster'?" in shown.err) == (page == "your-clster")
 
 
-def test_text_is_found_whatever_its_case(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["docs", "--find", "NODE-HOURS"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_text_is_found_whatever_its_case(cli) -> None:
+    lines = cli.out(["docs", "--find", "NODE-HOURS"]).splitlines()
     assert lines
     assert all(re.match(r"[a-z-]+:\d+: .*node-hours", line, re.IGNORECASE) for line in lines)
     assert main(["docs", "--find", "no such words anywhere"]) == 1

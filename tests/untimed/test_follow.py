@@ -41,9 +41,7 @@ def unfinished(searched: Path) -> Path:
     return searched
 
 
-def test_tags_and_notes_are_kept_beside_the_ledger_while_a_search_has_the_lock(
-    searched: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tags_and_notes_are_kept_beside_the_ledger_while_a_search_has_the_lock(searched: Path, cli) -> None:
     ledger = (searched / LEDGER_FILE).read_bytes()
     with FolderLock(searched):
         assert main(["tag", "r", "paper", "h100", "paper"]) == 0
@@ -52,14 +50,10 @@ def test_tags_and_notes_are_kept_beside_the_ledger_while_a_search_has_the_lock(
     assert main(["tag", "r", "h100", "--remove"]) == 0
     assert (searched / LEDGER_FILE).read_bytes() == ledger
     assert SECRET not in (searched / ANNOTATIONS_FILE).read_text()
-    capsys.readouterr()
-    assert main(["status", "r"]) == 0
-    shown = capsys.readouterr().out.splitlines()
+    shown = cli.out(["status", "r"]).splitlines()
     assert shown[1:4] == ["tags: paper", "note: after the driver update", "note on trial 2: slow link [secret]"]
-    assert main(["status"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("[paper]")
-    assert main(["tag", "r", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == ["paper"]
+    assert cli.out(["status"]).rstrip().endswith("[paper]")
+    assert cli.json(["tag", "r", "--json"]) == ["paper"]
     assert main(["report", "r", "--no-png"]) == 0
     page = (searched / "report.html").read_text()
     assert "paper" in page
@@ -93,24 +87,19 @@ def test_lines_that_are_no_annotation_are_left_out_and_a_torn_one_spoils_no_othe
         ("logs r 1 --stderr -f", "trial 1 has no stderr.log"),
     ],
 )
-def test_a_mistake_writes_nothing(line: str, message: str, searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()) == 2
-    assert message in capsys.readouterr().err
+def test_a_mistake_writes_nothing(line: str, message: str, searched: Path, cli) -> None:
+    assert message in cli.err(line.split())
     assert not (searched / ANNOTATIONS_FILE).exists()
 
 
-def test_logs_are_made_plain_masked_and_filtered_by_rank(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", "r", "3"]) == 0
-    assert capsys.readouterr().out == "step 1\n[rank1]: loss 2 \nOPENAI_API_KEY=[secret]\n"
-    assert main(["logs", "r", "3", "--rank", "1"]) == 0
-    assert capsys.readouterr().out == "[rank1]: loss 2 \n"
-    assert main(["logs", "r", "3", "--rank", "7"]) == 0
-    assert "nothing of rank 7" in capsys.readouterr().err
+def test_logs_are_made_plain_masked_and_filtered_by_rank(unfinished: Path, cli) -> None:
+    assert cli.out(["logs", "r", "3"]) == "step 1\n[rank1]: loss 2 \nOPENAI_API_KEY=[secret]\n"
+    assert cli.out(["logs", "r", "3", "--rank", "1"]) == "[rank1]: loss 2 \n"
+    assert "nothing of rank 7" in cli.err(["logs", "r", "3", "--rank", "7"], 0)
     log = attempt_folder(unfinished / "trials" / "0003", 1) / "stdout.log"
     log.unlink()
     log.symlink_to("/etc/passwd")
-    assert main(["logs", "r", "3"]) == 2
-    assert "symbolic link" in capsys.readouterr().err
+    assert "symbolic link" in cli.err(["logs", "r", "3"])
 
 
 def test_logs_follow_a_trial_until_its_search_no_longer_runs(
@@ -136,10 +125,11 @@ def test_logs_follow_a_trial_until_its_search_no_longer_runs(
     assert capsys.readouterr().out.splitlines()[-2:] == ["step 2", "step 3"]
 
 
-def test_watch_shows_a_finished_search_and_changes_nothing(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_shows_a_finished_search_and_changes_nothing(
+    searched: Path, capsys: pytest.CaptureFixture[str], cli
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in searched.rglob("*")}
-    assert main(["watch", "r"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["watch", "r"])
     assert [line[:9] for line in shown.splitlines()[:3]] == ["trial   1", "trial   2", "trial   3"]
     assert "ended: the budget is used up" in shown
     assert main(["watch", "r", "--json"]) == 0
@@ -148,12 +138,11 @@ def test_watch_shows_a_finished_search_and_changes_nothing(searched: Path, capsy
     assert {path: path.stat().st_mtime_ns for path in searched.rglob("*")} == before
 
 
-def test_watch_follows_events_until_the_search_is_killed(unfinished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_follows_events_until_the_search_is_killed(unfinished: Path, cli) -> None:
     lock = FolderLock(unfinished)
     lock.__enter__()
     threading.Timer(1.0, lock.__exit__, (None, None, None)).start()
-    assert main(["watch", "r"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli.out(["watch", "r"])
     assert "trial   2" in shown
     assert "killed: its process has gone" in shown
     assert load_run(unfinished).state.num_unfinished == 1

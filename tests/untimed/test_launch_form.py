@@ -11,7 +11,6 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
-from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.trust import trust_project
 from cclsearch.core.values import Value
@@ -157,16 +156,11 @@ def test_the_printed_launch_of_a_shipped_script_runs(framework: str, tmp_path: P
     assert shlex.split(script.splitlines()[-1])[-1].endswith(".py")
 
 
-def test_space_explain_prints_the_launch_of_one_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_space_explain_prints_the_launch_of_one_configuration(cli) -> None:
     words = ["space", "explain", "--workload", "tiny", "--launch", "--config"]
     knobs = "tp=1,dp=2,pp=1,micro_batch_size=8,activation_checkpointing=none,zero_stage=0"
-    assert main([*words, knobs]) == 0
-    assert "torchrun --standalone --nproc-per-node=2 " in capsys.readouterr().out
-    assert main([*words, knobs, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["launch"]["environment"]["CCL_DP"] == "2"
-    assert main([*words, "tp=1,dp=2"]) == 2
-    assert "--config lacks pp, micro_batch_size, activation_checkpointing, zero_stage" in capsys.readouterr().err
-    assert main([*words, knobs.replace("tp=1", "tp=3")]) == 1
-    assert "torchrun" not in capsys.readouterr().out, "it is not in the search space"
-    assert main(["space", "--workload", "tiny", "--launch"]) == 2
-    assert "--launch needs one configuration" in capsys.readouterr().err
+    assert "torchrun --standalone --nproc-per-node=2 " in cli.out([*words, knobs])
+    assert cli.json([*words, knobs, "--json"])["launch"]["environment"]["CCL_DP"] == "2"
+    assert "--config lacks pp, micro_batch_size, activation_checkpointing, zero_stage" in cli.err([*words, "tp=1,dp=2"])
+    assert "torchrun" not in cli.out([*words, knobs.replace("tp=1", "tp=3")], 1), "it is not in the search space"
+    assert "--launch needs one configuration" in cli.err(["space", "--workload", "tiny", "--launch"])

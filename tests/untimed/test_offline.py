@@ -15,7 +15,6 @@ import pytest
 from paths import ROOT
 from trials import LAUNCHERS
 
-from cclsearch.cli import main
 from cclsearch.core.offline import OFFLINE_NAME, OfflineError, is_local_url, offline
 
 RECORDER = """
@@ -59,7 +58,7 @@ def run_recorded(project: Path, *words: str) -> tuple[int, str, list[str]]:
 
 @pytest.mark.parametrize("way", ["option", "environment", "settings"])
 def test_an_llm_elsewhere_is_refused_in_one_line_before_anything_starts(
-    project: Path, way: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path, way: str, monkeypatch: pytest.MonkeyPatch, cli
 ) -> None:
     named = {
         "option": "--offline",
@@ -72,8 +71,7 @@ def test_an_llm_elsewhere_is_refused_in_one_line_before_anything_starts(
         (project / "ccl-search.yaml").write_text("offline: true\n")
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-key-1234")
     words = ["run", "-w", "wl2", "-b", "2", "--llm", "openai:gpt-5", *(["--offline"] if way == "option" else [])]
-    assert main(words) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = cli.err(words).splitlines()
     assert line.startswith(f"ccl-search: {named[way]} refuses the LLM")
     assert "https://api.openai.com" in line
     assert not (project / "runs").exists()
@@ -105,21 +103,18 @@ def test_only_loopback_counts_as_this_machine(
     assert is_local_url(url) is is_local
 
 
-def test_gcloud_and_the_webhook_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gcloud_and_the_webhook_are_refused(project: Path, cli) -> None:
     (project / "launchers").mkdir()
     (project / "launchers" / "cloud.yaml").write_text(
         "launcher: tpu-vm\nframework: jax-cpu\ntpu: mine\nzone: us-central1-a\n"
     )
-    assert main(["run", "-w", "tiny-jax", "-l", "cloud", "--offline"]) == 2
-    assert "--offline refuses Google Cloud (gcloud)" in capsys.readouterr().err
+    assert "--offline refuses Google Cloud (gcloud)" in cli.err(["run", "-w", "tiny-jax", "-l", "cloud", "--offline"])
     night = {"name": "night", "webhook_env": "CHAT", "jobs": [{"workload": "wl2"}]}
     (project / "nightly.yaml").write_text(json.dumps(night))
-    assert main(["nightly", "nightly.yaml", "--once", "--offline"]) == 2
-    assert "--offline refuses the webhook" in capsys.readouterr().err
+    assert "--offline refuses the webhook" in cli.err(["nightly", "nightly.yaml", "--once", "--offline"])
     night = {"name": "night", "jobs": [{"workload": "wl2", "llm": "anthropic:claude"}]}
     (project / "nightly.yaml").write_text(json.dumps(night))
-    assert main(["nightly", "nightly.yaml", "--once", "--offline"]) == 2
-    assert "--offline refuses the LLM" in capsys.readouterr().err
+    assert "--offline refuses the LLM" in cli.err(["nightly", "nightly.yaml", "--once", "--offline"])
     assert not (project / "runs").exists()
 
 

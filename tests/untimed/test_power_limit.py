@@ -43,13 +43,12 @@ def test_more_copies_of_a_slower_configuration_can_do_more_under_a_power_limit(p
     )
 
 
-def test_the_command_refuses_a_run_without_power_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_a_run_without_power_in_one_line(project: Path, cli) -> None:
     folder, session = open_measured(project, (1.0,), budget=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
-    assert main(["best", str(folder), "--power-limit", "40000"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert cli.err(["best", str(folder), "--power-limit", "40000"]).count("\n") == 1
     assert main(["best", str(folder), "--power-limit", "-1"]) == 2
 
 

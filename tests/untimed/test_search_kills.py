@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.cli import main
 from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 
@@ -53,13 +52,12 @@ def wait_for_lines(ledger: Path, count: int, process: subprocess.Popen[bytes]) -
         time.sleep(0.01)
 
 
-def test_a_second_search_on_the_same_run_folder_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_search_on_the_same_run_folder_is_refused(project: Path, cli) -> None:
     process = start_search(project, *SEARCH, "--budget", "60", "--quiet")
     try:
         ledger = project / "runs" / "r" / LEDGER_FILE
         wait_for_lines(ledger, 5, process)
-        assert main(["resume", "r"]) == 2
-        assert f"in use by process {process.pid}" in capsys.readouterr().err
+        assert f"in use by process {process.pid}" in cli.err(["resume", "r"])
     finally:
         process.kill()
         process.wait(timeout=60)

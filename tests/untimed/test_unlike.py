@@ -162,11 +162,9 @@ def test_bad_groups_are_refused_in_one_line(groups: Any, hardware: dict[str, Any
     assert "\n" not in str(error.value)
 
 
-def test_a_choice_that_is_no_split_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from cclsearch.cli import main
+def test_a_choice_that_is_no_split_is_refused_in_one_line(cli) -> None:
 
-    assert main(["predict", "-w", "tiny", "--knob", "stage_layers=fast"]) == 2
-    shown = capsys.readouterr().err
+    shown = cli.err(["predict", "-w", "tiny", "--knob", "stage_layers=fast"])
     assert "stage_layers must be even, speed, speed+1, speed-1, or the layers of each stage such as 5-3" in shown
     assert len(shown.strip().splitlines()) == 1
 
