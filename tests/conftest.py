@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from command_line import CommandLine
 from paths import TESTS
@@ -21,6 +22,10 @@ from cclsearch.core.secrets.redact import is_secret_name
 from cclsearch.core.trust import confirm
 
 KINDS = ("untimed", "serial")
+
+# A busy machine is no failure, and each run tries the same examples.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,9 +1,10 @@
-"""Interval arithmetic compared with a brute-force version that marks every nanosecond."""
+"""Laws of interval arithmetic, against a brute-force version that marks every nanosecond."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cclsearch.trace.intervals import (
     Int64s,
@@ -20,11 +21,17 @@ from cclsearch.trace.intervals import (
 )
 
 END = 120
+PAIRS = st.lists(st.tuples(st.integers(0, END - 10), st.integers(0, 9)), max_size=40)
+WINDOWS = st.lists(st.tuples(st.integers(-5, END + 5), st.integers(-5, END + 5)), max_size=8)
 
 
-def random_spans(rng: np.random.Generator, count: int) -> tuple[Int64s, Int64s]:
-    start = rng.integers(0, END - 10, count)
-    return start, start + rng.integers(0, 10, count)
+def merge(pairs: list[tuple[int, int]]) -> Int64s:
+    """Return the union of spans given as start and length."""
+    spans_N2 = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    return merge_spans(spans_N2[:, 0], spans_N2.sum(axis=1))
+
+
+SPANS = PAIRS.map(merge)
 
 
 def mark(spans: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -34,11 +41,9 @@ def mark(spans: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return marked
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_set_operations_agree_with_marked_nanoseconds(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = (merge_spans(*random_spans(rng, int(rng.integers(0, 15)))) for _ in range(2))
-    low, high = sorted(rng.integers(0, END, 2).tolist())
+@given(SPANS, SPANS, st.integers(0, END), st.integers(0, END))
+def test_set_operations_agree_with_marked_nanoseconds(a: Int64s, b: Int64s, one: int, other: int) -> None:
+    low, high = sorted((one, other))
     inside = np.zeros(END, dtype=bool)
     inside[low:high] = True
     assert (mark(unite_spans(a, b)) == (mark(a) | mark(b))).all()
@@ -49,38 +54,22 @@ def test_set_operations_agree_with_marked_nanoseconds(seed: int) -> None:
     assert total_ns(a) == mark(a).sum()
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_union_of_few_and_many_spans_is_exact(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    many = np.arange(0, END - 2, 3)
-    few = merge_spans(*random_spans(rng, int(rng.integers(1, 4))))
-    many_M2 = merge_spans(many, many + rng.integers(1, 3, len(many)))
-    united = unite_spans(few, many_M2)
-    assert (mark(united) == (mark(few) | mark(many_M2))).all()
-    assert (united[1:, 0] > united[:-1, 1]).all()
+@given(PAIRS.filter(len), st.lists(st.integers(1, 2), min_size=40, max_size=40))
+def test_merged_and_united_spans_are_exact_sorted_disjoint_and_not_empty(few: list, lengths: list[int]) -> None:
+    """Few spans and many take different ways through `unite_spans`."""
+    many = merge_spans(np.arange(0, 118, 3), np.arange(0, 118, 3) + lengths)
+    united = unite_spans(merge(few[:3]), many)
+    assert (mark(united) == (mark(merge(few[:3])) | mark(many))).all()
+    for spans in (united, merge(few)):
+        assert (spans[:, 1] > spans[:, 0]).all()
+        assert (spans[1:, 0] > spans[:-1, 1]).all()
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_merged_spans_are_sorted_disjoint_and_not_empty(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    merged = merge_spans(*random_spans(rng, 40))
-    assert (merged[:, 1] > merged[:, 0]).all()
-    assert (merged[1:, 0] > merged[:-1, 1]).all()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_covered_time_of_windows_agrees_with_marked_nanoseconds(seed: int) -> None:
-    rng = np.random.default_rng(100 + seed)
-    spans = merge_spans(*random_spans(rng, int(rng.integers(0, 15))))
-    windows = np.sort(rng.integers(0, END, (8, 2)), axis=1)
-    assert covered_ns(spans, windows).tolist() == [mark(spans)[a:b].sum() for a, b in windows]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_gaps_of_windows_are_those_of_each_window(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    spans = merge_spans(*random_spans(rng, int(rng.integers(0, 12))))
-    windows_W2 = np.sort(rng.integers(-5, END + 5, (int(rng.integers(0, 6)), 2)), axis=1)
+@given(SPANS, WINDOWS)
+def test_windows_have_the_covered_time_and_the_gaps_of_each_alone(spans: Int64s, windows: list) -> None:
+    windows_W2 = np.sort(np.array(windows, dtype=np.int64).reshape(-1, 2), axis=1)
+    covered = [mark(spans)[max(a, 0) : max(b, 0)].sum() for a, b in windows_W2.tolist()]
+    assert covered_ns(spans, windows_W2).tolist() == covered
     gaps_G2, window_G = gaps_in_windows(spans, windows_W2)
     for window, (start, end) in enumerate(windows_W2.tolist()):
         assert gaps_G2[window_G == window].tolist() == invert_spans(spans, start, end).tolist()
