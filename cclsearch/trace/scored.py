@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.table import format_table
 from cclsearch.core.values import Config
 from cclsearch.plugins import METRICS
 from cclsearch.trace.call_tree import build_call_tree
@@ -28,7 +29,6 @@ from cclsearch.trace.text_report import (
     format_metrics,
     format_operators,
     format_ranks,
-    format_table,
     format_unclassified,
 )
 from cclsearch.trace.view import NO_TIMES, TraceView
