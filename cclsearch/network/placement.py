@@ -42,19 +42,19 @@ def spread_nodes(links: LinkMatrix, order: Sequence[int], devices: Sequence[int]
     return np.concatenate([np.flatnonzero(links.node_P == node)[inside] for node in order])
 
 
-def chain_nodes(links: LinkMatrix, *, slowest: bool = False) -> list[Order]:
-    """Return an order from each node on, which goes to the node with the fastest (or slowest) link among those left.
+def chain_nodes(links: LinkMatrix) -> list[Order]:
+    """Return an order from each node on, which goes to the node with the fastest link among those left.
 
     Nodes of one zone or switch become neighbours, whatever the order in which they were given.
     """
     first_P = np.array([int(np.flatnonzero(links.node_P == node)[0]) for node in identity_order(links)])
-    return _chain(_rates(links, first_P), slowest=slowest)
+    return _chain(_rates(links, first_P))
 
 
-def chain_devices(links: LinkMatrix, *, slowest: bool = False) -> list[Order]:
+def chain_devices(links: LinkMatrix) -> list[Order]:
     """Return the same of the devices of a node; a pair has the rate of the node in which it is slowest."""
     nodes = [np.flatnonzero(links.node_P == node) for node in identity_order(links)]
-    return _chain(np.min([_rates(links, place_D) for place_D in nodes], axis=0), slowest=slowest)
+    return _chain(np.min([_rates(links, place_D) for place_D in nodes], axis=0))
 
 
 def _rates(links: LinkMatrix, place_N: Places) -> Array:
@@ -64,14 +64,13 @@ def _rates(links: LinkMatrix, place_N: Places) -> Array:
     return np.asarray(np.minimum(rate, rate.T))
 
 
-def _chain(rate_NN: Array, *, slowest: bool) -> list[Order]:
-    rate = -rate_NN if slowest else rate_NN
+def _chain(rate_NN: Array) -> list[Order]:
     found = []
-    for start in range(len(rate)):
-        order, left = [start], [other for other in range(len(rate)) if other != start]
+    for start in range(len(rate_NN)):
+        order, left = [start], [other for other in range(len(rate_NN)) if other != start]
         while left:
             here = order[-1]
-            order.append(max(left, key=lambda other: (rate[here, other], -other)))
+            order.append(max(left, key=lambda other: (rate_NN[here, other], -other)))
             left.remove(order[-1])
         found.append(tuple(order))
     return found

@@ -16,9 +16,8 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.core.errors import UserError
-from cclsearch.network.axis import collectives_on, group_link
-from cclsearch.network.groups import GroupLink, slowest_chain, slowest_exchange, slowest_ring
+from cclsearch.network.axis import measured_link, simulated_link
+from cclsearch.network.groups import GroupLink
 from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.placement import (
     Order,
@@ -29,7 +28,6 @@ from cclsearch.network.placement import (
     improve_order,
     spread_nodes,
 )
-from cclsearch.network.spec import ClusterSpec
 from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.memory import expert_group
@@ -131,24 +129,22 @@ class Network:
 
     def place(self, row: int) -> Groups:
         """(R,) place of each rank of this row."""
-        links, mesh = self._machine.links, Mesh.at(self._layout, row)
-        return np.arange(mesh.num_ranks) if links is None else self._place(links, mesh, row)
-
-    def _links_at(self, row: int) -> dict[str, GroupLink]:
-        """Return the links of each axis of this row."""
-        links, mesh = self._machine.links, Mesh.at(self._layout, row)
-        if links is not None:
-            return links_of(links, mesh, self._place(links, mesh, row), ring_per_port=self._machine.ring_per_port)
-        assert self._machine.cluster is not None
-        return links_on(self._machine.cluster, mesh)
-
-    def _place(self, links: LinkMatrix, mesh: Mesh, row: int) -> Groups:
-        """(R,) place of each rank of this row."""
-        freedom = Freedom.at(self._layout, row)
-        if not freedom.any or self._weights is None:
+        links, mesh, freedom = self._machine.links, Mesh.at(self._layout, row), Freedom.at(self._layout, row)
+        if links is None or not freedom.any or self._weights is None:
             return np.arange(mesh.num_ranks)
         weights = {name: float(each[row]) for name, each in self._weights.items()}
         return place_ranks(links, mesh, weights, freedom, ring_per_port=self._machine.ring_per_port)
+
+    def _links_at(self, row: int) -> dict[str, GroupLink]:
+        """Return the links of each axis of this row."""
+        machine, groups = self._machine, Mesh.at(self._layout, row).axis_groups().items()
+        if machine.links is None:
+            assert machine.cluster is not None
+            return {name: simulated_link(machine.cluster, kind, each) for name, (kind, each) in groups}
+        links, place_R, per_port = machine.links, self.place(row), machine.ring_per_port
+        return {
+            name: measured_link(links, kind, place_R[each], ring_per_port=per_port) for name, (kind, each) in groups
+        }
 
 
 @dataclass(frozen=True)
@@ -221,29 +217,6 @@ class Mesh:
             yield position
 
 
-def links_of(links: LinkMatrix, mesh: Mesh, place_R: Groups, *, ring_per_port: bool) -> dict[str, GroupLink]:
-    """Return the links of each axis for ranks at these places."""
-    if mesh.num_ranks > links.num_places:
-        raise ValueError(f"{mesh.num_ranks} ranks, but the links have {links.num_places} places")
-    groups = mesh.axis_groups().items()
-    return {name: _link(links, kind, place_R[each], ring_per_port=ring_per_port) for name, (kind, each) in groups}
-
-
-def _link(links: LinkMatrix, kind: str, groups_GM: Groups, *, ring_per_port: bool) -> GroupLink:
-    if kind == "ring":
-        return slowest_ring(links, groups_GM, ring_per_port=ring_per_port)
-    return slowest_exchange(links, groups_GM) if kind == "exchange" else slowest_chain(links, groups_GM)
-
-
-def links_on(cluster: ClusterSpec, mesh: Mesh) -> dict[str, GroupLink]:
-    """Return the links of each axis on a simulated cluster, whose first ranks are those of the mesh."""
-    if mesh.num_ranks > cluster.num_ranks:
-        raise UserError(f"{mesh.num_ranks} ranks, but the cluster {cluster.describe()} has {cluster.num_ranks}")
-    on, domain = collectives_on(cluster), cluster.domain
-    groups = mesh.axis_groups().items()
-    return {name: group_link(on, kind, each, domain) for name, (kind, each) in groups}
-
-
 @dataclass(frozen=True)
 class Freedom:
     """What a placement may change."""
@@ -282,12 +255,10 @@ def place_ranks(
     freedom: Freedom,
     *,
     ring_per_port: bool,
-    slowest: bool = False,
 ) -> Groups:
     """Return (R,) the place of each rank with the least communication time found, at most that of ranks in order.
 
-    `weights` are the bytes of each axis per step. Only nodes that the ranks fill are put in order. `slowest` looks for
-    the most time instead, for comparisons.
+    `weights` are the bytes of each axis per step. Only nodes that the ranks fill are put in order.
     """
     used = [
         (weights[name], kind, groups)
@@ -300,19 +271,19 @@ def place_ranks(
             place_R = spread_nodes(links, nodes, devices or None)[position]
             total = 0.0
             for size, kind, groups in used:
-                link = _link(links, kind, place_R[groups], ring_per_port=ring_per_port)
+                link = measured_link(links, kind, place_R[groups], ring_per_port=ring_per_port)
                 total += size * (1 / link.bytes_s + tie * link.mean_s_per_byte)
-            return -total if slowest else total
+            return total
 
         return cost
 
     given = identity_order(links), tuple(range(count_devices(links)))
     positions = list(mesh.each_position(len(given[1]))) if freedom.ranks else [np.arange(mesh.num_ranks)]
     costs = [arrange(position, TIE) for position in positions]
-    chains = [given[0], *(chain_nodes(links, slowest=slowest) if freedom.nodes else ())]
+    chains = [given[0], *(chain_nodes(links) if freedom.nodes else ())]
     promise = [min(cost(chain, given[1]) for chain in chains) for cost in costs]
     promising = sorted(range(len(costs)), key=promise.__getitem__)[:MAX_ORDERS_IMPROVED]
-    found = [(index, *_improve(links, costs[index], given, freedom, slowest=slowest)) for index in sorted(promising)]
+    found = [(index, *_improve(links, costs[index], given, freedom)) for index in sorted(promising)]
     costs = [arrange(position, 0.0) for position in positions]
     index, nodes, devices = min(found, key=lambda each: costs[each[0]](each[1], each[2]))
     if costs[0](*given) <= costs[index](nodes, devices):
@@ -320,16 +291,14 @@ def place_ranks(
     return np.asarray(spread_nodes(links, nodes, devices or None)[positions[index]])
 
 
-def _improve(
-    links: LinkMatrix, cost: Cost, given: tuple[Order, Order], freedom: Freedom, *, slowest: bool
-) -> tuple[Order, Order]:
+def _improve(links: LinkMatrix, cost: Cost, given: tuple[Order, Order], freedom: Freedom) -> tuple[Order, Order]:
     """Return the order of nodes and of devices, each improved with the other held, until neither helps."""
 
     def improve_nodes(nodes: Order, devices: Order) -> Order:
-        return improve_order(nodes, lambda order: cost(order, devices), chain_nodes(links, slowest=slowest))
+        return improve_order(nodes, lambda order: cost(order, devices), chain_nodes(links))
 
     def improve_devices(nodes: Order, devices: Order) -> Order:
-        return improve_order(devices, lambda order: cost(nodes, order), chain_devices(links, slowest=slowest))
+        return improve_order(devices, lambda order: cost(nodes, order), chain_devices(links))
 
     nodes, devices = given
     differ = links.places < len(devices)  # otherwise the matrix says nothing of single devices

@@ -7,20 +7,14 @@ from cclsearch.core.values import Config
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.tasks.machine import read_machine, read_machines
 from cclsearch.tasks.training.layout import Layout, read_layout
-from cclsearch.tasks.training.network import Freedom, Mesh, place_ranks
 from cclsearch.tasks.training.staged import find_stages
-from cclsearch.tasks.training.time import connect, count_bytes
+from cclsearch.tasks.training.time import connect
 
 
 def find_places(card: Card, config: Config) -> tuple[int, ...]:
     """Return the place of each rank; empty if they are in order, or if the configuration does not ask for it."""
-    machine, layout = read_machine(card), _layout_of(card, config)
-    freedom = Freedom.at(layout, 0)
-    if not freedom.any or machine.links is None:
-        return ()
-    weights = {name: float(each[0]) for name, each in count_bytes(card, layout, machine).items()}
-    mesh = Mesh.at(layout, 0)
-    places = place_ranks(machine.links, mesh, weights, freedom, ring_per_port=machine.ring_per_port).tolist()
+    layout = _layout_of(card, config)
+    places = connect(card, layout, read_machine(card)).place(0).tolist()
     return tuple(places) if places != list(range(len(places))) else ()
 
 
