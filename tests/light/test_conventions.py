@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -55,6 +56,16 @@ PARTS = {"propose", "launch", "trace", "scoring", "record", "report"}
 ROOT_MODULES = {"__init__", "__main__", "plugins"}
 
 
+# One worker runs this file, so that the engine is parsed once.
+pytestmark = pytest.mark.xdist_group("conventions")
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a file; callers do not change it."""
+    return ast.parse(path.read_text())
+
+
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -67,18 +78,17 @@ def package_of(module: str) -> str:
 MODULES = {module_of(path): path for path in ENGINE}
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Return the modules of the engine that a file imports, at the top, in a function or for type checking.
 
     `plugins` names the types that its registries hold for type checkers only: these do not count.
     """
     found = set()
-    tree = ast.parse(path.read_text())
+    body = parse(path).body
     if path.name == "plugins.py":
-        tree.body = [
-            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
-        ]
-    for node in ast.walk(tree):
+        body = [node for node in body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))]
+    for node in (inner for outer in body for inner in ast.walk(outer)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cclsearch":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -124,9 +134,7 @@ def test_parts_of_a_trial_share_only_frozen_values() -> None:
 def test_the_root_has_few_modules_and_packages_have_docstrings() -> None:
     assert {path.stem for path in (ROOT / "cclsearch").glob("*.py")} <= ROOT_MODULES
     assert [
-        module
-        for module, path in MODULES.items()
-        if path.stem == "__init__" and not ast.get_docstring(ast.parse(path.read_text()))
+        module for module, path in MODULES.items() if path.stem == "__init__" and not ast.get_docstring(parse(path))
     ] == []
 
 
@@ -161,7 +169,7 @@ def words_of(path: Path) -> set[str]:
     """Return names and texts of a file, without docstrings and without the examples of `--help`."""
     left_out: set[int] = set()
     words = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             left_out |= {id(line.value) for line in node.body if isinstance(line, ast.Expr)}
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "EXAMPLE" for t in node.targets):
@@ -198,7 +206,7 @@ def test_a_class_name_occurs_once() -> None:
     classes = [
         node.name
         for path in ENGINE
-        for node in ast.parse(path.read_text()).body
+        for node in parse(path).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert [name for name, count in Counter(classes).items() if count > 1] == []
@@ -219,7 +227,7 @@ def test_dependencies_are_declared_and_imported() -> None:
     }
     imported = set()
     for path in ENGINE:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             imported |= {name.split(".")[0] for name in names}
@@ -268,7 +276,7 @@ def test_public_functions_and_classes_have_docstrings() -> None:
     for path in ENGINE:
         if "cli" in path.relative_to(ROOT).parts:
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in parse(path).body:
             is_public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
             is_public = is_public and node.name != "main"
             if is_public and ast.get_docstring(node) is None:
@@ -283,7 +291,7 @@ def test_files_and_functions_stay_small() -> None:
         text = path.read_text()
         if text.count("\n") > 450:
             large.append(f"{path.relative_to(ROOT)} ({text.count(chr(10))} lines)")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 70:
                 large.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert large == []
@@ -322,7 +330,7 @@ def test_text_avoids_phrases_that_need_a_second_reading() -> None:
 def test_every_test_can_fail() -> None:
     bare = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and not _asserts(node):
                 bare.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert bare == []
@@ -355,7 +363,7 @@ def test_limits_are_called_max_or_min() -> None:
     names = {
         target.id
         for path in ENGINE
-        for node in ast.parse(path.read_text()).body
+        for node in parse(path).body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         for part in (node.targets if isinstance(node, ast.Assign) else [node.target])
         for target in ast.walk(part)

@@ -30,11 +30,6 @@ def can_build(workload: str, framework: str) -> bool:
     return True
 
 
-ALL = [("tiny-gpu", "gpu"), *((workload, framework) for workload in WORKLOADS for framework in FRAMEWORKS)]
-PAIRS = [pair for pair in ALL if can_build(*pair)]
-assert len(PAIRS) > 40
-
-
 def predict_metrics(workload: str, framework: str) -> tuple[Space, dict[str, np.ndarray]]:
     """Return the search space, and metric -> (N,) what the closed forms predict."""
     card = load_card(workload)
@@ -52,8 +47,16 @@ def predict_metrics(workload: str, framework: str) -> tuple[Space, dict[str, np.
     return space, found | {"num_accelerators": space.num_accelerators_N}
 
 
-@pytest.mark.parametrize(("workload", "framework"), PAIRS)
-def test_no_predicted_figure_is_called_impossible(workload: str, framework: str) -> None:
+@pytest.mark.parametrize("framework", [*FRAMEWORKS, "gpu"])
+def test_no_predicted_figure_is_called_impossible(framework: str) -> None:
+    built = ["tiny-gpu"] if framework == "gpu" else [name for name in WORKLOADS if can_build(name, framework)]
+    assert len(built) >= 3 or framework == "gpu"
+    for workload in built:
+        check_possible(workload, framework)
+
+
+def check_possible(workload: str, framework: str) -> None:
+    """Assert that no bound at the lowest or highest predicted value of a metric is called impossible."""
     space, predicted = predict_metrics(workload, framework)
     objective = load_objective("step_time")
     for metric, values in predicted.items():

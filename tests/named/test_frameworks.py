@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from packages import needs
 from test_run_script_deepspeed import CONFIG, start
 from trials import DENSE, LAUNCHERS, MOE, make_input, make_job, run_script
 
@@ -17,14 +17,10 @@ from cclsearch.card.load import load_card
 from cclsearch.core.values import Value
 from cclsearch.tasks.training.contract import TrainingResult
 
-
-def needs(package: str) -> pytest.MarkDecorator:
-    """Return the mark that skips a test without the package."""
-    missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(missing, reason=f"{package} is not installed: `make test-frameworks`")
+HOW = "make test-frameworks installs it"
 
 
-@needs("deepspeed")
+@needs("deepspeed", HOW)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_deepspeed_trains_the_same_model_on_the_same_data_as_cpu(stage: int, tmp_path: Path) -> None:
     reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=MOE))
@@ -76,8 +72,8 @@ for path in sys.argv[2:]:
 """
 
 
-@needs("triton")
-@needs("torchtitan")
+@needs("triton", HOW)
+@needs("torchtitan", HOW)
 def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path) -> None:
     """Run torchtitan's own parser and models in another process."""
     config: dict[str, Value] = {"tp": 2, "dp": 2, "pp": 2, "micro_batch_size": 2, "zero_stage": 3}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from cclsearch.tasks.serving.kernel_tables import MAX_ESTIMATES, ServedLayout, estimate_latencies
 from cclsearch.tasks.serving.priors import TPOT, TTFT
-from test_frameworks import needs
+from packages import needs
+from test_frameworks import HOW
 from test_kernel_tables import ASKED, check_refused, make_card
 
 from cclsearch.card.model import Card
@@ -15,7 +16,7 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.base import task_of
 
-pytestmark = needs("aiconfigurator")
+pytestmark = needs("aiconfigurator", HOW)
 
 
 def make_space(**choices: tuple[int | str, ...]) -> Space:

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import yaml
+from packages import needs
 from paths import ROOT
 from trace_writer import gpu_events, kineto_document, span, write_kineto
 
 from cclsearch.card.hardware import find_accelerator
 from cclsearch.card.load import load_card
 
-pytest.importorskip("torch")
+pytestmark = needs("torch")
 
 BENCHMARKS = ROOT / "benchmarks"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
+from packages import needs
 from trials import LAUNCHERS
 
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger, read_events
 
-pytest.importorskip("torch")
+pytestmark = needs("torch")
 
 
 HONEST = "        for micro in range(self.accumulation):\n"

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packages import needs
 from trials import LAUNCHERS, make_input, run_script
 
-torch = pytest.importorskip("torch")
+pytestmark = needs("torch")
 
 
 @pytest.fixture
@@ -29,6 +30,8 @@ def energy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def use_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    import torch
+
     def use(*, hip: str | None = None, **properties: Any) -> None:
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -78,7 +81,7 @@ def test_a_device_whose_counter_cannot_be_read_has_none(energy: Any, use_gpu: An
     assert energy.open_counter() is None
     monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError("no such library")))
     assert energy.open_counter() is None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert energy.open_counter() is None
     assert energy.read_energy(None) is None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packages import needs
 from trials import MOE, make_input, run_script
 
 from cclsearch.card.model import ModelArch
 from cclsearch.core.values import Value
 
-pytest.importorskip("torch")
+pytestmark = needs("torch")
 
 
 LAYOUT: dict[str, Value] = {"tp": 2, "pp": 2, "ep": 2, "micro_batch_size": 2, "rank_order": "pp-tp-dp"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from packages import needs
 from trials import MOE, make_input, run_script
 
 from cclsearch.core.values import Value
@@ -12,7 +13,7 @@ from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.score import score_view
 
-pytest.importorskip("jax")
+pytestmark = needs("jax")
 
 
 LAYOUT: dict[str, Value] = {

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packages import needs
 from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
 
 from cclsearch.core.values import Failure, FailureKind
@@ -17,7 +18,7 @@ from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import NONCE_MARK, PHASE_FILE, RunStatus, TrialPhase, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
 
-pytest.importorskip("torch")
+pytestmark = needs("torch")
 
 
 STEPS_BEFORE_STOP = 3
