@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cclsearch.analysis.on_clusters import choose_row, predict_on_clusters
+import numpy as np
+
 from cclsearch.card.hardware import Accelerator, find_accelerator
 from cclsearch.card.load import inspect_card, require_card
+from cclsearch.card.model import Card
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_utilities
 from cclsearch.core.errors import UserError
 from cclsearch.core.table import format_table
 from cclsearch.core.text import one_line
+from cclsearch.core.values import Config
 from cclsearch.network.collectives import ALGORITHMS, Compression
 from cclsearch.network.spec import ClusterSpec, parse_cluster
-from cclsearch.network.sweep import HardwareOption, Speeds, SweepRow, sweep, vary
+from cclsearch.network.sweep import HardwareOption, Speeds, SweepRow, TimeOn, sweep, vary
 from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.space.parse import parse_assignments
+from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import NotAvailable
@@ -143,7 +148,7 @@ def sweep_prediction(
     subject = find_subject(Asked(workload=workload, framework=framework))
     card, space = subject.card, subject.build_space()
     matches = space.matching(parse_assignments(config, space.knobs) if config else {})
-    row = choose_row(card, space, matches, config or "")
+    row = _choose_row(card, space, matches, config or "")
     ranks = int(space.num_accelerators_N[row])
     base = asked.base or cluster_of(card.hardware.chip, ranks, card.hardware.domain)
     options = _options(base, card.hardware.chip, asked)
@@ -152,7 +157,7 @@ def sweep_prediction(
         raise UserError(
             f"{space.config(row)} needs {ranks} ranks, but the cluster {small.describe()} has {small.num_ranks}"
         )
-    rows = sweep(HardwareOption("base", base), options, predict_on_clusters(card, space, row))
+    rows = sweep(HardwareOption("base", base), options, _predict_on_clusters(card, space, row))
     metric = task_of(card).primary_metric
     notes = [*subject.notes, "predicted before calibration by trials; whether it fits into memory is not checked"]
     return HardwareSweep(rows, f"{card.name}: {space.config(row)}", metric.words, notes)
@@ -198,3 +203,37 @@ def _read_compression(text: str | None) -> Compression | None:
         )
     rates = [float(part) * 1e9 if part is not None else float("inf") for part in match.groups()[1:]]
     return Compression(float(match[1]), *rates)
+
+
+def _choose_row(card: Card, space: Space, matches: np.ndarray[tuple[int], np.dtype[np.bool_]], asked: str) -> int:
+    """Return the matching row that is predicted to be best and to fit; UserError if there is none."""
+    prediction = predict_space(card, space)
+    primary = task_of(card).primary_metric
+    if prediction is None or primary.unit != "s":
+        raise UserError(f"{card.name}: its task {card.task!r} predicts no seconds, so there is nothing to simulate")
+    rows = np.flatnonzero(matches)
+    if not len(rows):
+        raise UserError(
+            f"no configuration in the search space matches --config {asked!r}: see `ccl-search space explain`"
+        )
+    return int(prediction.order(rows)[0])
+
+
+def _predict_on_clusters(card: Card, space: Space, row: int) -> TimeOn:
+    """Return the function of cluster and speeds to the predicted seconds of this configuration."""
+    one = replace(space, codes_NK=space.codes_NK[row : row + 1])
+    primary, chip = task_of(card).primary, card.hardware.chip
+
+    def time_on(cluster: ClusterSpec, speeds: Speeds) -> float:
+        hardware = card.hardware.model_copy(
+            update={
+                "cluster": cluster.describe(),
+                "scale_up_domain": cluster.domain,
+                "peak_flops": Config({name: rate * speeds.flops for name, rate in chip.peak_flops.items()}),
+                "memory_gb_per_s": chip.memory_gb_per_s * speeds.memory,
+            }
+        )
+        form = predictor_of(card.model_copy(update={"hardware": hardware}), one).forms[primary]
+        return float(np.exp(form.metric.sign * form.log_cost(np.array([0]))(form.prior.mean_P))[0])
+
+    return time_on

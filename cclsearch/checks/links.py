@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +66,6 @@ def measure_links(
     num_ranks: int,
     folder: Path,
     timeout_s: float,
-    say: Callable[[str], None],
     package: str | None = None,
 ) -> Measured:
     """Run the probe as a job and return what it measured; UserError says in one line why it failed.
@@ -95,7 +93,6 @@ def measure_links(
         timeout_s=timeout_s,
     )
     try:
-        say(f"measuring {num_ranks} ranks with profile {profile.name}: {job.trial_dir}")
         _run(launcher, job)
     finally:
         launcher.close()

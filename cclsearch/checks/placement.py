@@ -186,13 +186,10 @@ def vary_links(links: LinkMatrix) -> list[tuple[str, LinkMatrix]]:
     """Return the matrix, and what it would be with links repaired or faster, each with its name."""
     nodes = np.array(links.nodes or links.endpoints)
     between = nodes[:, None] != nodes[None, :]
-    rates, latencies = np.array(links.gbps), np.array(links.latency_us)
+    rates = np.array(links.gbps)
 
-    def changed(gbps: NDArray[np.float64], latency: NDArray[np.float64] = latencies) -> LinkMatrix:
-        fields = {
-            name: getattr(links, name) for name in ("endpoints", "nodes", "places", "places_per_port", "port_gbps")
-        }
-        return LinkMatrix(**fields, gbps=gbps.tolist(), latency_us=latency.tolist())
+    def with_rates(gbps: NDArray[np.float64]) -> LinkMatrix:
+        return links.changed(gbps=gbps.tolist())
 
     found = [("as measured", links)]
     if between.any():
@@ -202,17 +199,17 @@ def vary_links(links: LinkMatrix) -> list[tuple[str, LinkMatrix]]:
         repaired = np.zeros_like(between)
         repaired.flat[slow] = True
         repaired |= repaired.T
-        found.append(
+        found += [
             (
                 f"{one} and {other} (the slowest) as fast as the median",
-                changed(np.where(repaired, rates.clip(middle), rates)),
-            )
-        )
-        found.append(("no link slower than the median", changed(np.where(between, rates.clip(middle), rates))))
-        found.append(("links between nodes twice as fast", changed(np.where(between, 2 * rates, rates))))
+                with_rates(np.where(repaired, rates.clip(middle), rates)),
+            ),
+            ("no link slower than the median", with_rates(np.where(between, rates.clip(middle), rates))),
+            ("links between nodes twice as fast", with_rates(np.where(between, 2 * rates, rates))),
+        ]
     if (~between & (rates > 0)).any():
-        found.append(("links inside nodes twice as fast", changed(np.where(between, rates, 2 * rates))))
-    return [*found, ("half the latency", changed(rates, latencies / 2))]
+        found.append(("links inside nodes twice as fast", with_rates(np.where(between, rates, 2 * rates))))
+    return [*found, ("half the latency", links.changed(latency_us=(np.array(links.latency_us) / 2).tolist()))]
 
 
 def _choose(

@@ -22,24 +22,28 @@ if TYPE_CHECKING:
     from cclsearch.checks.placement import Placement
 
 
+TAKEN_BY = {
+    "file": (("files",), ("import",)),
+    "--ranks": (("ranks",), ("measure",)),
+    "--package": (("package",), ("measure",)),
+    "workload and no configuration": (("workload", "config", "knob"), ("place", "what-if")),
+}
+"""What only some actions take -> its arguments, and these actions."""
+
+
 def run(args: argparse.Namespace) -> int:
-    if args.files and args.action != "import":
-        raise UserError(f"`links {args.action}` takes no file; `links import` does")
-    if args.ranks is not None and args.action != "measure":
-        raise UserError(f"`links {args.action}` takes no --ranks; `links measure` does")
-    if args.package is not None and args.action != "measure":
-        raise UserError(f"`links {args.action}` takes no --package; `links measure` does")
-    if args.action not in ("place", "what-if") and (args.workload or args.config or args.knob):
-        raise UserError(f"`links {args.action}` takes no workload and no configuration; `place` and `what-if` do")
+    for words, (names, actions) in TAKEN_BY.items():
+        if args.action not in actions and any(getattr(args, name) not in (None, []) for name in names):
+            takers = f"`links {actions[0]}` does" if len(actions) == 1 else "`place` and `what-if` do"
+            raise UserError(f"`links {args.action}` takes no {words}; {takers}")
     if args.action in ("place", "what-if"):
         if args.workload is None:
             raise UserError(f"`links {args.action}` needs --workload NAME, whose configuration it is about")
         return _place(args) if args.action == "place" else _what_if(args)
+    profile = load_profile(args.launcher)
     if args.action == "measure":
-        return _measure(load_profile(args.launcher), args)
-    if args.action == "import":
-        return _import(load_profile(args.launcher), args)
-    return _show(load_profile(args.launcher), as_json=args.json)
+        return _measure(profile, args)
+    return _import(profile, args) if args.action == "import" else _show(profile, as_json=args.json)
 
 
 def _measure(profile: Profile, args: argparse.Namespace) -> int:
@@ -53,10 +57,10 @@ def _measure(profile: Profile, args: argparse.Namespace) -> int:
     if ranks < 2:
         raise UserError(f"links are between ranks: --ranks must be at least 2, not {ranks}")
     folder = project_root() / "runs" / f"links-{profile.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    say = _say_nothing if args.json else _say
-    measured = measure_links(
-        profile, num_ranks=ranks, folder=folder, timeout_s=60 * args.timeout_min, say=say, package=args.package
-    )
+    if not args.json:
+        print(plain(f"measuring {ranks} ranks with profile {profile.name}: {folder}"), flush=True)
+    timeout_s = 60 * args.timeout_min
+    measured = measure_links(profile, num_ranks=ranks, folder=folder, timeout_s=timeout_s, package=args.package)
     path = _keep(profile, measured.links)
     if args.json:
         print(json.dumps({**_as_data(measured.links, path), "all_reduce": measured.reduced}))
@@ -68,14 +72,6 @@ def _measure(profile: Profile, args: argparse.Namespace) -> int:
         )
     print(f"wrote {path}: `predict` and `run` with --launcher {profile.name} use it")
     return EXIT_OK
-
-
-def _say_nothing(text: str) -> None:
-    """With --json only the result is printed."""
-
-
-def _say(text: str) -> None:
-    print(plain(text), flush=True)
 
 
 def _import(profile: Profile, args: argparse.Namespace) -> int:

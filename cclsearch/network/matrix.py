@@ -172,18 +172,18 @@ class LinkMatrix(Model):
         """Orders of members inside a node that `groups.py` found."""
         return {}
 
+    def changed(self, **fields: object) -> LinkMatrix:
+        """Return a matrix with these fields instead; nothing that this one has computed is copied."""
+        return LinkMatrix.model_validate({name: getattr(self, name) for name in LinkMatrix.model_fields} | fields)
+
     def select(self, endpoints: Sequence[int]) -> LinkMatrix:
         """Return the matrix of these endpoints, in this order."""
         at = list(endpoints)
-        return LinkMatrix(
+        return self.changed(
             endpoints=tuple(self.endpoints[i] for i in at),
             nodes=tuple(self.nodes[i] for i in at) if self.nodes else (),
-            places=self.places,
             gbps=tuple(tuple(self.gbps[i][j] for j in at) for i in at),
             latency_us=tuple(tuple(self.latency_us[i][j] for j in at) for i in at),
-            places_per_port=self.places_per_port,
-            port_gbps=self.port_gbps,
-            source=self.source,
         )
 
     def describe(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.network.spec import ClusterSpec, Tier
+from cclsearch.network.spec import ClusterSpec
 
 
 @dataclass(frozen=True)
@@ -83,49 +83,33 @@ def _row(option: HardwareOption, time_on: TimeOn, base_s: float) -> SweepRow:
         return row.model_copy(update={"problem": str(error)})
     saved: dict[str, float] = {}
     for name, doubled in double_resources(option).items():
-        try:
+        with suppress(UserError):  # such as a domain that does not suit the work's groups
             saved[name] = 1 - time_on(doubled.cluster, doubled.speeds) / seconds
-        except UserError:
-            continue  # such as a domain that does not suit the work's groups
-    return SweepRow(
-        name=row.name,
-        cluster=row.cluster,
-        ranks=row.ranks,
-        seconds=seconds,
-        speedup=base_s / seconds,
-        utility=saved,
-    )
+    return row.model_copy(update={"seconds": seconds, "speedup": base_s / seconds, "utility": saved})
 
 
 def vary(cluster: ClusterSpec) -> list[HardwareOption]:
     """Return the usual variations of a cluster: links twice as fast, larger domains, other topologies of the same
     bandwidth."""
-    options = [HardwareOption("scale-up x2", cluster.scaled(up=2))]
-    if len(cluster.tiers) == 1:
-        inner = cluster.tiers[0]
-        kinds = ("switch", "ring") if inner.kind != "torus" else ("switch",)
-        for kind in kinds:
-            if kind != inner.kind:
+    options = {"scale-up x2": cluster.scaled(up=2)}
+    inner, *between = cluster.tiers
+    if not between:
+        for kind in ("switch", "ring"):
+            if kind != inner.kind and (kind, inner.kind) != ("ring", "torus"):
                 tier = inner.model_copy(update={"kind": kind, "shape": (inner.size,), "leaf": None, "over": 1.0})
-                options.append(HardwareOption(f"{kind} of the same bandwidth", ClusterSpec(tiers=(tier,))))
-        return options
-    options += [HardwareOption("scale-out x2", cluster.scaled(out=2))]
-    options += [HardwareOption("both x2", cluster.scaled(up=2, out=2))]
-    for factor in (2, 4):
-        try:
-            options.append(HardwareOption(f"domain x{factor}", cluster.with_domain(factor * cluster.domain)))
-        except UserError:
-            break  # the domains do not divide
-    inner, outer = cluster.tiers[:2]
-    if outer.kind == "torus" or len(cluster.tiers) > 2 or outer.size == 1:
-        return options
-    rail, tree = max(outer.size // 2, 1), max(cluster.num_ranks // 2, 1)
-    others = [
-        (
-            "fat tree, 4:1 oversubscribed",
-            Tier.model_copy(outer, update={"kind": "fat-tree", "leaf": tree, "over": 4.0}),
-        ),
-        ("rails, 4:1 oversubscribed", Tier.model_copy(outer, update={"kind": "rail", "leaf": rail, "over": 4.0})),
-        ("ring between domains", Tier.model_copy(outer, update={"kind": "ring", "leaf": None, "over": 1.0})),
-    ]
-    return options + [HardwareOption(name, ClusterSpec(tiers=(inner, tier))) for name, tier in others]
+                options[f"{kind} of the same bandwidth"] = ClusterSpec(tiers=(tier,))
+    else:
+        options |= {"scale-out x2": cluster.scaled(out=2), "both x2": cluster.scaled(up=2, out=2)}
+        with suppress(UserError):  # the domains do not divide
+            for factor in (2, 4):
+                options[f"domain x{factor}"] = cluster.with_domain(factor * cluster.domain)
+    if len(between) == 1 and between[0].kind != "torus" and between[0].size > 1:
+        rail, tree = max(between[0].size // 2, 1), max(cluster.num_ranks // 2, 1)
+        changes: dict[str, dict[str, object]] = {
+            "fat tree, 4:1 oversubscribed": {"kind": "fat-tree", "leaf": tree, "over": 4.0},
+            "rails, 4:1 oversubscribed": {"kind": "rail", "leaf": rail, "over": 4.0},
+            "ring between domains": {"kind": "ring", "leaf": None, "over": 1.0},
+        }
+        for name, change in changes.items():
+            options[name] = ClusterSpec(tiers=(inner, between[0].model_copy(update=change)))
+    return [HardwareOption(name, spec) for name, spec in options.items()]
