@@ -134,11 +134,15 @@ def speed() -> Iterator[Row]:
             first = len(tasks)
             reduce = on.schedule("all_reduce", inside, 64e6)
             gather = on.schedule("reduce_scatter", across, 100e6)
-            tasks.append(Work(lanes=((0, 0),), seconds=1e-3))
-            tasks.append(Work(lanes=((0, 1),), schedule=reduce, waits=(Wait(first),)))
-            tasks.append(Work(lanes=((0, 0),), seconds=1e-3, waits=(Wait(first + 1),)))
-            tasks.append(Work(lanes=((0, 2),), schedule=gather, waits=(Wait(first + 2),)))
-        tasks.append(Work(lanes=((0, 1),), schedule=on.schedule("all_to_all", np.arange(net.num_ranks)[None], 1e9)))
+            follows = [(Wait(first + k - 4),) if first else () for k in range(4)]  # the same of the layer before
+            tasks += [
+                Work(seconds=1e-3, waits=(Wait(first - 2),) if first else ()),
+                Work(schedule=reduce, waits=(Wait(first), *follows[1])),
+                Work(seconds=1e-3, waits=(Wait(first + 1),)),
+                Work(schedule=gather, waits=(Wait(first + 2), *follows[3])),
+            ]
+        everyone = np.arange(net.num_ranks)[None]
+        tasks.append(Work(schedule=on.schedule("all_to_all", everyone, 1e9), waits=(Wait(len(tasks) - 3),)))
         step_s = simulate(tasks, net.capacity_L).seconds
         took = time.process_time() - begin
         yield text, f"{net.num_ranks} ranks, {len(tasks)} tasks", form(step_s), f"{took:.2f} s"

@@ -1,7 +1,6 @@
-"""Times a step on a simulated network: tasks in lanes, which wait for each other and share links while they overlap.
+"""Times a step on a simulated network: tasks wait for each other, and collectives that overlap share links.
 
-A lane is a stream of a set of ranks that do the same at the same time. One rank that represents all needs one set; the
-stages of a pipeline, or the ranks of a trace, are several. A collective is a task in the lanes of all that take part.
+One rank that represents all needs one set of tasks; the stages of a pipeline, or the ranks of a trace, are several.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ from cclsearch.core.errors import UserError
 from cclsearch.network.collectives import Schedule, Segment
 from cclsearch.network.sharing import Array, share_classes
 
-Lane = tuple[int, int]
-"""(set of ranks, stream)."""
-
 
 @dataclass(frozen=True)
 class Wait:
@@ -34,8 +30,6 @@ class Wait:
 class Work:
     """A task: computation of fixed length, or a collective."""
 
-    lanes: tuple[Lane, ...]
-    """Where it runs: tasks of a lane run in the order of their list."""
     seconds: float = 0.0
     """Of computation; of a collective, what it takes besides its schedule."""
     schedule: Schedule | None = None
@@ -43,7 +37,6 @@ class Work:
     """Factor on the schedule's seconds on links, such as measured over simulated time of the measured system."""
     waits: tuple[Wait, ...] = ()
     earliest_s: float = 0.0
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,23 +138,15 @@ class _Run:
         self.missing = np.zeros(count, dtype=np.int64)
         self.after_end: list[list[tuple[int, float]]] = [[] for _ in tasks]
         self.after_start: list[list[tuple[int, float]]] = [[] for _ in tasks]
-        last: dict[Lane, int] = {}
         for number, task in enumerate(tasks):
-            for lane in task.lanes:
-                if lane in last:
-                    self._link(number, Wait(last[lane]))
-                last[lane] = number
+            self.missing[number] = len(task.waits)
             for wait in task.waits:
-                self._link(number, wait)
+                followers = self.after_start if wait.after_start else self.after_end
+                followers[wait.task].append((number, wait.delay_s))
         self.queue: list[tuple[float, int, int]] = []  # (time, 0: a task ends, 1: a task begins, task)
         self.transfers: list[_Transfer] = []
         self.now = 0.0
         self.open = count
-
-    def _link(self, number: int, wait: Wait) -> None:
-        to = self.after_start if wait.after_start else self.after_end
-        to[wait.task].append((number, wait.delay_s))
-        self.missing[number] += 1
 
     def finish(self) -> Timeline:
         for number in np.flatnonzero(self.missing == 0).tolist():
@@ -177,8 +162,8 @@ class _Run:
                 self._advance(self.now + ahead)
                 self._end_segments()
         if self.open:
-            stuck = [task.label or str(number) for number, task in enumerate(self.tasks) if np.isnan(self.end[number])]
-            raise UserError(f"{self.open} tasks wait for each other in a circle, among them {', '.join(stuck[:3])}")
+            stuck = ", ".join(map(str, np.flatnonzero(np.isnan(self.end))[:3]))
+            raise UserError(f"{self.open} tasks wait for each other in a circle, among them {stuck}")
         return Timeline(self.start, self.end)
 
     def _advance(self, to: float) -> None:

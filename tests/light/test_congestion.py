@@ -46,7 +46,7 @@ class Leaves:
 
     def send(self, source: int, target: int, gigabytes: float, earliest_s: float = 0.0) -> Work:
         schedule = self.on.schedule("send", np.array([[source, target]]), gigabytes * GB)
-        return Work(lanes=((source, target),), schedule=schedule, earliest_s=earliest_s)
+        return Work(schedule=schedule, earliest_s=earliest_s)
 
     def ends(self, *work: Work) -> list[float]:
         return simulate(work, self.net.capacity_L).end_s.tolist()
@@ -83,8 +83,8 @@ def test_a_ring_and_an_exchange_at_once_share_each_port_by_their_flows() -> None
     """
     net = TieredNetwork(parse_cluster("switch:4:80:0"))
     on, ranks = Collectives(net, one_way=True), np.arange(4)[None]
-    ring = Work(lanes=((0, 0),), schedule=on.schedule("all_reduce", ranks, 10 * GB, "ring"))
-    exchange = Work(lanes=((0, 1),), schedule=on.schedule("all_to_all", ranks, 10 * GB, "direct"))
+    ring = Work(schedule=on.schedule("all_reduce", ranks, 10 * GB, "ring"))
+    exchange = Work(schedule=on.schedule("all_to_all", ranks, 10 * GB, "direct"))
     assert simulate([ring, exchange], net.capacity_L).end_s.tolist() == pytest.approx([2.25, 1.0], rel=EXACT)
 
 
@@ -92,7 +92,7 @@ def test_rings_across_leaves_share_an_uplink_and_a_ring_inside_a_leaf_does_not()
     """Two rings of two ranks over the uplink have half of it each; the third has the ports of its leaf to itself."""
     tree = Leaves()
     groups = [[0, 4]], [[1, 5]], [[2, 3]]
-    work = [Work(lanes=((k, 0),), schedule=tree.on.schedule("all_reduce", np.array(g), 10 * GB, "ring"))
+    work = [Work(schedule=tree.on.schedule("all_reduce", np.array(g), 10 * GB, "ring"))
             for k, g in enumerate(groups)]  # fmt: skip
     assert tree.ends(*work) == pytest.approx([2, 2, 1], rel=EXACT)
     together = tree.on.schedule("all_reduce", np.array([[0, 4], [1, 5]]), 10 * GB, "ring")
@@ -105,7 +105,7 @@ def test_a_collective_with_unlike_bottlenecks_is_near_what_its_flows_take_one_by
     tree = Leaves()
     exchange = tree.on.schedule("all_to_all", np.arange(8)[None], 8 * GB)
     inside = tree.on.schedule("all_gather", np.arange(4)[None], 8 * GB, "ring")
-    ends = tree.ends(Work(lanes=((0, 0),), schedule=exchange), Work(lanes=((0, 1),), schedule=inside))
+    ends = tree.ends(Work(schedule=exchange), Work(schedule=inside))
     pairs = [(a, b, 1.0) for a in range(8) for b in range(8) if a != b]
     pairs += [(a, (a + 1) % 4, 6.0) for a in range(4)]
     source, target, size = (np.array(each) for each in zip(*pairs, strict=True))
@@ -153,7 +153,7 @@ def test_two_degrees_that_share_ports_cost_what_sharing_costs() -> None:
     axes = (tp_s, [[0, 1], [2, 3]]), (dp_s, [[0, 2], [1, 3]])
     rings = [on.schedule("all_reduce", np.array(groups), seconds * rate, "ring") for seconds, groups in axes]
     assert [ring.seconds for ring in rings] == pytest.approx([tp_s, dp_s], rel=EXACT)
-    both = simulate([Work(lanes=((k, 0),), schedule=ring) for k, ring in enumerate(rings)], net.capacity_L).seconds
+    both = simulate([Work(schedule=ring) for k, ring in enumerate(rings)], net.capacity_L).seconds
     assert both == pytest.approx(tp_s + dp_s, rel=EXACT)
     assert step_s(parts) == pytest.approx(both, rel=0.005)
 

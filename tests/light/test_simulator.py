@@ -159,11 +159,11 @@ def test_two_collectives_share_a_link_only_while_both_run() -> None:
     collectives = Collectives(net)
     one = collectives.schedule("all_reduce", everyone(net), M, "ring")
     half = collectives.schedule("all_reduce", everyone(net), M / 2, "ring")
-    run = simulate([Work(lanes=((0, 0),), schedule=one), Work(lanes=((0, 1),), schedule=half)], net.capacity_L)
+    run = simulate([Work(schedule=one), Work(schedule=half)], net.capacity_L)
     assert run.end_s.tolist() == pytest.approx([1.5 * one.seconds, one.seconds])
     inner = collectives.schedule("all_reduce", np.array([[0, 1]]), M, "ring")
     other = collectives.schedule("all_reduce", np.array([[2, 3]]), M, "ring")
-    run = simulate([Work(lanes=((0, 0),), schedule=inner), Work(lanes=((1, 0),), schedule=other)], net.capacity_L)
+    run = simulate([Work(schedule=inner), Work(schedule=other)], net.capacity_L)
     assert run.seconds == pytest.approx(inner.seconds)
 
 
@@ -171,15 +171,15 @@ def test_a_step_hides_communication_behind_computation_as_dependencies_allow() -
     net = network("switch:4:400:0")
     moving = Collectives(net).schedule("all_reduce", everyone(net), M, "ring")
     hidden = [
-        Work(lanes=((0, 0),), seconds=0.01),
-        Work(lanes=((0, 1),), schedule=moving, waits=(Wait(0),)),
-        Work(lanes=((0, 0),), seconds=1.0),
+        Work(seconds=0.01),
+        Work(schedule=moving, waits=(Wait(0),)),
+        Work(seconds=1.0, waits=(Wait(0),)),
     ]
     assert simulate(hidden, net.capacity_L).seconds == pytest.approx(1.01)
-    shown = [*hidden[:2], Work(lanes=((0, 0),), seconds=1.0, waits=(Wait(1, 0.5),))]
+    shown = [*hidden[:2], Work(seconds=1.0, waits=(Wait(1, 0.5),))]
     assert simulate(shown, net.capacity_L).seconds == pytest.approx(0.01 + moving.seconds + 0.5 + 1.0)
     with pytest.raises(UserError, match="wait for each other in a circle"):
-        simulate([Work(lanes=((0, 0),), waits=(Wait(1),)), Work(lanes=((1, 0),), waits=(Wait(0),))], net.capacity_L)
+        simulate([Work(waits=(Wait(1),)), Work(waits=(Wait(0),))], net.capacity_L)
 
 
 def test_a_slow_port_slows_only_the_groups_that_use_it() -> None:

@@ -167,14 +167,14 @@ class ClusterReplay:
             waiting = max(int(graph.end_ns[i] - graph.start_ns[i]) / 1e9 - moving, 0.0)
         old = self._groups_of(graph, call, self.base.num_ranks)
         if old is None or moving <= 0:
-            return Work((), waiting + moving)
+            return Work(waiting + moving)
         kind, size = _kind_of(call), self._size_of(call, old, moving)
         new = self._groups_of(graph, call, on.network.num_ranks)
         assert new is not None
         schedule = on.schedule(kind, new, size, algorithm if algorithm in ALGORITHMS[kind] else "auto")
         before = self.base_on.schedule(kind, old, size).seconds
         self.algorithms.add(schedule.algorithm)
-        return Work((), waiting, schedule, stretch=moving / before if before > 0 else 1.0)
+        return Work(waiting, schedule, stretch=moving / before if before > 0 else 1.0)
 
     def _durations(self, graph: RankGraph, speeds: Speeds) -> Array:
         """Return seconds of each event, collectives as measured."""

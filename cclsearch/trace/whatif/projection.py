@@ -84,7 +84,7 @@ class Replay:
         for data in self._timers[best].moving:
             ((g, i),) = data.ending
             waited_s = (data.arrived_ns - int(self.graphs[g].start_ns[i])) / 1e9
-            moves.append(Work((), max(float(seconds[g][i]) - waited_s, 0.0)))
+            moves.append(Work(max(float(seconds[g][i]) - waited_s, 0.0)))
         return self._timers[best].time(seconds, moves)
 
     @cached_property

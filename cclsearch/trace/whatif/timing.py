@@ -70,7 +70,7 @@ class StepTimer:
         length_E = np.concatenate([*seconds, np.zeros(0)])
         length_E[self._end_task >= len(length_E)] = 0.0
         events = zip(length_E.tolist(), self._waits, self._earliest_s, strict=True)
-        tasks = [Work((), length, waits=waits, earliest_s=earliest_s) for length, waits, earliest_s in events]
+        tasks = [Work(length, waits=waits, earliest_s=earliest_s) for length, waits, earliest_s in events]
         tasks += [replace(task, waits=waits) for task, waits in zip(moves, self._awaited, strict=True)]
         end_s = simulate(tasks, capacity_L).end_s[self._end_task]
         lengths = [0.0]
