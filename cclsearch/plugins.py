@@ -1,4 +1,4 @@
-"""Registries of launchers, proposers, LLM providers, metrics, trace readers, tasks and trackers, for other code.
+"""Registries of launchers, proposers, LLM providers, metrics, trace readers, tasks and trackers, for other packages.
 
 A package names a module under the entry-point group `cclsearch`; importing that module registers what it decorates:
 
@@ -7,241 +7,42 @@ A package names a module under the entry-point group `cclsearch`; importing that
     @LAUNCHERS.register("my-cluster")
     class MyLauncher: ...
 
-A project does without a package: the Python files in its `metrics/` and `objectives/` are imported in the same way,
-once `ccl-search trust` allows it. The built-in parts register in the same way; each registry names their modules. A
-plugin that cannot be imported is left out as a whole: a `BrokenPlugin` warning names it, and everything else works.
-`docs/extending.md` describes each kind.
+Each registry is imported when its name is first used. `docs/extending.md` describes each kind.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import shlex
-import sys
-import warnings
-from collections.abc import Callable
-from functools import partial
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from importlib import import_module
 
-from cclsearch.core.content import list_modules
-from cclsearch.core.errors import BrokenPlugin, UserError
-from cclsearch.core.text import guess_name, one_line
-from cclsearch.core.trust import find_owner, is_trusted
-
+TYPE_CHECKING = False
+"""As that of `typing`, which is not imported: type checkers take it as true."""
 if TYPE_CHECKING:
-    from cclsearch.launch.profile import LauncherFactory
-    from cclsearch.propose.agent.providers.kind import ProviderKind
-    from cclsearch.propose.base import ProposerFactory
-    from cclsearch.scoring.trial_metric import TrialMetric
-    from cclsearch.tasks.base import Task
-    from cclsearch.trace.metric import Metric
-    from cclsearch.trace.readers.base import Reader
-    from cclsearch.tracking.base import Tracker
+    from cclsearch.card.task import TASKS
+    from cclsearch.core.metrics import METRICS
+    from cclsearch.launch.profile import LAUNCHERS
+    from cclsearch.propose.agent.providers.kind import PROVIDERS
+    from cclsearch.propose.base import PROPOSERS
+    from cclsearch.scoring.trial_metric import TRIAL_METRICS
+    from cclsearch.trace.readers.base import READERS
+    from cclsearch.tracking.base import TRACKERS
 
-T = TypeVar("T")
-C = TypeVar("C")
-
-ENTRY_POINT_GROUP = "cclsearch"
-
-
-class Plugin(NamedTuple):
-    """A plugin: the module that an entry point of a package names, or a Python file of the project."""
-
-    name: str
-    """Its package and module, such as `my-package (my_package.launcher)`, or the file, such as `metrics/mine.py`."""
-    problem: str = ""
-    """Why it is left out, in one line; empty if it was loaded."""
-    remedy: str = "update it, or uninstall it"
-    """What to do about the problem."""
+__all__ = ["LAUNCHERS", "METRICS", "PROPOSERS", "PROVIDERS", "READERS", "TASKS", "TRACKERS", "TRIAL_METRICS"]
+_HOMES = {
+    "LAUNCHERS": "launch.profile",
+    "METRICS": "core.metrics",
+    "PROPOSERS": "propose.base",
+    "PROVIDERS": "propose.agent.providers.kind",
+    "READERS": "trace.readers.base",
+    "TASKS": "card.task",
+    "TRACKERS": "tracking.base",
+    "TRIAL_METRICS": "scoring.trial_metric",
+}
+"""Registry -> the module that has it, beside the protocol of its entries."""
 
 
-class Registry(Generic[T]):
-    """Named entries of one kind; built-in modules and plugins are imported at the first look-up."""
-
-    def __init__(self, kind: str, *built_in: str, needs: tuple[str, ...] = ()) -> None:
-        """Make a registry whose entries must have the attributes `needs`."""
-        self.kind = kind
-        self._built_in = built_in
-        self._needs = needs
-        self._entries: dict[str, T] = {}
-        self._sources: dict[str, str] = {}
-        self._loaded = False
-        _REGISTRIES.append(self)
-
-    def register(self, name: str) -> Callable[[C], C]:
-        """Decorator: register a class, function or instance as `name`.
-
-        Raises ValueError if the name is taken, and TypeError if the entry is not of the registry's kind.
-        """
-
-        def add(entry: C) -> C:
-            missing = [need for need in self._needs if not hasattr(entry, need)]
-            if missing:
-                raise TypeError(f"the {self.kind} {name!r} has no {' and no '.join(missing)}")
-            source = _find_source()
-            if name in self._entries and self._entries[name] is not entry:
-                taken_by = self._sources[name]
-                if source or not taken_by:
-                    raise ValueError(f"{self.kind} {name!r} is registered twice")
-                _report(Plugin(taken_by, f"the {self.kind} {name!r} is built in: another name is needed"))
-            self._entries[name], self._sources[name] = entry, source  # type: ignore[assignment]
-            return entry
-
-        return add
-
-    def get(self, name: str) -> T:
-        """The entry of that name; raises UserError that lists the known names."""
-        self._load()
-        if name not in self._entries:
-            known = self.names()
-            raise UserError(
-                f"there is no {self.kind} {name!r}{guess_name(name, known)}; known: {', '.join(known)}"
-                f"{describe_broken_plugins()}"
-            )
-        return self._entries[name]
-
-    def find(self, name: str) -> T | None:
-        """The entry of that name; None if there is none."""
-        self._load()
-        return self._entries.get(name)
-
-    def names(self) -> list[str]:
-        """All names, sorted."""
-        self._load()
-        return sorted(self._entries)
-
-    def _load(self) -> None:
-        if self._loaded:
-            return
-        self._loaded = True
-        for module in self._built_in:
-            importlib.import_module(module)
-        load_plugins()
-
-    def _drop(self, source: str) -> None:
-        """Remove what a plugin registered before it failed."""
-        for name in [name for name, by in self._sources.items() if by == source]:
-            del self._entries[name], self._sources[name]
-
-
-_REGISTRIES: list[Registry[Any]] = []
-_PLUGINS: dict[str, Plugin] = {}
-"""Name -> plugin that was loaded or left out; None of them before the first look-up."""
-_loading = ""
-"""The plugin whose module is being imported; empty if none is."""
-_has_begun = False
-
-
-def load_plugins() -> list[Plugin]:
-    """Import every plugin once, and return all of them; a warning names each one that is left out."""
-    global _has_begun
-    if not _has_begun:
-        _has_begun = True
-        for point in entry_points(group=ENTRY_POINT_GROUP):
-            package = point.dist.name if point.dist else "an unknown package"
-            _load_one(Plugin(f"{package} ({point.value})"), point.load)
-        for path in list_modules():
-            name = f"{path.parent.name}/{path.name}"
-            if is_trusted(path):
-                _load_one(Plugin(name, remedy=f"correct {str(path)!r}"), partial(_import_file, path))
-            else:
-                allow = f"`ccl-search trust {shlex.quote(str(find_owner(path)))}` lets it run; look at it first"
-                _report(Plugin(name, f"it is code of {str(find_owner(path))!r}, which is not trusted", allow))
-    return list(_PLUGINS.values())
-
-
-def _load_one(plugin: Plugin, load: Callable[[], Any]) -> None:
-    global _loading
-    _loading = plugin.name
-    try:
-        loaded = plugin._replace(problem=_find_problem(load))
-    finally:
-        _loading = ""
-    _report(loaded)
-
-
-def _import_file(path: Path) -> None:
-    """Import a file of a project under a name that no installed module has."""
-    name = f"ccl_project_{path.parent.name}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # as dataclasses and pickle expect
-    spec.loader.exec_module(module)
-
-
-def describe_broken_plugins() -> str:
-    """Return what to add to "there is no X": the plugins that were left out; empty if none was."""
-    broken = [plugin for plugin in _PLUGINS.values() if plugin.problem]
-    return "".join(f"; the plugin {plugin.name} was left out: {plugin.problem}" for plugin in broken)
-
-
-def _find_problem(load: Callable[[], Any]) -> str:
-    """Import a plugin; returns why it must be left out, or an empty text."""
-    try:
-        load()
-    except ImportError as error:
-        is_ours = (error.name or "").split(".")[0] == "cclsearch"
-        return one_line(f"{'it needs an update' if is_ours else type(error).__name__}: {error}", 300)
-    except (Exception, SystemExit) as error:  # a plugin may raise anything, also the exit of a program
-        return one_line(f"{type(error).__name__}: {error}", 300)
-    return ""
-
-
-def _report(plugin: Plugin) -> None:
-    """Note a plugin; if it has a problem, drop what it registered and warn once, in the main process only."""
-    _PLUGINS[plugin.name] = plugin
-    if not plugin.problem:
-        return
-    for registry in _REGISTRIES:
-        registry._drop(plugin.name)
-    from multiprocessing import parent_process
-
-    if parent_process() is None:
-        text = f"the plugin {plugin.name} is left out: {plugin.problem}; {plugin.remedy}"
-        warnings.warn(text, BrokenPlugin, stacklevel=2)
-
-
-def _find_source() -> str:
-    """Return the plugin that registers something now; empty for the modules of this package.
-
-    A plugin may be the first to import a built-in module: the nearest module in the call stack decides.
-    """
-    frame = sys._getframe(2) if _loading else None
-    while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            return "" if frame.f_globals.get("__name__", "").split(".")[0] == "cclsearch" else _loading
-        frame = frame.f_back
-    return _loading
-
-
-LAUNCHERS: Registry[LauncherFactory] = Registry("launcher", "cclsearch.launch.builtin", needs=("from_profile",))
-"""name -> class with `from_profile`; see `cclsearch.launch.base.Launcher`."""
-
-PROPOSERS: Registry[ProposerFactory] = Registry("proposer", "cclsearch.propose.builtin", needs=("from_context", "role"))
-"""name -> subclass of `cclsearch.propose.base.Proposer`, or another factory: samplers and strategies with an LLM."""
-
-PROVIDERS: Registry[type[ProviderKind]] = Registry(
-    "LLM provider", "cclsearch.propose.agent.providers.builtin", needs=("word", "key_name", "make_provider")
-)
-"""word of `--llm WORD:MODEL` -> subclass of `cclsearch.propose.agent.providers.kind.ProviderKind`."""
-
-METRICS: Registry[Metric] = Registry("metric", "cclsearch.trace.metrics", needs=("unit", "summary", "function"))
-"""name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""
-
-TRIAL_METRICS: Registry[TrialMetric] = Registry("trial metric", needs=("info", "function"))
-"""name -> metric of a trial, from its other metrics; registered by `cclsearch.scoring.trial_metric.trial_metric`."""
-
-READERS: Registry[type[Reader]] = Registry(
-    "trace reader", "cclsearch.trace.readers.builtin", needs=("format", "claims", "read")
-)
-"""name -> reader of one trace format; see `cclsearch.trace.readers.base.Reader`."""
-
-TASKS: Registry[Task] = Registry("task", "cclsearch.tasks.builtin", needs=("metrics", "primary", "make_input"))
-"""name -> kind of workload; see `cclsearch.tasks.base.Task`."""
-
-TRACKERS: Registry[type[Tracker]] = Registry("tracker", "cclsearch.tracking.builtin", needs=("from_place", "log_trial"))
-"""word of `--log-to WORD:PLACE` -> subclass of `cclsearch.tracking.base.Tracker`."""
+def __getattr__(name: str) -> object:
+    """Return a registry; its module is imported now."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(import_module(f"cclsearch.{_HOMES[name]}"), name)
+    return found

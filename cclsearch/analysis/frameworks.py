@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_frameworks
-from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
 from cclsearch.core.numbers import show_number
-from cclsearch.core.table import format_table
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Config, Provenance, format_config
 from cclsearch.loop.bench import RecordedTable, limit_recording
 from cclsearch.plan.target import find_recording
-from cclsearch.plugins import TASKS
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.report.gather import describe_work
@@ -30,7 +26,9 @@ from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE
 from cclsearch.scoring.objective import Objective
+from cclsearch.tasks.base import task_of
 from cclsearch.trace.claims import ShownClaim
+from cclsearch.trace.text_report import format_table
 
 NUMERIC_KNOBS = (PRECISION, "quantisation", "quantization")
 """Knobs that change what is computed: only configurations with equal values of them are compared."""
@@ -69,8 +67,7 @@ class FrameworkCase:
 class _Measured:
     framework: str
     config: Config
-    loss: float = math.inf
-    """Infinite if it failed or breaks a limit."""
+    loss: float | None = None
     value: float | None = None
 
 
@@ -90,9 +87,8 @@ def show_frameworks(sources: Sequence[str], limits: Sequence[str], runs: Path | 
         else:
             cases.append(found)
     chart = _draw(cases) if cases else None
-    summary = _summarize(cases)
-    data: dict[str, object] = {"cases": [asdict(case) for case in cases], "summary": summary}
-    return ShownClaim(_write_text(cases, summary), data, chart, missing, len(cases))
+    data: dict[str, object] = {"cases": [asdict(case) for case in cases], "summary": _summarize(cases)}
+    return ShownClaim(_write_text(cases), data, chart, missing, len(cases))
 
 
 def _open_all(sources: Sequence[str], runs: Path | None) -> tuple[list[Recording], list[Run]]:
@@ -122,7 +118,7 @@ def _cases_of_recordings(
             yield recording.name, _only(names)
             continue
         has_loads = any(len(row.loads) > 1 for row in recording.rows)
-        usual = TASKS.get(recording.card.task).bench_limits if has_loads else ()
+        usual = task_of(recording.card).bench_limits if has_loads else ()
         for limit in limits or usual or ("",):
             name = f"{recording.name}, {limit}" if limit else recording.name
             by_precision: dict[str, list[_Measured]] = {}
@@ -139,10 +135,8 @@ def _read_rows(recording: Recording, objective: Objective | None) -> Iterator[tu
         framework, config = _split(row.config, recording.card.framework)
         precision = ", ".join(str(row.config[name]) for name in NUMERIC_KNOBS if name in row.config)
         seen = table.ask(number, number, row.config) if row.status is RowStatus.OK else None
-        if seen is None or seen.loss is None:
-            yield precision, _Measured(framework, config)
-        else:
-            yield precision, _Measured(framework, config, seen.loss, seen.metrics.get(recording.primary.name))
+        value = seen.metrics.get(recording.primary.name) if seen is not None and seen.loss is not None else None
+        yield precision, _Measured(framework, config, None if seen is None else seen.loss, value)
 
 
 def _split(config: Config, framework: str) -> tuple[str, Config]:
@@ -178,34 +172,52 @@ def _read_trials(run: Run) -> Iterator[_Measured]:
     for trial in run.state.trials.values():
         if trial.outcome is None:
             continue
-        one = _Measured(*_split(trial.config, run.spec.framework))
-        if trial.loss is not None:
-            one = replace(one, loss=trial.loss, value=find_figure(run.spec).value(trial))
-        bests[trial.config] = min(bests.get(trial.config, one), one, key=lambda each: each.loss)
+        framework, config = _split(trial.config, run.spec.framework)
+        value = find_figure(run.spec).value(trial) if trial.loss is not None else None
+        one = _Measured(framework, config, trial.loss, value)
+        before = bests.get(trial.config)
+        if before is None or (one.loss is not None and (before.loss is None or one.loss < before.loss)):
+            bests[trial.config] = one
     yield from bests.values()
 
 
 def _compare(name: str, measure: str, provenance: Provenance, rows: Sequence[_Measured]) -> FrameworkCase | str:
     by_framework: dict[str, list[_Measured]] = {}
-    for row in sorted(rows, key=lambda row: row.loss):
+    for row in rows:
         by_framework.setdefault(row.framework, []).append(row)
     if len(by_framework) < 2:
         return _only(by_framework)
-    lowest = min(row.loss for row in rows)
-    if math.isinf(lowest):
+    bests = {name: _find_best(found) for name, found in by_framework.items()}
+    losses = [best.loss for best in bests.values() if best is not None and best.loss is not None]
+    if not losses:
         return "no configuration of any framework ran and keeps the limit"
-    varied = varied_knobs([row.config for row in rows])
-    tuned = []
-    for framework, found in by_framework.items():
-        ranked, best = [row.loss for row in found if not math.isinf(row.loss)], found[0]
-        if not ranked:
-            tuned.append(Tuned(framework, len(found), 0))
-            continue
-        config = one_line(format_config({name: best.config[name] for name in varied if name in best.config}), 80)
-        middle = ranked[len(ranked) // 2] / best.loss
-        tuned.append(Tuned(framework, len(found), len(ranked), best.loss / lowest, middle, best.value, config))
+    lowest = min(losses)
+    knobs = dict.fromkeys(name for row in rows for name in row.config)
+    varied = [name for name in knobs if len({row.config.get(name) for row in rows}) > 1]
+    tuned = [_describe(framework, found, bests[framework], lowest, varied) for framework, found in by_framework.items()]
     tuned.sort(key=lambda one: (one.behind is None, one.behind or 0.0, one.framework))
     return FrameworkCase(name, measure, provenance, tuple(tuned))
+
+
+def _find_best(rows: Sequence[_Measured]) -> _Measured | None:
+    ranked = [row for row in rows if row.loss is not None]
+    return min(ranked, key=lambda row: row.loss or 0.0) if ranked else None
+
+
+def _describe(
+    framework: str, rows: Sequence[_Measured], best: _Measured | None, lowest: float, varied: Sequence[str]
+) -> Tuned:
+    losses = [row.loss for row in rows if row.loss is not None]
+    if best is None or best.loss is None:
+        return Tuned(framework, len(rows), 0)
+    middle = float(np.quantile(losses, 0.5, method="higher")) / best.loss
+    shown = one_line(format_config({name: best.config[name] for name in varied if name in best.config}), 80)
+    return Tuned(framework, len(rows), len(losses), best.loss / lowest, middle, best.value, shown)
+
+
+def _label(case: FrameworkCase) -> str:
+    marked = {Provenance.SIMULATED, Provenance.RECORDED}
+    return f"{case.name} ({case.provenance.value})" if case.provenance in marked else case.name
 
 
 def _draw(cases: Sequence[FrameworkCase]) -> Chart:
@@ -214,38 +226,42 @@ def _draw(cases: Sequence[FrameworkCase]) -> Chart:
     shared = [part for part in parts[0] if len(cases) > 1 and all(part in each for each in parts)]
     names = [", ".join(part for part in each if part not in shared) for each in parts]
     words = dict.fromkeys(case.provenance.value for case in cases if case.provenance is not Provenance.MEASURED)
-    speeds = [{one.framework: 1 / one.behind for one in case.frameworks if one.behind} for case in cases]
-    return draw_frameworks(dict(zip(names, speeds, strict=True)), ", ".join([*shared, *words]))
+    speeds = {name: _speeds(case) for name, case in zip(names, cases, strict=True)}
+    return draw_frameworks(speeds, ", ".join([*shared, *words]))
 
 
-def _summarize(cases: Sequence[FrameworkCase]) -> dict[str, Any]:
+def _speeds(case: FrameworkCase) -> dict[str, float]:
+    return {one.framework: 1 / one.behind for one in case.frameworks if one.behind}
+
+
+def _summarize(cases: Sequence[FrameworkCase]) -> dict[str, object]:
     """Spreads of tuned frameworks, of configurations within one, and how often each is best."""
     spreads = [max(found) for case in cases if len(found := [one.behind for one in case.frameworks if one.behind]) > 1]
     middles = [one.middle for case in cases for one in case.frameworks if one.middle and one.num_ranked > 2]
+    best: Mapping[str, int] = Counter(case.frameworks[0].framework for case in cases)
     return {
         "num_compared": len(spreads),
-        "tuned_spread_median": statistics.median(spreads) if spreads else None,
+        "tuned_spread_median": float(np.median(spreads)) if spreads else None,
         "tuned_spread_largest": max(spreads, default=None),
-        "middle_over_best_median": statistics.median(middles) if middles else None,
-        "best": dict(Counter(case.frameworks[0].framework for case in cases)),
+        "middle_over_best_median": float(np.median(middles)) if middles else None,
+        "best": dict(best),
     }
 
 
-def _write_text(cases: Sequence[FrameworkCase], summary: Mapping[str, Any]) -> str:
+def _write_text(cases: Sequence[FrameworkCase]) -> str:
     if not cases:
         return "no two frameworks to compare"
     head = ("framework", "configurations", "best", "behind the best", "its middle one", "best configuration")
-    lines = []
+    blocks = []
     for case in cases:
         cells = [
             (one.framework, f"{one.num_ranked} of {one.num_measured} ranked", *_cells(one)) for one in case.frameworks
         ]
-        marked = case.provenance in (Provenance.SIMULATED, Provenance.RECORDED)
-        label = f"{case.name} ({case.provenance.value})" if marked else case.name
-        lines.append(f"{label}: {case.measure}\n{format_table(head, cells)}\n")
-    lines.append(
+        blocks.append(f"{_label(case)}: {case.measure}\n{format_table(head, cells)}\n")
+    summary = _summarize(cases)
+    lines = [
         f"{count_of(len(cases), 'case')} of equal work on equal hardware; each framework by its best configuration:"
-    )
+    ]
     if summary["num_compared"]:
         lines.append(
             f"- the slowest framework is {summary['tuned_spread_median']:.2f} times behind the best in the median case,"
@@ -256,9 +272,11 @@ def _write_text(cases: Sequence[FrameworkCase], summary: Mapping[str, Any]) -> s
             "- the middle configuration of a framework is"
             f" {summary['middle_over_best_median']:.2f} times behind its own best (median)"
         )
-    ranked = sorted(summary["best"].items(), key=lambda pair: -pair[1])
+    best = summary["best"]
+    assert isinstance(best, dict)
+    ranked = sorted(best.items(), key=lambda pair: -pair[1])
     lines.append("- best in: " + ", ".join(f"{framework} {count}" for framework, count in ranked))
-    return "\n".join(lines)
+    return "\n".join((*blocks, *lines))
 
 
 def _cells(one: Tuned) -> tuple[str, str, str, str]:

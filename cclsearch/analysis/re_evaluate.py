@@ -105,13 +105,14 @@ def _evaluate_again(
         return then if then.failure and was_judged else evaluate_failure(redact_failure(result), spec.provenance)
     payload = make_input(spec, trial)
     card = spec.card.for_trial(trial.config)
-    result = task_of(card).read_files(folder, result)
+    task = task_of(card)
+    result = task.read_files(folder, result)
     trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     others = list_others(run.state, trial)
     evidence = replace(evidence, attempt=then.attempt, others=others)
     evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
-    now = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(run.state))
+    now = evaluate_evidence(evidence, task, spec.objective, baseline=find_baseline(run.state))
     if comparison is not None and now.failure is None and not now.is_pruned:
         now = comparison.judge(trial, now, run.state)
     has_failed = then.failure is not None and not trial.revisions and was_judged

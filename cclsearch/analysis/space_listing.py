@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.plan.subject import RECORDED, Subject
 from cclsearch.report.launch_form import LaunchForm, make_launch
-from cclsearch.scoring.objective import find_task_metric
 from cclsearch.space.build import RuleVerdict, resolve_knobs
 from cclsearch.space.framework import FrameworkKnob
 from cclsearch.space.knobs import meaning_of
@@ -216,7 +216,7 @@ def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str,
 
 def _describe_prediction(prediction: Mapping[str, Any], card: Card) -> list[str]:
     parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
-    metric, lines = find_task_metric(card.task), []
+    metric, lines = TASKS.get(card.task).primary_metric, []
     if parts:
         figure = f"{prediction['memory_gib']:.2f} of {card.hardware.memory_gib:g} GiB per device ({parts})"
         lines.append(f"predicted, not measured: memory {figure}")

@@ -35,13 +35,13 @@ from cclsearch.card.model import (
     StatedHardware,
     make_model,
 )
+from cclsearch.card.task import TASKS
 from cclsearch.card.template import read_configuration, read_template
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
-from cclsearch.plugins import TASKS
 
 SUFFIXES = (".yaml", ".yml")
 _HARDWARE = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}

@@ -12,13 +12,13 @@ import yaml
 from cclsearch.card.hf_config import make_hf_card
 from cclsearch.card.load import CardReport, inspect_card, require_stated
 from cclsearch.card.model import StatedCard
+from cclsearch.card.task import TASKS
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.content import run_content
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import plain
-from cclsearch.plugins import TASKS
 
 
 def run(args: argparse.Namespace) -> int:

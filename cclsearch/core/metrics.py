@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Protocol
 
+from cclsearch.core.registry import Registry
 from cclsearch.core.values import Model
 
 PEAK_MEMORY = "peak_memory_gib"
@@ -17,6 +19,25 @@ class Direction(StrEnum):
 
     MINIMIZE = "minimize"
     MAXIMIZE = "maximize"
+
+
+class TraceMetric(Protocol):
+    """What a metric of traces says of itself; see `cclsearch.trace.metric.Metric`."""
+
+    name: str
+    unit: str
+    summary: str
+    better: Any
+    """`lower` or `higher`; None if that depends on the goal."""
+
+    def __call__(self, trace: Any) -> Any:
+        """Return the result over a `TraceView`."""
+
+
+METRICS: Registry[TraceMetric] = Registry(
+    "metric", "cclsearch.trace.metrics:MODULES", needs=("unit", "summary", "function")
+)
+"""name -> metric over an event table; registered by `cclsearch.trace.metric.metric`."""
 
 
 class MetricInfo(Model):

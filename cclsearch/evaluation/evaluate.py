@@ -62,11 +62,12 @@ class TrialEvaluator:
         if collected.failure is not None:
             collected = collected.model_copy(update={"failure": redact_failure(collected.failure)})
         spec, card = self._spec, self._spec.card.for_trial(payload.config)
-        collected = task_of(card).read_files(folder, collected)
+        task = task_of(card)
+        collected = task.read_files(folder, collected)
         trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
         evidence = Evidence(payload, collected, card, spec.provenance, trace)
         evidence = replace(evidence, attempt=close_window(trial), others=list_others(state, trial))
-        outcome = evaluate_evidence(evidence, spec.objective, baseline=find_baseline(state))
+        outcome = evaluate_evidence(evidence, task, spec.objective, baseline=find_baseline(state))
         return outcome.model_copy(update={"window": find_window(spec, trial, evidence, state)})
 
 

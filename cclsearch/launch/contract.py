@@ -7,13 +7,15 @@ signal. The models have what every task has; a task with further fields has subc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol, cast
 
 from pydantic import ConfigDict, Field, StrictBool
 
-from cclsearch.card.model import ModelArch
+from cclsearch.card.model import Card, ModelArch
+from cclsearch.card.task import TASKS
 from cclsearch.core.figures import Count, Joules, NotNegative, Number, PositiveCount
 from cclsearch.core.values import Config, Failure, Model, Value
 
@@ -167,3 +169,14 @@ def trial_environment(trial_dir: Path, payload: TrialInput) -> dict[str, str]:
     for knob, value in payload.config.items():
         variables[f"CCL_{knob.upper()}"] = str(int(value)) if isinstance(value, bool) else str(value)
     return variables
+
+
+class _MakesResults(Protocol):
+    """The part of `cclsearch.tasks.base.Task` that launchers without a run script need."""
+
+    def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult: ...
+
+
+def make_result(card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
+    """Return the `result.json` of a script of the card's task that measured these metrics; see `Task.make_result`."""
+    return cast(_MakesResults, TASKS.get(card.task)).make_result(card, metrics, **fields)

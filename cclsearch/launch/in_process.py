@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
@@ -23,9 +24,8 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage, Value
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import classify_text, clear_results
-from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, RunStatus, TrialResult
-from cclsearch.launch.profile import Profile
-from cclsearch.plugins import LAUNCHERS, TASKS
+from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, RunStatus, TrialResult, make_result
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.table import Space
 
 Measure = Callable[[dict[str, Value]], float | Mapping[str, float]]
@@ -167,14 +167,12 @@ def _find_status(handle: Handle) -> JobStatus:
 
 def _make_result(card: Card, returned: object) -> TrialResult:
     """The result of a call that returned; a failed one if that is not what a measurement is."""
-    task = TASKS.get(card.task)
     try:
-        metrics = _read_metrics(returned, task.primary)
-        result: TrialResult = task.make_result(card, metrics, status=RunStatus.OK, caller=True)
+        metrics = _read_metrics(returned, TASKS.get(card.task).primary)
+        return make_result(card, metrics, status=RunStatus.OK, caller=True)
     except (_BadReturn, ValidationError) as error:
         text = f"measure(config) returned {one_line(redact(repr(returned)), 120)}: {one_line(str(error), 300)}"
         return _make_failed(card, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=text))
-    return result
 
 
 class _BadReturn(ValueError):
@@ -206,8 +204,7 @@ def _read_number(name: str, value: Any) -> float:
 
 
 def _make_failed(card: Card, failure: Failure) -> TrialResult:
-    task = TASKS.get(card.task)
-    return task.make_result(card, {}, status=RunStatus.FAILED, failure=failure, caller=True)
+    return make_result(card, {}, status=RunStatus.FAILED, failure=failure, caller=True)
 
 
 def _explain(error: BaseException, outer: BaseException | None) -> Failure:

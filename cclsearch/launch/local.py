@@ -51,8 +51,7 @@ from cclsearch.launch.environment import inherited_environment, render_script
 from cclsearch.launch.local_checks import check_framework
 from cclsearch.launch.local_settings import LocalSettings
 from cclsearch.launch.ownership import is_own, place_in, run_folder_of
-from cclsearch.launch.profile import Profile
-from cclsearch.plugins import LAUNCHERS
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.framework import Framework, load_framework
 
 JOB_FILE = "job.json"

@@ -13,6 +13,7 @@ from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import PROFILE_SUFFIXES, list_profiles
+from cclsearch.core.registry import Registry, describe_broken_plugins
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value
@@ -21,7 +22,6 @@ from cclsearch.launch.base import Launcher
 from cclsearch.launch.environment import check_environment
 from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.read import read_links
-from cclsearch.plugins import LAUNCHERS, describe_broken_plugins
 from cclsearch.space.framework import find_framework
 
 LINKS_SUFFIX = ".links.csv"
@@ -97,6 +97,18 @@ class LauncherFactory(Protocol):
     def from_profile(self, profile: Profile) -> Launcher:
         """Return the launcher of a profile; UserError if one of its fields is wrong. It must not start anything."""
 
+
+LAUNCHERS: Registry[LauncherFactory] = Registry(
+    "launcher",
+    {
+        "in-process": "cclsearch.launch.in_process",
+        **{name: f"cclsearch.launch.{name}" for name in ("local", "replay", "simulate")},
+        "slurm": "cclsearch.launch.slurm.factory",
+        "tpu-vm": "cclsearch.launch.tpu_vm.launcher",
+    },
+    needs=("from_profile",),
+)
+"""name -> class with `from_profile`; see `cclsearch.launch.base.Launcher`."""
 
 _OWN_FIELDS = frozenset(Profile.model_fields) - {"name", "settings", "source", "run_dir"}
 

@@ -12,9 +12,8 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, write_model
-from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult
-from cclsearch.launch.profile import Profile
-from cclsearch.plugins import LAUNCHERS, TASKS
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult, make_result
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus
 
@@ -125,7 +124,7 @@ class ReplayLauncher:
             kind, message = RECORDED_FAILURES[row.status]
             failure = Failure(stage=Stage.RUN, kind=kind, message=message)
         card = self.recording.card
-        result = TASKS.get(card.task).make_result(
+        return make_result(
             card,
             row.metrics,
             status=RunStatus.OK if failure is None else RunStatus.FAILED,
@@ -135,7 +134,6 @@ class ReplayLauncher:
             **({"loads": row.loads} if row.loads and failure is None else {}),
             extra={"recording": self.recording.name, "source": redact(card.source), "licence": redact(card.licence)},
         )
-        return result
 
 
 def _config_of(trial_dir: Path) -> Config | None:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from cclsearch.card.model import Card
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, write_model
-from cclsearch.launch.contract import RESULT_FILE, RunStatus, TrialResult
-from cclsearch.launch.profile import Profile
-from cclsearch.plugins import LAUNCHERS, TASKS
+from cclsearch.launch.contract import RESULT_FILE, RunStatus, TrialResult, make_result
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.table import Space
 from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings, SimulatedTrial
 
@@ -94,7 +93,7 @@ class SimulateLauncher:
 def _make_result(cluster: SimulatedCluster, job: Job, trial: SimulatedTrial) -> TrialResult:
     failure = _find_failure(trial, cluster)
     card = cluster.card.for_trial(job.payload.config)
-    result = TASKS.get(card.task).make_result(
+    return make_result(
         card,
         trial.metrics,
         status=RunStatus.OK if failure is None else RunStatus.FAILED,
@@ -103,7 +102,6 @@ def _make_result(cluster: SimulatedCluster, job: Job, trial: SimulatedTrial) -> 
         simulated=True,
         extra={"simulated": cluster.settings.describe()},
     )
-    return result
 
 
 def _find_failure(trial: SimulatedTrial, cluster: SimulatedCluster) -> Failure | None:

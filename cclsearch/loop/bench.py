@@ -27,12 +27,12 @@ import numpy as np
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, Proposer, SearchView
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus
 from cclsearch.scoring.objective import Objective, choose_objective, single_metric
+from cclsearch.tasks.base import task_of
 
 MILESTONES = (1, 3, 5, 10, 15)
 DEFAULT_SAMPLERS = ("surrogate", "random", "heuristic", "tpe")
@@ -115,7 +115,7 @@ class RecordedTable:
 
     def __init__(self, recording: Recording, objective: Objective | None = None) -> None:
         self._recording = recording
-        self._task = TASKS.get(recording.card.task)
+        self._task = task_of(recording.card)
         self._objective = objective or single_metric(recording.primary)
         self._read: set[Any] = set()
         self.num_duplicates = 0
@@ -229,7 +229,7 @@ def limit_recording(recording: Recording, limit: str) -> tuple[Recording, Object
     """Return the recording with a limit frozen in its card, and the objective that has it."""
     if not limit:
         return recording, None
-    task = TASKS.get(recording.card.task)
+    task = task_of(recording.card)
     objective = choose_objective(recording.primary.name, (limit,), task=recording.card.task)
     objective = task.constrain(recording.card, objective)
     return replace(recording, card=task.freeze(recording.card, objective)), objective
@@ -239,7 +239,7 @@ def list_problems(recordings: Sequence[Recording], labels: Sequence[str]) -> lis
     """Return what is searched: each recording, or its cells if its trials have several loads."""
     found = []
     for recording, label in zip(recordings, labels, strict=True):
-        limits = TASKS.get(recording.card.task).bench_limits
+        limits = task_of(recording.card).bench_limits
         if not limits or not any(len(row.loads) > 1 for row in recording.rows):
             found.append(Problem(recording, label))
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cclsearch.card.task import TASKS
 from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.secrets.redact import redact
@@ -25,7 +26,7 @@ from cclsearch.propose.base import LlmContext
 from cclsearch.propose.events import LlmMode
 from cclsearch.run.spec import RunSpec, read_spec
 from cclsearch.run.trial_folder import METRICS_FILE
-from cclsearch.scoring.objective import Objective, Term, find_task_metric
+from cclsearch.scoring.objective import Objective, Term
 from cclsearch.scoring.outcome import Outcome
 
 LOG_TAIL_BYTES = 4000
@@ -92,7 +93,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
             max_tokens=int(tokens) if tokens is not None else None, max_usd=float(usd) if usd is not None else None
         ),
         anonymous=not spec.provenance.is_repeatable,
-        goal=describe_goal(spec.objective, find_task_metric(spec.card.task)),
+        goal=describe_goal(spec.objective, TASKS.get(spec.card.task).primary_metric),
         seed_policy=str(seed_policy) if seed_policy else None,
         seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposer, ProposerContext
+from cclsearch.propose.base import PROPOSERS, Proposer, ProposerContext
 from cclsearch.propose.enqueued import EnqueuedProposer
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.run.spec import SAMPLER, RunSpec

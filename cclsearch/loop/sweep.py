@@ -15,12 +15,12 @@ from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.requested import load_requested, refuse_unlike
 from cclsearch.plan.target import choose_target
-from cclsearch.plugins import TASKS
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording
 from cclsearch.scoring.catalog import find_metric
 from cclsearch.scoring.objective import MAX_PARETO_METRICS, Objective, load_objective, single_metric
 from cclsearch.stats.pareto import parse_weights
+from cclsearch.tasks.base import find_task
 
 SWEEP_FILE = "sweep.json"
 WEIGHT = "weight"
@@ -66,7 +66,7 @@ def describe_sweep(spec: str | None, weights: Sequence[float] | None = None, *, 
     Without `weights` the sweep uses `DEFAULT_WEIGHTS`. Raises UserError if the objective has neither a weight nor
     several metrics, or if weights are given for one that has none.
     """
-    spec = spec or TASKS.get(task).sweep
+    spec = spec or find_task(task).sweep
     objective = load_objective(spec, task=task) if spec else trade_off(task)
     if objective.is_multi:
         if weights is not None:
@@ -90,7 +90,7 @@ def describe_sweep(spec: str | None, weights: Sequence[float] | None = None, *, 
 
 def trade_off(task: str) -> Objective:
     """Return the objective of a task's primary metric against the number of accelerators, without weights."""
-    return make_pareto_objective((TASKS.get(task).primary, NUM_ACCELERATORS), task)
+    return make_pareto_objective((find_task(task).primary, NUM_ACCELERATORS), task)
 
 
 def make_pareto_objective(metrics: Sequence[str], task: str) -> Objective:

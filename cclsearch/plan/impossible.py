@@ -6,10 +6,10 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import NUM_ACCELERATORS
-from cclsearch.plugins import TASKS
 from cclsearch.scoring.objective import Constraint, Objective
 from cclsearch.space.table import Space, count_ranks
 from cclsearch.stats.closed_form import describe_none_fits, predict_space
+from cclsearch.tasks.base import find_task
 
 MAX_CONFIGS = 200_000
 """Largest space whose configurations are counted: about a second."""
@@ -49,7 +49,7 @@ def _find_range(metric: str, space: Space, task: str) -> tuple[tuple[float, str]
         counts = [count_ranks(config) for config in map(space.config, range(len(space)))]
         least, most = min(counts), max(counts)
         return (least, f"the search space needs at least {least}"), (most, f"the search space has at most {most}")
-    info = TASKS.get(task).metric(metric)
+    info = find_task(task).metric(metric)
     low = (0.0, f"{info.words} is always above 0") if info.is_positive else None
     high = (1.0, f"{info.words} is a fraction, at most 1") if info.unit == "fraction" else None
     return low, high

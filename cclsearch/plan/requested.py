@@ -14,9 +14,9 @@ from cclsearch.core.text import one_line
 from cclsearch.launch.profile import Profile, load_profile
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording
-from cclsearch.plugins import TASKS
 from cclsearch.recording.load import load_recording
 from cclsearch.space.knobs import KNOBS, canonical_name
+from cclsearch.tasks.base import task_of
 
 _FREE = frozenset({"description", "source", "licence", "recording", "nominal"})
 """Fields that say nothing about what a trial does."""
@@ -103,7 +103,7 @@ def _value_of(card: Card, field: str) -> Any:
     """The card's value of a field of card files; None if it has none."""
     if card.model is not None and field == "moe":
         return card.model.moe is not None
-    keys = {each.name: each.key or each.name for each in TASKS.get(card.task).card_fields}
+    keys = {each.name: each.key or each.name for each in task_of(card).card_fields}
     if field in keys:
         return card.work.get(keys[field])
     parts = ((card.model and card.model.moe, field), (card.model, field), (card.hardware, _HARDWARE.get(field, field)))

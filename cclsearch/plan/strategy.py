@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.registry import describe_broken_plugins
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import Value
 from cclsearch.plan.request import SearchRequest
-from cclsearch.plugins import describe_broken_plugins
 from cclsearch.propose.agent.policy.store import freeze_seed
-from cclsearch.propose.agent.providers.cost import explain_unknown_price, list_prices
-from cclsearch.propose.agent.providers.kind import describe_forms, list_kinds
+from cclsearch.propose.agent.providers.kind import describe_forms, explain_unknown_price, list_kinds, list_prices
 from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s, refuse_if_offline
 from cclsearch.propose.study.choose import list_strategies, resolve_sampler
 from cclsearch.run.spec import DEFAULT_SAMPLER, DEFAULT_STRATEGY, SAMPLER

@@ -31,7 +31,8 @@ from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table
 from cclsearch.run.catalog import find_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
-from cclsearch.scoring.evaluate import evaluate_trial
+from cclsearch.scoring.evaluate import evaluate_evidence
+from cclsearch.scoring.evidence import Evidence
 from cclsearch.scoring.objective import Objective, single_metric
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor, predictor_of
@@ -196,7 +197,8 @@ def _observe(card: Card, row: RecordedRow, objective: Objective, baseline: dict[
     task = task_of(card)
     payload = task.make_input(card, row.config, is_measured=False, run_id="", trial=1)
     result = task.make_result(card, row.metrics, status=RunStatus.OK, recorded=True)
-    outcome = evaluate_trial(payload, result, card, objective, provenance=Provenance.RECORDED, baseline=baseline)
+    evidence = Evidence(payload, result, card, Provenance.RECORDED, None)
+    outcome = evaluate_evidence(evidence, task, objective, baseline=baseline)
     violation = objective.violation(outcome.metrics)
     return Observation(
         0, row.config, None, outcome.loss, outcome.failure,

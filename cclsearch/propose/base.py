@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import TrialError
 from cclsearch.core.metrics import Direction, MetricInfo
-from cclsearch.core.values import Config
-from cclsearch.plugins import TASKS
+from cclsearch.core.registry import Registry
+from cclsearch.core.values import Config, Value
 from cclsearch.propose.agent.providers.types import Provider
 from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
 from cclsearch.propose.events import Note as Note
@@ -25,9 +26,24 @@ from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, apply_earlier
-from cclsearch.scoring.objective import Objective, find_task_metric, single_metric
+from cclsearch.scoring.objective import Objective, single_metric
 from cclsearch.space.table import Space, mask_rows
 from cclsearch.stats.closed_form import Predictor, predictor_of
+
+
+class DescribedTask(Protocol):
+    """The part of `cclsearch.tasks.base.Task` that describes a workload to an LLM; see there."""
+
+    tuned: str
+    agent_metrics: tuple[str, ...]
+    agent_names: Mapping[str, str]
+    unit_of_work: str
+
+    def describe_primary(self) -> str: ...
+    def describe_for_agent(self, card: Card) -> list[str]: ...
+    def agent_columns(self, card: Card, space: Space) -> Mapping[str, Sequence[float]]: ...
+    def policy_inputs(self, card: Card) -> dict[str, Value]: ...
+    def seed_policy(self, card: Card) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -70,14 +86,14 @@ class SearchView:
         return self.target or single_metric(self.primary)
 
     @property
-    def task(self) -> Any:
-        """The card's task, a `cclsearch.tasks.base.Task`."""
-        return TASKS.get(self.card.task)
+    def task(self) -> DescribedTask:
+        """The card's task."""
+        return cast(DescribedTask, TASKS.get(self.card.task))
 
     @cached_property
     def primary(self) -> MetricInfo:
         """The primary metric of the card's task."""
-        return find_task_metric(self.card.task)
+        return TASKS.get(self.card.task).primary_metric
 
     @property
     def predictor(self) -> Predictor:
@@ -230,3 +246,21 @@ class ProposerFactory(Protocol):
 
     def from_context(self, context: ProposerContext) -> Proposer:
         """Return the proposer of a search; UserError if something that it needs is missing."""
+
+
+PROPOSERS: Registry[ProposerFactory] = Registry(
+    "proposer",
+    {
+        "default": "cclsearch.propose.bayes.proposer",
+        "surrogate": "cclsearch.propose.study.proposer",
+        "pareto": "cclsearch.propose.bayes.pareto_proposer",
+        **dict.fromkeys(("grid", "heuristic", "random"), "cclsearch.propose.baselines.simple"),
+        **dict.fromkeys(("hybrid", "llm"), "cclsearch.propose.agent.arbiter.factory"),
+        **dict.fromkeys(
+            ("cmaes", "gp", "nsgaii", "nsgaiii", "qmc", "tpe", "tpe-multivariate", "tpe-penalised"),
+            "cclsearch.propose.study.choose",
+        ),
+    },
+    needs=("from_context", "role"),
+)
+"""name -> subclass of `Proposer`, or another factory: samplers and strategies with an LLM."""

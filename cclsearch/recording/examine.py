@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.card.load import inspect_mapping
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import METRICS
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.plugins import METRICS, TASKS
 from cclsearch.recording.defaults import complete_card
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import (

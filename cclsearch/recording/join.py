@@ -15,11 +15,11 @@ from pathlib import Path
 import yaml
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.plugins import TASKS
 from cclsearch.recording.load import Recording, load_recording
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import PRECISION, Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Value
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.plugins import TASKS
 from cclsearch.recording.defaults import complete_card
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table, find_task, is_better, read_table
 from cclsearch.space.framework import find_framework

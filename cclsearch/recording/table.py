@@ -18,11 +18,11 @@ from typing import Any
 
 from cclsearch.card.fields import look_up
 from cclsearch.card.load import read_task
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
-from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
+from cclsearch.core.metrics import METRICS, NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.plugins import METRICS, TASKS
 from cclsearch.space.knobs import meaning_of, rank_degrees
 from cclsearch.space.table import MAX_CHOICES, Knob, count_ranks
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.metrics import METRICS, MetricInfo
 from cclsearch.core.numbers import show_number
-from cclsearch.plugins import METRICS
 from cclsearch.tasks.base import Task
 
 

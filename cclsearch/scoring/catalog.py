@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
-from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, Direction, MetricInfo
-from cclsearch.plugins import METRICS, TASKS, TRIAL_METRICS, describe_broken_plugins
+from cclsearch.core.metrics import METRICS, NUM_ACCELERATORS, PEAK_MEMORY, Direction, MetricInfo
+from cclsearch.core.registry import describe_broken_plugins
+from cclsearch.scoring.trial_metric import TRIAL_METRICS
 
 
 def result_metric(

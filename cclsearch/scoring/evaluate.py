@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from cclsearch.card.model import Card
 from cclsearch.core.errors import TrialError
-from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
-from cclsearch.plugins import TASKS
 from cclsearch.scoring.admission import admit, check_load
-from cclsearch.scoring.evidence import Evidence, TraceEvidence
+from cclsearch.scoring.agreement import Agreement
+from cclsearch.scoring.evidence import Diagnosed, Evidence, TraceEvidence
 from cclsearch.scoring.objective import Objective
 from cclsearch.scoring.outcome import CONSTRAINTS_RULE, EARLY_STOP_RULE, Admission, Outcome, Verdict
 from cclsearch.scoring.trial_metric import derive_by_code
@@ -23,30 +22,31 @@ from cclsearch.scoring.trial_metric import derive_by_code
 _MAX_FLOAT = sys.float_info.max
 
 
-def evaluate_trial(
-    payload: TrialInput,
-    result: TrialResult,
-    card: Card,
-    objective: Objective,
-    *,
-    provenance: Provenance,
-    trace: TraceEvidence | None = None,
-    baseline: Mapping[str, float] | None = None,
-) -> Outcome:
-    """The outcome of a run that left a `result.json`.
+class JudgingTask(Protocol):
+    """The part of `cclsearch.tasks.base.Task` that evaluates its trials; see there."""
 
-    `card` is the frozen one. `baseline` has the baseline trial's metrics if the objective `needs_baseline`; None means
-    that this trial is the baseline. Raises nothing: a trial that cannot be scored gets an outcome with a failure.
-    """
-    evidence = Evidence(payload, result, card, provenance, trace)
-    return evaluate_evidence(evidence, objective, baseline=baseline)
+    primary: str
+    admission_rules: tuple[Callable[[Any], Verdict], ...]
+    work_rules: Collection[str]
+    agreement: Agreement | None
+
+    @property
+    def primary_metric(self) -> MetricInfo: ...
+    def find_failure(self, result: TrialResult) -> Failure | None: ...
+    def measure(self, evidence: Evidence) -> tuple[dict[str, float], float | None]: ...
+    def diagnose(self, evidence: Evidence) -> Diagnosed: ...
+    def list_loads(self, evidence: Evidence) -> list[dict[str, float]]: ...
+    def saved_s(self, payload: TrialInput, result: TrialResult, primary: float) -> float: ...
 
 
 def evaluate_evidence(
-    evidence: Evidence, objective: Objective, *, baseline: Mapping[str, float] | None = None
+    evidence: Evidence, task: JudgingTask, objective: Objective, *, baseline: Mapping[str, float] | None = None
 ) -> Outcome:
-    """As `evaluate_trial`, from evidence with hashes; the task derives metrics and spread, and has the rules."""
-    task = TASKS.get(evidence.card.task)
+    """The outcome of a run that left a `result.json`; `task` is the card's, which measures and has the rules.
+
+    `baseline` has the baseline trial's metrics if the objective `needs_baseline`; None means that this trial is the
+    baseline. Raises nothing: a trial that cannot be scored gets an outcome with a failure.
+    """
     failure = _find_reported_failure(evidence.result) or task.find_failure(evidence.result)
     metrics, spread = ({}, None) if failure else task.measure(evidence)
     failure = failure or _check_primary(task.primary, metrics, evidence.result) or _check_spread(spread)
@@ -87,7 +87,7 @@ def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResu
     return Outcome(provenance=provenance, failure=failure, metrics=metrics)
 
 
-def _evaluate_pruned(evidence: Evidence, task: Any, notes: tuple[str, ...]) -> Outcome:
+def _evaluate_pruned(evidence: Evidence, task: JudgingTask, notes: tuple[str, ...]) -> Outcome:
     """The outcome of a trial that ended early: it is not ranked, and what it measured can be learned from."""
     payload, result, limit = evidence.payload, evidence.result, evidence.payload.stop_above
     value, primary = evidence.metrics[task.primary], task.primary_metric

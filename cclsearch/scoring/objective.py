@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from cclsearch.card.task import TASKS
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.core.registry import describe_broken_plugins
 from cclsearch.core.values import Failure, FailureKind, Model, Stage
-from cclsearch.plugins import TASKS, TRIAL_METRICS, describe_broken_plugins
 from cclsearch.scoring.catalog import find_metric, list_metrics
 from cclsearch.scoring.declaration import (
     BASELINE,
@@ -31,6 +32,7 @@ from cclsearch.scoring.declaration import (
     resolve_parameters,
 )
 from cclsearch.scoring.expression import evaluate, parameter_names
+from cclsearch.scoring.trial_metric import TRIAL_METRICS
 
 if TYPE_CHECKING:
     from cclsearch.space.framework import Framework
@@ -219,11 +221,6 @@ def single_metric(info: MetricInfo) -> Objective:
         missing=info.missing,
     )
     return Objective(name=info.name, description=info.words, terms=(term,))
-
-
-def find_task_metric(task: str) -> MetricInfo:
-    """The primary metric of that task; raises UserError if there is no such task."""
-    return TASKS.get(task).primary_metric
 
 
 def default_spec(task: str) -> str:

@@ -19,9 +19,9 @@ from typing import Literal, TypeVar
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import Direction, MetricInfo
+from cclsearch.core.registry import Registry
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.plugins import TRIAL_METRICS
 
 Measure = Callable[[Mapping[str, float], Config, Card], float | None]
 """The trial's metrics by name, its configuration and the card -> the value; None if there is none."""
@@ -36,6 +36,10 @@ class TrialMetric:
     info: MetricInfo
     summary: str
     function: Measure
+
+
+TRIAL_METRICS: Registry[TrialMetric] = Registry("trial metric", needs=("info", "function"))
+"""name -> metric of a trial, from its other metrics; registered by `trial_metric`."""
 
 
 def trial_metric(

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import PRECISION, Card, KnobDeclaration
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value, format_knob_value, same_value
-from cclsearch.plugins import TASKS
 from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.rule import Columns, Rule, RuleKind

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.content import content_roots, find_content
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import list_frameworks
@@ -18,7 +19,6 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
-from cclsearch.plugins import TASKS
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
 from cclsearch.space.behaviour import Behaviour
 from cclsearch.space.inert import InertWhen
@@ -181,7 +181,7 @@ class Framework(Model):
     @field_validator("records")
     @classmethod
     def _check_records(cls, records: tuple[str, ...]) -> tuple[str, ...]:
-        known = {metric.needs for task in TASKS.names() for metric in TASKS.get(task).metrics} - {""}
+        known = {metric.needs for task in TASKS.entries() for metric in task.metrics} - {""} if records else set()
         if unknown := sorted(set(records) - known):
             raise ValueError(f"no metric needs {unknown[0]!r}; known: {', '.join(sorted(known))}")
         return records
@@ -374,8 +374,9 @@ def _normalize(name: str) -> str:
 
 
 def _check_rule(entry: str | dict[str, Any]) -> None:
-    TASKS.names()  # tasks and other plugins register their rules when they are loaded
     name = entry if isinstance(entry, str) else entry.get("rule")
+    if name not in RULES:
+        TASKS.entries()  # a task registers its rules when it is imported
     if name not in RULES:
         known = ", ".join(sorted(RULES))
         raise ValueError(f"there is no rule {name!r} (docs/rules.md describes every rule); known: {known}")

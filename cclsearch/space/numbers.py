@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
-from cclsearch.plugins import TASKS
 
 NUMBERS: dict[str, Callable[[Card], int]] = {
     "accelerators": lambda card: card.hardware.num_accelerators,

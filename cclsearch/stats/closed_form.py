@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.metrics import MetricInfo
-from cclsearch.plugins import TASKS
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import CalibrationData, ParametricModel, Posterior, Prior, RowModel, calibrate
 from cclsearch.stats.kernel import Array, Features, KernelShape, read_features
@@ -194,11 +195,22 @@ def constant(rows: Rows) -> RowModel:
 _PREDICTORS: WeakKeyDictionary[Space, dict[Card, Predictor]] = WeakKeyDictionary()
 
 
+class _PredictingTask(Protocol):
+    """The part of `cclsearch.tasks.base.Task` that predicts."""
+
+    def predictor(self, card: Card, space: Space) -> Predictor | None: ...
+
+
+def ask_predictor(card: Card, space: Space) -> Predictor | None:
+    """Return what the card's task predicts over this space; None if it predicts nothing."""
+    return cast(_PredictingTask, TASKS.get(card.task)).predictor(card, space)
+
+
 def predictor_of(card: Card, space: Space) -> Predictor:
     """Return what the card's task predicts over this space, built once per space object."""
     known = _PREDICTORS.setdefault(space, {})
     if card not in known:
-        known[card] = TASKS.get(card.task).predictor(card, space) or Predictor(read_features(space))
+        known[card] = ask_predictor(card, space) or Predictor(read_features(space))
     return known[card]
 
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.network.spec import parse_cluster
-from cclsearch.plugins import TASKS
 from cclsearch.space.knobs import canonical_name
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Predictor, Rows, predictor_of

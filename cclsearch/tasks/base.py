@@ -17,21 +17,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cclsearch.card.fields import CardField
 from cclsearch.card.model import Card, StatedCard
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
-from cclsearch.plugins import TASKS, TRIAL_METRICS
 from cclsearch.scoring.admission import GENERAL_RULES
 from cclsearch.scoring.agreement import Agreement
 from cclsearch.scoring.catalog import GENERAL_METRICS
 from cclsearch.scoring.derive import GIB, derive_general
 from cclsearch.scoring.evidence import Diagnosed, Evidence
 from cclsearch.scoring.outcome import Verdict
+from cclsearch.scoring.trial_metric import TRIAL_METRICS
 from cclsearch.space.table import Space, count_ranks
 
 if TYPE_CHECKING:
@@ -240,6 +241,11 @@ class Task:
         return None
 
 
+def find_task(name: str) -> Task:
+    """The task of that name; raises UserError if there is none."""
+    return cast(Task, TASKS.get(name))
+
+
 def task_of(card: Card) -> Task:
     """The task of a card; raises UserError if there is none of its name."""
-    return TASKS.get(card.task)
+    return find_task(card.task)

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cclsearch.plugins import METRICS
+from cclsearch.core.metrics import METRICS
 from cclsearch.trace.events import TraceSet
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.read import read_traces
@@ -66,7 +66,8 @@ class MetricContract:
 
     def measure(self, trace: TraceSet) -> MetricResult:
         """Return the result of the metric."""
-        return METRICS.get(self.metric)(TraceView(trace))
+        result: MetricResult = METRICS.get(self.metric)(TraceView(trace))
+        return result
 
     def test_it_is_described(self) -> None:
         """`ccl-search score --list` shows unit and one line about it."""

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from cclsearch.core.content import shipped_root
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerContext, SearchView
+from cclsearch.propose.base import PROPOSERS, Observation, Proposal, Proposer, ProposerContext, SearchView
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RowStatus
 

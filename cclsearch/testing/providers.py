@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from cclsearch.plugins import PROVIDERS
-from cclsearch.propose.agent.providers.kind import ProviderKind
+from cclsearch.propose.agent.providers.kind import PROVIDERS, ProviderKind
 from cclsearch.propose.agent.providers.types import (
     Answer,
     CompletionRequest,

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cclsearch.plugins import READERS
 from cclsearch.trace.events import EventTable, Reason
-from cclsearch.trace.readers.base import Reader
+from cclsearch.trace.readers.base import READERS, Reader
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 
 HEAD_BYTES = 4096

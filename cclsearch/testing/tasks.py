@@ -10,12 +10,11 @@ from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import Card
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage, Value
 from cclsearch.launch.contract import RunStatus
-from cclsearch.plugins import TASKS
 from cclsearch.scoring.evaluate import evaluate_evidence
 from cclsearch.scoring.evidence import Evidence
 from cclsearch.scoring.objective import choose_objective
 from cclsearch.scoring.outcome import Outcome, Verdict
-from cclsearch.tasks.base import Task
+from cclsearch.tasks.base import Task, find_task
 
 
 class TaskContract:
@@ -33,7 +32,7 @@ class TaskContract:
     @property
     def found(self) -> Task:
         """The registered task."""
-        return TASKS.get(self.task)
+        return find_task(self.task)
 
     def make_card(self) -> Card:
         """Return the card."""
@@ -50,7 +49,9 @@ class TaskContract:
     def judge(self, **fields: Any) -> Outcome:
         """Return what the engine makes of such a trial."""
         objective = choose_objective(None, (), task=self.task)
-        return evaluate_evidence(self.make_evidence(**fields), self.found.constrain(self.make_card(), objective))
+        return evaluate_evidence(
+            self.make_evidence(**fields), self.found, self.found.constrain(self.make_card(), objective)
+        )
 
     def test_its_primary_metric_can_be_searched(self) -> None:
         """The card names the task, and the primary metric is one of its metrics, with a unit and a direction."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import METRICS
 from cclsearch.core.text import guess_name
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.plugins import METRICS
 from cclsearch.trace.events import POINT_TO_POINT, CollectiveKind, Reason
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.view import TraceView
@@ -140,7 +140,7 @@ def _answer(trace: TraceView, name: str, alias: Alias) -> MetricResult:
             detail=alias.missing,
             inputs=alias.notes,
         )
-    result = METRICS.get(alias.metric)(trace)
+    result: MetricResult = METRICS.get(alias.metric)(trace)
     if not alias.pick:
         return result.model_copy(update={"name": name, "inputs": {**result.inputs, **alias.notes}})
     return _with_value(result, name, alias.unit, alias.find(result.inputs), alias.notes)

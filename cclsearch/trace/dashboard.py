@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cclsearch.plugins import METRICS
+from cclsearch.core.metrics import METRICS
 from cclsearch.trace.ccl_bench import ALIASES, BANDWIDTH_PREFIX, FAMILIES, STEP_SCORE, VOLUME_PREFIX, StepScoreReference
 
 _STEP_TIME = "avg_step_time"

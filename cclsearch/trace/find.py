@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.plugins import READERS
+from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.stream import read_head
 
 MAX_FILES = 100_000

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from cclsearch.core.metrics import METRICS
 from cclsearch.core.text import one_line
-from cclsearch.plugins import METRICS
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.result import Draft, MetricResult, NotAvailable, Status
 from cclsearch.trace.view import NO_TIMES, TraceView

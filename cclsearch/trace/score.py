@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cclsearch.card.model import Card
+from cclsearch.core.metrics import METRICS
 from cclsearch.core.values import Config, Model
-from cclsearch.plugins import METRICS
 from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.metric import MetricResult, NotAvailable, Status

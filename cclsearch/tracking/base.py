@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from cclsearch.core.registry import Registry
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
@@ -142,3 +143,11 @@ def _value_of(spec: RunSpec, trial: Trial | None) -> float | None:
 
 def _mask(tags: Mapping[str, str]) -> dict[str, str]:
     return {name: one_line(redact(text), MAX_TEXT) for name, text in tags.items()}
+
+
+TRACKERS: Registry[type[Tracker]] = Registry(
+    "tracker",
+    {word: f"cclsearch.tracking.{word}_tracker" for word in ("mlflow", "tensorboard", "wandb")},
+    needs=("from_place", "log_trial"),
+)
+"""word of `--log-to WORD:PLACE` -> subclass of `Tracker`."""

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import is_local_url, refuse_outside
-from cclsearch.plugins import TRACKERS
-from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker
+from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker
 from cclsearch.tracking.targets import require_package
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cclsearch.core.errors import UserError
-from cclsearch.plugins import TRACKERS
-from cclsearch.tracking.base import Tracker
+from cclsearch.tracking.base import TRACKERS, Tracker
 
 
 @dataclass(frozen=True)

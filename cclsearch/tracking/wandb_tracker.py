@@ -9,8 +9,7 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import refuse_outside
-from cclsearch.plugins import TRACKERS
-from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker
+from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker
 from cclsearch.tracking.targets import require_package
 
 DEFAULT_PROJECT = "ccl-search"

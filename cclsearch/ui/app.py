@@ -18,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from cclsearch.card.task import TASKS
 from cclsearch.charts.bundle import page_script
 from cclsearch.charts.chart import page_data, palette_css
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import METRICS
 from cclsearch.core.secrets.redact import redact
 from cclsearch.export.openmetrics import CONTENT_TYPE, render_openmetrics
-from cclsearch.plugins import METRICS, TASKS
 from cclsearch.run.annotations import add_note, add_tags
 from cclsearch.ui.evidence import read_text
 from cclsearch.ui.guard import Guard, Permissions
@@ -77,8 +78,8 @@ def warm_up() -> None:
     """Load what the first page needs: plugins with their tasks and metrics, templates, the patterns of secrets."""
     import scipy.stats  # noqa: F401  # how certain a best is
 
-    TASKS.names()
-    METRICS.names()
+    TASKS.entries()
+    METRICS.entries()
     clean("")
     _load_static("ui.css")
     Pages.render_error("")

@@ -12,10 +12,10 @@ from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.launch.contract import RunStatus
 from cclsearch.scoring.admission import admit
-from cclsearch.scoring.evaluate import evaluate_trial
+from cclsearch.scoring.evaluate import evaluate_evidence
 from cclsearch.scoring.evidence import Evidence, TraceEvidence
 from cclsearch.scoring.objective import load_objective
-from cclsearch.scoring.outcome import Verdict
+from cclsearch.scoring.outcome import Outcome, Verdict
 from cclsearch.scoring.traced import TracedCollective, TracedProducts, TracedRank
 from cclsearch.tasks.training.admission import ADMISSION_RULES
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
@@ -89,6 +89,18 @@ TRACE = TraceEvidence(
     backend="nccl",
     format="kineto on gpu",
 )
+
+
+def judge(
+    result: TrainingResult,
+    objective: str = "step_time",
+    *,
+    provenance: Provenance = Provenance.MEASURED,
+    trace: TraceEvidence | None = TRACE,
+    baseline: dict[str, float] | None = None,
+) -> Outcome:
+    evidence = Evidence(PAYLOAD, result, CARD, provenance, trace)
+    return evaluate_evidence(evidence, TrainingTask(), load_objective(objective), baseline=baseline)
 
 
 def products(share: float, hidden: float | None = 0.0) -> TracedProducts:
@@ -224,7 +236,7 @@ def test_a_recording_is_admitted_without_traces() -> None:
     recorded = TrainingResult(
         status=RunStatus.OK, world_size=16, global_batch_size=32, seq_len=1024, step_times_s=(1.0,), recorded=True
     )
-    outcome = evaluate_trial(PAYLOAD, recorded, CARD, load_objective("step_time"), provenance=Provenance.RECORDED)
+    outcome = judge(recorded, provenance=Provenance.RECORDED, trace=None)
     assert outcome.is_ranked
     assert outcome.loss == 1.0
     assert any("recorded: looked up, no job ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
@@ -232,9 +244,7 @@ def test_a_recording_is_admitted_without_traces() -> None:
 
 def test_different_work_is_a_work_mismatch_and_keeps_its_metrics() -> None:
     shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2, 0.21, 0.19, 0.201, 0.2)})
-    outcome = evaluate_trial(
-        PAYLOAD, shrunk, CARD, load_objective("step_time"), provenance=Provenance.MEASURED, trace=TRACE
-    )
+    outcome = judge(shrunk)
     assert outcome.failure is not None
     assert outcome.failure.kind is FailureKind.WORK_MISMATCH
     assert outcome.loss is None

@@ -7,7 +7,8 @@ from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.core.errors import UserError
 from cclsearch.propose.agent.history import limits_event, read_limits
-from cclsearch.propose.agent.providers.cost import LlmLimits, explain_unknown_price, load_prices, price_usage
+from cclsearch.propose.agent.providers.cost import LlmLimits, load_prices, price_usage
+from cclsearch.propose.agent.providers.kind import explain_unknown_price
 from cclsearch.propose.agent.providers.spec import parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import (
     Usage,

@@ -11,6 +11,7 @@ import pytest
 from llm.cases import CARD, SPACE, Search, plain_table, run_trial
 from paths import TESTS
 
+from cclsearch.card.task import TASKS
 from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.loop.llm_agent import describe_goal
@@ -21,7 +22,7 @@ from cclsearch.propose.agent.quoting import quote_untrusted
 from cclsearch.propose.agent.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
-from cclsearch.scoring.objective import Objective, Term, find_task_metric, load_objective
+from cclsearch.scoring.objective import Objective, Term, load_objective
 from cclsearch.space.table import Knob, Space
 
 GOLDEN = TESTS / "llm" / "prompt.golden.txt"
@@ -224,7 +225,7 @@ def test_an_objective_that_is_not_time_is_explained() -> None:
 def test_prompt_says_what_a_metric_of_the_run_script_is_measured_in() -> None:
     term = Term(metric="my_quality", direction=Direction.MAXIMIZE, unit="points")
     quality = Objective(name="quality", description="", terms=(term,))
-    goal = describe_goal(quality, find_task_metric(CARD.task))
+    goal = describe_goal(quality, TASKS.get(CARD.task).primary_metric)
     assert goal == "loss = -my_quality (points), so a higher my_quality is better"
 
 
@@ -239,7 +240,7 @@ def test_prompt_says_what_a_metric_of_the_run_script_is_measured_in() -> None:
     ],
 )
 def test_prompt_contains_the_formula_of_the_loss(objective: str, words: str) -> None:
-    goal = describe_goal(load_objective(objective), find_task_metric(CARD.task))
+    goal = describe_goal(load_objective(objective), TASKS.get(CARD.task).primary_metric)
     assert words in goal
     assert bool(goal) is bool(words)
     options = PromptOptions(goal=goal)

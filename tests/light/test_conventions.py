@@ -19,7 +19,7 @@ ENGINE = sorted((ROOT / "cclsearch").rglob("*.py"))
 
 LEVELS = [
     {"core"},
-    {"plugins", "network", "charts"},
+    {"network", "charts"},
     {"card"},
     {"space"},
     {"recording", "stats"},
@@ -34,7 +34,7 @@ LEVELS = [
     {"evaluation", "export"},
     {"loop"},
     {"analysis", "nightly", "checks"},
-    {"api", "ui", "testing"},
+    {"api", "ui", "testing", "plugins"},
     {"cli"},
     {"__main__", "cclsearch"},
 ]
@@ -80,15 +80,9 @@ MODULES = {module_of(path): path for path in ENGINE}
 
 @cache
 def imports_of(path: Path) -> set[str]:
-    """Return the modules of the engine that a file imports, at the top, in a function or for type checking.
-
-    `plugins` names the types that its registries hold for type checkers only: these do not count.
-    """
+    """Return the modules of the engine that a file imports, at the top, in a function or for type checking."""
     found = set()
-    body = parse(path).body
-    if path.name == "plugins.py":
-        body = [node for node in body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))]
-    for node in (inner for outer in body for inner in ast.walk(outer)):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cclsearch":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -101,7 +95,6 @@ def imports_of(path: Path) -> set[str]:
 def cross_package_imports() -> list[tuple[str, str]]:
     """Return every import between modules of different packages."""
     imports = [(module, other) for module, path in MODULES.items() for other in sorted(imports_of(path))]
-    # `plugins` names the packages that register themselves; it imports them only as text.
     return [(module, other) for module, other in imports if package_of(module) != package_of(other)]
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_admission import CARD, PAYLOAD, RESULT, TRACE
+from test_admission import CARD, RESULT, judge
 
-from cclsearch.core.values import Provenance
 from cclsearch.loop.jobs import find_disturbance
-from cclsearch.scoring.evaluate import evaluate_trial
-from cclsearch.scoring.objective import load_objective
 from cclsearch.tasks.base import task_of
 
 LOADED = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 9.0}
@@ -31,8 +28,7 @@ LOADED = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 9.0}
 )
 def test_a_trial_is_retried_if_load_explains_every_violated_rule(result: dict[str, Any], is_disturbed: bool) -> None:
     changed = RESULT.model_copy(update=result)
-    objective = load_objective("step_time")
-    outcome = evaluate_trial(PAYLOAD, changed, CARD, objective, provenance=Provenance.MEASURED, trace=TRACE)
+    outcome = judge(changed)
     found = find_disturbance(outcome, task_of(CARD).load_effects)
     assert (found is not None) == is_disturbed
     assert found is None or found.startswith("other processes use 9.00 of 16 cores")

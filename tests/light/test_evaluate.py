@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_admission import CARD, PAYLOAD, RESULT, TRACE
+from test_admission import RESULT, TRACE
+from test_admission import judge as judge_result
 
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.contract import RunStatus
-from cclsearch.scoring.evaluate import evaluate_failure, evaluate_trial
-from cclsearch.scoring.objective import load_objective
+from cclsearch.scoring.evaluate import evaluate_failure
 from cclsearch.scoring.outcome import Outcome
 from cclsearch.tasks.training.contract import TrainingResult
 
 
 def judge(result: TrainingResult = RESULT, objective: str = "step_time", **fields: object) -> Outcome:
-    arguments = {"provenance": Provenance.MEASURED, "trace": TRACE} | fields
-    return evaluate_trial(PAYLOAD, result, CARD, load_objective(objective), **arguments)  # type: ignore[arg-type]
+    return judge_result(result, objective, **fields)  # type: ignore[arg-type]
 
 
 def test_metrics_match_the_example_computed_by_hand() -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cclsearch import plugins
+from cclsearch.core import registry as registries
 from cclsearch.core.errors import BrokenPlugin, UserError
-from cclsearch.plugins import Registry
+from cclsearch.core.registry import Plugin, Registry, load_plugins
 
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
@@ -29,9 +30,9 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Registry[object]:
     """An empty registry, in a process that has loaded no plugin yet; plugins register in it as `plugins.FRESH`."""
-    monkeypatch.setattr(plugins, "_REGISTRIES", [])
-    monkeypatch.setattr(plugins, "_PLUGINS", {})
-    monkeypatch.setattr(plugins, "_has_begun", False)
+    monkeypatch.setattr(registries, "_REGISTRIES", [])
+    monkeypatch.setattr(registries, "_PLUGINS", {})
+    monkeypatch.setattr(registries, "_has_begun", False)
     registry: Registry[object] = Registry("metric", needs=("unit",))
     monkeypatch.setattr(plugins, "FRESH", registry, raising=False)
     return registry
@@ -80,7 +81,7 @@ def test_a_good_plugin_is_found_and_listed(
 ) -> None:
     install(tmp_path, monkeypatch, THING)
     assert fresh.names() == ["thing"]
-    assert plugins.load_plugins() == [plugins.Plugin("their-plugin (their_plugin)")]
+    assert load_plugins() == [Plugin("their-plugin (their_plugin)")]
     with pytest.raises(UserError, match=r"no metric 'thong' \(did you mean 'thing'"):
         fresh.get("thong")
 
@@ -90,12 +91,19 @@ def test_a_plugin_that_takes_a_built_in_name_is_left_out(
 ) -> None:
     (tmp_path / "built_in.py").write_text(THING.replace("Thing", "BuiltIn"))
     install(tmp_path, monkeypatch, THING)
-    late: Registry[object] = Registry("metric", "built_in", needs=("unit",))
+    late: Registry[object] = Registry("metric", {"thing": "built_in"}, needs=("unit",))
     monkeypatch.setattr(plugins, "FRESH", late)
-    fresh.names()  # loads the plugin before `late` has imported what is built in
     with pytest.warns(BrokenPlugin, match="the metric 'thing' is built in: another name is needed"):
-        found = late.get("thing")
-    assert getattr(found, "__name__", "") == "BuiltIn"
+        assert late.names() == ["thing"]
+    assert "built_in" not in sys.modules, "a name is known without its module"
+    assert getattr(late.get("thing"), "__name__", "") == "BuiltIn"
+
+
+@pytest.mark.parametrize("name", plugins.__all__)
+def test_built_in_names_are_those_that_their_modules_register(name: str) -> None:
+    registry: Registry[object] = getattr(plugins, name)
+    assert len(registry.entries()) == len(registry.names()) > (0 if registry.kind != "trial metric" else -1)
+    assert sorted(registry._entries) == registry.names(), "no built-in module registers a name that is not listed"
 
 
 def test_a_plugin_may_be_the_first_to_import_what_is_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def judge(card: Card, folder: Path, objective: str | None = None, constraints: t
     assert isinstance(result, TrialResult)
     payload = task.make_input(card, CONFIG, is_measured=True, run_id="r", trial=1)
     evidence = Evidence(payload, result, card, Provenance.MEASURED, None)
-    return evaluate_evidence(evidence, choose_objective(objective, constraints, task="serve"))
+    return evaluate_evidence(evidence, task, choose_objective(objective, constraints, task="serve"))
 
 
 def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_versions_read() -> None:

@@ -17,7 +17,8 @@ from paths import ROOT, TESTS
 from rocprof_writer import rocprof_document, training_process
 from test_trace_fuzz import CHAKRA
 
-from cclsearch.plugins import LAUNCHERS, METRICS, PROPOSERS, PROVIDERS, READERS, TASKS, Registry
+from cclsearch.core.registry import Registry
+from cclsearch.plugins import LAUNCHERS, METRICS, PROPOSERS, PROVIDERS, READERS, TASKS
 from cclsearch.propose.study.choose import list_samplers
 from cclsearch.testing import (
     LauncherContract,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from cclsearch.core.names import list_frameworks
-from cclsearch.launch.profile import Profile
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import RunScript, classify_trial
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import DATA_SETTINGS, SlurmSettings
-from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import load_framework
 
 

@@ -22,7 +22,7 @@ from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, refuse_places, write_model
 from cclsearch.launch.collect import clear_results, explain_record
 from cclsearch.launch.ownership import is_own, read_inode
-from cclsearch.launch.profile import Profile
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
 from cclsearch.launch.tpu_vm.job import (
     CANCELLED_FILE,
@@ -52,7 +52,6 @@ from cclsearch.launch.tpu_vm.worker_group import (
     is_permanent_error,
 )
 from cclsearch.launch.tpu_vm.worker_source import WorkersLost, WorkersPending, WorkersReady
-from cclsearch.plugins import LAUNCHERS
 from cclsearch.space.framework import Framework, load_framework
 
 BUNDLE_FILE = "bundle.tar.gz"

@@ -18,7 +18,8 @@ from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
 from cclsearch.propose.agent.prompt import PromptInput
-from cclsearch.propose.agent.providers.cost import LlmLimits, Prices, list_prices
+from cclsearch.propose.agent.providers.cost import LlmLimits, Prices
+from cclsearch.propose.agent.providers.kind import list_prices
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
 from cclsearch.propose.agent.providers.types import Provider

@@ -10,7 +10,7 @@ from cclsearch.propose.agent.evidence import NoEvidence
 from cclsearch.propose.agent.extension import replay_extension
 from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions
-from cclsearch.propose.agent.providers.cost import list_prices
+from cclsearch.propose.agent.providers.kind import list_prices
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
 from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table

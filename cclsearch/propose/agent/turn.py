@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.plugins import PROVIDERS
 from cclsearch.propose.agent.decision import Decision, ToolReply
 from cclsearch.propose.agent.lookups import MAX_REPLY_BYTES
 from cclsearch.propose.agent.prompt import (
@@ -22,6 +21,7 @@ from cclsearch.propose.agent.prompt import (
     write_turn_prompt,
 )
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, price_usage
+from cclsearch.propose.agent.providers.kind import PROVIDERS
 from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text
 from cclsearch.propose.agent.providers.retry import Clock, RetrySettings, ask_with_retries
 from cclsearch.propose.agent.providers.types import (

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, Proposer, SearchView
+from cclsearch.propose.base import PROPOSERS, Proposal, Proposer, SearchView
 
 
 def open_rows(view: SearchView) -> NDArray[np.int64]:

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposal, Proposer, ProposerRole, SearchView
+from cclsearch.propose.base import PROPOSERS, Proposal, Proposer, ProposerRole, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from cclsearch.card.model import Card
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Note, Proposal, Proposer, ProposerEvent, ProposerRole, SearchView
+from cclsearch.propose.base import PROPOSERS, Note, Proposal, Proposer, ProposerEvent, ProposerRole, SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
 from cclsearch.propose.bayes.candidates import direct_term
 from cclsearch.propose.bayes.outlook import Repeat, find_outlook, find_repeat, make_note

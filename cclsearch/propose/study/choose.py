@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.registry import describe_broken_plugins
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
-from cclsearch.plugins import PROPOSERS, describe_broken_plugins
-from cclsearch.propose.base import Proposer, ProposerContext, ProposerRole, SearchView
-from cclsearch.propose.study.proposer import StudyProposer, SurrogateProposer
+from cclsearch.propose.base import PROPOSERS, Proposer, ProposerContext, ProposerRole, SearchView
+from cclsearch.propose.study.proposer import StudyProposer
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -198,6 +198,5 @@ def _make_optuna(name: str) -> StudyProposer:
     return StudyProposer(name, make, has_state=found.has_state, penalize=found.penalize)
 
 
-PROPOSERS.register(DEFAULT_SAMPLER)(SurrogateProposer)
 for _name in OPTUNA:
     PROPOSERS.register(_name)(OptunaFactory(_name))

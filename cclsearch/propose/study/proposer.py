@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_config
-from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.base import PROPOSERS, Observation, Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.observations import observed_failures, observed_losses, observed_trials
 
 if TYPE_CHECKING:
@@ -212,6 +212,7 @@ class _StudyKeeper(Proposer):
         return len(view.objective.terms) if view.objective.is_multi else 1
 
 
+@PROPOSERS.register("surrogate")
 class SurrogateProposer(_StudyKeeper):
     """Asks a study whose sampler is the surrogate, which plans from everything in the view."""
 

@@ -26,13 +26,13 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Observation, Proposal, Proposer, ProposerContext, SearchView
+from cclsearch.propose.base import PROPOSERS, Observation, Proposal, Proposer, ProposerContext, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.study.parameters import StudyParameters, study_directions
-from cclsearch.scoring.objective import Objective, find_task_metric, single_metric
+from cclsearch.scoring.objective import Objective, single_metric
 from cclsearch.space.table import Space
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SurrogateSampler(_KnobSampler):
     ) -> None:
         """With `planned`, the next draws are these, which a search planned from its ledger."""
         super().__init__(parameters or StudyParameters(space))
-        self._objective = objective or single_metric(find_task_metric(card.task))
+        self._objective = objective or single_metric(TASKS.get(card.task).primary_metric)
         self._card = card
         self._seed = seed
         self._expected_trials = expected_trials

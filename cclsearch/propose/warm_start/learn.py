@@ -13,7 +13,6 @@ from scipy.special import logsumexp, softmax
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config
-from cclsearch.plugins import TASKS
 from cclsearch.propose.bayes.ensemble import downweight_far
 from cclsearch.propose.bayes.feasibility import memory_evidence, weigh_combinations
 from cclsearch.propose.observations import Observation
@@ -21,7 +20,7 @@ from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedPrio
 from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
-from cclsearch.stats.closed_form import ClosedForm, Loads, MemoryHypothesis, Predictor
+from cclsearch.stats.closed_form import ClosedForm, Loads, MemoryHypothesis, Predictor, ask_predictor
 from cclsearch.stats.kernel import Features, read_features
 
 DIGITS = 4
@@ -71,7 +70,7 @@ def learn_knowledge(
     `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
     Loads of the same model say more than those of another.
     """
-    known, size = _predict_all(searches, predict or _predict_task, card.family), card.hardware.num_accelerators
+    known, size = _predict_all(searches, predict or ask_predictor, card.family), card.hardware.num_accelerators
     memory = predictor.memory
     each = [(form, _find_prior(predictor, m), _list_fits(m, known)) for m, form in predictor.forms.items()]
     if memory and memory.is_measured:
@@ -121,11 +120,6 @@ def _list_fits(metric: str, known: Sequence[_Known]) -> list[_Fit]:
     """Return what each search measured of the metric, of those that measured it."""
     forms = [(one.predictor.forms.get(metric), one) for one in known]
     return [fit for own, one in forms if own and (fit := _fit_measured(own, one))]
-
-
-def _predict_task(card: Card, space: Space) -> Predictor | None:
-    found: Predictor | None = TASKS.get(card.task).predictor(card, space)
-    return found
 
 
 def _shared_knobs(trials: Sequence[Observation]) -> list[str]:

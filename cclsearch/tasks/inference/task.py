@@ -9,9 +9,9 @@ import numpy as np
 
 from cclsearch.card.fields import look_up
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import TrialInput
-from cclsearch.plugins import TASKS
 from cclsearch.scoring.derive import derive_general, relative_spread
 from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest, ServingEvidence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import look_up
 from cclsearch.card.model import Card, StatedCard
+from cclsearch.card.task import TASKS
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
-from cclsearch.plugins import TASKS
 from cclsearch.scoring.derive import derive_general
 from cclsearch.scoring.evidence import Diagnosed
 from cclsearch.scoring.objective import Objective

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from cclsearch.card.fields import WORK_FIELDS
 from cclsearch.card.model import Card
+from cclsearch.card.task import TASKS
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
-from cclsearch.plugins import TASKS
 from cclsearch.scoring.derive import relative_spread
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space

@@ -1,23 +1,26 @@
-"""The built-in metrics, registered like those of plugins. Importing this package registers them."""
+"""The built-in metrics, registered like those of plugins."""
 
-from importlib import import_module
-
-MODULES = (
-    *("balance", "bandwidth", "breakdown", "chip", "communication", "critical_path", "efficiency", "idle"),
-    *(
-        "inference",
-        "kernels",
-        "launches",
-        "memory",
-        "operators",
-        "quality",
-        "roofline",
-        "scaling",
-        "serving",
-        "steps",
-        "totals",
-    ),
-)
-
-for _module in MODULES:
-    import_module(f"{__name__}.{_module}")
+_NAMES = {
+    "balance": "compute_imbalance pipeline_bubble moe_balance moe_frac",
+    "bandwidth": "bus_bw bw_util comm_volume hockney_fit",
+    "breakdown": "compute_frac exposed_comm_frac exposed_mem_frac idle_frac comm_time overlap",
+    "chip": "allocation_ratio wave_balance resource_efficiency",
+    "communication": "comm_wait_frac start_skew last_arriver",
+    "critical_path": "what_if_link critical_path",
+    "efficiency": "mfu mfu_causal gemm_tflops hfu",
+    "idle": "idle_cause",
+    "inference": "ttft tpot",
+    "kernels": "top_kernels concentration small_kernel_frac launch_rate",
+    "launches": "launch_delay queue_length",
+    "memory": "mem_copy_bw peak_memory",
+    "operators": "op_calls op_flops",
+    "quality": "trace_quality",
+    "roofline": "memory_bound_frac compute_bound_frac",
+    "scaling": "scaling_efficiency",
+    "serving": "output_tokens_per_s requests_per_s",
+    "steps": "trace_step_time tokens_per_s tokens_per_s_per_device",
+    "totals": "kernel_time compute_time trace_span busy_frac comm_kernel_frac comm_calls comm_mean_time",
+}
+"""Module of this package -> the metrics that it registers."""
+MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+"""Metric -> the module that registers it."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from cclsearch.plugins import READERS
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason, rows_of_kinds
+from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
 from cclsearch.trace.readers.kineto import KinetoBuilder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cclsearch.plugins import PROPOSERS
-from cclsearch.propose.base import Proposer, ProposerContext, ProposerRole
+from cclsearch.propose.base import PROPOSERS, Proposer, ProposerContext, ProposerRole
 
 
 @dataclass(frozen=True)

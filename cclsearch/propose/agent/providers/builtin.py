@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cclsearch.plugins import PROVIDERS
-from cclsearch.propose.agent.providers.kind import ProviderKind
+from cclsearch.propose.agent.providers.kind import PROVIDERS, ProviderKind
 
 if TYPE_CHECKING:
     from cclsearch.propose.agent.providers.types import Provider

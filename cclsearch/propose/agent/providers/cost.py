@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.plugins import PROVIDERS
 from cclsearch.propose.agent.providers.types import Usage
 
 PRICES_FILE = Path(__file__).with_name("prices.yaml")
@@ -59,23 +58,6 @@ def prices_path() -> Path:
     """The price list in use: `CCL_SEARCH_PRICES`, or the shipped one."""
     given = os.environ.get("CCL_SEARCH_PRICES")
     return Path(given) if given else PRICES_FILE
-
-
-def list_prices() -> Prices:
-    """The price list in use, then the prices that providers of other packages state."""
-    listed = load_prices(prices_path())
-    stated = tuple(price for word in PROVIDERS.names() for price in PROVIDERS.get(word).list_prices())
-    return listed.model_copy(update={"prices": (*listed.prices, *stated)})
-
-
-def explain_unknown_price(model: str, max_usd: object) -> str | None:
-    """One line if `--max-usd` is set but the price of `protocol:model` is unknown, else None."""
-    if max_usd is None or list_prices().find(model) is not None:
-        return None
-    return (
-        f"--max-usd has no effect: the price of {model} is unknown (use --max-tokens, or set CCL_SEARCH_PRICES to a "
-        "price list)"
-    )
 
 
 class Cost(Model):

@@ -19,10 +19,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from cclsearch.plugins import PROVIDERS
+from cclsearch.core.registry import Registry
 
 if TYPE_CHECKING:  # `--help` lists the providers, without what takes long to import
-    from cclsearch.propose.agent.providers.cost import Price
+    from cclsearch.propose.agent.providers.cost import Price, Prices
     from cclsearch.propose.agent.providers.types import Provider
 
 
@@ -59,6 +59,14 @@ class ProviderKind(ABC):
         return tuple(price.model_copy(update={"model": f"{cls.word}:{price.model}"}) for price in cls.prices)
 
 
+PROVIDERS: Registry[type[ProviderKind]] = Registry(
+    "LLM provider",
+    dict.fromkeys(("anthropic", "compatible", "openai"), "cclsearch.propose.agent.providers.builtin"),
+    needs=("word", "key_name", "make_provider"),
+)
+"""word of `--llm WORD:MODEL` -> subclass of `ProviderKind`."""
+
+
 def list_kinds() -> dict[str, type[ProviderKind]]:
     """Return what may stand before the colon in `--llm WORD:MODEL`, and its provider."""
     kinds = {word: PROVIDERS.get(word) for word in PROVIDERS.names()}
@@ -69,3 +77,22 @@ def describe_forms() -> str:
     """Return the valid forms of `--llm`: one per installed provider, and a URL."""
     words = ", ".join(f"{word}:MODEL" for word in list_kinds())
     return f"{words}, or the URL of an OpenAI-compatible server, http://HOST:PORT/v1#MODEL"
+
+
+def list_prices() -> Prices:
+    """The price list in use, then the prices that providers of other packages state."""
+    from cclsearch.propose.agent.providers.cost import load_prices, prices_path
+
+    listed = load_prices(prices_path())
+    stated = tuple(price for word in PROVIDERS.names() for price in PROVIDERS.get(word).list_prices())
+    return listed.model_copy(update={"prices": (*listed.prices, *stated)})
+
+
+def explain_unknown_price(model: str, max_usd: object) -> str | None:
+    """One line if `--max-usd` is set but the price of `protocol:model` is unknown, else None."""
+    if max_usd is None or list_prices().find(model) is not None:
+        return None
+    return (
+        f"--max-usd has no effect: the price of {model} is unknown (use --max-tokens, or set CCL_SEARCH_PRICES to a "
+        "price list)"
+    )

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import is_local_url, refuse_outside
+from cclsearch.core.registry import describe_broken_plugins
 from cclsearch.core.secrets.names import declare_secret
 from cclsearch.core.text import guess_name
 from cclsearch.core.values import Model
-from cclsearch.plugins import PROVIDERS, describe_broken_plugins
-from cclsearch.propose.agent.providers.kind import ProviderKind, describe_forms, list_kinds
+from cclsearch.propose.agent.providers.kind import PROVIDERS, ProviderKind, describe_forms, list_kinds
 from cclsearch.propose.agent.providers.types import Provider
 
 COMPATIBLE = "compatible"

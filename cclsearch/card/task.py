@@ -1,0 +1,50 @@
+"""What the packages below `tasks/` know of a task: what it declares about cards, recordings and search spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from cclsearch.card.fields import CardField
+from cclsearch.card.model import Card
+from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.registry import Registry
+
+
+class DeclaredTask(Protocol):
+    """The part of `cclsearch.tasks.base.Task` that a card, a recording and a search space ask for."""
+
+    name: str
+    metrics: tuple[MetricInfo, ...]
+    primary: str
+    objective: str | None
+    primary_from: tuple[str, ...]
+    card_fields: tuple[CardField, ...]
+    columns: Mapping[str, str]
+    loads: Mapping[str, str]
+    needs_model: bool
+    rules: tuple[str, ...]
+    numbers: Mapping[str, Callable[[Card], int]]
+
+    @property
+    def primary_metric(self) -> MetricInfo:
+        """The properties of the primary metric."""
+
+    def complete_recorded(
+        self, data: Mapping[str, Any], metrics: Mapping[str, float], accelerators: float
+    ) -> dict[str, float]:
+        """The metrics of a recorded row with the primary one."""
+
+    def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
+        """Add to `workload.data` what the loads of a recording tell, and return one line for each addition."""
+
+    def describe_work(self, card: Card) -> str:
+        """The card's work in one phrase."""
+
+
+TASKS: Registry[DeclaredTask] = Registry(
+    "task",
+    {name: f"cclsearch.tasks.{name}.task" for name in ("inference", "serving", "training")},
+    needs=("metrics", "primary", "make_input"),
+)
+"""name -> kind of workload; see `cclsearch.tasks.base.Task`."""
