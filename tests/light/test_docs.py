@@ -115,3 +115,10 @@ def test_every_command_in_a_page_exists(page: Path) -> None:
 def test_the_changelog_names_every_command() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert [name for name in COMMANDS if f"`{name}" not in text] == []
+
+
+def test_the_page_of_benchmarks_names_every_script() -> None:
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    named = set(re.findall(r"`([a-z_]+)`", (ROOT / "benchmarks" / "README.md").read_text()))
+    parts = {name for name in scripts if name.startswith("gpu_")} | {"live_searches"}
+    assert sorted(scripts - parts - named) == []
