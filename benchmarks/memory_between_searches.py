@@ -32,7 +32,8 @@ from cclsearch.card.model import Card
 from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.proposer import DefaultProposer
-from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, apply_earlier
+from cclsearch.propose.warm_start.apply import apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.recording.load import Recording
 from cclsearch.space.table import Space

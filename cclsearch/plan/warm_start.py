@@ -23,7 +23,8 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording
 from cclsearch.propose.events import LlmTurn, find_withdrawn
 from cclsearch.propose.observations import Observation
-from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch, apply_earlier
+from cclsearch.propose.warm_start.apply import apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.state import RunState

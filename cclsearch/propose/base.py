@@ -25,7 +25,8 @@ from cclsearch.propose.events import ProposerEvent as ProposerEvent
 from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
 from cclsearch.propose.observations import observed_rows
-from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, apply_earlier
+from cclsearch.propose.warm_start.apply import apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.scoring.objective import Objective, single_metric
 from cclsearch.space.table import Space, mask_rows
 from cclsearch.stats.closed_form import Predictor, predictor_of

@@ -10,8 +10,15 @@ from pydantic import ConfigDict, Field, TypeAdapter, field_validator
 from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.base import Handle
-from cclsearch.propose.base import ExpectedOutcome
-from cclsearch.propose.events import ArbiterMove, LedgerEvent, LlmLimitsSet, LlmTurn, Note, ReportedEvent
+from cclsearch.propose.events import (
+    ArbiterMove,
+    ExpectedOutcome,
+    LedgerEvent,
+    LlmLimitsSet,
+    LlmTurn,
+    Note,
+    ReportedEvent,
+)
 from cclsearch.scoring.outcome import Outcome
 from cclsearch.space.variables import FLAG, VARIABLE, refuse_name, refuse_shape
 

@@ -11,7 +11,7 @@ from cclsearch.core.text import count_of
 from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.base import Handle
-from cclsearch.propose.base import ExpectedOutcome
+from cclsearch.propose.events import ExpectedOutcome
 from cclsearch.record.event import (
     PAID,
     Event,

@@ -17,7 +17,6 @@ from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.scoring.objective import Objective
-from cclsearch.stats.simulated import SimulatedSettings
 
 SPEC_FILE = "search.yaml"
 SPEC_VERSION = 1
@@ -123,6 +122,8 @@ class RunSpec(Model):
         """Which cluster is simulated, in words; empty if none is. Figures of two clusters are not comparable."""
         if self.provenance is not Provenance.SIMULATED or self.profile.launcher != "simulate":
             return ""
+        from cclsearch.stats.simulated import SimulatedSettings  # with closed forms and scipy
+
         return f"simulated {self.profile.read_settings(SimulatedSettings).describe()}"
 
 

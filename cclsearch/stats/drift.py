@@ -13,7 +13,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from cclsearch.stats.noise import estimate_noise
 
@@ -88,6 +87,8 @@ def estimate_drift(
     design, weight = np.array(rows), np.array(weights)
     precision = design.T @ (design * weight[:, None])
     precision[range(len(others)), range(len(others))] += 1.0 / PRIOR_LOG_RATIO**2
+    from scipy.linalg import cho_solve, cholesky, solve_triangular  # takes as long to load as all that reads a run
+
     factor = cholesky(precision, lower=True)
     found = cho_solve((factor, True), design.T @ (weight * np.array(values)))
     inverse_root = solve_triangular(factor, np.eye(len(precision)), lower=True)

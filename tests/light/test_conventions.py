@@ -44,7 +44,7 @@ SHARED_VALUES = {
     ("trace", "launch"): {"contract"},
     ("propose", "scoring"): {"objective"},
     ("record", "launch"): {"base"},
-    ("record", "propose"): {"base", "events", "observations"},
+    ("record", "propose"): {"events", "observations"},
     ("record", "scoring"): {"outcome"},
     ("report", "launch"): {"contract"},
     ("report", "propose"): {"events"},
@@ -238,6 +238,17 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert "HEAVY []" in done.stdout
+
+
+def test_scoring_a_trace_imports_no_proposer() -> None:
+    code = (
+        "import sys; from cclsearch.cli import main; main(['score', sys.argv[1]]);"
+        "ours = [name for name in sys.modules if name.startswith(('cclsearch.stats.closed', 'cclsearch.propose.b'))];"
+        "print('HEAVY', sorted({'scipy', 'optuna', 'torch', 'openai'} & set(sys.modules)), ours)"
+    )
+    command = [sys.executable, "-c", code, str(ROOT / "tests" / "recorded" / "gloo-ddp2")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "HEAVY [] []" in done.stdout
 
 
 def test_help_lists_every_command_once_in_five_groups(cli) -> None:

@@ -23,7 +23,8 @@ from cclsearch.propose.agent.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import weigh_combinations
-from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch, LearnedPrior, apply_earlier
+from cclsearch.propose.warm_start.apply import apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch, LearnedPrior
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, transfer_prior
 from cclsearch.recording.load import load_recording

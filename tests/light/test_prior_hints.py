@@ -22,7 +22,8 @@ from cclsearch.propose.bayes.prior_hints import (
 )
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.events import LlmTurn, Note
-from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedWays, apply_earlier
+from cclsearch.propose.warm_start.apply import apply_earlier
+from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedWays
 from cclsearch.recording.load import load_recording
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS

@@ -19,7 +19,7 @@ from cclsearch.cli import main
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
-from cclsearch.propose.warm_start.knowledge import apply_earlier
+from cclsearch.propose.warm_start.apply import apply_earlier
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
