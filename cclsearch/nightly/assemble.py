@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cclsearch.core.secrets.redact import redact
@@ -34,20 +33,13 @@ from cclsearch.tasks.base import task_of
 STOPPED = "the night was stopped before its end: a start before that end continues it, with what it already spent"
 
 
-@dataclass(frozen=True)
-class JobNights:
-    """Summary of a job's night, and the nights that its chart shows, tonight's last."""
-
-    summary: JobSummary
-    nights: tuple[Night, ...] = ()
+def assemble_jobs(night: NightRun) -> tuple[list[JobSummary], list[str]]:
+    """Compare each job with its earlier nights; returns the summaries, and what is wrong with the ledgers."""
+    damage: list[str] = []
+    return [_assemble(night, state, damage) for state in night.states.values()], damage
 
 
-def assemble_jobs(night: NightRun) -> list[JobNights]:
-    """Compare each job with its earlier nights."""
-    return [_assemble(night, state) for state in night.states.values()]
-
-
-def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
+def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> JobSummary:
     job = state.job
     base: dict[str, Any] = {
         "job": job.key,
@@ -60,7 +52,7 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
     if state.folder is None:
         text = state.error or night.find_end_reason() or "the night was stopped before its turn"
         verdict = NightVerdict.TROUBLE if state.is_trouble else NightVerdict.NO_RESULT
-        return JobNights(JobSummary(**base, verdict=verdict, text=one_line(f"did not run: {text}", 400)))
+        return JobSummary(**base, verdict=verdict, text=one_line(f"did not run: {text}", 400))
     run = load_run(state.folder)
     tonight = read_night(run, since_s=night.window.started_s)
     others = [folder for folder in find_runs(night.runs, night.config.name, job.key) if folder != state.folder]
@@ -70,7 +62,8 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
     compared = _compare(night.config, state, tonight, earlier, ending)
     best = tonight.best
     trial = run.state.trials[tonight.samples[best][0].trial] if best else None
-    summary = JobSummary(
+    damage += [line for one in (*earlier, tonight) for line in one.run.state.damage]
+    return JobSummary(
         **base,
         worse=summarize_changes(compared.worse, figure),
         better=summarize_changes(compared.better, figure),
@@ -94,7 +87,6 @@ def _assemble(night: NightRun, state: NightlyJobState) -> JobNights:
         ending=redact(one_line(ending, 300)),
         diagnosis=tuple(one_line(line, 300) for line in trial.outcome.diagnosis[:3]) if trial and trial.outcome else (),
     )
-    return JobNights(summary, (*earlier, tonight))
 
 
 def _compare(
@@ -132,12 +124,11 @@ def _summarize_best(tonight: Night, compared: Comparison) -> BestSummary | None:
 
 
 def assemble_summary(
-    night: NightRun, jobs: Sequence[JobNights], pruned: Pruned, *, is_stopped: bool = False
+    night: NightRun, jobs: Sequence[JobSummary], damage: Sequence[str], pruned: Pruned, *, is_stopped: bool
 ) -> NightSummary:
     """Summary of the whole night."""
     notes = (STOPPED,) if is_stopped else ()
-    damage = (line for job in jobs for one in job.nights for line in one.run.state.damage)
-    verdicts = [job.summary.verdict for job in jobs]
+    verdicts = [job.verdict for job in jobs]
     window = night.window
     return NightSummary(
         name=night.config.name,
@@ -148,8 +139,8 @@ def assemble_summary(
         exit_code=choose_exit_code(verdicts),
         stopped=is_stopped,
         text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),
-        jobs=tuple(job.summary for job in jobs),
-        spent=sum((job.summary.spent for job in jobs), Spent()),
+        jobs=tuple(jobs),
+        spent=sum((job.spent for job in jobs), Spent()),
         pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
         notes=(*pruned.notes, *damage, *notes),
     )

@@ -76,24 +76,19 @@ def plan_install(
 
 
 def render_systemd(plan: InstallPlan) -> dict[str, str]:
-    """Text of the service and its timer, by file name.
+    """Text of the service and its timer, by file name."""
+    return {f"{plan.unit}.{kind}": _render(f"{kind}.j2", plan) for kind in ("service", "timer")}
 
-    A missed start is not made up for later (no `Persistent=`), because a night must not run during the day.
-    """
-    command = " ".join(quote_systemd(word) for word in plan.command)
-    service = (
-        f"[Unit]\nDescription=ccl-search nightly {plan.name}\n\n"
-        f"[Service]\nType=oneshot\nWorkingDirectory={_escape_path(str(plan.project))}\n"
-        f"EnvironmentFile=-%h/.config/ccl-search/nightly.env\nExecStart={command}\n"
-        # Only the search gets SIGTERM: the tools it starts must keep running to cancel jobs and release resources.
-        f"KillSignal=SIGTERM\nKillMode=mixed\nTimeoutStopSec={MAX_STOP_S}\n"
-    )
-    timer = (
-        f"# {LINGER}\n[Unit]\nDescription=Starts ccl-search nightly {plan.name}\n\n"
-        f"[Timer]\nOnCalendar=*-*-* {plan.start.hour:02d}:{plan.start.minute:02d}:00 {plan.start.zone}\n"
-        "\n[Install]\nWantedBy=timers.target\n"
-    )
-    return {f"{plan.unit}.service": service, f"{plan.unit}.timer": timer}
+
+def _render(template: str, plan: InstallPlan, **values: object) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, keep_trailing_newline=True,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"systemd": quote_systemd, "systemd_path": _escape_path}
+    return environment.get_template(template).render(plan=plan, stop_s=MAX_STOP_S, linger=LINGER, **values)
 
 
 def quote_systemd(word: str) -> str:
@@ -109,30 +104,20 @@ def _escape_path(path: str) -> str:
 
 
 def render_cron(plan: InstallPlan, *, slurm: bool = False) -> str:
-    """The block of a crontab or a scrontab, between two marker lines.
-
-    cronie reads the time zone from `CRON_TZ`; any other cron uses the machine's own zone.
-    """
-    project = shlex.quote(str(plan.project))
-    line = f"cd {project} && exec {shlex.join(plan.command)}"
-    if not slurm:
-        line = line.replace("%", "\\%")
-    head = _scron_lines(plan) if slurm else [f"CRON_TZ={plan.start.zone}"]
-    entry = f"{plan.start.minute} {plan.start.hour} * * * {line}"
-    return "\n".join([_mark(plan, "begin"), *head, entry, _mark(plan, "end")]) + "\n"
-
-
-def _scron_lines(plan: InstallPlan) -> list[str]:
+    """The block of a crontab or a scrontab, between two marker lines."""
+    line = f"cd {shlex.quote(str(plan.project))} && exec {shlex.join(plan.command)}"
     asked, time_s = plan.scrontab, find_time_limit_s(plan)
+    minutes = None if time_s is None else math.ceil(time_s / 60)
     options = {
         "job-name": plan.unit,
-        "time": None if time_s is None else _show_duration(time_s),
+        "time": None if minutes is None else f"{minutes // 60:02d}:{minutes % 60:02d}:00",
         "partition": asked.partition,
         "account": asked.account,
         "qos": asked.qos,
         **asked.options,
     }
-    return [f"#SCRON --{name}={value}" for name, value in options.items() if value is not None]
+    line = line if slurm else line.replace("%", "\\%")  # cron reads `%` as a line break
+    return _render("crontab.j2", plan, slurm=slurm, line=line, options=options)
 
 
 def find_time_limit_s(plan: InstallPlan) -> float | None:
@@ -157,21 +142,20 @@ def _next_starts(start: Moment) -> list[float]:
     return starts_s
 
 
-def _show_duration(seconds: float) -> str:
-    minutes = math.ceil(seconds / 60)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
-
-
 def find_warnings(plan: InstallPlan, how: str) -> list[str]:
     """Warnings about starting the nights with `systemd`, `cron` or `scrontab`, one line each."""
-    lines = []
-    at = f"{plan.start.hour:02d}:{plan.start.minute:02d}"
-    if how == "scrontab" and not _is_zone_of_here(plan.start):
+    lines, at = [], f"{plan.start.hour:02d}:{plan.start.minute:02d}"
+    starts = [datetime.fromtimestamp(at_s, ZoneInfo(plan.start.zone)) for at_s in _next_starts(plan.start)]
+    is_other_zone = any(
+        start.utcoffset() != timedelta(seconds=time.localtime(start.timestamp()).tm_gmtoff) for start in starts
+    )
+    skipped = [start for start in starts if (start.hour, start.minute) != (plan.start.hour, plan.start.minute)]
+    if how == "scrontab" and is_other_zone:
         lines.append(
             f"scrontab uses the cluster's time zone: the night starts at {at} by the cluster's clock; `start` is"
             f" {plan.start}, and this machine is in another zone"
         )
-    if how == "cron" and not _is_zone_of_here(plan.start):
+    if how == "cron" and is_other_zone:
         lines.append(
             f"only cronie reads CRON_TZ: any other cron (Debian's, Ubuntu's) starts the night at {at} by this machine's"
             f" clock, but `start` is {plan.start}; for such a cron give `start` in this machine's zone"
@@ -181,29 +165,10 @@ def find_warnings(plan: InstallPlan, how: str) -> list[str]:
             "no time limit is set, so the cluster's default applies: give `deadline`, `budget.hours`, or"
             " `scrontab: {hours: 9}`"
         )
-    if how != "cron" and (day := _find_skipped(plan.start)) is not None:
+    if how != "cron" and skipped:
+        day = skipped[0].date().isoformat()
         lines.append(f"the clock of {plan.start.zone} skips {at} on {day}: no night starts on such a day")
     return lines
-
-
-def _find_skipped(start: Moment) -> str | None:
-    """The first day of the next year on which the zone's clock skips the start; None if there is none."""
-    zone = ZoneInfo(start.zone)
-    for at_s in _next_starts(start):
-        there = datetime.fromtimestamp(at_s, zone)
-        if (there.hour, there.minute) != (start.hour, start.minute):
-            return there.date().isoformat()
-    return None
-
-
-def _is_zone_of_here(start: Moment) -> bool:
-    """Whether this machine's clock agrees with the moment's zone during the whole next year."""
-    zone = ZoneInfo(start.zone)
-    starts_s = _next_starts(start)
-    return all(
-        datetime.fromtimestamp(at_s, zone).utcoffset() == timedelta(seconds=time.localtime(at_s).tm_gmtoff)
-        for at_s in starts_s
-    )
 
 
 def replace_block(table: str, plan: InstallPlan, block: str, *, in_place: bool = False) -> str:
@@ -211,19 +176,15 @@ def replace_block(table: str, plan: InstallPlan, block: str, *, in_place: bool =
 
     Lines outside the markers do not change; raises UserError if one of the two markers is missing.
     """
-    begin, end = re.escape(_mark(plan, "begin")), re.escape(_mark(plan, "end"))
+    begin, end = re.escape(f"# begin {plan.unit}"), re.escape(f"# end {plan.unit}")
     whole = re.compile(rf"^{begin}\n(?:(?!{begin}$).*\n)*?{end}(?:\n|\Z)", re.MULTILINE)
     found = whole.search(table)
     rest = whole.sub("", table)
     if re.search(rf"^(?:{begin}|{end})$", rest, re.MULTILINE):
-        raise UserError(f"the table has only one of `{_mark(plan, 'begin')}` and `{_mark(plan, 'end')}`: remove it")
+        raise UserError(f"the table has only one of `# begin {plan.unit}` and `# end {plan.unit}`: remove it")
     if in_place and found is not None:
         return rest[: found.start()] + block + rest[found.start() :]
     return (rest if not rest or rest.endswith("\n") else rest + "\n") + block
-
-
-def _mark(plan: InstallPlan, word: str) -> str:
-    return f"# {word} {plan.unit}"
 
 
 def install_systemd(plan: InstallPlan) -> list[Path]:

@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,6 +43,8 @@ from cclsearch.run.folder import Run, Standing, load_run
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.space.parse import parse_knobs
 
+AS_IN_FILE = {field.name for field in fields(SearchRequest)} & {*NightlyJob.model_fields} - {"knobs", "log_to"}
+"""Fields that a search request takes from a job as they are."""
 CONFIRM = 2
 LEARN_NIGHTS = 3
 SAVE_INTERVAL_S = 30.0
@@ -85,29 +87,14 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
     """The search request of a job."""
     options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd}
     request = SearchRequest(
-        workload=job.workload,
+        **{name: getattr(job, name) for name in AS_IN_FILE},
         limits=SearchLimits(
             budget=budget,
-            parallel=job.parallel,
             trial_timeout_s=job.timeout_min * 60,
-            keep_going=job.keep_going,
-            control_every=job.control_every,
+            **{name: getattr(job, name) for name in ("parallel", "keep_going", "control_every")},
         ),
-        overlays=job.overlays,
-        sets=job.sets,
-        launcher=job.launcher,
         may_simulate=False,  # a night that measures nothing must be asked for
-        recording=job.recording,
-        framework=job.framework,
-        objective=job.objective,
-        constraints=job.constraints,
-        sampler=job.sampler,
-        strategy=job.strategy,
-        llm=job.llm,
         llm_options={name: value for name, value in options.items() if value is not None},
-        seed=job.seed,
-        use_fewer=job.use_fewer,
-        baseline=job.baseline,
         log_to=job.log_to or load_settings().log_to,
         knobs=parse_knobs(job.knobs),
         run_id=run_id,

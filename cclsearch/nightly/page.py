@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +11,10 @@ from cclsearch.charts.chart import Chart
 from cclsearch.charts.nights import NightPoint, draw_nights
 from cclsearch.core.numbers import show_number
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, Provenance, format_config
-from cclsearch.nightly.assemble import JobNights
+from cclsearch.core.values import Provenance, format_config
 from cclsearch.nightly.compare import NightVerdict
-from cclsearch.nightly.history import Night, mean_of
-from cclsearch.nightly.summary import NightSummary, describe_trials, show_best
+from cclsearch.nightly.summary import JobSummary, NightSummary, describe_trials, show_best
 from cclsearch.report.page import place_charts, render_template
-from cclsearch.stats.noise import confidence_interval, estimate_noise
 
 HERE = Path(__file__).parent
 MAX_FOLLOWED = 3
@@ -25,9 +23,9 @@ WORDS = {"show_best": show_best, "describe_trials": describe_trials, "format_con
 """What templates call."""
 
 
-def render_night(night: NightSummary, jobs: Sequence[JobNights], history: Sequence[NightSummary]) -> str:
+def render_night(night: NightSummary, history: Sequence[NightSummary]) -> str:
     """Render the page; `history` holds the summaries of earlier nights, the oldest first."""
-    charts = [chart for n, job in enumerate(jobs) if (chart := draw_job(job, n)) is not None]
+    charts = list(draw_series([*history, night]).values())
     values = {"night": night, "history": [*history, night][::-1], "number": show_number}
     worst = (NightVerdict.REGRESSED, NightVerdict.TROUBLE)
     placed = place_charts(charts, "n")
@@ -50,40 +48,41 @@ def _cell(text: str) -> str:
     return re.sub(r"([|<>\[\]`*\\])", r"\\\1", one_line(text, 600))
 
 
-def draw_job(job: JobNights, index: int) -> Chart | None:
-    """Chart of the best of each night with its interval, and of configurations that ran on several nights."""
-    nights = [(night, night.best) for night in job.nights if night.samples and night.best is not None]
-    followed = _pick_followed([night for night, _ in nights])
-    points = [
-        NightPoint(
-            night.stamp,
-            _mean(night, best),
-            str(best),
-            _span(night),
-            {str(config): _mean(night, config) for config in followed if config in night.samples},
-        )
-        for night, best in nights
-    ]
-    mark = Provenance(job.summary.provenance or "").mark if points else ""
-    title = f"{job.summary.job}, night by night"
-    return draw_nights(points, job.summary.figure + mark, name=f"job-{index}", title=title)
+def draw_series(nights: Sequence[NightSummary]) -> dict[str, Chart]:
+    """Per job, by the name of its chart: the best of each night, and configurations that ran on several nights.
+
+    `nights` begins with the oldest.
+    """
+    charts: dict[str, Chart] = {}
+    for place, name in enumerate(dict.fromkeys(job.job for night in nights for job in night.jobs)):
+        found = [(night.night, one, one.best) for night in nights for one in night.jobs if one.job == name and one.best]
+        if not found:
+            continue
+        newest = found[-1][1]
+        shown = [each for each in found if (each[1].figure, each[1].unit) == (newest.figure, newest.unit)]
+        figures = [list_figures(one) for _, one, _ in shown]
+        counts = Counter(config for by_config in figures for config in by_config)
+        followed = [config for config, count in counts.most_common(MAX_FOLLOWED) if count > 1]
+        points = [
+            NightPoint(
+                night=night,
+                value=best.value,
+                config=format_config(best.config),
+                interval=(best.low, best.high) if best.low is not None and best.high is not None else None,
+                followed={config: by_config[config] for config in followed if config in by_config},
+            )
+            for (night, _, best), by_config in zip(shown, figures, strict=True)
+        ]
+        mark = Provenance(newest.provenance).mark if newest.provenance else ""
+        words = newest.figure.removesuffix(f"_{newest.unit}").replace("_", " ")
+        title = f"{words} ({newest.unit}){mark}" if newest.unit else words + mark
+        chart = draw_nights(points, title, name=f"nights{place}", title=f"{name}, night by night")
+        charts |= {chart.name: chart} if chart is not None else {}
+    return charts
 
 
-def _span(night: Night) -> tuple[float, float] | None:
-    if night.run.spec.provenance is not Provenance.MEASURED or night.best is None:
-        return None
-    runs = {config: [s.value for s in samples] for config, samples in night.samples.items()}
-    own = runs.pop(night.best)
-    interval = confidence_interval(own, estimate_noise(list(runs.values()), own=[own]))
-    return night.figure.show(interval.low), night.figure.show(interval.high)
-
-
-def _mean(night: Night, config: Config) -> float:
-    """The compared figure of a configuration that ran."""
-    return night.figure.show(mean_of(night.samples[config]))
-
-
-def _pick_followed(nights: Sequence[Night]) -> list[Config]:
-    counts = {config: sum(config in night.samples for night in nights) for n in nights for config in n.samples}
-    often = [config for config, count in counts.items() if count > 1]
-    return sorted(often, key=lambda config: -counts[config])[:MAX_FOLLOWED]
+def list_figures(job: JobSummary) -> dict[str, float]:
+    """Configuration -> its figure in this night: of the best, and of those that ran on earlier nights too."""
+    changes = (*job.worse, *job.better, *job.same)
+    figures = {format_config(change.config): change.now for change in changes if change.now is not None}
+    return figures | ({format_config(job.best.config): job.best.value} if job.best else {})

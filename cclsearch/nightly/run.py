@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import declare_secret, redact
 from cclsearch.loop.jobs import StopSignal
-from cclsearch.nightly.assemble import JobNights, assemble_jobs, assemble_summary
+from cclsearch.nightly.assemble import assemble_jobs, assemble_summary
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs
 from cclsearch.nightly.page import render_markdown, render_night
@@ -77,27 +77,27 @@ def finish_night(night: NightRun) -> NightSummary:
     A night that a signal stopped before its end is summarized but removes no evidence, because a stop must be quick.
     """
     config, window = night.config, night.window
-    jobs, is_stopped = assemble_jobs(night), night.is_stopped
+    (jobs, damage), is_stopped = assemble_jobs(night), night.is_stopped
     current_runs = {state.folder.name for state in night.states.values() if state.folder is not None}
     if is_stopped:
         pruned = Pruned()
     else:
         pruned = prune_evidence(night.runs, config.name, config.keep, tonight=window.stamp, current_runs=current_runs)
-    summary = assemble_summary(night, jobs, pruned, is_stopped=is_stopped)
+    summary = assemble_summary(night, jobs, damage, pruned, is_stopped=is_stopped)
     summary = NightSummary.model_validate_json(redact(summary.model_dump_json()))
-    write_summary(night, summary, jobs)
+    write_summary(night, summary)
     if config.webhook_env is not None:
         problem = send_webhook(config.webhook_env, redact(render_message(summary)))
         if problem is not None:
             summary = summary.model_copy(update={"notes": (*summary.notes, problem)})
-            write_summary(night, summary, jobs)
+            write_summary(night, summary)
     return summary
 
 
-def write_summary(night: NightRun, summary: NightSummary, jobs: Sequence[JobNights]) -> None:
+def write_summary(night: NightRun, summary: NightSummary) -> None:
     """Write `summary.json`, `summary.md` and the page to the night's folder and, as latest, the series folder."""
     series_folder = nights_folder(night.runs, night.config.name)
-    page = redact(render_night(summary, jobs, read_summaries(series_folder, before=night.window.stamp)))
+    page = redact(render_night(summary, read_summaries(series_folder, before=night.window.stamp)))
     texts = {"report.html": page, "summary.md": render_markdown(summary)}
     texts[SUMMARY_FILE] = summary.model_dump_json(indent=1) + "\n"
     for folder in (night.window.folder, series_folder):

@@ -1,4 +1,4 @@
-"""The charts of the pages: the history of a run, best-so-far curves of several, and nights."""
+"""The charts of the pages: the history of a run, and best-so-far curves of several."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from dataclasses import replace
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import draw_curves
-from cclsearch.charts.nights import NightPoint, draw_nights
 from cclsearch.charts.trials import Axis, draw_history
-from cclsearch.core.values import Provenance, format_config
-from cclsearch.nightly.summary import NightSummary
 from cclsearch.report.rows import TrialRow
 from cclsearch.ui.run_index import RunEntry
 
@@ -44,37 +41,6 @@ def draw_compared(
         if (chart := draw_curves(named, axis, name=f"curves{place}")) is not None:
             charts[f"curves{place}"] = chart
     return charts, "" if charts else "Curves need two runs with a best trial that optimize the same figure."
-
-
-def draw_series(nights: Sequence[NightSummary]) -> dict[str, Chart]:
-    """Per job of a series: its best figure night by night, with the interval where there is one."""
-    charts = {}
-    for place, job in enumerate(dict.fromkeys(job.job for night in nights for job in night.jobs)):
-        found = [(night.night, one, one.best) for night in nights for one in night.jobs if one.job == job and one.best]
-        if not found:
-            continue
-        newest = found[-1][1]
-        mark = Provenance(newest.provenance).mark if newest.provenance else ""
-        unit = f" ({newest.unit})" if newest.unit else ""
-        points = [
-            NightPoint(
-                night=stamp,
-                value=best.value,
-                config=format_config(best.config),
-                interval=(best.low, best.high) if best.low is not None and best.high is not None else None,
-            )
-            for stamp, one, best in found
-            if (one.figure, one.unit) == (newest.figure, newest.unit)
-        ]
-        chart = draw_nights(
-            points,
-            f"{newest.figure.removesuffix(f'_{newest.unit}').replace('_', ' ')}{unit}{mark}",
-            name=f"nights{place}",
-            title=f"{job}, night by night",
-        )
-        if chart is not None:
-            charts[f"nights{place}"] = chart
-    return charts
 
 
 def thin(rows: Sequence[TrialRow], greater_is_better: bool) -> Sequence[TrialRow]:

@@ -17,6 +17,7 @@ from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
+from cclsearch.nightly.page import draw_series
 from cclsearch.nightly.summary import show_best
 from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState
@@ -29,7 +30,7 @@ from cclsearch.run.annotations import read_annotations
 from cclsearch.run.folder import Run
 from cclsearch.run.phase import read_phase
 from cclsearch.tasks.base import task_of
-from cclsearch.ui.charts import draw_compared, draw_run, draw_series
+from cclsearch.ui.charts import draw_compared, draw_run
 from cclsearch.ui.evidence import list_files
 from cclsearch.ui.guard import Permissions
 from cclsearch.ui.leaderboard import Normalization, make_columns, make_groups, name_unit, read_prices
