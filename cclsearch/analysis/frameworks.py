@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_frameworks
+from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
 from cclsearch.core.numbers import show_number
+from cclsearch.core.table import format_table
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Config, Provenance, format_config
 from cclsearch.loop.bench import RecordedTable, limit_recording
@@ -28,7 +31,6 @@ from cclsearch.run.spec import SPEC_FILE
 from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.claims import ShownClaim
-from cclsearch.trace.text_report import format_table
 
 NUMERIC_KNOBS = (PRECISION, "quantisation", "quantization")
 """Knobs that change what is computed: only configurations with equal values of them are compared."""
@@ -67,7 +69,8 @@ class FrameworkCase:
 class _Measured:
     framework: str
     config: Config
-    loss: float | None = None
+    loss: float = math.inf
+    """Infinite if it failed or breaks a limit."""
     value: float | None = None
 
 
@@ -87,8 +90,9 @@ def show_frameworks(sources: Sequence[str], limits: Sequence[str], runs: Path | 
         else:
             cases.append(found)
     chart = _draw(cases) if cases else None
-    data: dict[str, object] = {"cases": [asdict(case) for case in cases], "summary": _summarize(cases)}
-    return ShownClaim(_write_text(cases), data, chart, missing, len(cases))
+    summary = _summarize(cases)
+    data: dict[str, object] = {"cases": [asdict(case) for case in cases], "summary": summary}
+    return ShownClaim(_write_text(cases, summary), data, chart, missing, len(cases))
 
 
 def _open_all(sources: Sequence[str], runs: Path | None) -> tuple[list[Recording], list[Run]]:
@@ -135,8 +139,10 @@ def _read_rows(recording: Recording, objective: Objective | None) -> Iterator[tu
         framework, config = _split(row.config, recording.card.framework)
         precision = ", ".join(str(row.config[name]) for name in NUMERIC_KNOBS if name in row.config)
         seen = table.ask(number, number, row.config) if row.status is RowStatus.OK else None
-        value = seen.metrics.get(recording.primary.name) if seen is not None and seen.loss is not None else None
-        yield precision, _Measured(framework, config, None if seen is None else seen.loss, value)
+        if seen is None or seen.loss is None:
+            yield precision, _Measured(framework, config)
+        else:
+            yield precision, _Measured(framework, config, seen.loss, seen.metrics.get(recording.primary.name))
 
 
 def _split(config: Config, framework: str) -> tuple[str, Config]:
@@ -172,52 +178,34 @@ def _read_trials(run: Run) -> Iterator[_Measured]:
     for trial in run.state.trials.values():
         if trial.outcome is None:
             continue
-        framework, config = _split(trial.config, run.spec.framework)
-        value = find_figure(run.spec).value(trial) if trial.loss is not None else None
-        one = _Measured(framework, config, trial.loss, value)
-        before = bests.get(trial.config)
-        if before is None or (one.loss is not None and (before.loss is None or one.loss < before.loss)):
-            bests[trial.config] = one
+        one = _Measured(*_split(trial.config, run.spec.framework))
+        if trial.loss is not None:
+            one = replace(one, loss=trial.loss, value=find_figure(run.spec).value(trial))
+        bests[trial.config] = min(bests.get(trial.config, one), one, key=lambda each: each.loss)
     yield from bests.values()
 
 
 def _compare(name: str, measure: str, provenance: Provenance, rows: Sequence[_Measured]) -> FrameworkCase | str:
     by_framework: dict[str, list[_Measured]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.loss):
         by_framework.setdefault(row.framework, []).append(row)
     if len(by_framework) < 2:
         return _only(by_framework)
-    bests = {name: _find_best(found) for name, found in by_framework.items()}
-    losses = [best.loss for best in bests.values() if best is not None and best.loss is not None]
-    if not losses:
+    lowest = min(row.loss for row in rows)
+    if math.isinf(lowest):
         return "no configuration of any framework ran and keeps the limit"
-    lowest = min(losses)
-    knobs = dict.fromkeys(name for row in rows for name in row.config)
-    varied = [name for name in knobs if len({row.config.get(name) for row in rows}) > 1]
-    tuned = [_describe(framework, found, bests[framework], lowest, varied) for framework, found in by_framework.items()]
+    varied = varied_knobs([row.config for row in rows])
+    tuned = []
+    for framework, found in by_framework.items():
+        ranked, best = [row.loss for row in found if not math.isinf(row.loss)], found[0]
+        if not ranked:
+            tuned.append(Tuned(framework, len(found), 0))
+            continue
+        config = one_line(format_config({name: best.config[name] for name in varied if name in best.config}), 80)
+        middle = ranked[len(ranked) // 2] / best.loss
+        tuned.append(Tuned(framework, len(found), len(ranked), best.loss / lowest, middle, best.value, config))
     tuned.sort(key=lambda one: (one.behind is None, one.behind or 0.0, one.framework))
     return FrameworkCase(name, measure, provenance, tuple(tuned))
-
-
-def _find_best(rows: Sequence[_Measured]) -> _Measured | None:
-    ranked = [row for row in rows if row.loss is not None]
-    return min(ranked, key=lambda row: row.loss or 0.0) if ranked else None
-
-
-def _describe(
-    framework: str, rows: Sequence[_Measured], best: _Measured | None, lowest: float, varied: Sequence[str]
-) -> Tuned:
-    losses = [row.loss for row in rows if row.loss is not None]
-    if best is None or best.loss is None:
-        return Tuned(framework, len(rows), 0)
-    middle = float(np.quantile(losses, 0.5, method="higher")) / best.loss
-    shown = one_line(format_config({name: best.config[name] for name in varied if name in best.config}), 80)
-    return Tuned(framework, len(rows), len(losses), best.loss / lowest, middle, best.value, shown)
-
-
-def _label(case: FrameworkCase) -> str:
-    marked = {Provenance.SIMULATED, Provenance.RECORDED}
-    return f"{case.name} ({case.provenance.value})" if case.provenance in marked else case.name
 
 
 def _draw(cases: Sequence[FrameworkCase]) -> Chart:
@@ -226,42 +214,38 @@ def _draw(cases: Sequence[FrameworkCase]) -> Chart:
     shared = [part for part in parts[0] if len(cases) > 1 and all(part in each for each in parts)]
     names = [", ".join(part for part in each if part not in shared) for each in parts]
     words = dict.fromkeys(case.provenance.value for case in cases if case.provenance is not Provenance.MEASURED)
-    speeds = {name: _speeds(case) for name, case in zip(names, cases, strict=True)}
-    return draw_frameworks(speeds, ", ".join([*shared, *words]))
+    speeds = [{one.framework: 1 / one.behind for one in case.frameworks if one.behind} for case in cases]
+    return draw_frameworks(dict(zip(names, speeds, strict=True)), ", ".join([*shared, *words]))
 
 
-def _speeds(case: FrameworkCase) -> dict[str, float]:
-    return {one.framework: 1 / one.behind for one in case.frameworks if one.behind}
-
-
-def _summarize(cases: Sequence[FrameworkCase]) -> dict[str, object]:
+def _summarize(cases: Sequence[FrameworkCase]) -> dict[str, Any]:
     """Spreads of tuned frameworks, of configurations within one, and how often each is best."""
     spreads = [max(found) for case in cases if len(found := [one.behind for one in case.frameworks if one.behind]) > 1]
     middles = [one.middle for case in cases for one in case.frameworks if one.middle and one.num_ranked > 2]
-    best: Mapping[str, int] = Counter(case.frameworks[0].framework for case in cases)
     return {
         "num_compared": len(spreads),
-        "tuned_spread_median": float(np.median(spreads)) if spreads else None,
+        "tuned_spread_median": statistics.median(spreads) if spreads else None,
         "tuned_spread_largest": max(spreads, default=None),
-        "middle_over_best_median": float(np.median(middles)) if middles else None,
-        "best": dict(best),
+        "middle_over_best_median": statistics.median(middles) if middles else None,
+        "best": dict(Counter(case.frameworks[0].framework for case in cases)),
     }
 
 
-def _write_text(cases: Sequence[FrameworkCase]) -> str:
+def _write_text(cases: Sequence[FrameworkCase], summary: Mapping[str, Any]) -> str:
     if not cases:
         return "no two frameworks to compare"
     head = ("framework", "configurations", "best", "behind the best", "its middle one", "best configuration")
-    blocks = []
+    lines = []
     for case in cases:
         cells = [
             (one.framework, f"{one.num_ranked} of {one.num_measured} ranked", *_cells(one)) for one in case.frameworks
         ]
-        blocks.append(f"{_label(case)}: {case.measure}\n{format_table(head, cells)}\n")
-    summary = _summarize(cases)
-    lines = [
+        marked = case.provenance in (Provenance.SIMULATED, Provenance.RECORDED)
+        label = f"{case.name} ({case.provenance.value})" if marked else case.name
+        lines.append(f"{label}: {case.measure}\n{format_table(head, cells)}\n")
+    lines.append(
         f"{count_of(len(cases), 'case')} of equal work on equal hardware; each framework by its best configuration:"
-    ]
+    )
     if summary["num_compared"]:
         lines.append(
             f"- the slowest framework is {summary['tuned_spread_median']:.2f} times behind the best in the median case,"
@@ -272,11 +256,9 @@ def _write_text(cases: Sequence[FrameworkCase]) -> str:
             "- the middle configuration of a framework is"
             f" {summary['middle_over_best_median']:.2f} times behind its own best (median)"
         )
-    best = summary["best"]
-    assert isinstance(best, dict)
-    ranked = sorted(best.items(), key=lambda pair: -pair[1])
+    ranked = sorted(summary["best"].items(), key=lambda pair: -pair[1])
     lines.append("- best in: " + ", ".join(f"{framework} {count}" for framework, count in ranked))
-    return "\n".join((*blocks, *lines))
+    return "\n".join(lines)
 
 
 def _cells(one: Tuned) -> tuple[str, str, str, str]:

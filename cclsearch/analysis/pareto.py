@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cclsearch.charts.pareto import FrontPoint
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Config, Provenance
 from cclsearch.loop.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
 from cclsearch.record.trial import Trial
 from cclsearch.report.certainty import list_spreads
 from cclsearch.report.gather import describe_work, metrics_of
-from cclsearch.report.pareto import ParetoPage, ParetoPoint
+from cclsearch.report.pareto import ParetoPage
 from cclsearch.report.rows import clean
 from cclsearch.run.folder import Run
 from cclsearch.scoring.objective import Objective
@@ -137,11 +138,10 @@ def _build_page(
     shares_N = hypervolume_contributions(spread_NM.tolist(), reference_M) / total
     scores, chosen = _score(measured, sweep, runs)
     points = tuple(
-        ParetoPoint(
-            run_id=m.run.spec.run_id,
+        FrontPoint(
+            run=m.run.spec.run_id,
             trial=m.trial.number,
             config=dict(m.trial.config),
-            config_text=clean(str(m.trial.config)),
             values=tuple(m.metrics[term.metric] * term.scale for term in objective.terms),
             on_front=bool(on_front_N[n]),
             is_knee=n == knee_row,
@@ -186,7 +186,7 @@ def _score(
     return scores, {choice.point: (choice.from_weight, choice.to_weight) for choice in choices}
 
 
-def _list_weights(points: Sequence[ParetoPoint], sweep: Sweep | None) -> tuple[tuple[float, int, float], ...]:
+def _list_weights(points: Sequence[FrontPoint], sweep: Sweep | None) -> tuple[tuple[float, int, float], ...]:
     if sweep is None or not any(point.scores for point in points):
         return ()
     rows = []

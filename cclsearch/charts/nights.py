@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
 from cclsearch.core.numbers import show_number
 
-MAX_LABELS = 12
-
 
 @dataclass(frozen=True)
 class NightPoint:

@@ -2,58 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
 from cclsearch.core.numbers import show_number
+from cclsearch.core.values import Value, format_config
 
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """One configuration by two metrics."""
+    """One configuration that was measured and admitted."""
 
-    name: str
-    """`run:7`."""
-    trial: int
     run: str
-    config: str
-    x: float
-    y: float
+    trial: int
+    config: Mapping[str, Value]
+    values: tuple[float, ...]
+    """As measured, in the order of the axes."""
     on_front: bool
     is_knee: bool = False
     interval: tuple[float, float] | None = None
-    """Of `y`."""
+    """Of the first metric; None if the noise is unknown."""
+    hypervolume_share: float = 0.0
+    """Share of the Pareto front's hypervolume that would be lost without it."""
     scores: tuple[float, float] | None = None
     """At weight 0 and at weight 1; more is better."""
     chosen: tuple[float, float] | None = None
     """The weights that choose it."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.run}:{self.trial}"
 
-def _row(point: FrontPoint, **more: object) -> Row:
-    row: Row = {"trial": point.trial, "run": point.run, "name": point.name, "config": point.config, "x": point.x}
-    row |= {"y": point.y, "xs": show_number(point.x), "ys": show_number(point.y)}
+    @property
+    def config_text(self) -> str:
+        return format_config(self.config)
+
+    def score_at(self, weight: float) -> float:
+        low, high = self.scores or (0.0, 0.0)
+        return (1 - weight) * low + weight * high
+
+
+def name_points(points: Sequence[FrontPoint]) -> dict[str, str]:
+    """Name of each point -> its label: the number of the trial if all are of one run."""
+    is_one_run = len({point.run for point in points}) < 2
+    return {point.name: str(point.trial) if is_one_run else point.name for point in points}
+
+
+def _row(point: FrontPoint, label: str, axes: tuple[int, int], **more: object) -> Row:
+    x, y = (point.values[axis] for axis in axes)
+    row: Row = {"trial": point.trial, "run": point.run, "name": label, "config": point.config_text, "x": x, "y": y}
+    row |= {"xs": show_number(x), "ys": show_number(y)}
     row |= {"kind": "knee" if point.is_knee else "on the front" if point.on_front else "dominated"}
     return row | more
 
 
 def draw_front(
     points: Sequence[FrontPoint], x_title: str, y_title: str, *, name: str, x_greater: bool, y_greater: bool,
-    is_whole: bool = True,
+    axes: tuple[int, int] = (1, 0),
 ) -> Chart:  # fmt: skip
     """The front, the points that it dominates, and, if scores are known, the choice of a weight that a slider sets.
 
-    `is_whole`: the front has no other metric, so its border can be drawn.
+    `axes` are the places of the two metrics, x and y, among the values; with others the front has no border to draw.
     """
-    front = sorted((point for point in points if point.on_front), key=lambda p: p.x, reverse=x_greater)
-    x, y = quantity("x", x_title, [p.x for p in points]), quantity("y", y_title, [p.y for p in points])
+    at_x, at_y = axes
+    is_whole = all(len(point.values) == 2 for point in points)
+    labels = name_points(points)
+    front = sorted((point for point in points if point.on_front), key=lambda p: p.values[at_x], reverse=x_greater)
+    x = quantity("x", x_title, [p.values[at_x] for p in points])
+    y = quantity("y", y_title, [p.values[at_y] for p in points])
     layers: list[dict[str, Any]] = []
     if is_whole and front:
         line = {"type": "line", "color": "$green", "interpolate": "step-after", "strokeWidth": 1.8}
-        layers.append({"data": {"values": [_row(p, order=n) for n, p in enumerate(front)]}, "mark": line,
+        border = [_row(p, labels[p.name], axes, order=n) for n, p in enumerate(front)]
+        layers.append({"data": {"values": border}, "mark": line,
                        "encoding": {"x": x, "y": y, "order": {"field": "order"}}})  # fmt: skip
-    spans = [{"x": p.x, "low": p.interval[0], "high": p.interval[1]} for p in front if p.interval]
+    known = [(p.values[at_x], p.interval) for p in front if p.interval and at_y == 0]
+    spans = [{"x": value, "low": low, "high": high} for value, (low, high) in known]
     if spans:
         layers.append({"data": {"values": spans}, "mark": {"type": "rule", "color": "$green", "strokeWidth": 1.6},
                        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}})  # fmt: skip
@@ -71,15 +97,15 @@ def draw_front(
         "mark": {"type": "text", "dx": 10, "dy": -9, "align": "left", "fontSize": 11, "color": "$muted"},
         "encoding": {"x": x, "y": y, "text": {"field": "trial"}},
     })  # fmt: skip
-    rows = [_row(point) for point in points]
+    rows = [_row(point, labels[point.name], axes) for point in points]
     params = []
-    weighted = [_row(p, s0=p.scores[0], s1=p.scores[1]) for p in points if p.scores]
+    weighted = [_row(p, labels[p.name], axes, s0=p.scores[0], s1=p.scores[1]) for p in points if p.scores]
     if weighted:
         bind = {"input": "range", "min": 0, "max": 1, "step": 0.01, "name": "weight "}
         params = [{"name": "weight", "value": 0.5, "bind": bind}]
         layers += _chosen_layers(weighted, x, y, tooltip)
     summary = "On the Pareto front: " + "; ".join(
-        f"trial {p.name}: {show_number(p.y)}, {show_number(p.x)}" for p in front
+        f"trial {labels[p.name]}: {show_number(p.values[at_y])}, {show_number(p.values[at_x])}" for p in front
     )
     spec = make_spec(rows, 340, layer=layers, **({"params": params} if params else {}))
     direction = f"better is {'up' if y_greater else 'down'} and {'right' if x_greater else 'left'}"
@@ -109,16 +135,15 @@ def draw_weight_choices(points: Sequence[FrontPoint], score_title: str) -> Chart
     if not kept:
         return None
     kept.sort(key=lambda entry: entry[2])
+    labels = name_points(points)
     whole: list[Row] = []
     thick: list[Row] = []
     for point, (at_0, at_1), (low, high) in kept:
-        name = f"trial {point.name}"
+        name = f"trial {labels[point.name]}"
         tip = f"{name} from weight {low:.3g} to {high:.3g}"
-        whole += [
-            {"point": name, "w": w, "score": s, "tip": tip, "config": point.config} for w, s in ((0, at_0), (1, at_1))
-        ]
-        thick += [{"point": name, "w": w, "score": at_0 + w * (at_1 - at_0), "tip": tip, "config": point.config}
-                  for w in (low, high)]  # fmt: skip
+        shared: Row = {"point": name, "tip": tip, "config": point.config_text}
+        whole += [shared | {"w": w, "score": score} for w, score in ((0, at_0), (1, at_1))]
+        thick += [shared | {"w": w, "score": point.score_at(w)} for w in (low, high)]
     x = {"field": "w", "type": "quantitative", "title": "weight", "scale": {"domain": [0, 1], "nice": False}}
     y = {"field": "score", "type": "quantitative", "title": score_title, "scale": {"zero": False}}
     color = category("point", legend={"title": None})
@@ -131,7 +156,7 @@ def draw_weight_choices(points: Sequence[FrontPoint], score_title: str) -> Chart
         {"data": {"values": thick}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
          "encoding": {"x": x, "y": y, "color": color, "shape": category("point", legend=None), "tooltip": tooltip}},
     ]  # fmt: skip
-    summary = "; ".join(f"trial {p.name} from weight {low:.3g} to {high:.3g}" for p, _, (low, high) in kept)
+    summary = "; ".join(f"trial {labels[p.name]} from weight {low:.3g} to {high:.3g}" for p, _, (low, high) in kept)
     return Chart("weights", "Configuration chosen by each weight", summary, make_spec(whole, 300, layer=layers))
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,16 @@ from cclsearch.propose.agent.providers.kind import list_kinds
 
 COMMAND_TIMEOUT_S = 20.0
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "sacct")
-BROWSERS = ("chromium-browser", "google-chrome", "google-chrome-stable")
+COMMANDS = {
+    ("gcloud",): "needed to create TPU slices: install the Google Cloud CLI, or name hosts",
+    ("ssh",): "needed for TPU VMs and plain hosts: install an OpenSSH client",
+    ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"): (
+        "only developers need it, to test report.html: install chromium"
+    ),
+}
+"""Names of a command -> what it is needed for, and how to get it."""
+MIN_FREE_GIB = 0.2
+"""With less space a search would soon stop: a trial leaves logs and, if it is profiled, traces."""
 
 
 @dataclass(frozen=True)
@@ -36,33 +46,27 @@ class Finding:
 def examine_machine() -> list[Finding]:
     """Check everything that a search may need from this machine, required things first. Never shows a key's value."""
     temporary = _check_write("temporary folder", Path(tempfile.gettempdir()), "set TMPDIR to a writable folder")
-    required = [_check_python(), _check_runs_folder(), temporary, _check_settings()]
-    browser = "only developers need it, to test report.html: install chromium"
+    version = ".".join(map(str, sys.version_info[:3]))
+    needed = "Python 3.11 or later is needed: make a virtual environment with one"
+    python = Check.of("python", sys.version_info >= (3, 11), f"{version} at {sys.executable}", needed)
     optional = [
         _check_package("torch", "needed for the workloads tiny and tiny-moe: pip install 'ccl-search[torch]'"),
         _check_package("jax", "needed for the workload tiny-jax: pip install 'ccl-search[jax]'"),
         check_gpus(),
         _check_slurm(),
-        _check_command("gcloud", "needed to create TPU slices: install the Google Cloud CLI, or name hosts"),
-        _check_command("ssh", "needed for TPU VMs and plain hosts: install an OpenSSH client"),
-        _check_command("chromium", browser, *BROWSERS),
+        *(_check_command(names, remedy) for names, remedy in COMMANDS.items()),
         *(_check_key(kind.key_name, f"{word}:MODEL") for word, kind in list_kinds().items() if kind.key_name),
-        *_check_plugins(),
+        *(Check.of(f"plugin {p.name}", not p.problem, p.problem or "loaded", p.remedy) for p in load_plugins()),
     ]
+    required = [python, _check_runs_folder(), temporary, _check_settings()]
     return [*(Finding(check, is_required=True) for check in required), *(Finding(check) for check in optional)]
-
-
-def _check_python() -> Check:
-    version, ok = ".".join(map(str, sys.version_info[:3])), sys.version_info >= (3, 11)
-    remedy = "" if ok else "Python 3.11 or later is needed: make a virtual environment with one"
-    return Check(name="python", ok=ok, detail=f"{version} at {sys.executable}", remedy=remedy)
 
 
 def _check_runs_folder() -> Check:
     try:
         folder = project_root() / load_settings().runs
     except UserError as error:
-        return Check(name="runs folder", ok=False, detail=str(error), remedy="correct ccl-search.yaml")
+        return Check.of("runs folder", False, str(error), "correct ccl-search.yaml")
     remedy = f"make {str(folder)!r} writable, or choose another folder with --runs FOLDER"
     return _check_write("runs folder", folder, remedy)
 
@@ -75,10 +79,10 @@ def _check_write(name: str, folder: Path, remedy: str) -> Check:
             file.write(b"x")
         free_gib = shutil.disk_usage(existing).free / 2**30
     except OSError as error:
-        return Check(name=name, ok=False, detail=f"{folder}: {error.strerror or error}", remedy=remedy)
-    if free_gib < 0.2:
-        return Check(name=name, ok=False, detail=f"{folder}: only {free_gib:.2f} GiB free", remedy="free more space")
-    return Check(name=name, ok=True, detail=f"{folder} is writable, {free_gib:.0f} GiB free")
+        return Check.of(name, False, f"{folder}: {error.strerror or error}", remedy)
+    if free_gib < MIN_FREE_GIB:
+        return Check.of(name, False, f"{folder}: only {free_gib:.2f} GiB free", "free more space")
+    return Check.of(name, True, f"{folder} is writable, {free_gib:.0f} GiB free")
 
 
 def _check_settings() -> Check:
@@ -86,71 +90,56 @@ def _check_settings() -> Check:
     try:
         settings = load_settings()
     except UserError as error:
-        return Check(name="project", ok=False, detail=str(error), remedy=f"correct {path}")
-    detail = (
-        f"{path}: launcher {settings.launcher or 'none'}" if path.is_file() else f"{path.parent}: no {SETTINGS_FILE}"
-    )
-    return Check(name="project", ok=True, detail=detail)
+        return Check.of("project", False, str(error), f"correct {path}")
+    launcher = f"{path}: launcher {settings.launcher or 'none'}"
+    return Check.of("project", True, launcher if path.is_file() else f"{path.parent}: no {SETTINGS_FILE}")
 
 
 def _check_package(name: str, remedy: str) -> Check:
     """Find a package without importing it: an import takes seconds, and a broken build may end the process."""
     if importlib.util.find_spec(name) is None:
-        return Check(name=name, ok=False, detail="not installed", remedy=remedy)
+        return Check.of(name, False, "not installed", remedy)
     try:
-        version = importlib.metadata.version(name)
+        return Check.of(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        version = "unknown version"
-    return Check(name=name, ok=True, detail=version)
+        return Check.of(name, True, "unknown version")
 
 
 def check_gpus() -> Check:
     """The GPUs that `nvidia-smi` lists, by name and memory."""
     remedy = "run on a cluster (--launcher NAME), on a recording (--workload wl2) or on the CPU (--workload tiny)"
     if shutil.which("nvidia-smi") is None:
-        return Check(name="gpus", ok=False, detail="no command nvidia-smi", remedy=remedy)
+        return Check.of("gpus", False, "no command nvidia-smi", remedy)
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(name="gpus", ok=False, detail=f"nvidia-smi: {one_line(str(error))}", remedy="repair the driver")
+        return Check.of("gpus", False, f"nvidia-smi: {one_line(str(error))}", "repair the driver")
     names = [one_line(line, 60) for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0 or not names:
         answer = one_line(done.stderr or done.stdout) or f"exit {done.returncode}"
-        return Check(name="gpus", ok=False, detail=f"nvidia-smi: {answer}", remedy=remedy)
-    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return Check(name="gpus", ok=True, detail=kinds)
+        return Check.of("gpus", False, f"nvidia-smi: {answer}", remedy)
+    return Check.of("gpus", True, ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)))
 
 
 def _check_slurm() -> Check:
     missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
-    if not missing:
-        detail = f"found {', '.join(SLURM_COMMANDS)}; nothing is submitted unless you name a profile"
-        return Check(name="slurm", ok=True, detail=detail)
     if "sbatch" in missing:
         remedy = "to use a Slurm cluster, run on its login node with --launcher slurm-generic or your own profile"
-        return Check(name="slurm", ok=False, detail="no command sbatch", remedy=remedy)
-    detail = f"found sbatch, but not {', '.join(missing)}"
-    return Check(name="slurm", ok=False, detail=detail, remedy="install Slurm's client commands, or load its module")
+        return Check.of("slurm", False, "no command sbatch", remedy)
+    found = f"found {', '.join(SLURM_COMMANDS)}; nothing is submitted unless you name a profile"
+    lacking = f"found sbatch, but not {', '.join(missing)}"
+    remedy = "install Slurm's client commands, or load its module"
+    return Check.of("slurm", not missing, lacking if missing else found, remedy)
 
 
-def _check_plugins() -> list[Check]:
-    """One line per installed plugin; none if there is none."""
-    return [
-        Check.of(f"plugin {plugin.name}", not plugin.problem, plugin.problem or "loaded", plugin.remedy)
-        for plugin in load_plugins()
-    ]
-
-
-def _check_command(name: str, remedy: str, *others: str) -> Check:
-    """Find the command, or one of the others that serve as well."""
-    path = next((found for command in (name, *others) if (found := shutil.which(command))), None)
-    return Check(name=name, ok=path is not None, detail=path or "not found", remedy="" if path else remedy)
+def _check_command(names: Sequence[str], remedy: str) -> Check:
+    """Find the first command, or one of the others that serve as well."""
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    return Check.of(names[0], path is not None, path or "not found", remedy)
 
 
 def _check_key(name: str, use: str) -> Check:
     present = bool(os.environ.get(name, "").strip())
     remedy = f"set {name} in the environment to use --llm {use}; without an LLM the strategy alone proposes trials"
-    return Check(
-        name=name, ok=present, detail="set (not shown)" if present else "not set", remedy="" if present else remedy
-    )
+    return Check.of(name, present, "set (not shown)" if present else "not set", remedy)

@@ -8,6 +8,7 @@ import textwrap
 
 from cclsearch.card.hardware import Accelerator, find_accelerator, find_candidates, load_accelerators
 from cclsearch.cli import EXIT_OK
+from cclsearch.core.table import format_table
 
 TERA = 1e12
 
@@ -27,16 +28,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_table(chips: list[Accelerator]) -> None:
-    width = max(len(chip.name) for chip in chips)
     rates = ("bf16", "fp8", "fp4")
-    print(f"{'':<{width}}  {'GiB':>6}  {'GB/s':>5}  {'bf16':>7}  {'fp8':>7}  {'fp4':>7}  scale-up  scale-out  domain")
-    for chip in chips:
-        cells = [f"{chip.peak_flops[r] / TERA:>7g}" if r in chip.peak_flops else f"{'-':>7}" for r in rates]
-        sizes = "/".join(f"{size:g}" for size in chip.sizes_gib)
-        domain = chip.scale_up_domain or ("slice" if chip.kind == "tpu" else "node")
-        links = f"{chip.scale_up_gbps:>8g}  {chip.scale_out_gbps:>9g}  {domain:>6}"
-        mark = "  nominal" if chip.nominal else ""
-        print(f"{chip.name:<{width}}  {sizes:>6}  {chip.memory_gb_per_s:>5g}  {'  '.join(cells)}  {links}{mark}")
+    rows = [
+        (
+            chip.name,
+            "/".join(f"{size:g}" for size in chip.sizes_gib),
+            f"{chip.memory_gb_per_s:g}",
+            *(f"{chip.peak_flops[rate] / TERA:g}" if rate in chip.peak_flops else "-" for rate in rates),
+            f"{chip.scale_up_gbps:g}",
+            f"{chip.scale_out_gbps:g}",
+            chip.scale_up_domain or ("slice" if chip.kind == "tpu" else "node"),
+            "nominal" if chip.nominal else "",
+        )
+        for chip in chips
+    ]
+    heads = ("", "GiB", "GB/s", *rates, "scale-up", "scale-out", "domain", "")
+    print(format_table(heads, rows, right=range(1, 9)))
     print(
         "\nTFLOP/s dense; links in Gbit/s per accelerator and direction. `ccl-search accelerators NAME` shows the rest."
     )

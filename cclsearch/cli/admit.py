@@ -14,7 +14,8 @@ from cclsearch.analysis.re_evaluate import (
 )
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK
 from cclsearch.core.errors import UserError, writing_to
-from cclsearch.core.text import count_of, one_line, plain
+from cclsearch.core.table import format_table
+from cclsearch.core.text import one_line, plain
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 
@@ -22,10 +23,9 @@ from cclsearch.run.folder import Run, load_run
 def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     if args.trial is not None:
-        trial = loaded.state.trials.get(args.trial)
-        if trial is None or trial.outcome is None:
-            problem = "has not finished" if trial else f"is not among its {count_of(len(loaded.state.trials), 'trial')}"
-            raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} {problem}")
+        trial = loaded.find_trial(args.trial)
+        if trial.outcome is None:
+            raise UserError(f"run {loaded.spec.run_id!r}: trial {args.trial} has not finished")
         re_evaluated = [re_evaluate_trial(loaded, trial)]
     else:
         re_evaluated = re_evaluate_run(loaded)
@@ -53,10 +53,9 @@ def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool, is_
         reason = f"  {one_line(entry.reason, 240)}" if entry.reason else ""
         print(plain(f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"))
         if whole:
-            width = max((len(verdict.rule) for verdict in entry.verdicts), default=0) + 2
-            for verdict in entry.verdicts:
-                sign = {True: "ok", False: "NO", None: "--"}[verdict.ok]
-                print(plain(f"        {sign:<4}{verdict.rule:<{width}}{one_line(verdict.detail, 240)}"))
+            signs = {True: "ok", False: "NO", None: "--"}
+            rows = [(signs[verdict.ok], verdict.rule, one_line(verdict.detail, 240)) for verdict in entry.verdicts]
+            print(plain(format_table((), rows, indent=" " * 8)))
     if any(entry.is_lost for entry in re_evaluated):
         ledger = "The ledger has their new results." if is_written else "`--write` revises them in the ledger."
         print(f"The evidence of the marked trials no longer supports their ranking. {ledger}")

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from cclsearch.core.errors import UserError, require_writable, writing_to
+from cclsearch.core.table import format_table
 from cclsearch.core.text import plain
 from cclsearch.loop.bench import DEFAULT_SAMPLERS, run_bench
 from cclsearch.propose.study.choose import list_samplers
@@ -66,10 +67,9 @@ def _print_regret(samplers: dict[str, Any]) -> None:
             continue
         print(f"\nregret (1 - best/optimum of what is maximized; 1 until a trial keeps the limit), landscapes {title}")
         milestones = list(next(iter(rows.values())))
-        width = max(map(len, rows)) + 2
-        print(f"  {'sampler':<{width}}" + "".join(f"{f'after {k}':>10}" for k in milestones))
-        for name, regret in rows.items():
-            print(f"  {name:<{width}}" + "".join(f"{regret[k]:>10.3f}" for k in milestones))
+        cells = [(name, *(f"{regret[k]:.3f}" for k in milestones)) for name, regret in rows.items()]
+        heads = ["sampler", *(f"after {k}" for k in milestones)]
+        print(format_table(heads, cells, right=range(1, len(heads)), indent="  "))
 
 
 def _print_table(rows: dict[str, Any]) -> None:
@@ -78,15 +78,15 @@ def _print_table(rows: dict[str, Any]) -> None:
     heads = [f"after {k}" for k in milestones]
     heads += [f"{statistic} {last}" for statistic in ("median", "p90", "worst")]
     heads += ["in 1%", "in 5%", "to 5%", "failed", "dupl.", "ms/trial"]
-    width = max(map(len, rows)) + 2
-    print(f"  {'sampler':<{width}}" + "".join(f"{head:>10}" for head in heads))
+    lines = []
     for name, figures in rows.items():
         ratio = figures["best_over_optimum"]
         to_5 = figures["trials_to_within_5pct"]
-        cells = [f"{ratio['gmean'][k]:.3f}" for k in milestones]
+        cells = [name, *(f"{ratio['gmean'][k]:.3f}" for k in milestones)]
         cells += [f"{ratio[key][last]:.3f}" for key in ("median", "p90", "worst")]
         cells += [f"{figures[key][last]:.0%}" for key in ("within_1pct", "within_5pct")]
         cells += ["-" if to_5 is None else f"{to_5:.1f}"]
         cells += [f"{figures[key]:.1%}" for key in ("failed_share", "duplicate_share")]
         cells += [f"{1000 * figures['engine_s_per_trial']:.1f}"]
-        print(f"  {name:<{width}}" + "".join(f"{cell:>10}" for cell in cells))
+        lines.append(cells)
+    print(format_table(["sampler", *heads], lines, right=range(1, len(heads) + 1), indent="  "))

@@ -7,9 +7,9 @@ import argparse
 import orjson
 
 from cclsearch.analysis.frameworks import show_frameworks
-from cclsearch.cli.picture import check_picture, write_picture
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
+from cclsearch.report.write import check_picture, write_picture
 from cclsearch.trace.claims import show_claim
 
 

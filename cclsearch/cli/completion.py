@@ -6,12 +6,13 @@ the only source. If there are no candidates, the shell offers files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
 from cclsearch.core.content import list_content
-from cclsearch.core.names import list_frameworks, list_profiles, list_recordings, list_run_names
+from cclsearch.core.names import list_run_names
 
 if TYPE_CHECKING:
     import argparse
@@ -112,46 +113,23 @@ def list_names(argument: argparse.Action | None) -> list[str]:
     kind = NAMES.get(argument.dest)
     if kind == "runs":
         return [*list_run_names(), *(("auto", "none") if argument.dest == "learn_from" else ("last",))]
-    return LISTED[kind]() if kind else []
+    if kind == "providers":
+        return [*(f"{word}:" for word in resolve_name(LISTED[kind])()), "none"]
+    if kind in LISTED:
+        return list(resolve_name(LISTED[kind])())
+    return list_content(kind, ".yaml", ".yml", ".py") if kind else []
 
 
-def _list_providers() -> list[str]:
-    from cclsearch.propose.agent.providers.kind import list_kinds
-
-    return [*(f"{word}:" for word in list_kinds()), "none"]
-
-
-def _list_samplers() -> list[str]:
-    from cclsearch.propose.study.choose import list_samplers
-
-    return list_samplers()
-
-
-def _list_strategies() -> list[str]:
-    from cclsearch.propose.study.choose import list_strategies
-
-    return list_strategies()
-
-
-def _list_metrics() -> list[str]:
-    from cclsearch.core.metrics import METRICS
-
-    return METRICS.names()
-
-
-LISTED: dict[str, Callable[[], list[str]]] = {
-    "workloads": lambda: list_content("workloads", ".yaml", ".yml"),
-    "objectives": lambda: list_content("objectives", ".yaml", ".yml"),
-    "policies": lambda: list_content("policies", ".py"),
-    "launchers": list_profiles,
-    "frameworks": list_frameworks,
-    "recordings": list_recordings,
-    "providers": _list_providers,
-    "samplers": _list_samplers,
-    "strategies": _list_strategies,
-    "metrics": _list_metrics,
+LISTED = {
+    "launchers": "cclsearch.core.names:list_profiles",
+    "frameworks": "cclsearch.core.names:list_frameworks",
+    "recordings": "cclsearch.core.names:list_recordings",
+    "providers": "cclsearch.propose.agent.providers.kind:list_kinds",
+    "samplers": "cclsearch.propose.study.choose:list_samplers",
+    "strategies": "cclsearch.propose.study.choose:list_strategies",
+    "metrics": "cclsearch.core.metrics:METRICS.names",
 }
-"""Kind of names -> what lists them; what needs an import of the engine imports it then."""
+"""Kind of names -> what lists them, imported when it is asked for; other kinds are folders of content."""
 
 
 def _join_equals(words: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ import json
 
 from cclsearch.checks.content import copy_item, list_items, read_item
 from cclsearch.cli import EXIT_OK
+from cclsearch.core.table import format_table
 from cclsearch.core.text import plain
 
 NEXT = {
@@ -37,8 +38,7 @@ def _list(folder: str, *, as_json: bool) -> int:
         facts = ("name", "kind", "description", "is_shipped")
         print(json.dumps([{fact: getattr(i, fact) for fact in facts} | {"path": str(i.path)} for i in items]))
         return EXIT_OK
-    widths = [max((len(getattr(item, column)) for item in items), default=0) for column in ("name", "kind")]
-    for item in items:
-        where = "" if item.is_shipped else f"  [{item.path}]"
-        print(plain(f"{item.name:<{widths[0]}}  {item.kind:<{widths[1]}}  {item.description}{where}".rstrip()))
+    places = ("" if item.is_shipped else f"  [{item.path}]" for item in items)
+    rows = [(i.name, i.kind, f"{i.description}{where}") for i, where in zip(items, places, strict=True)]
+    print(plain(format_table((), rows)))
     return EXIT_OK

@@ -10,6 +10,7 @@ from pathlib import Path
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
+from cclsearch.core.table import format_table
 from cclsearch.core.terminal import is_terminal
 from cclsearch.core.text import guess_name
 
@@ -22,9 +23,8 @@ def run(args: argparse.Namespace) -> int:
         return _find(pages, args.find, as_json=args.json)
     if args.page is None:
         titles = {name: read_title(path) for name, path in pages.items()}
-        width = max(map(len, titles)) + 2
-        lines = [f"{name:<{width}}{title}" for name, title in titles.items()]
-        print(json.dumps(titles) if args.json else "\n".join([*lines, "", "read one with: ccl-search docs PAGE"]))
+        text = f"{format_table((), list(titles.items()))}\n\nread one with: ccl-search docs PAGE"
+        print(json.dumps(titles) if args.json else text)
         return EXIT_OK
     name = args.page.removesuffix(".md")
     if name not in pages:

@@ -67,8 +67,8 @@ def _write_to_trackers(run: Run, args: argparse.Namespace) -> int:
 
 
 def _find_trial(run: Run, number: int) -> Trial:
-    trial = run.state.trials.get(number)
-    if trial is None or trial.outcome is None:
+    trial = run.find_trial(number)
+    if trial.outcome is None:
         raise UserError(f"run {run.spec.run_id!r} has no finished trial {number} to export")
     return trial
 

@@ -14,7 +14,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_job_file, read_job_json
 from cclsearch.core.secrets.redact import Masker, redact
-from cclsearch.core.text import count_of, one_line, plain
+from cclsearch.core.text import one_line, plain
 from cclsearch.launch.collect import FAILURES_FOLDER
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.record.trial import Trial
@@ -46,11 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(folder: Path, number: int) -> tuple[Run, Trial]:
     loaded = load_run(folder)
-    trial = loaded.state.trials.get(number)
-    if trial is None:
-        trials = count_of(len(loaded.state.trials), "trial")
-        raise UserError(f"run {loaded.spec.run_id!r} has {trials}; there is no trial {number}")
-    return loaded, trial
+    return loaded, loaded.find_trial(number)
 
 
 def _open(loaded: Run, trial: Trial, name: str) -> BinaryIO | None:

@@ -7,7 +7,7 @@ import json
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import count_of, plain
+from cclsearch.core.text import plain
 from cclsearch.run.annotations import Annotations, add_note, read_annotations
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
@@ -19,9 +19,7 @@ def run(args: argparse.Namespace) -> int:
     first, *rest = args.words or [""]
     trial = int(first) if first.isascii() and first.isdecimal() and len(first) < 9 else None
     if trial is not None:
-        if trial not in loaded.state.trials:
-            trials = count_of(len(loaded.state.trials), "trial")
-            raise UserError(f"run {loaded.spec.run_id!r} has {trials}; there is no trial {trial}")
+        loaded.find_trial(trial)
         if not rest:
             raise UserError(f"TEXT is missing: the note on trial {trial}")
     if args.words:

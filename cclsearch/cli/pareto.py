@@ -68,7 +68,7 @@ def pareto_as_json(page: ParetoPage) -> dict[str, object]:
         "reference": list(page.reference),
         "points": [
             {
-                "run": point.run_id,
+                "run": point.run,
                 "trial": point.trial,
                 "config": dict(point.config),
                 "values": list(point.values),
@@ -80,7 +80,7 @@ def pareto_as_json(page: ParetoPage) -> dict[str, object]:
             for point in page.points
         ],
         "weights": [
-            {"weight": w, "run": page.points[n].run_id, "trial": page.points[n].trial, "score": score}
+            {"weight": w, "run": page.points[n].run, "trial": page.points[n].trial, "score": score}
             for w, n, score in page.weights
         ],
     }

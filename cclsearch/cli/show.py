@@ -6,8 +6,7 @@ import argparse
 import json
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.core.errors import UserError
-from cclsearch.core.text import count_of, plain
+from cclsearch.core.text import plain
 from cclsearch.report.launch_form import describe_launch, launch_as_json
 from cclsearch.report.trial import describe_trial_in_full, trial_as_json
 from cclsearch.run.catalog import find_run
@@ -18,10 +17,7 @@ LOG_LINES = 15
 
 def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
-    trial = loaded.state.trials.get(args.trial)
-    if trial is None:
-        trials = count_of(len(loaded.state.trials), "trial")
-        raise UserError(f"run {loaded.spec.run_id!r} has {trials}; there is no trial {args.trial}")
+    trial = loaded.find_trial(args.trial)
     if args.json:
         print(json.dumps({**trial_as_json(loaded, trial), "launch": launch_as_json(loaded.spec, trial.config)}))
         return EXIT_OK

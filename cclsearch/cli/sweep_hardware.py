@@ -8,9 +8,9 @@ from pathlib import Path
 import orjson
 
 from cclsearch.analysis.hardware_sweep import HardwareSweep, ask_sweep, sweep_prediction, sweep_trace
-from cclsearch.cli.picture import check_picture, write_picture
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
+from cclsearch.report.write import check_picture, write_picture
 from cclsearch.trace.metric import NotAvailable
 
 

@@ -5,49 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.pareto import FrontPoint, draw_front, draw_hypervolume, draw_weight_choices
 from cclsearch.core.metrics import Direction
-from cclsearch.core.values import Provenance, Value
+from cclsearch.core.values import Provenance
 from cclsearch.scoring.objective import Term
 
 
 def axis_label(axis: Term) -> str:
     """The metric, with its unit unless its name contains it."""
     return f"{axis.metric} ({axis.unit})" if axis.unit and axis.unit not in axis.metric else axis.metric
-
-
-@dataclass(frozen=True)
-class ParetoPoint:
-    """One configuration that was measured and admitted."""
-
-    run_id: str
-    trial: int
-    config: Mapping[str, Value]
-    config_text: str
-    values: tuple[float, ...]
-    """As measured, in the order of the axes."""
-    on_front: bool
-    is_knee: bool = False
-    interval: tuple[float, float] | None = None
-    """Interval of the first metric; None if the noise is unknown."""
-    hypervolume_share: float = 0.0
-    """Share of the Pareto front's hypervolume that would be lost without it."""
-    scores: tuple[float, float] | None = None
-    """Scores at weight 0 and at weight 1."""
-    chosen: tuple[float, float] | None = None
-    """Range of the weights that choose it."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.run_id}:{self.trial}"
-
-    def score_at(self, weight: float) -> float:
-        low, high = self.scores or (0.0, 0.0)
-        return (1 - weight) * low + weight * high
 
 
 @dataclass(frozen=True)
@@ -59,7 +28,7 @@ class ParetoPage:
     work: str
     provenance: str
     axes: tuple[Term, ...]
-    points: tuple[ParetoPoint, ...]
+    points: tuple[FrontPoint, ...]
     growth: tuple[float, ...]
     """Hypervolume after each trial, in order of their ends, as a share of the last one; failed trials included."""
     hypervolume: float
@@ -77,12 +46,12 @@ class ParetoPage:
         return Provenance(self.provenance).mark
 
     @property
-    def front(self) -> list[ParetoPoint]:
+    def front(self) -> list[FrontPoint]:
         """Points on the Pareto front, ordered by the first metric."""
         return sorted((p for p in self.points if p.on_front), key=lambda p: p.values)
 
     @property
-    def choices(self) -> list[ParetoPoint]:
+    def choices(self) -> list[FrontPoint]:
         """Points that some weight chooses, ordered by weight."""
         return sorted((p for p in self.points if p.chosen), key=lambda p: p.chosen or (0.0, 0.0))
 
@@ -92,9 +61,7 @@ def draw_pareto_page(page: ParetoPage) -> list[Chart]:
     pairs = list(itertools.combinations(range(len(page.axes)), 2))
     charts: list[Chart | None] = [draw_pareto_front(page, y=first, x=second) for first, second in pairs]
     if page.choices:
-        charts.append(
-            draw_weight_choices(_front_points(page, 0, 0), f"{page.objective.split(':')[0]} score{page.mark}")
-        )
+        charts.append(draw_weight_choices(page.points, f"{page.objective.split(':')[0]} score{page.mark}"))
     charts.append(draw_hypervolume(page.growth))
     return [chart for chart in charts if chart is not None]
 
@@ -103,20 +70,10 @@ def draw_pareto_front(page: ParetoPage, *, y: int = 0, x: int = 1) -> Chart:
     """The Pareto front over two of its metrics."""
     up, across = page.axes[y], page.axes[x]
     return draw_front(
-        _front_points(page, y, x), axis_label(across), axis_label(up) + page.mark,
-        name=f"front-{up.metric}-{across.metric}".replace("_", "-"), is_whole=len(page.axes) == 2,
+        page.points, axis_label(across), axis_label(up) + page.mark,
+        name=f"front-{up.metric}-{across.metric}".replace("_", "-"), axes=(x, y),
         x_greater=across.direction is Direction.MAXIMIZE, y_greater=up.direction is Direction.MAXIMIZE,
     )  # fmt: skip
-
-
-def _front_points(page: ParetoPage, y: int, x: int) -> list[FrontPoint]:
-    return [
-        FrontPoint(
-            str(p.trial) if len(page.runs) == 1 else p.name, p.trial, p.run_id, p.config_text, p.values[x], p.values[y],
-            p.on_front, p.is_knee, p.interval if y == 0 else None, p.scores, p.chosen,
-        )
-        for p in page.points
-    ]  # fmt: skip
 
 
 def render_pareto_csv(page: ParetoPage) -> str:
@@ -131,7 +88,7 @@ def render_pareto_csv(page: ParetoPage) -> str:
         config = [escape_formula(point.config.get(knob, "")) for knob in knobs]
         flags = [int(point.on_front), int(point.is_knee), f"{point.hypervolume_share:.6g}"]
         ranges = [*(point.interval or ("", "")), *(point.chosen or ("", ""))]
-        run = escape_formula(point.run_id)
+        run = escape_formula(point.run)
         writer.writerow([run, point.trial, page.provenance, *config, *point.values, *flags, *ranges])
     return text.getvalue()
 

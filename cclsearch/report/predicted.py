@@ -10,6 +10,7 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import MetricInfo
+from cclsearch.core.table import format_table
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.space.knobs import meaning_of
@@ -49,22 +50,19 @@ def describe_predictions(
         yield f"note: {note}"
     if none_fits := describe_none_fits(card, prediction):
         yield f"note: {none_fits}"
-    width = max(len(row["label"]) for row in described)
-    memory = f"  {'GiB':>7}  {'P(fits)':>7}" if has_memory else ""
-    heading = f"{form.heading or metric.unit or metric.name:>9}{memory}"
     infos = [task_of(card).metric(name) for name in formulas]
-    columns = [info.heading or info.words for info in infos]
-    more = "".join(f"  {column:>{max(len(column), 8)}}" for column in columns)
-    yield f"\n  {'configuration':<{width}}  {heading}{more}   largest parts"
+    memory = ("GiB", "P(fits)") if has_memory else ()
+    heads = ["configuration", form.heading or metric.unit or metric.name, *memory]
+    heads += [info.heading or info.words for info in infos]
+    rows = []
     for row in described:
         parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
         whole = sum(row[form.parts_key].values())
+        figures = [f"{row['memory_gib']:.1f}", f"{row['fits']:.0%}"] if has_memory else []
+        figures += [_format_figure(info, row[info.name]) for info in infos]
         shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
-        memory = f"  {row['memory_gib']:>7.1f}  {row['fits']:>7.0%}" if has_memory else ""
-        figures = f"{row[metric.name]:>9.4g}{memory}"
-        for info, column in zip(infos, columns, strict=True):
-            figures += f"  {_format_figure(info, row[info.name]):>{max(len(column), 8)}}"
-        yield f"  {row['label']:<{width}}  {figures}   {shares}"
+        rows.append((row["label"], f"{row[metric.name]:.4g}", *figures, shares))
+    yield f"\n{format_table([*heads, 'largest parts'], rows, right=range(1, len(heads)), indent='  ')}"
     first, unit = described[0], metric.unit or ""
     cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
     for title, unit, key in ((*cost, form.parts_key), (prediction.memory_label, "GiB", "memory_parts_gib")):

@@ -9,7 +9,7 @@ from pathlib import Path
 from cclsearch.charts.bundle import render_png, render_svg
 from cclsearch.charts.chart import Chart
 from cclsearch.core.atomic_file import write_atomically
-from cclsearch.core.errors import writing_to
+from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.report.charts import draw_comparisons, draw_run
 from cclsearch.report.compare import rank_runs
 from cclsearch.report.data import RunPage
@@ -57,9 +57,17 @@ def write_picture(chart: Chart, path: Path, *, dark: bool = False) -> Path:
     """Write a chart as a PNG or, if that is the ending of the path, as SVG. Raises UserError if that is impossible."""
     with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        is_svg = path.suffix == ".svg"
+        is_svg = path.suffix.lower() == ".svg"
         write_atomically(path, render_svg(chart, dark=dark) if is_svg else render_png(chart, dark=dark))
     return path
+
+
+def check_picture(path: Path | None) -> None:
+    """Raise UserError if the file of `--picture` does not end in .svg or .png, or cannot be written."""
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise UserError(f"--picture {path}: the file must end in .svg or .png")
+    if path is not None:
+        require_writable(path, "--picture")
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
+from cclsearch.core.table import format_table
 from cclsearch.core.values import Config
 from cclsearch.trace.call_tree import build_call_tree
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
@@ -28,7 +29,6 @@ from cclsearch.trace.text_report import (
     format_metrics,
     format_operators,
     format_ranks,
-    format_table,
     format_unclassified,
 )
 from cclsearch.trace.view import NO_TIMES, TraceView

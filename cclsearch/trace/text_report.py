@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from cclsearch.core.table import format_table
 from cclsearch.core.text import one_line
 from cclsearch.trace.call_tree import CallNode
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
@@ -59,16 +60,6 @@ def _format_notes(result: MetricResult) -> str:
     source = result.inputs.get("answered_by")
     note = f"{'' if source in (None, result.name) else f'from {source}. '}{differs}" if differs else ""
     return one_line(". ".join(part for part in (status + detail, note) if part), 500)
-
-
-def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return left-aligned columns as wide as their widest cell; the last column is not padded."""
-    widths = [max(len(str(row[i])) for row in [heads, *rows]) for i in range(len(heads) - 1)]
-    lines = [
-        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), str(row[-1])]).rstrip()
-        for row in [heads, *rows]
-    ]
-    return "\n".join(lines)
 
 
 def format_diagnosis(diagnosis: Diagnosis) -> str:

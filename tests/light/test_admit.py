@@ -143,4 +143,4 @@ def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_cha
 
 
 def test_an_unknown_trial_is_named(run: Run, cli) -> None:
-    assert "trial 99 is not among its 5" in cli.err(["admit", "r", "--trial", "99"])
+    assert "there is no trial 99" in cli.err(["admit", "r", "--trial", "99"])

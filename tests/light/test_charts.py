@@ -67,7 +67,7 @@ def make_front() -> list[FrontPoint]:
         (4, 4.0, 8.0, False, None, None),
     ]
     return [
-        FrontPoint(f"run:{n}", n, "run", HOSTILE, x, y, on, n == 2, (y * 0.9, y * 1.1), scores, chosen)
+        FrontPoint("run", n, {"tp": HOSTILE}, (y, x), on, n == 2, (y * 0.9, y * 1.1), 0.0, scores, chosen)
         for n, x, y, on, scores, chosen in given
     ]
 

@@ -85,7 +85,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("tag first a/b", "'a/b' is not a tag"),
     ("note first 7 text", "has 1 trial; there is no trial 7"),
     ("show first 7", "has 1 trial; there is no trial 7"),
-    ("admit first --trial 7", "trial 7 is not among its 1"),
+    ("admit first --trial 7", "has 1 trial; there is no trial 7"),
     ("resume first --confirm 2", "cannot be confirmed"),
     ("report first --all", "give either --all or first"),
     ("report first --out folder", "cannot write 'folder'"),

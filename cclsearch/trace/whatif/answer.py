@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from cclsearch.core.errors import UserError
-from cclsearch.trace.text_report import format_table, format_value
+from cclsearch.core.table import format_table
+from cclsearch.trace.text_report import format_value
 from cclsearch.trace.whatif.projection import Replay, WhatIf
 
 
