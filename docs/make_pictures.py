@@ -158,7 +158,7 @@ def draw_terminal(run: Run) -> str:
     progress = observe_progress(run.spec, run.state, run.folder, knobs=knobs, node_hours=None, is_running=False)
     for line in render_progress(progress, console.width, None, run.state.last_s):
         console.print(line, highlight=False, soft_wrap=True)
-    for line in summarize_run(run.spec, run.state, Path("runs") / "wl2-demo").lines:
+    for line in summarize_run(run.spec, run.state, Path("runs") / "wl2-demo"):
         console.print(plain(line), highlight=False)
     drawn = console.export_svg(title="ccl-search", unique_id="terminal")
     return re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # it would load a font from another host

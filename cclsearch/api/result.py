@@ -78,7 +78,7 @@ class SearchResult:
     def summary(self) -> str:
         """Return the result in lines of text, as the command line prints it."""
         run = self.run
-        return "\n".join(summarize_run(run.spec, run.state, run.folder).lines)
+        return "\n".join(summarize_run(run.spec, run.state, run.folder))
 
     def report(self) -> str:
         """Return the report as one HTML page that needs no network, as `ccl-search report` writes it."""

@@ -7,9 +7,12 @@ entry from them is `nominal`, good enough to order predictions until trials cali
 from __future__ import annotations
 
 import math
+import os
+import platform
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cclsearch.core.errors import UserError
@@ -82,26 +85,29 @@ def probe_device(*, with_collectives: bool = True, budget_s: float = 0.3) -> Dev
         raise UserError("device probe needs PyTorch: pip install 'ccl-search[torch]'") from None
     kind = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def timed(work: Callable[[], object]) -> float:
-        return _time(work, torch.cuda.synchronize if kind == "cuda" else None, budget_s)
-
+    if kind == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        name, num_bytes = properties.name, properties.total_memory
+    else:
+        name = f"{platform.machine()} CPU"
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gemms = []
     for dtype in DTYPES if kind == "cuda" else ("fp32", "bf16"):
         for size in GEMM_SIZES[kind]:
             a = torch.ones(size, size, dtype=getattr(torch, DTYPES[dtype]), device=kind)
-            seconds = timed(lambda a=a: a @ a)  # type: ignore[misc]
+            seconds = _time(partial(torch.matmul, a, a), budget_s)
             gemms.append(GemmRate(dtype=dtype, size=size, flops_per_s=2.0 * size**3 / seconds))
     data = torch.ones(COPY_BYTES[kind] // 4, device=kind)
     target = torch.empty_like(data)
-    copy_s = timed(lambda: target.copy_(data))
+    copy_s = _time(partial(target.copy_, data), budget_s)
     one = torch.ones(1, device=kind)
-    launch_s = timed(lambda: one.add_(1.0))
+    launch_s = _time(partial(one.add_, 1.0), budget_s)
     ranks = min(torch.cuda.device_count() if kind == "cuda" else 2, MAX_RANKS)
     gbps, small_us = _measure_reduce(ranks, kind) if with_collectives and ranks > 1 else (None, None)
     return DeviceProbe(
-        name=torch.cuda.get_device_name(0) if kind == "cuda" else _cpu_name(),
+        name=name,
         kind="gpu" if kind == "cuda" else "cpu",
-        memory_gib=_memory_bytes(kind) / 2**30,
+        memory_gib=num_bytes / 2**30,
         gemms=tuple(gemms),
         copy_bytes_per_s=2.0 * COPY_BYTES[kind] / copy_s,
         launch_us=launch_s * 1e6,
@@ -111,40 +117,11 @@ def probe_device(*, with_collectives: bool = True, budget_s: float = 0.3) -> Dev
     )
 
 
-def _time(work: Callable[[], object], wait: Callable[[], object] | None, budget_s: float) -> float:
-    """Return seconds of one call: the best of three rounds, each of as many calls as fit into a third of the budget."""
-    wait = wait or (lambda: None)
-    work()
-    wait()
-    begin = time.perf_counter()
-    work()
-    wait()
-    once = max(time.perf_counter() - begin, 1e-7)
-    count = max(math.ceil(budget_s / 3 / once), 1)
-    best = math.inf
-    for _ in range(3):
-        begin = time.perf_counter()
-        for _ in range(count):
-            work()
-        wait()
-        best = min(best, (time.perf_counter() - begin) / count)
-    return best
+def _time(work: Callable[[], object], budget_s: float) -> float:
+    """Return the median seconds of one call, the device's work included."""
+    from torch.utils.benchmark import Timer
 
-
-def _cpu_name() -> str:
-    import platform
-
-    return f"{platform.machine()} CPU"
-
-
-def _memory_bytes(kind: str) -> float:
-    import os
-
-    import torch
-
-    if kind == "cuda":
-        return float(torch.cuda.get_device_properties(0).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return float(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=budget_s).median)
 
 
 def _measure_reduce(ranks: int, kind: str) -> tuple[float, float]:

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
             figures["launch"] = launch_as_json(loaded.spec, best.config)
         print(json.dumps(figures or without))
         return EXIT_OK if best else EXIT_FAILED
-    for line in summarize_run(loaded.spec, loaded.state, loaded.folder).lines:
+    for line in summarize_run(loaded.spec, loaded.state, loaded.folder):
         print(plain(line))
     if best is None:
         return EXIT_FAILED

@@ -63,7 +63,7 @@ def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None
         print_wrapped(f"ended: {state.ended.reason}")
     elif state.stopped:
         print_wrapped(f"stopped: {state.stopped.reason.removeprefix('stopped by ')}")
-    for line in summarize_run(spec, state, folder).lines:
+    for line in summarize_run(spec, state, folder):
         print_wrapped(line)
     if (state.stopped and not state.ended) or state.best is None:
         print(f"continue: {resume_command(spec, state, name)}")

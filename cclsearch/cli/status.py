@@ -118,7 +118,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print(line)
     for event in [event for event in reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:
         print(f"{event.label}: {one_line(event.text)}")
-    for line in summarize_run(spec, state, folder).lines:
+    for line in summarize_run(spec, state, folder):
         print_wrapped(line)
     if run.status.is_resumable:
         print(f"continue: {resume_command(spec, state, name_run(folder))}")

@@ -111,9 +111,8 @@ def tell_chat(webhook: str | None, folder: Path, tell: Callable[[str], None]) ->
         raise
     run = load_run(folder)
     end = run.state.ended or run.state.stopped
-    *lines, _evidence = summarize_run(
-        run.spec, run.state, folder
-    ).lines  # a path of this machine is of no use in a chat
+    # The last line is a path of this machine: it is of no use in a chat.
+    *lines, _evidence = summarize_run(run.spec, run.state, folder)
     head = f"{name} ({run.spec.workload}): {end.reason if end else run.status}"
     _post(webhook, "\n".join([head, *lines]), tell)
 

@@ -105,11 +105,17 @@ def write_summary(night: NightRun, summary: NightSummary) -> None:
             write_atomically(folder / name, text)
 
 
-def read_summaries(series_folder: Path, *, before: str) -> list[NightSummary]:
-    """Summaries of earlier nights, the oldest first; unreadable ones are left out."""
+def list_series(runs: Path) -> list[str]:
+    """The names of the series of nights in a folder of runs."""
+    folders = (runs / NIGHTS_FOLDER).glob("*/")
+    return sorted(folder.name for folder in folders if not folder.is_symlink() and folder.name.isprintable())
+
+
+def read_summaries(series_folder: Path, *, before: str | None = None) -> list[NightSummary]:
+    """Summaries of the nights of a series before that night, the oldest first; unreadable ones are left out."""
     found = []
     for path in sorted(series_folder.glob(f"*/{SUMMARY_FILE}"))[-MAX_HISTORY_NIGHTS:]:
-        if path.parent.name >= before:
+        if before is not None and path.parent.name >= before:
             continue
         try:
             found.append(NightSummary.model_validate_json(path.read_bytes()))

@@ -59,14 +59,6 @@ class PlacedChart:
     chart: Chart
     is_wide: bool
 
-    @property
-    def title(self) -> str:
-        return self.chart.title
-
-    @property
-    def summary(self) -> str:
-        return self.chart.summary
-
 
 def render_page(pages: Sequence[RunPage], *, extra_charts: Sequence[Chart] = (), base: Path | None = None) -> str:
     """The page about one run or several; `extra_charts` (a Pareto front) follow the history.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,8 @@ OTHER_LOAD_DOUBT, OTHER_LOAD_SDS = 0.05, 3.0
 """A trial is better on the second load if it is by this share, and by so many times the noise of a run."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The result of a search, for the terminal."""
-
-    lines: tuple[str, ...]
-
-
-def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
-    """Summarize the search in its present state."""
+def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> list[str]:
+    """The result of the search in its present state, for the terminal."""
     best = state.best
     if best:
         lines = [*_best_lines(spec, state, folder, best), *_refusal_lines(state)]
@@ -53,7 +45,7 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> Summary:
     usage = describe_usage(spec, state)
     used = [usage] if usage and find_node_hour_limit(spec, state) is not None else []
     saved = [text] if (text := describe_saved(spec, state)) else []
-    return Summary((*lines, *counted, *saved, *_failure_lines(state), *used, f"evidence: {folder}"))
+    return [*lines, *counted, *saved, *_failure_lines(state), *used, f"evidence: {folder}"]
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:

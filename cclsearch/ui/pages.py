@@ -18,7 +18,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
 from cclsearch.nightly.page import draw_series
-from cclsearch.nightly.summary import show_best
+from cclsearch.nightly.run import list_series, read_summaries
+from cclsearch.nightly.summary import NightSummary, show_best
+from cclsearch.nightly.window import nights_folder
 from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState
 from cclsearch.report.figures import describe_metric
@@ -34,7 +36,6 @@ from cclsearch.ui.charts import draw_compared, draw_run
 from cclsearch.ui.evidence import list_files
 from cclsearch.ui.guard import Permissions
 from cclsearch.ui.leaderboard import Normalization, make_columns, make_groups, name_unit, read_prices
-from cclsearch.ui.nights import list_series, read_series
 from cclsearch.ui.run_index import RunEntry, RunIndex, RunView
 from cclsearch.ui.searches import SearchStarter, list_choices
 from cclsearch.ui.table import KNOB, TableQuery, choose_page
@@ -221,20 +222,26 @@ class Pages:
 
     def nights(self, request: Request) -> str:
         """The series of nights."""
-        found = [read_series(self._index.runs, name) for name in list_series(self._index.runs)]
-        return self._render("nights.html.j2", "Nights", series=[one for one in found if one.nights])
+        runs = self._index.runs
+        found = {name: read_summaries(nights_folder(runs, name)) for name in list_series(runs)}
+        shown = {name: nights for name, nights in found.items() if nights}
+        return self._render("nights.html.j2", "Nights", series=shown)
+
+    def _read_series(self, request: Request) -> list[NightSummary]:
+        """The nights of a series, the oldest first; raises UserError if there is none of exactly that name."""
+        name, runs = request.path_params["series"], self._index.runs
+        if name not in list_series(runs):
+            raise UserError(f"there are no nights {name!r} here")
+        return read_summaries(nights_folder(runs, name))
 
     def series(self, request: Request) -> str:
         """One series of nights, the latest first."""
-        found = read_series(self._index.runs, request.path_params["series"])
-        names = set(self._index.list_names())
-        return self._render(
-            "series.html.j2", f"Nights {found.name}", name=found.name, nights=found.nights[::-1], known=names
-        )
+        name, nights, known = request.path_params["series"], self._read_series(request), set(self._index.list_names())
+        return self._render("series.html.j2", f"Nights {name}", name=name, nights=nights[::-1], known=known)
 
     def series_charts(self, request: Request) -> tuple[Mapping[str, Chart], str]:
         """The history of each job of a series."""
-        return draw_series(read_series(self._index.runs, request.path_params["series"]).nights), ""
+        return draw_series(self._read_series(request)), ""
 
     def start(self, request: Request) -> str:
         """The form of a new search, and what this server started."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cclsearch.core.content import FRAMEWORK_SUFFIX, list_content
+from cclsearch.core.content import list_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.names import list_profiles
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.nightly.window import NIGHTS_FOLDER
@@ -28,21 +29,13 @@ FIRST_LOOK_S = 30.0
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-@dataclass(frozen=True)
-class StartChoices:
-    """What the form of a new search offers."""
-
-    workloads: tuple[str, ...]
-    launchers: tuple[str, ...]
-    objectives: tuple[str, ...]
-
-
-def list_choices() -> StartChoices:
-    """The cards, profiles and objectives that can be named."""
-    profiles = [name for name in list_content("launchers", ".yaml") if not name.endswith(FRAMEWORK_SUFFIX)]
-    return StartChoices(
-        tuple(list_content("workloads", ".yaml")), tuple(profiles), tuple(list_content("objectives", ".yaml"))
-    )
+def list_choices() -> dict[str, list[str]]:
+    """The workloads, launchers and objectives that the form of a new search offers."""
+    return {
+        "workload": list_content("workloads", ".yaml"),
+        "launcher": list_profiles(),
+        "objective": list_content("objectives", ".yaml"),
+    }
 
 
 @dataclass
@@ -79,9 +72,9 @@ class SearchStarter:
     def start(self, fields: Mapping[str, object]) -> str:
         """Start the search that a form describes; returns a sentence. UserError, with its one line, if it refuses."""
         choices = list_choices()
-        arguments = ["run", f"--workload={_choose(fields, 'workload', choices.workloads)}"]
-        for name, known in (("launcher", choices.launchers), ("objective", choices.objectives)):
-            if fields.get(name):
+        arguments = ["run"]
+        for name, known in choices.items():
+            if name == "workload" or fields.get(name):
                 arguments.append(f"--{name}={_choose(fields, name, known)}")
         arguments.append(f"--budget={_read_number(fields, 'budget', 15, 1, MAX_BUDGET)}")
         arguments.append(f"--seed={_read_number(fields, 'seed', 0, 0, 2**32 - 1)}")
@@ -129,7 +122,7 @@ def stop_search(runs: Path, folder: Path) -> str:
     return "the search was asked to stop: what runs is cancelled, and `resume` continues it"
 
 
-def _choose(fields: Mapping[str, object], name: str, known: tuple[str, ...]) -> str:
+def _choose(fields: Mapping[str, object], name: str, known: list[str]) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or value not in known:
         raise UserError(f"there is no {name} {one_line(str(value), 60)!r}; known: {', '.join(known)}")

@@ -150,7 +150,7 @@ def test_real_use_counts_from_submission_to_end_of_each_attempt(project: Path) -
     used = sum_node_hours(spec, state, time.time())
     assert len(attempts) == 2 * len(state.trials) > 0
     assert len(attempts) * 0.05 / 3600 <= used <= (time.time() - attempts[0]) / 3600, "one node"
-    lines = summarize_run(spec, state, folder).lines
+    lines = summarize_run(spec, state, folder)
     assert any("of at most 100 node-hours used" in line for line in lines)
 
 

@@ -90,7 +90,7 @@ def test_a_fast_window_does_not_decide_which_configuration_is_best(project: Path
     assert controls(state) == [7]
     assert state.trials[7].config in [state.trials[n].config for n in range(1, 6)]
     assert state.num_spent == 8, "a control costs no budget"
-    text = "\n".join(summarize_run(session.spec, state, folder).lines)
+    text = "\n".join(summarize_run(session.spec, state, folder))
     assert "1 control ran outside the budget" in text
     assert "figures are shown as measured" in text
     page = gather_run(load_run(folder))

@@ -101,7 +101,7 @@ def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path:
     done, planned = 2 + 3, 2 + 5 + 3
     assert pruned.outcome.saved_s == pytest.approx((planned - done) * 9.0)
     run = load_run(folder)
-    assert any("2 trials ended early" in line for line in summarize_run(run.spec, run.state, folder).lines)
+    assert any("2 trials ended early" in line for line in summarize_run(run.spec, run.state, folder))
     assert {find_state(t) for t in run.state.trials.values()} == {TrialState.ADMITTED, TrialState.PRUNED}
 
 

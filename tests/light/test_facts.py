@@ -71,7 +71,7 @@ def speak(
         begin_or_resume(writer, session)
         writer.watch(watch_lines(budget, find_figure(spec), shown))
         run_search(writer, session)
-        summary = summarize_run(spec, writer.state, folder).lines
+        summary = summarize_run(spec, writer.state, folder)
         return shown.getvalue().splitlines(), list(summary), best_as_json(spec, writer.state, folder)
 
 
@@ -243,7 +243,7 @@ def test_every_place_counts_the_trials_alike(project: Path, cli) -> None:
     run = load_run(folder)
     assert len(run.state.trials) == 9
     counts = "4 of 9 trials admitted (1 failed, 2 not admitted, 1 lost to infrastructure, 1 could not be judged)"
-    assert counts in summarize_run(run.spec, run.state, folder).lines
+    assert counts in summarize_run(run.spec, run.state, folder)
     assert f"r  ended; {counts}; best 4." in cli.out(["status"])
     assert f"\n{counts}\n" in cli.out(["status", "r"])
     page = gather_run(run)

@@ -71,10 +71,10 @@ def test_the_summary_gives_confidence_runner_up_and_ties(project: Path) -> None:
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
-        summary = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+        summary = "\n".join(summarize_run(session.spec, writer.state, folder))
         begin_or_resume(writer, session, confirm=1)
         run_search(writer, session)
-        confirmed = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+        confirmed = "\n".join(summarize_run(session.spec, writer.state, folder))
     assert "best: trial 1" in summary
     assert "from 1 run;" in summary
     assert "assumed: no configuration ran twice yet" in summary
@@ -94,7 +94,7 @@ def test_reference_trials_count_among_the_other_configurations(project: Path) ->
         begin_or_resume(writer, session)
         writer.record(reference.at(0.0))
         run_search(writer, session)
-        summary = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+        summary = "\n".join(summarize_run(session.spec, writer.state, folder))
     assert "best: trial 2" in summary
     assert "better than 2 of 3 other configurations" in summary
 
@@ -114,7 +114,7 @@ def test_only_a_likely_win_displaces_a_confirmed_best(
         writer.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
         run_search(writer, session)
         best = writer.state.best
-        summary = "\n".join(summarize_run(session.spec, writer.state, folder).lines)
+        summary = "\n".join(summarize_run(session.spec, writer.state, folder))
         answer = best_as_json(session.spec, writer.state, folder)
     assert [trial.loss for trial in writer.state.trials.values()] == list(times_s)
     assert best is not None
@@ -164,7 +164,7 @@ def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) 
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
-        lines = summarize_run(session.spec, writer.state, folder).lines
+        lines = summarize_run(session.spec, writer.state, folder)
     [line] = [line for line in lines if "first ranked" in line]
     assert line.startswith("1.5x faster than the first ranked trial (trial 2: 3 s -> 2 s")
 
@@ -173,9 +173,9 @@ def test_a_best_within_noise_of_the_baseline_is_not_called_faster(project: Path)
     folder, session = open_measured(project, (1.0, 0.99), budget=2)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
-        assert summarize_run(session.spec, writer.state, folder).lines[0] == "no trial has run yet"
+        assert summarize_run(session.spec, writer.state, folder)[0] == "no trial has run yet"
         run_search(writer, session)
-        lines = summarize_run(session.spec, writer.state, folder).lines
+        lines = summarize_run(session.spec, writer.state, folder)
     [line] = [line for line in lines if "first ranked" in line]
     assert line.startswith("within noise of the first ranked trial (trial 1: 1 s -> 0.99 s, 1.00% less; ")
 
@@ -185,9 +185,7 @@ def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(proj
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
-        [line] = [
-            x for x in summarize_run(session.spec, writer.state, folder).lines if x.startswith("confidence: only")
-        ]
+        [line] = [x for x in summarize_run(session.spec, writer.state, folder) if x.startswith("confidence: only")]
     assert line.startswith(
         "confidence: only one configuration was admitted: nothing to compare with; 95% interval of the step time: 0."
     )
