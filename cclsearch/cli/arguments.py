@@ -109,6 +109,11 @@ def read_command(name: str) -> dict[str, Any]:
     return command
 
 
+def take(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The values of these arguments by name, for a function or a class that calls them the same."""
+    return {name: getattr(args, name) for name in names}
+
+
 def add_arguments(parser: argparse._ActionsContainer, arguments: list[Any]) -> None:
     """Add the arguments of a command, as its entry in `arguments.yaml` lists them."""
     for entry in arguments:

@@ -11,7 +11,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.report.write import write_report
 from cclsearch.run.catalog import LAST, find_run, list_runs, runs_folder
-from cclsearch.run.folder import Run, load_run
+from cclsearch.run.folder import Run, load_run, load_runs
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,12 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _load_all(chosen: Path | None) -> list[Run]:
     """Every run of the project; an unreadable one is skipped with a note."""
-    runs = []
-    for folder in list_runs(chosen):
-        try:
-            runs.append(load_run(folder))
-        except UserError as error:
-            print(plain(f"note: {folder.name} is skipped: {error}"))
+    runs = list(load_runs(list_runs(chosen), lambda name, error: print(plain(f"note: {name} is skipped: {error}"))))
     if not runs:
         start = "start one with `ccl-search run --workload wl2 --budget 15`"
         raise UserError(f"there are no runs in {str(runs_folder(chosen))!r} yet; {start}")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from cclsearch.cli.arguments import take
 from cclsearch.cli.drive import drive_search
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import is_terminal
@@ -38,11 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if wanted:
         check_growth(folder, loaded.state, wanted)  # before anything is recorded
     changes = Changes(
-        budget=args.budget,
-        confirm=args.confirm,
-        keep_going=args.keep_going,
-        stop_early=args.stop_early,
-        max_node_hours=args.max_node_hours,
+        **take(args, "budget", "confirm", "keep_going", "stop_early", "max_node_hours"),
         events=events,
         unknown=unknown,
         wanted=wanted,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cclsearch.cli.arguments import take
 from cclsearch.core.errors import UserError
 from cclsearch.core.names import list_recordings
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
@@ -117,33 +118,22 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         workload=workload or str(find_recording(recording or "") / "card.yaml"),
         limits=SearchLimits(
             budget=args.budget or settings.budget or DEFAULT_BUDGET,
-            parallel=args.parallel,
-            confirm=args.confirm,
             trial_timeout_s=args.timeout_min * 60,
-            max_hours=args.max_hours,
-            max_node_hours=args.max_node_hours,
-            keep_going=args.keep_going,
-            control_every=args.control_every,
             early_stop=not args.no_early_stop,
-            stop_early=args.stop_early,
+            **take(args, "parallel", "confirm", "max_hours", "max_node_hours"),
+            **take(args, "keep_going", "control_every", "stop_early"),
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),
         launcher=args.launcher or (None if recording else settings.launcher),
-        in_allocation=args.in_allocation,
         recording=recording,
-        framework=args.framework,
         objective=args.objective or settings.objective,
         constraints=tuple(args.constraint),
-        strategy=args.strategy,
-        sampler=args.sampler,
         llm=llm,
         llm_options={name: value for name, value in options.items() if value is not None},
-        seed=args.seed,
-        use_fewer=args.use_fewer,
-        baseline=args.baseline,
         log_to=tuple(args.log_to) or settings.log_to,
         **_read_learn_from(args),
         knobs=(*read_tuning_config(args.tuning_config), *parse_knobs(args.knob)),
         run_id=args.name,
+        **take(args, "in_allocation", "framework", "strategy", "sampler", "seed", "use_fewer", "baseline"),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import orjson
 
+from cclsearch.cli.arguments import take
 from cclsearch.core.errors import require_writable
 from cclsearch.core.text import plain
 from cclsearch.run.folder import find_trial_inputs
@@ -31,13 +32,8 @@ def run(args: argparse.Namespace) -> int:
         metrics=args.metric,
         all_metrics=args.all or args.json,
         reference=StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight),
-        diagnosis=args.diagnosis,
-        steps=args.steps,
-        operators=args.operators,
-        unclassified=args.unclassified,
-        diff=args.diff,
         needs_times=bool(args.perfetto or args.picture),
-        workers=args.workers,
+        **take(args, "diagnosis", "steps", "operators", "unclassified", "diff", "workers"),
     )
     if args.kernel_classes:
         use_classes(Path(args.kernel_classes))

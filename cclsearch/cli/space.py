@@ -6,6 +6,7 @@ import argparse
 import json
 
 from cclsearch.analysis.space_listing import answer_config, list_space
+from cclsearch.cli.arguments import take
 from cclsearch.core.errors import UserError
 from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.plan.target import read_names
@@ -39,13 +40,8 @@ def read_asked(args: argparse.Namespace) -> Asked:
     return Asked(
         workload=workload,
         recording=recording,
-        run=args.run,
-        runs=args.runs,
         overlays=args.overlay,
         sets=args.set,
-        framework=args.framework,
-        launcher=args.launcher,
-        tuning_config=args.tuning_config,
         knobs=args.knob,
-        use_fewer=args.use_fewer,
+        **take(args, "run", "runs", "framework", "launcher", "tuning_config", "use_fewer"),
     )

@@ -20,7 +20,7 @@ from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import describe_result, result_text
 from cclsearch.run.annotations import read_annotations
 from cclsearch.run.catalog import find_run, list_runs, name_run
-from cclsearch.run.folder import load_run, resume_command
+from cclsearch.run.folder import load_run, load_runs, resume_command
 from cclsearch.tasks.base import task_of
 
 
@@ -37,14 +37,12 @@ def run(args: argparse.Namespace) -> int:
 def _print_openmetrics(folders: list[Path]) -> int:
     from cclsearch.export.openmetrics import render_openmetrics
 
-    runs = []
-    for folder in folders:
-        try:
-            runs.append(load_run(folder))
-        except UserError as error:
-            if len(folders) == 1:
-                raise
-            print(f"note: {folder.name} is left out: {one_line(str(error))}", file=sys.stderr)
+    def skip(name: str, error: UserError) -> None:
+        if len(folders) == 1:
+            raise error
+        print(f"note: {name} is left out: {one_line(str(error))}", file=sys.stderr)
+
+    runs = list(load_runs(folders, skip))
     print(render_openmetrics(runs, time.time()), end="")
     return EXIT_OK
 

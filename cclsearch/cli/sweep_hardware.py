@@ -8,8 +8,10 @@ from pathlib import Path
 import orjson
 
 from cclsearch.analysis.hardware_sweep import HardwareSweep, ask_sweep, sweep_prediction, sweep_trace
+from cclsearch.cli.arguments import take
+from cclsearch.cli.what_if import print_not_available
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import one_line, plain
+from cclsearch.core.text import plain
 from cclsearch.report.write import check_picture, write_picture
 from cclsearch.trace.metric import NotAvailable
 
@@ -20,10 +22,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         swept = _sweep(args)
     except NotAvailable as error:
-        reason, message = str(error.reason), one_line(error.detail)
-        shown = orjson.dumps({"status": "not_available", "reason": reason, "message": message}).decode()
-        print(shown if args.json else f"not available: {message or reason}")
-        return 1
+        return print_not_available(str(error.reason), error.detail, as_json=args.json)
     if args.picture:
         write_picture(swept.draw(), args.picture)
     text = orjson.dumps(swept.as_data(), option=orjson.OPT_INDENT_2).decode() if args.json else plain(swept.as_text())
@@ -32,14 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> HardwareSweep:
-    asked = ask_sweep(
-        args.cluster,
-        args.accelerator,
-        algorithm=args.algorithm,
-        compress=args.compress,
-        base=args.base,
-        ranks=args.ranks,
-    )
+    options = take(args, "algorithm", "compress", "base", "ranks")
+    asked = ask_sweep(args.cluster, args.accelerator, **options)
     if (args.trace is None) == (args.workload is None):
         raise UserError("give a TRACE or a --workload, and not both")
     if args.workload is None:

@@ -29,22 +29,23 @@ def run(args: argparse.Namespace) -> int:
     card = require_card(inspect_card(args.card)) if args.card else None
     trace = open_trace(Path(args.trace), card=card, workers=args.workers)
     if not trace.ranks:
-        return _print_failure(str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, args)
+        return print_not_available(
+            str(trace.trace_set.reason or "no_trace_files"), trace.trace_set.message, as_json=args.json
+        )
     written = export_chakra(trace, Path(args.chakra)) if args.chakra else []
     notes = describe_unsized_collectives(trace) if args.chakra else []
     try:
         replay = prepare_replay(trace, args.ranks_per_domain)
     except NotAvailable as error:
-        return _print_failure(str(error.reason), error.detail, args)
+        return print_not_available(str(error.reason), error.detail, as_json=args.json)
     _print_answer(replay, scenario, written, notes, args)
     return 0
 
 
-def _print_failure(reason: str, message: str, args: argparse.Namespace) -> int:
-    if args.json:
-        print(orjson.dumps({"status": "not_available", "reason": reason, "message": one_line(message)}).decode())
-    else:
-        print(f"not available: {one_line(message) or reason}")
+def print_not_available(reason: str, message: str, *, as_json: bool) -> int:
+    """Print why a trace does not give the result; returns the exit code."""
+    answer = {"status": "not_available", "reason": reason, "message": one_line(message)}
+    print(orjson.dumps(answer).decode() if as_json else f"not available: {one_line(message) or reason}")
     return 1
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -83,6 +83,15 @@ def load_run(folder: Path) -> Run:
     ledger = folder / LEDGER_FILE
     state = fold_ledger(ledger) if has_job_file(ledger) else RunState()
     return Run(folder, grow_spec(spec, state.growth), state, is_locked(folder))
+
+
+def load_runs(folders: Iterable[Path], skip: Callable[[str, UserError], None]) -> Iterator[Run]:
+    """Read several run folders; one that cannot be read is skipped, and `skip` gets its name and the reason."""
+    for folder in folders:
+        try:
+            yield load_run(folder)
+        except UserError as error:
+            skip(folder.name, error)
 
 
 class RunFollower:
