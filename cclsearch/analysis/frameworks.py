@@ -38,7 +38,7 @@ NUMERIC_KNOBS = (PRECISION, "quantisation", "quantization")
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was measured of one framework."""
+    """Measurements of one framework."""
 
     framework: str
     num_measured: int

@@ -1,4 +1,4 @@
-"""How much of the figure's variation each knob explains, by Optuna's PED-ANOVA."""
+"""Shares of the figure's variation that the knobs explain, by Optuna's PED-ANOVA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ccl-search space` answers: the search space of a workload, and which rule rejects a configuration."""
+"""Answers of `ccl-search space`: the search space of a workload, and which rule rejects a configuration."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _describe_rules(rules: Sequence[Rule], *, with_sources: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class ConfigAnswer:
-    """What each rule says about one configuration, complete or partial, and what is predicted for it."""
+    """Verdicts of the rules on one configuration, complete or partial, and the prediction for it."""
 
     subject: Subject
     config: Mapping[str, Value]

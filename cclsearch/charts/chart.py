@@ -106,7 +106,7 @@ def paint(chart: Chart, *, dark: bool = False, width: int = WIDTH) -> dict[str, 
 
 
 def page_data(charts: Mapping[str, Chart]) -> dict[str, Any]:
-    """What `charts.js` needs to draw: each specification by the id of its element, the configuration and the colors."""
+    """Data for `charts.js`: each specification by the id of its element, the configuration and the colors."""
     return {
         "charts": {place: chart.spec for place, chart in charts.items()},
         "config": CONFIG,

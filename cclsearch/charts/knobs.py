@@ -95,7 +95,7 @@ def _name_places(ranked: Sequence[tuple[TrialPoint, float]], knob: str) -> dict[
 
 
 def draw_importance(shares: Mapping[str, float], axis: Axis, *, how: str) -> Chart | None:
-    """How much of the figure's variation each knob explains; `how` names the evaluator."""
+    """Share of the figure's variation that each knob explains; `how` names the evaluator."""
     if not shares:
         return None
     rows = [

@@ -14,7 +14,7 @@ MAX_SPANS = 400
 
 @dataclass(frozen=True)
 class Lane:
-    """What one rank does of one kind, from the start of its step."""
+    """Spans of one kind on one rank, from the start of its step."""
 
     rank: int
     kind: str

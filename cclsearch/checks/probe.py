@@ -35,7 +35,7 @@ class GemmRate(Model):
 
 
 class DeviceProbe(Model):
-    """What was measured on one device."""
+    """Measurements of one device."""
 
     name: str
     kind: str

@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _showing_notices() -> Iterator[None]:
-    """Print each notice once, such as one about a damaged ledger, on stderr, as a line like those of errors."""
+    """Print each notice once, such as one about a damaged ledger, on stderr, in one line like an error."""
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **place: Any) -> None:

@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words; without the name of an action, those of the default action, if the command has one."""
+        """Parse words; the command's default action is used if they do not begin with the name of an action."""
         default = self.get_default("default_action")
         first = args[0] if args else ""
         if default and first not in ("-h", "--help", *self._parsers()):

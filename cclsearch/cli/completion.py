@@ -85,7 +85,7 @@ def complete_words(words: Sequence[str]) -> list[str]:
 def find_argument(
     parser: argparse.ArgumentParser, words: Sequence[str]
 ) -> tuple[argparse.ArgumentParser, argparse.Action | None]:
-    """Return the argument that follows `words`, and its parser (that of the subcommand, if one was given)."""
+    """Return the argument that follows `words`, and its parser: of the subcommand, if one was given."""
     default = parser.get_default("default_action")
     positionals = [action for action in parser._actions if not action.option_strings]
     if default and words and isinstance(named := positionals[0].choices, dict) and words[0] not in named:

@@ -1,4 +1,4 @@
-"""What `launcher`, `card`, `objective` and `policy` have in common: list what can be named, show one, copy one."""
+"""Actions that `launcher`, `card`, `objective` and `policy` share: list the items of a folder, show one, copy one."""
 
 from __future__ import annotations
 

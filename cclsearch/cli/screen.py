@@ -1,4 +1,4 @@
-"""What a terminal shows of a search while it runs: a table, lines or JSON, and the result at its end."""
+"""Shows a search on a terminal while it runs, as a table, and its result at the end."""
 
 from __future__ import annotations
 

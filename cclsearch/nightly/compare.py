@@ -151,7 +151,7 @@ def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
 
 
 def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> list[Change]:
-    """The change of each configuration that ran tonight and before; its confidence is that of being worse now."""
+    """The change of each configuration that ran tonight and before; its confidence says that it is worse now."""
     changes = []
     for config, samples in tonight.samples.items():
         before = find_reference(config, earlier)
@@ -296,7 +296,7 @@ def _show_change(figure: NightFigure, before: float, now: float | None, confiden
 
 
 def _divide(now: float, before: float) -> float:
-    """How much worse a compared value is now: above 1 if it is worse, also for values below 0 (less is better)."""
+    """Ratio of a compared value to before: above 1 if it is worse, also for values below 0 (less is better)."""
     return now / before if before > 0 else 1.0 + (now - before) / (abs(before) or 1.0)
 
 

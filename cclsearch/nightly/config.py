@@ -95,7 +95,7 @@ class JobSettings(Fields):
     baseline: str | None = None
     """A configuration to compare with, such as `tp=8,pp=1`; it runs first and outside the budget."""
     log_to: tuple[str, ...] = ()
-    """Trackers that follow the search, such as `mlflow:mlruns`; none: those of the project's settings."""
+    """Trackers that follow the search, such as `mlflow:mlruns`; none: the trackers of the project's settings."""
     seed: int = Field(default=0, ge=0)
     parallel: int = Field(default=1, ge=1)
     confirm: int | None = Field(default=None, ge=0)
@@ -122,7 +122,7 @@ class NightlyJob(JobSettings):
     launcher: str | None = None
     recording: str | None = None
     objective: str | None = None
-    """None means that of the workload's task."""
+    """None: the default of the workload's task."""
 
     @field_validator("name")
     @classmethod
@@ -133,7 +133,7 @@ class NightlyJob(JobSettings):
 
     @property
     def objective_name(self) -> str:
-        """The objective, or that of the workload's task; empty without either."""
+        """The objective, or the default of the workload's task; empty without either."""
         if self.objective is not None:
             return self.objective
         try:
@@ -166,7 +166,7 @@ class Matrix(JobSettings):
 
 
 class Keep(Fields):
-    """How much evidence of earlier nights stays on disk. Ledgers and winners' evidence always stay."""
+    """Limits on the evidence of earlier nights on disk. Ledgers and winners' evidence always stay."""
 
     nights: int | None = Field(default=30, ge=1)
     """Nights whose evidence is kept in full; None means all."""

@@ -132,7 +132,7 @@ def mean_of(samples: Iterable[RankedRun]) -> float:
 
 @dataclass(frozen=True)
 class NightFigure:
-    """The figure that is compared from night to night: that of the objective, or the primary metric."""
+    """The figure that nights are compared by: the objective's, or the primary metric."""
 
     name: str
     metric: MetricInfo

@@ -29,7 +29,7 @@ LINGER = "needs `loginctl enable-linger`: without it a user's timers end with th
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """What is to be started, where and when."""
+    """A command to start every day, with its folder and its time."""
 
     name: str
     config: Path
@@ -242,5 +242,5 @@ def install_nights(plan: InstallPlan, how: str, *, dry_run: bool = False) -> lis
 
 
 def merge_scrontab(config: NightlyConfig, given: Mapping[str, object]) -> Scrontab:
-    """Return the Slurm options of the night's job: those of the file, overridden by what is given."""
+    """Return the Slurm options of the night's job: the file's, overridden by the command line's."""
     return validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")

@@ -162,7 +162,7 @@ class NightRun:
         return left
 
     def count_spent_tonight(self) -> Spent:
-        """What the night spent so far, from the ledgers and the clock."""
+        """Amounts that the night spent so far, from the ledgers and the clock."""
         total = Spent(hours=self._hours)
         for state in self.states.values():
             if state.folder is not None:
@@ -183,12 +183,12 @@ class NightRun:
         return self.window.hours + (boot_clock_s() - self._begun_boot_s) / 3600
 
     def count_spent_by(self, state: NightlyJobState) -> Spent:
-        """What a job spent tonight, its wall time included; rounded, so that what is shown adds up."""
+        """Amounts that a job spent tonight, its wall time included; rounded, so that the shown figures add up."""
         spent = self._count_spent_by(state).model_copy(update={"hours": state.hours})
         return Spent(**{name: round(value, 6) for name, value in spent})
 
     def _count_spent_by(self, state: NightlyJobState) -> Spent:
-        """What a job's search spent tonight; an interrupted trial counts only once it is retried."""
+        """Amounts that a job's search spent tonight; an interrupted trial counts only once it is retried."""
         assert state.folder is not None
         run = load_run(state.folder)
         spent = count_spent(run.spec, run.state, self.window.started_s, time.time())

@@ -15,7 +15,7 @@ from cclsearch.run.folder import Standing, load_run
 
 
 def describe_night(config: NightlyConfig, runs: Path) -> list[str]:
-    """What a night would do: its deadline, its jobs in order, and the evidence that it would remove."""
+    """Lines about a night that would start now: its deadline, its jobs in order, and the evidence it would remove."""
     plans, jobs = plan_jobs(config), config.all_jobs
     window = find_window(config, runs, time.time())
     until = f"until {show_time(window.deadline_s)}" if window.deadline_s is not None else "without a deadline"

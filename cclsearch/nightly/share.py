@@ -1,4 +1,4 @@
-"""What a search spent of a night, the night's remaining budget, and each job's fair share of it."""
+"""Counts what a search spent of a night, the night's remaining budget, and each job's fair share of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclsearch.run.usage import count_node_hours
 
 
 class Spent(Model):
-    """What was spent, in the units of a budget."""
+    """Amounts that were spent, in the units of a budget."""
 
     trials: int = 0
     hours: float = 0.0
@@ -26,7 +26,7 @@ class Spent(Model):
 
 
 def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) -> Spent:
-    """What a search spent since a moment; wall time is not in a ledger and stays 0.
+    """Count what a search spent since a moment; wall time is not in a ledger and stays 0.
 
     A trial that started earlier and was interrupted counts for the night in which it finished.
     """

@@ -27,7 +27,7 @@ COUNTED = {
     NightVerdict.NO_RESULT: "without a result",
     NightVerdict.FIRST: "without an earlier night",
 }
-"""Words after a count of jobs, if not those of the verdict itself."""
+"""Words after a count of jobs; for other verdicts their own words."""
 
 
 class ChangeSummary(Model):

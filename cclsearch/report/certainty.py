@@ -21,7 +21,7 @@ from cclsearch.stats.noise import (
 
 @dataclass(frozen=True)
 class Certainty:
-    """How certain it is that the best of the ranked configurations is the best."""
+    """Certainty that the best of the ranked configurations is the best."""
 
     noise: Noise
     interval: ConfidenceInterval

@@ -108,7 +108,7 @@ def _draw_step(page: RunPage) -> list[Chart | None]:
 
 
 def summarize(page: RunPage) -> str:
-    """How the trials ended and which is the best."""
+    """Counts of the trials by state, and the best one."""
     best = page.best_trial
     if best is None:
         return f"{page.counts}."

@@ -1,4 +1,4 @@
-"""What a run's folder holds for readers of its report: files of trials, LLM turns, what ran and where.
+"""Reads the evidence in a run's folder for its report: files of trials, LLM turns, versions, nodes and inputs.
 
 Files are written by trials and providers: their text is data, its secrets are masked, and its length is limited.
 """

@@ -1,4 +1,4 @@
-"""A metric's values with their unit, and two values compared in words; unit and direction are those of the metric."""
+"""A metric's values with their unit, and two values compared in words; the metric has the unit and the better direction."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def name_values(metric: MetricInfo) -> str:
 
 
 def describe_difference(metric: MetricInfo, other: float, best: float) -> str:
-    """How another value relates to the best one, both above 0: `2.62x as long`, `3.97% longer`, `12.50% lower`."""
+    """Compare another value with the best one, both above 0: `2.62x as long`, `3.97% longer`, `12.50% lower`."""
     ratio = other / best
     more, less, as_much = ("longer", "shorter", "as long") if metric.is_time else ("higher", "lower", "as high")
     return f"{ratio:.3g}x {as_much}" if ratio >= 1.1 else f"{abs(ratio - 1):.2%} {more if ratio >= 1 else less}"
 
 
 def describe_gain(metric: MetricInfo, old: float, new: float) -> str:
-    """By how much the new value is better: `2.72x faster`, `5.00% better`, `not faster`."""
+    """Gain of the new value over the old one: `2.72x faster`, `5.00% better`, `not faster`."""
     gain, better = find_gain(metric, old, new), name_better(metric)
     return f"{gain:.3g}x {better}" if gain >= 1.1 else f"{gain - 1:.2%} {better}" if gain >= 1 else f"not {better}"
 
 
 def find_gain(metric: MetricInfo, old: float, new: float) -> float:
-    """By what factor the new value is better, both above 0; below 1 if it is worse."""
+    """Factor by which the new value is better, both above 0; below 1 if it is worse."""
     return new / old if metric.greater_is_better else old / new
 
 

@@ -91,7 +91,7 @@ def _gather_notes(run: Run) -> tuple[tuple[str, str], ...]:
 
 
 def describe_work(spec: RunSpec) -> str:
-    """What two runs of a task must share to be compared: model with its shape, work, precision; what there is of it."""
+    """Model with its shape, work and precision: two runs of a task are compared only if these are equal."""
     card, arch = spec.card, spec.card.model
     model = f"{card.family} ({arch.num_layers} layers of {arch.hidden_size})" if arch else ""
     return clean(", ".join(filter(None, (model, task_of(card).describe_work(card), card.precision))))

@@ -1,4 +1,4 @@
-"""How to run a configuration by hand: the complete launch in the framework's own form, as its run script states it."""
+"""Launch of a configuration by hand, complete in the framework's own form, as its run script states it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LaunchForm(Model):
 
 
 def make_launch(card: Card, framework_name: str, config: Mapping[str, Any], *, seed: int = 0) -> LaunchForm:
-    """How to run that configuration of the card by hand; raises UserError if the framework's run script cannot say."""
+    """Launch of a configuration of the card by hand; raises UserError if the framework's run script cannot say."""
     framework = load_framework(framework_name)
     chosen = config if isinstance(config, Config) else Config(config)
     own = card.for_trial(chosen)
@@ -71,7 +71,7 @@ def make_launch(card: Card, framework_name: str, config: Mapping[str, Any], *, s
 
 
 def describe_launch(spec: RunSpec, config: Config) -> list[str]:
-    """How to run a configuration of a run by hand, as lines for a person."""
+    """Launch of a configuration of a run by hand, as lines for a person."""
     try:
         form = launch_of_run(spec, config)
     except UserError as error:  # a recording may name a framework that has no file or run script

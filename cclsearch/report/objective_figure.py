@@ -42,7 +42,7 @@ class ObjectiveFigure:
         return f"no {self.metric.words}" if value is None else format_value(self.metric, value)
 
     def compare(self, other: Trial, best: Trial) -> str:
-        """How the figure of another trial relates to that of the best: `step time 3.97% longer`."""
+        """Compare the figure of another trial with the best: `step time 3.97% longer`."""
         theirs, ours = self.value(other), self.value(best)
         if theirs is None or ours is None:
             return f"no {self.metric.words}"
@@ -51,7 +51,7 @@ class ObjectiveFigure:
         return f"{self.metric.words} {describe_difference(self.metric, theirs, ours)}"
 
     def describe_gain(self, old: Trial, new: Trial) -> str:
-        """By how much the new trial is better than the old one: `2.72x faster`; empty if no ratio says so."""
+        """Gain of the new trial over the old one: `2.72x faster`; empty if no ratio says so."""
         theirs, ours = self.value(old), self.value(new)
         if theirs is None or ours is None or min(theirs, ours) <= 0:
             return ""

@@ -1,4 +1,4 @@
-"""How many copies of a configuration fit under a power limit, and which configuration gets most done together there.
+"""Counts the copies of a configuration that fit under a power limit, and finds the configuration whose copies do most.
 
 Under a power limit (as in POLCA, Patel et al. 2023) a slower configuration with less power can do more, since more
 copies of it fit.

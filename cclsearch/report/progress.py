@@ -42,7 +42,7 @@ LiveNote = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a live table shows of a search."""
+    """Data of the live table of a search."""
 
     title: str
     folder: Path

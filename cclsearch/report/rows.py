@@ -55,7 +55,7 @@ class TrialRow:
     value: float | None = None
     """The primary metric; None unless the trial is ranked."""
     violation: float | None = None
-    """By how much it violates the objective's constraints, relative to their bounds; None if it has no result."""
+    """Excess over the objective's constraints, relative to their bounds; None if it has no result."""
     loss: float | None = None
     """None unless the trial is ranked."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class TrialRow:
 
     @cached_property
     def text(self) -> str:
-        """What a filter searches: all columns, in lower case."""
+        """Text that a filter searches: all columns, in lower case."""
         words = (self.number, self.config_text, self.by, self.purpose, self.state, self.result, self.reason)
         return " ".join(map(str, words)).lower()
 

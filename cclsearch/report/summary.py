@@ -49,7 +49,7 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> list[str]:
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
-    """What `best --json` prints: run, trial, config, figures, confidence, evidence, provenance; None without a best."""
+    """The output of `best --json`: run, trial, config, figures, confidence, evidence, provenance; None without a best."""
     best = state.best
     if best is None:
         return None
@@ -71,7 +71,7 @@ def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any]
 
 
 def closest_as_json(spec: RunSpec, state: RunState) -> dict[str, Any] | None:
-    """The trial closest to constraints that no trial satisfies, by how much, and in words; None if there is none."""
+    """The trial closest to constraints that no trial satisfies, with its violation; None if there is none."""
     closest = find_closest(spec.objective, state)
     if closest is None:
         return None
@@ -180,7 +180,7 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
 
 
 def _describe_basis(noise: Noise) -> str:
-    """From what the noise is known."""
+    """Basis of the noise: the repeats, or an assumption."""
     if noise.is_measured:
         basis = f"measured, repeats: {noise.num_repeats}"
     else:
@@ -190,7 +190,7 @@ def _describe_basis(noise: Noise) -> str:
 
 
 def describe_unchecked(best: Trial) -> str:
-    """What admission could not check of a trial that a function of the caller measured."""
+    """Name the admission rules that could not be checked of a trial measured by a function of the caller."""
     unchecked = [verdict.rule for verdict in best.outcome.verdicts if verdict.ok is None] if best.outcome else []
     return (
         "measured by the caller's function: no run script declares what ran and no trace shows it, so these admission"
@@ -204,7 +204,7 @@ def _format_range(figure: ObjectiveFigure, low: float, high: float) -> str:
 
 
 def describe_drift(state: RunState) -> list[str]:
-    """How each window of the cluster compares with the first, and how many controls say so; none for one window."""
+    """Compare each window of the cluster with the first, by repeated configurations; empty for one window."""
     windows = state.windows.names
     lines, unknown = [], []
     for index, window in list(enumerate(windows))[1:]:
@@ -233,7 +233,7 @@ def describe_drift(state: RunState) -> list[str]:
 
 
 def describe_other_load(spec: RunSpec, state: RunState) -> list[str]:
-    """How the best does on the other work that each trial measured too, and which trial is better there."""
+    """Figure of the best on the second load that each trial measured, and the trial that is better there, if any."""
     metric, best = task_of(spec.card).other_metric(spec.card), state.best
     if metric is None or best is None:
         return []
@@ -284,7 +284,7 @@ def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
 
 
 def _own_baseline_lines(state: RunState, best: Trial | None) -> list[str]:
-    """What became of the user's baseline, if the comparison does not say it: it failed, or nothing is better."""
+    """State of the user's baseline if the comparison does not say it: it failed, or nothing is better."""
     own = state.own_baseline
     if own is None or own.outcome is None:
         return []
@@ -298,7 +298,7 @@ def _own_baseline_lines(state: RunState, best: Trial | None) -> list[str]:
 
 
 def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure, *, is_tied: bool) -> str:
-    """How the best compares with the baseline: the user's own, or the first trial if that one was ranked."""
+    """Compare the best with the baseline: the user's own, or the first trial if that one was ranked."""
     baseline = state.baseline
     assert baseline is not None
     name = "your baseline" if baseline.purpose is Purpose.BASELINE else "the first ranked trial"
@@ -336,7 +336,7 @@ def _violates(trial: Trial) -> bool:
 
 
 def _refusal_lines(state: RunState, *, with_constraints: bool = False) -> list[str]:
-    """One line per rule that keeps finished trials from being ranked; that of the constraints only if asked for."""
+    """One line per rule that keeps finished trials from being ranked; the constraints only if asked for."""
     refused: dict[str, list[str]] = {}
     for trial in state.trials.values():
         is_asked = trial.outcome is not None and trial.outcome.failure is None and not trial.outcome.is_pruned

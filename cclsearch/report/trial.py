@@ -61,7 +61,7 @@ def describe_trial_in_full(run: Run, trial: Trial, *, log_lines: int) -> list[st
 
 
 def _describe_earlier(run: Run) -> list[str]:
-    """What the surrogate knew before the first trial, with the earlier runs from which it comes."""
+    """Earlier runs from which the surrogate learned before the first trial."""
     spec = run.spec
     priors = [one.run_id for one in spec.earlier.searches] if spec.earlier and spec.earlier.priors else []
     times = [Path(name).name for name in spec.learn_from]

@@ -70,7 +70,7 @@ class TaskContract:
             assert model.model_validate_json(text).model_dump_json() == text
 
     def test_a_good_trial_has_a_loss(self) -> None:
-        """What the task measures is finite, and its gate admits it."""
+        """The measured values are finite, and the gate admits them."""
         metrics, spread = self.found.measure(self.make_evidence())
         assert self.found.primary in metrics
         assert [name for name, value in metrics.items() if not math.isfinite(value)] == []

@@ -1,4 +1,4 @@
-"""What keeps the pages safe: who may ask, what a page may load, and who may change something."""
+"""Keeps the pages safe: checks the host, limits what a page may load, and who may change something."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _name_of(host: str) -> str:
 
 @dataclass(frozen=True)
 class Permissions:
-    """What the pages may change, and the secret that a change must carry."""
+    """Changes that the pages allow, and the secret that a change must carry."""
 
     notes: bool = False
     """Whether tags and notes may be added."""

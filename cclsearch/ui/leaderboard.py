@@ -24,7 +24,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class Normalization(StrEnum):
-    """How figures of unlike hardware are made comparable."""
+    """Ways to make figures of unlike hardware comparable."""
 
     MEASURED = "measured"
     PER_ACCELERATOR = "accelerator"
@@ -32,12 +32,12 @@ class Normalization(StrEnum):
 
     @property
     def words(self) -> str:
-        """What the choice is called in the page."""
+        """Name of the choice in the page."""
         return {"measured": "as measured", "accelerator": "per accelerator", "cost": "by cost"}[self.value]
 
 
 class Scaling(StrEnum):
-    """How a figure depends on the number of accelerators."""
+    """Dependence of a figure on the number of accelerators."""
 
     TIME = "time"
     """Seconds for an amount of work: more accelerators shorten it, so it is multiplied by their number."""

@@ -65,7 +65,7 @@ def _environment() -> Environment:
 
 
 def _make_safe(value: object) -> object:
-    """What a template prints, as one line without secrets; numbers and markup of our own stay as they are."""
+    """Make what a template prints one line without secrets; numbers and our own markup stay as they are."""
     return value if isinstance(value, Markup | int | float) else clean(str(value))
 
 
@@ -267,7 +267,7 @@ def _query_of(names: list[str]) -> str:
 
 
 def _list_differences(one: tuple[RunView, Trial], other: tuple[RunView, Trial]) -> list[tuple[str, str, str, bool]]:
-    """What is known of two trials: name, both values, and whether they differ; what differs first."""
+    """Facts about two trials: name, both values, and whether they differ; the differing ones first."""
     found: dict[str, list[str]] = {}
 
     def add(name: str, side: int, text: str) -> None:

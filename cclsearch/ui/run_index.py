@@ -75,12 +75,12 @@ class RunEntry:
 
     @cached_property
     def work(self) -> str:
-        """What two runs must share to be compared."""
+        """Model, work and precision: two runs are compared only if these are equal."""
         return describe_work(self.spec)
 
     @cached_property
     def figure(self) -> ObjectiveFigure:
-        """What the search optimizes."""
+        """The figure that the search optimizes."""
         return find_figure(self.spec)
 
     @property
@@ -90,7 +90,7 @@ class RunEntry:
 
     @cached_property
     def text(self) -> str:
-        """What a search of the list looks in, in lower case."""
+        """Text that a search of the list looks in, in lower case."""
         spec = self.spec
         words = (self.name, spec.card.title, spec.workload, spec.framework, self.hardware, spec.objective.spec)
         return " ".join((*words, self.status, self.provenance, *(f"#{tag}" for tag in self.tags))).lower()

@@ -89,7 +89,7 @@ def _sort(rows: list[TrialRow], query: TableQuery) -> None:
 
 
 def _key_of(column: str) -> Callable[[TrialRow], Any]:
-    """What a column is sorted by; None for a row that has nothing in it."""
+    """Key by which a column is sorted; None for a row without a value."""
     if column.startswith(KNOB):
         name = column.removeprefix(KNOB)
         return lambda row: row.config.get(name)

@@ -14,7 +14,7 @@ MAX_TEXT = 2000
 
 @cache
 def _environment() -> dict[str, str]:
-    """What of this process's environment may hold secrets; it does not change while the server runs."""
+    """Variables of this process that may hold secrets; they do not change while the server runs."""
     return {name: value for name, value in os.environ.items() if is_secret_name(name) or "://" in value}
 
 
