@@ -1,4 +1,4 @@
-"""A metric's values with their unit, and two values compared in words; the metric has the unit and the better direction."""
+"""A metric's values with their unit, and two values compared in words, by the unit and the better direction."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> list[str]:
 
 
 def best_as_json(spec: RunSpec, state: RunState, folder: Path) -> dict[str, Any] | None:
-    """The output of `best --json`: run, trial, config, figures, confidence, evidence, provenance; None without a best."""
+    """The output of `best --json`: run, trial, figures, confidence, evidence, provenance; None without a best."""
     best = state.best
     if best is None:
         return None
