@@ -27,8 +27,8 @@ from cclsearch.card.model import Card
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import trial_environment
 from cclsearch.plugins import TASKS
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Kind
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.score import TraceScore, score_view

@@ -36,7 +36,7 @@ sys.path.insert(0, sys.argv[1])
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.file_summary import summarize_file
+from cclsearch.trace.metrics.quality import summarize_file
 path, workers, cache, warm = Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "cache", sys.argv[5]
 names = "{_METRICS}".split()
 score_view(TraceView(read_traces(warm, use_cache=False)), names)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import (
     COLUMNS,
     SPARSE_COLUMNS,
@@ -20,6 +19,7 @@ from cclsearch.trace.events import (
     Step,
     TraceSet,
 )
+from cclsearch.trace.kernel_classes import ComputeClass
 
 DEFAULTS = {"device": 0, "stream": 7}
 ROW_COLUMNS = ("step_id", "launch", "stream", "device", "blocks_per_sm")

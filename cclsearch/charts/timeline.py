@@ -61,13 +61,28 @@ def join_spans(spans: Sequence[tuple[float, float]], limit: int = MAX_SPANS) -> 
 
 
 def as_trace_events(lanes: Sequence[Lane]) -> list[Row]:
-    """The same as Chrome trace events, which Perfetto opens: a process per rank, a thread per kind."""
+    """Return the same as Chrome trace events, which Perfetto opens: a process per rank, a thread per kind."""
     kinds = list(LANES)
     events: list[Row] = []
     for lane in lanes:
-        place = {"pid": lane.rank, "tid": kinds.index(lane.kind)}
-        events.append({"ph": "M", "name": "process_name", **place, "args": {"name": f"rank {lane.rank}"}})
-        events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": lane.kind}})
-        for start, end in join_spans(lane.spans_ms):
-            events.append({"ph": "X", "name": lane.kind, **place, "ts": start * 1e3, "dur": (end - start) * 1e3})
+        track = Track(lane.rank, kinds.index(lane.kind))
+        events += track.name(f"rank {lane.rank}", lane.kind)
+        events += [track.span(lane.kind, 1e3 * start, 1e3 * end) for start, end in join_spans(lane.spans_ms)]
     return events
+
+
+@dataclass(frozen=True)
+class Track:
+    """A thread of a process in the Chrome trace event format."""
+
+    pid: int
+    tid: int
+
+    def name(self, process: str, thread: str) -> list[Row]:
+        """Return the events that name the process and the thread."""
+        names = {"process_name": process, "thread_name": thread}
+        return [{"ph": "M", "name": kind, **vars(self), "args": {"name": name}} for kind, name in names.items()]
+
+    def span(self, name: str, start_us: float, end_us: float, **more: object) -> Row:
+        """Return a complete event."""
+        return {"ph": "X", "name": name, **vars(self), "ts": start_us, "dur": end_us - start_us, **more}

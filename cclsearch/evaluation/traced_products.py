@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from cclsearch.card.hardware import PRECISION_BITS
 from cclsearch.scoring.traced import TracedProducts
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import EventTable, Kind, OpShape
 from cclsearch.trace.flops import count_ops, find_flops
 from cclsearch.trace.intervals import Int64s, subtract_spans, total_ns
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.kinds import classify_precision
 from cclsearch.trace.metrics.efficiency import find_peak
 from cclsearch.trace.result import NotAvailable

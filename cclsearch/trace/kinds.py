@@ -1,4 +1,4 @@
-"""Classifies rows by name: kernels, collectives, XLA operations, step markers, and the profilers' own categories."""
+"""Classifies names: kernels, collectives, XLA operations, the profilers' own categories, and data types."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import CollectiveKind, Kind
-from cclsearch.trace.kernel_classes import kernel_class
+from cclsearch.trace.kernel_classes import ComputeClass, kernel_class
 
 Rule = tuple[str, re.Pattern[str]]
 
@@ -30,6 +29,16 @@ KINETO_KINDS = {category: kind for kind, names in _KINETO_CATEGORIES.items() for
 UNSUPPORTED_PREFIX = "mtia_"
 
 _FILL = re.compile(r"fill|memset", re.IGNORECASE)
+
+_DTYPES = {
+    1: "char signedchar int8 s8 u8 byte uint8 unsignedchar bool pred",
+    2: "half float16 f16 bfloat16 bf16 short shortint int16 s16 u16 uint16",
+    4: "float float32 f32 int int32 s32 u32 uint32",
+    8: "double float64 f64 long longint longlongint int64 s64 u64 uint64 complexfloat c64",
+    16: "c128 complexdouble",
+}
+"""Bytes of an element -> its data types."""
+DTYPE_BYTES = {name: size for size, names in _DTYPES.items() for name in names.split()}
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,16 @@ def classify_xla(category: str, name: str) -> tuple[Kind, CollectiveKind | None,
             return Kind.MEMCPY, None, ComputeClass.OTHER
     found = _first(rules.xla_compute, name) if not category else _first(rules.xla_compute, category)
     return Kind.COMPUTE, None, ComputeClass[(found or "other").upper()]
+
+
+def bytes_per_element(dtype: str | None) -> int | None:
+    """Return the bytes of one element; None for an unknown data type (never a guess)."""
+    if not dtype:
+        return None
+    name = dtype.rsplit("::", 1)[-1].replace(" ", "").replace("_", "").lower()
+    if name.startswith("float8") or name.startswith("f8e"):
+        return 1
+    return DTYPE_BYTES.get(name)
 
 
 def _first(rules: tuple[Rule, ...], text: str) -> str | None:

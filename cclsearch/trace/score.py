@@ -10,8 +10,7 @@ from cclsearch.core.values import Config, Model
 from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.metric import MetricResult, NotAvailable, Status
-from cclsearch.trace.threads import call_both
-from cclsearch.trace.view import TraceView
+from cclsearch.trace.view import TraceView, call_both
 
 
 class TraceScore(Model):

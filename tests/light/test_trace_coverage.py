@@ -11,10 +11,10 @@ from test_trace_chakra import read_trace
 from trace_measures import measure, step_timeline
 from trace_tables import Timeline, make_set
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import CollectiveKind, Kind, OpShape, Reason
 from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
 from cclsearch.trace.read import read_traces

@@ -12,7 +12,6 @@ from trace_tables import Timeline, make_set
 from cclsearch.card.model import MoEArch, Phase
 from cclsearch.core.values import Config
 from cclsearch.trace.ccl_bench import measure_by_name
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import (
     DeviceInfo,
     EventTable,
@@ -23,6 +22,7 @@ from cclsearch.trace.events import (
     Reason,
 )
 from cclsearch.trace.flops import count_op_flops
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Status
 from cclsearch.trace.view import TraceView
 

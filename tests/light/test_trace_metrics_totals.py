@@ -9,9 +9,9 @@ import pytest
 from trace_measures import measure, roofline_table, step_timeline
 from trace_tables import Timeline
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import CollectiveKind, Kind, OpShape, Reason
 from cclsearch.trace.flops import count_op_bytes
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Status
 from cclsearch.trace.run_log import read_run_log
 

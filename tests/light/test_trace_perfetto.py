@@ -1,13 +1,11 @@
-"""`score --perfetto`: every packet decoded, and compared with the rows and causes of the trace."""
+"""`score --perfetto`: every event, compared with the rows and causes of the trace."""
 
 from __future__ import annotations
 
-import struct
+import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trace_writer as write
@@ -16,49 +14,9 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.trace.diagnosis.critical_path import walk_critical_path
 from cclsearch.trace.diagnosis.gaps import split_idle_ns
-from cclsearch.trace.export.perfetto import export_perfetto
-from cclsearch.trace.export.perfetto_writer import PacketSequence, Slice
+from cclsearch.trace.export.perfetto import Slice, export_perfetto, split_lanes
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
-
-BEGIN, END, COUNTER = 1, 2, 4
-
-
-def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield (number, value) of every field of a message."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(data):
-        key = varint()
-        if key & 7 == 0:
-            yield key >> 3, varint()
-        elif key & 7 == 1:
-            yield key >> 3, struct.unpack_from("<Q", data, at)[0]
-            at += 8
-        else:
-            assert key & 7 == 2
-            size = varint()
-            yield key >> 3, data[at : at + size]
-            at += size
-    assert at == len(data)
-
-
-def message(data: bytes) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
-    for number, value in fields(data):
-        found.setdefault(number, []).append(value)
-    return found
 
 
 @dataclass
@@ -79,44 +37,37 @@ class Shown:
         )
 
 
+def to_ns(time_us: float) -> int:
+    assert abs(time_us * 1000 - round(time_us * 1000)) < 1e-3
+    return round(time_us * 1000)
+
+
 def decode(path: Path) -> Shown:
     shown = Shown()
-    tracks: dict[int, tuple[int, str]] = {}
-    names: dict[tuple[int, int, int], str] = {}
-    open_slices: dict[int, list[tuple[str, int, dict[str, int | str]]]] = {}
-    for number, data in fields(path.read_bytes()):
-        assert number == 1
-        packet = message(data)
-        sequence = packet[10][0]
-        for table in packet.get(12, []):
-            for kind, entry in fields(table):
-                entry = message(entry)
-                names[sequence, kind, entry[1][0]] = entry[2][0].decode()
-        for descriptor in map(message, packet.get(60, [])):
-            if 3 in descriptor:
-                shown.processes.append(message(descriptor[3][0])[6][0].decode())
-            else:
-                assert descriptor[5][0] not in tracks
-                tracks[descriptor[1][0]] = sequence, descriptor[2][0].decode()
-        for event in map(message, packet.get(11, [])):
-            time, track = packet[8][0], event[11][0]
-            if event[9] == [BEGIN]:
-                notes = {}
-                for note in map(message, event.get(4, [])):
-                    value = note[6][0].decode() if 6 in note else note[4][0]
-                    notes[names[sequence, 3, note[1][0]]] = value
-                stack = open_slices.setdefault(track, [])
-                assert not stack or stack[-1][1] <= time
-                stack.append((names[sequence, 2, event[10][0]], time, notes))
-                shown.arrows_out.update(event.get(47, []))
-                shown.arrows_in.update(event.get(48, []))
-            elif event[9] == [END]:
-                name, start, notes = open_slices[track].pop()
-                shown.slices.append((*tracks[track], name, start, time, notes))
-            else:
-                assert event[9] == [COUNTER]
-                shown.counters.setdefault(tracks[track][1], []).append((time, event[30][0]))
-    assert not any(open_slices.values())
+    tracks: dict[tuple[int, int], str] = {}
+    open_ends: dict[tuple[int, int], list[int]] = {}
+    for event in json.loads(path.read_bytes())["traceEvents"]:
+        place = event["pid"], event.get("tid")
+        if event["ph"] == "M":
+            if event["name"] == "thread_name":
+                assert place not in tracks
+                tracks[place] = event["args"]["name"]
+            elif event["pid"] > len(shown.processes):
+                shown.processes.append(event["args"]["name"])
+            continue
+        time = to_ns(event["ts"])
+        if event["ph"] == "X":
+            end, stack = time + to_ns(event["dur"]), open_ends.setdefault(place, [])
+            while stack and stack[-1] <= time:
+                stack.pop()
+            assert not stack or stack[-1] >= end  # Perfetto wants the slices of a track to nest
+            stack.append(end)
+            shown.slices.append((event["pid"], tracks[place], event["name"], time, end, event["args"]))
+        elif event["ph"] == "C":
+            shown.counters.setdefault(event["name"], []).append((time, event["args"]["value"]))
+        else:
+            assert time == shown.slices[-1][3]  # an arrow belongs to the slice before it
+            (shown.arrows_out if event["ph"] == "s" else shown.arrows_in)[event["id"]] += 1
     return shown
 
 
@@ -132,8 +83,8 @@ def open_view(folder: Path, ranks: int = 1) -> TraceView:
 
 def test_every_row_is_a_slice_with_its_name_and_time(tmp_path: Path) -> None:
     trace = open_view(tmp_path)
-    export_perfetto(trace, tmp_path / "t.pftrace")
-    shown = decode(tmp_path / "t.pftrace")
+    export_perfetto(trace, tmp_path / "t.out")
+    shown = decode(tmp_path / "t.out")
     table = trace.ranks[0].table
     own = {"steps", "idle, by cause", "waiting for other ranks", "critical path"}
     rows = sorted((n, s, e) for _, track, n, s, e, _ in shown.slices if track not in own)
@@ -148,8 +99,8 @@ def test_every_row_is_a_slice_with_its_name_and_time(tmp_path: Path) -> None:
 
 def test_arrows_run_from_each_launch_to_what_it_launched(tmp_path: Path) -> None:
     trace = open_view(tmp_path, 2)
-    export_perfetto(trace, tmp_path / "t.pftrace")
-    shown = decode(tmp_path / "t.pftrace")
+    export_perfetto(trace, tmp_path / "t.out")
+    shown = decode(tmp_path / "t.out")
     assert shown.arrows_out == shown.arrows_in
     assert set(shown.arrows_in.values()) == {1}
     assert len(shown.arrows_in) == 2 * 9
@@ -157,8 +108,8 @@ def test_arrows_run_from_each_launch_to_what_it_launched(tmp_path: Path) -> None
 
 def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path: Path) -> None:
     trace = open_view(tmp_path, 2)
-    export_perfetto(trace, tmp_path / "t.pftrace")
-    shown = decode(tmp_path / "t.pftrace")
+    export_perfetto(trace, tmp_path / "t.out")
+    shown = decode(tmp_path / "t.out")
     assert len(shown.processes) == 2
     for process, view in enumerate(trace.ranks.values(), start=1):
         steps = shown.on("steps", process)
@@ -176,8 +127,8 @@ def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path: Path) -> None:
 
 def test_the_critical_path_fills_a_step_and_passes_from_rank_to_rank(tmp_path: Path) -> None:
     trace = open_view(tmp_path, 2)
-    export_perfetto(trace, tmp_path / "t.pftrace")
-    shown = decode(tmp_path / "t.pftrace")
+    export_perfetto(trace, tmp_path / "t.out")
+    shown = decode(tmp_path / "t.out")
     path = sorted((start, end, name) for rank in (1, 2) for name, start, end in shown.on("critical path", rank))
     spent = Counter[str]()
     for start, end, name in path:
@@ -197,8 +148,8 @@ def test_collectives_say_how_long_they_waited(tmp_path: Path) -> None:
                 event["dur"] += longer
         write.write_kineto(tmp_path / f"rank{rank}_trace.json", document)
     trace = TraceView(read_traces(tmp_path, use_cache=False))
-    export_perfetto(trace, tmp_path / "t.pftrace")
-    shown = decode(tmp_path / "t.pftrace")
+    export_perfetto(trace, tmp_path / "t.out")
+    shown = decode(tmp_path / "t.out")
     assert shown.on("waiting for other ranks", 1) == []
     assert [(name, end - start) for name, start, end in shown.on("waiting for other ranks", 2)] == [
         ("all_reduce", 100_000)
@@ -208,26 +159,28 @@ def test_collectives_say_how_long_they_waited(tmp_path: Path) -> None:
 
 
 def test_the_queue_is_a_counter(tmp_path: Path) -> None:
-    export_perfetto(open_view(tmp_path), tmp_path / "t.pftrace")
-    points = decode(tmp_path / "t.pftrace").counters["launched, not started"]
+    export_perfetto(open_view(tmp_path), tmp_path / "t.out")
+    points = decode(tmp_path / "t.out").counters["launched, not started"]
     assert len(points) == 18
     assert (points[0][1], points[-1][1], max(value for _, value in points)) == (1, 0, 2)
 
 
-def test_slices_that_overlap_get_another_track(tmp_path: Path) -> None:
-    path = tmp_path / "t.pftrace"
-    with path.open("wb") as file:
-        sequence = PacketSequence(file, 1, "rank 0", tracks=iter(range(1, 9)))
-        (a,) = sequence.number_names(["a"])
-        spans = [(0, 10), (5, 15), (5, 9), (10, 12), (12, 12), (20, 20)]
-        sequence.add_slices("s", [Slice(start, end, a) for start, end in spans])
-    shown = decode(path)
-    assert [(start, end) for _, start, end in shown.on("s")] == sorted(spans)
+def test_slices_that_overlap_get_another_track() -> None:
+    slices = [Slice(*span, "a") for span in [(0, 10), (5, 15), (5, 9), (10, 12), (12, 12), (20, 20)]]
+    first, second = split_lanes(slices)
+    assert [item[:2] for item in first] == [(0, 10), (5, 9), (10, 12), (12, 12), (20, 20)]
+    assert [item[:2] for item in second] == [(5, 15)]
+
+
+def test_the_file_beside_the_traces_is_not_read_as_one(tmp_path: Path) -> None:
+    trace = open_view(tmp_path)
+    export_perfetto(trace, tmp_path / "trace.json")
+    assert [report.path for report in read_traces(tmp_path, use_cache=False).files] == ["rank0_trace.json"]
 
 
 def test_without_device_work_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no device event"):
-        export_perfetto(TraceView(read_traces(tmp_path)), tmp_path / "t.pftrace")
+        export_perfetto(TraceView(read_traces(tmp_path)), tmp_path / "t.out")
     assert list(tmp_path.iterdir()) == []
 
 

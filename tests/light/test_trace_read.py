@@ -19,8 +19,8 @@ from privileges import enforced_permissions
 
 from cclsearch.core.text import one_line
 from cclsearch.trace.cache import cache_path
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, Reason
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.read import read_traces
 
 

@@ -1,36 +1,51 @@
 """The timeline of all ranks with the diagnosis' causes, for Perfetto's UI (`score --perfetto FILE`).
 
-A rank is a process with a track per stream and host thread, arrows from launches to what they launched, and tracks of
-what ccl-search found: step windows with their time by cause, idle gaps with their cause, waiting for other ranks, and
-the critical path of the median step.
+The file has Chrome's trace event format (JSON). A rank is a process with a track per stream and host thread, arrows
+from launches to what they launched, and tracks of what ccl-search found: step windows with their time by cause, idle
+gaps with their cause, waiting for other ranks, and the critical path of the median step.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
+from cclsearch.charts.timeline import Track
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import group_label
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.diagnosis.causes import split_windows
 from cclsearch.trace.diagnosis.critical_path import PathSegment, find_critical_path, require_launches
 from cclsearch.trace.diagnosis.gaps import CAUSES, find_idle_gaps
-from cclsearch.trace.events import Collective, EventTable, Kind
-from cclsearch.trace.export.perfetto_writer import PacketSequence, Slice, Unit
+from cclsearch.trace.events import Collective, Kind
 from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metrics.launches import find_queue_length
+from cclsearch.trace.readers.builtin import OWN_TIMELINE
 from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
 
-_NOTES = ("class", "step", "bytes", "collective", "group", "transfer_ns", "wait_ns")
+Event = dict[str, Any]
 _FLOW_BITS = 32
-"""Bits of the row number in the id of an arrow; the rank's sequence is above them."""
+"""Bits of the row number in the id of an arrow; the rank's number is above them."""
+
+
+class Slice(NamedTuple):
+    """One span on a track, in ns on the rank's clock."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    notes: dict[str, int | str] = {}
+    flows_out: Sequence[int] = ()
+    """Ids of the arrows that begin here, unique in the file."""
+    flow_in: int = 0
 
 
 def export_perfetto(trace: TraceView, path: Path) -> None:
@@ -39,19 +54,19 @@ def export_perfetto(trace: TraceView, path: Path) -> None:
     if not ranks:
         raise UserError("no device event to export: choose a trace that `ccl-search score` can read")
     origins = find_origins(trace, ranks)
-    is_aligned = trace.matching.offset_ns is not None or len(ranks) == 1
-    tracks = count(1)
     segments = _find_path(trace)
     scratch = path.with_name(path.name + ".part")
     with writing_to(path):
         try:
             with scratch.open("wb", buffering=1 << 20) as file:
+                file.write(b'{"displayTimeUnit":"ns",%s,"traceEvents":[' % OWN_TIMELINE)
+                separator = b"\n"
                 for number, rank in enumerate(ranks, start=1):
-                    view = trace.ranks[rank]
-                    name = _process_name(view.table, is_aligned)
-                    sequence = PacketSequence(file, number, name, tracks=tracks)
-                    writer = _RankWriter(trace, view, sequence, number, origins[rank])
-                    writer.write([segment for segment in segments if segment.rank == rank])
+                    own = [segment for segment in segments if segment.rank == rank]
+                    for event in _Rank(trace, trace.ranks[rank], number, origins[rank]).events(own):
+                        file.write(separator + orjson.dumps(event))
+                        separator = b",\n"
+                file.write(b"\n]}\n")
             os.replace(scratch, path)
         finally:
             scratch.unlink(missing_ok=True)
@@ -80,109 +95,103 @@ def find_origins(trace: TraceView, ranks: Iterable[int]) -> dict[int, int]:
     return {rank: start - first for rank, start in starts.items()}
 
 
-def _process_name(table: EventTable, is_aligned: bool) -> str:
-    places = [table.host, *dict.fromkeys(device.name for device in table.devices)]
-    known = ", ".join(filter(None, places))
-    name = f"rank {table.rank}" + (f" ({known})" if known else "")
-    return one_line(name if is_aligned else f"{name}, clock not aligned", 200)
+def split_lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """Return the slices on as few tracks as are needed: those of one track nest, as Perfetto requires."""
+    lanes: list[list[Slice]] = []
+    ends: list[list[int]] = []
+    """Ends of the slices of each lane that enclose the present start."""
+    for item in sorted(slices, key=lambda item: (item.start_ns, -item.end_ns)):
+        for open_ends in ends:
+            while open_ends and open_ends[-1] <= item.start_ns:
+                open_ends.pop()
+        fitting = (at for at, open_ends in enumerate(ends) if not open_ends or open_ends[-1] >= item.end_ns)
+        at = next(fitting, len(lanes))
+        if at == len(lanes):
+            lanes.append([])
+            ends.append([])
+        lanes[at].append(item)
+        ends[at].append(item.end_ns)
+    return lanes
 
 
-class _RankWriter:
-    """Writes one rank."""
+class _Rank:
+    """The events of one rank."""
 
-    def __init__(self, trace: TraceView, view: RankView, sequence: PacketSequence, number: int, origin_ns: int) -> None:
-        self._trace, self._view, self._table, self._sequence = trace, view, view.table, sequence
+    def __init__(self, trace: TraceView, view: RankView, number: int, origin_ns: int) -> None:
+        self._trace, self._view, self._table, self._number = trace, view, view.table, number
         self._origin_ns = origin_ns
-        self._first_flow = number << _FLOW_BITS
-        self._notes = dict(zip(_NOTES, sequence.number_note_names(_NOTES), strict=True))
+        self._tracks = count(1)
         self._transfer_ns = trace.matching.transfer_ns_of(view.rank, np.arange(len(view.table)))
 
-    def write(self, path: Sequence[PathSegment]) -> None:
-        """Write what was found first (`path`: what passes this rank), then the rows and the counters."""
-        self._write_steps()
-        self._write_idle_gaps()
-        self._write_waits()
-        self._write_path(path)
-        self._write_rows()
-        self._write_counters()
+    def events(self, path: Sequence[PathSegment]) -> Iterator[Event]:
+        """Yield what was found first (`path`: what passes this rank), then the rows and the counters."""
+        yield from self._on_track("steps", self._steps())
+        yield from self._on_track("idle, by cause", self._idle_gaps())
+        yield from self._on_track("waiting for other ranks", self._waits())
+        move = self._table.base_ns + (self._trace.matching.offset_ns or {}).get(self._view.rank, 0)
+        segments = (Slice(part.start_ns - move, part.end_ns - move, part.part) for part in reversed(path))
+        yield from self._on_track("critical path", segments)
+        yield from self._rows()
+        yield from self._counters()
 
-    def _spans(self, track: str, spans: Iterable[tuple[int, int, str, Mapping[str, int]]]) -> None:
-        """Write slices (start, end, name, notes) on the rank's clock."""
-        listed = list(spans)
-        names = self._sequence.number_names(name for _, _, name, _ in listed)
-        note_names = list(dict.fromkeys(key for *_, notes in listed for key in notes))
-        keys = dict(zip(note_names, self._sequence.number_note_names(note_names), strict=True))
-        self._sequence.add_slices(
-            track,
-            (
-                Slice(
-                    start + self._origin_ns,
-                    end + self._origin_ns,
-                    number,
-                    notes=tuple((keys[key], value) for key, value in notes.items()),
-                )
-                for (start, end, _, notes), number in zip(listed, names, strict=True)
-            ),
-        )
+    def _us(self, time_ns: int) -> float:
+        return (time_ns + self._origin_ns) / 1000
 
-    def _write_steps(self) -> None:
+    def _on_track(self, name: str, slices: Iterable[Slice]) -> Iterator[Event]:
+        """Yield a track, and further ones of the same name for slices that overlap without nesting."""
+        for lane in split_lanes(slices):
+            track = Track(self._number, next(self._tracks))
+            yield from track.name(self._name, name)
+            for start_ns, end_ns, text, notes, flows_out, flow_in in lane:
+                start_us = self._us(start_ns)
+                yield track.span(one_line(text, 1000) or "(no name)", start_us, self._us(end_ns), args=notes)
+                at = {**vars(track), "ts": start_us, "name": "launch", "cat": "launch"}
+                yield from ({"ph": "s", "id": flow, **at} for flow in flows_out)
+                if flow_in:
+                    yield {"ph": "f", "bp": "e", "id": flow_in, **at}
+
+    @property
+    def _name(self) -> str:
+        places = [self._table.host, *dict.fromkeys(device.name for device in self._table.devices)]
+        known = ", ".join(filter(None, places))
+        is_aligned = self._trace.matching.offset_ns is not None or len(self._trace.ranks) == 1
+        name = f"rank {self._table.rank}" + (f" ({known})" if known else "")
+        return one_line(name if is_aligned else f"{name}, clock not aligned", 200)
+
+    def _steps(self) -> Iterator[Slice]:
         windows = self._view.windows
         at = np.arange(len(windows.spans_W2))
-        if not len(at):
-            return
-        causes = split_windows(self._trace, self._view, at)
-        self._spans(
-            "steps",
-            (
-                (start, end, f"step {step}" if windows.are_steps else "whole file", notes)
-                for (start, end), step, notes in zip(
-                    windows.spans_W2.tolist(),
-                    windows.numbers,
-                    [{f"{cause}_ns": int(ns[i]) for cause, ns in causes.items()} for i in at],
-                    strict=True,
-                )
-            ),
-        )
+        causes = split_windows(self._trace, self._view, at) if len(at) else {}
+        for i, ((start, end), step) in enumerate(zip(windows.spans_W2.tolist(), windows.numbers, strict=True)):
+            notes: dict[str, int | str] = {f"{cause}_ns": int(ns[i]) for cause, ns in causes.items()}
+            yield Slice(start, end, f"step {step}" if windows.are_steps else "whole file", notes)
 
-    def _write_idle_gaps(self) -> None:
+    def _idle_gaps(self) -> Iterator[Slice]:
         gaps = find_idle_gaps(self._view)
         ends_G = gaps.start_ns_G + gaps.length_ns_G
-        columns = zip(gaps.start_ns_G.tolist(), ends_G.tolist(), gaps.cause_G.tolist(), strict=True)
-        self._spans("idle, by cause", ((start, end, CAUSES[cause], {}) for start, end, cause in columns))
+        for start, end, cause in zip(gaps.start_ns_G.tolist(), ends_G.tolist(), gaps.cause_G.tolist(), strict=True):
+            yield Slice(start, end, CAUSES[cause])
 
-    def _write_waits(self) -> None:
-        """Write the part of each matched collective in which this rank waits for others."""
-        table, rows = self._table, self._view.comm_rows
-        wait_ns = table.dur_ns[rows] - self._transfer_ns[rows]
-        rows, wait_ns = (part[(self._transfer_ns[rows] >= 0) & (wait_ns > 0)] for part in (rows, wait_ns))
-        calls = [table.collectives[number] for number in table.coll_id[rows].tolist()]
-        columns = zip(table.ts_ns[rows].tolist(), wait_ns.tolist(), calls, strict=True)
-        self._spans(
-            "waiting for other ranks", ((start, start + wait, str(call.kind), {}) for start, wait, call in columns)
-        )
-
-    def _write_path(self, path: Sequence[PathSegment]) -> None:
-        """Write the critical path of the median step, where it passes this rank."""
-        if path:
-            move = self._table.base_ns + (self._trace.matching.offset_ns or {}).get(self._view.rank, 0)
-            none: Mapping[str, int] = {}
-            spans = ((part.start_ns - move, part.end_ns - move, part.part, none) for part in reversed(path))
-            self._spans("critical path", spans)
-
-    def _write_rows(self) -> None:
+    def _waits(self) -> Iterator[Slice]:
+        """Yield the part of each matched collective in which this rank waits for others."""
         table = self._table
-        names = np.array(self._sequence.number_names(one_line(name, 1000) for name in table.names), np.int64)
-        flows = self._flows_by_launch()
+        for row in self._view.comm_rows.tolist():
+            wait_ns = int(table.dur_ns[row] - self._transfer_ns[row])
+            if self._transfer_ns[row] >= 0 and wait_ns > 0:
+                start = int(table.ts_ns[row])
+                yield Slice(start, start + wait_ns, str(table.collectives[table.coll_id[row]].kind))
+
+    def _rows(self) -> Iterator[Event]:
+        table, flows = self._table, self._flows_by_launch()
         keys = np.stack([table.device.astype(np.int64), table.stream, table.kind == Kind.DEVICE_ANNOTATION], axis=1)
         tracks, which = np.unique(keys, axis=0, return_inverse=True)
         order = np.argsort(which.ravel(), kind="stable")
         bounds = np.searchsorted(which.ravel()[order], np.arange(len(tracks) + 1))
         for i, (device, stream, is_annotation) in enumerate(tracks.tolist()):
-            rows = order[bounds[i] : bounds[i + 1]]
             track = f"stream {stream}" if device >= 0 or is_annotation else self._thread_name(stream)
             if is_annotation:
                 track += " annotations"
-            self._sequence.add_slices(track, self._slices(rows, names, flows))
+            yield from self._on_track(track, self._slices(order[bounds[i] : bounds[i + 1]], flows))
 
     def _thread_name(self, number: int) -> str:
         threads = self._table.threads
@@ -190,60 +199,58 @@ class _RankWriter:
         return f"thread {name}" if name.lstrip("-").isdigit() else name
 
     def _flows_by_launch(self) -> dict[int, list[int]]:
-        """Return launch row -> the device rows that it launched."""
+        """Return launch row -> the arrows to the device rows that it launched."""
         found: dict[int, list[int]] = {}
         rows = self._view.device_rows
         launch = self._table.launch[rows]
         for row, call in zip(rows[launch >= 0].tolist(), launch[launch >= 0].tolist(), strict=True):
-            found.setdefault(call, []).append(row)
+            found.setdefault(call, []).append(self._flow_to(row))
         return found
 
-    def _slices(self, rows: Int64s, names: Int64s, flows: Mapping[int, list[int]]) -> Iterator[Slice]:
+    def _flow_to(self, row: int) -> int:
+        return (self._number << _FLOW_BITS) + row
+
+    def _slices(self, rows: Int64s, flows: dict[int, list[int]]) -> Iterator[Slice]:
         table = self._table
-        starts = (table.ts_ns[rows] + self._origin_ns).tolist()
-        ends = (table.ts_ns[rows] + table.dur_ns[rows] + self._origin_ns).tolist()
-        is_launched = table.launch[rows] >= 0
-        columns = zip(rows.tolist(), starts, ends, names[table.name_id[rows]].tolist(), is_launched, strict=True)
-        for row, start, end, name, launched in columns:
-            out = tuple(self._first_flow + device_row for device_row in flows.get(row, ()))
-            flow_in = self._first_flow + row if launched else 0
-            yield Slice(start, end, name, out, flow_in, self._notes_of(row) if table.device[row] >= 0 else ())
+        columns = (table.ts_ns[rows], table.end_ns[rows], table.name_id[rows], table.device[rows], table.launch[rows])
+        for row, start, end, name, device, launch in zip(rows.tolist(), *(c.tolist() for c in columns), strict=True):
+            notes = dict(self._notes_of(row)) if device >= 0 else {}
+            flow_in = self._flow_to(row) if launch >= 0 else 0
+            yield Slice(start, end, table.names[name], notes, flows.get(row, ()), flow_in)
 
-    def _notes_of(self, row: int) -> tuple[tuple[int, int | str], ...]:
-        table, notes = self._table, self._notes
-        found: list[tuple[int, int | str]] = []
-        step = int(table.step_id[row])
-        if step >= 0:
-            found.append((notes["step"], table.steps[step].number))
+    def _notes_of(self, row: int) -> Iterator[tuple[str, int | str]]:
+        table = self._table
+        if table.step_id[row] >= 0:
+            yield "step", table.steps[table.step_id[row]].number
         if table.kind[row] == Kind.COMPUTE:
-            found.append((notes["class"], ComputeClass(table.name_class[table.name_id[row]]).name.lower()))
+            yield "class", ComputeClass(table.name_class[table.name_id[row]]).name.lower()
         elif table.kind[row] == Kind.COMM:
-            found += self._notes_of_call(row, table.collectives[table.coll_id[row]])
+            yield from self._notes_of_call(row, table.collectives[table.coll_id[row]])
         elif table.bytes[row] >= 0:
-            found.append((notes["bytes"], int(table.bytes[row])))
-        return tuple(found)
+            yield "bytes", int(table.bytes[row])
 
-    def _notes_of_call(self, row: int, call: Collective) -> Iterator[tuple[int, int | str]]:
-        notes, transfer = self._notes, int(self._transfer_ns[row])
-        yield notes["collective"], str(call.kind)
-        yield notes["group"], one_line(call.group or group_label(call), 200)
+    def _notes_of_call(self, row: int, call: Collective) -> Iterator[tuple[str, int | str]]:
+        transfer = int(self._transfer_ns[row])
+        yield "collective", str(call.kind)
+        yield "group", one_line(call.group or group_label(call), 200)
         if call.message_bytes is not None:
-            yield notes["bytes"], call.message_bytes
+            yield "bytes", call.message_bytes
         if transfer >= 0:
-            yield notes["transfer_ns"], transfer
-            yield notes["wait_ns"], max(int(self._table.dur_ns[row]) - transfer, 0)
+            yield "transfer_ns", transfer
+            yield "wait_ns", max(int(self._table.dur_ns[row]) - transfer, 0)
 
-    def _write_counters(self) -> None:
+    def _counters(self) -> Iterator[Event]:
         memory = self._table.memory
         for device in np.unique(memory.device).tolist():
             at = memory.device == device
-            times = (memory.ts_ns[at] + self._origin_ns).tolist()
             name = f"allocated memory, device {device}" if device >= 0 else "allocated memory, host"
-            points = zip(times, memory.allocated_bytes[at].tolist(), strict=True)
-            self._sequence.add_counter(name, Unit.BYTES, points)
+            yield from self._counter(name, memory.ts_ns[at], memory.allocated_bytes[at])
         try:
             queue = find_queue_length(self._view)
         except NotAvailable:
             return
-        times = (queue.at_ns + self._origin_ns).tolist()
-        self._sequence.add_counter("launched, not started", Unit.COUNT, zip(times, queue.length.tolist(), strict=True))
+        yield from self._counter("launched, not started", queue.at_ns, queue.length)
+
+    def _counter(self, name: str, times_ns: Int64s, values: Int64s) -> Iterator[Event]:
+        for time, value in zip(times_ns.tolist(), values.tolist(), strict=True):
+            yield {"ph": "C", "name": name, "pid": self._number, "ts": self._us(time), "args": {"value": value}}

@@ -1,4 +1,4 @@
-"""The part of protobuf's wire format that Chakra's and Perfetto's schemas need.
+"""The part of protobuf's wire format that Chakra's schema needs.
 
 The encoding is documented at protobuf.dev (encoding); fields are written in the order of their numbers.
 """
@@ -8,31 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-_VARINT, _FIXED64, _BYTES = 0, 1, 2
-_TABLE_SIZE = 1 << 14
+_VARINT, _BYTES = 0, 2
 
 
 def encode_varint(value: int) -> bytes:
     """Return an unsigned varint; negative numbers use the ten bytes of their two's complement, like int64."""
-    ends, continued = _two_byte_tables()
-    if 0 <= value < _TABLE_SIZE:
-        return ends[value]
     value &= (1 << 64) - 1
-    out = b""
-    while value >= _TABLE_SIZE:
-        out += continued[value % _TABLE_SIZE]
-        value >>= 14
-    return out + ends[value]
-
-
-@cache
-def _two_byte_tables() -> tuple[list[bytes], list[bytes]]:
-    """Return the last bytes of a varint, and two bytes that others follow, for each 14 bits: files have millions."""
-    continued = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_TABLE_SIZE)]
-    ends = [
-        bytes((value,)) if value < 0x80 else bytes((value & 0x7F | 0x80, value >> 7)) for value in range(_TABLE_SIZE)
-    ]
-    return ends, continued
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
 
 
 @cache
@@ -48,11 +35,6 @@ def uint_field(number: int, value: int) -> bytes:
 def present_uint_field(number: int, value: int) -> bytes:
     """Return an integer field that is written even if it is zero, as a member of a oneof must be."""
     return _key(number, _VARINT) + encode_varint(value)
-
-
-def fixed64_field(number: int, value: int) -> bytes:
-    """Return an unsigned integer field of eight bytes."""
-    return _key(number, _FIXED64) + value.to_bytes(8, "little")
 
 
 def bytes_field(number: int, value: bytes) -> bytes:

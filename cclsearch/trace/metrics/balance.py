@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.diagnosis.causes import is_point_to_point
 from cclsearch.trace.events import Collective, CollectiveKind, Reason
 from cclsearch.trace.intervals import covered_ns, total_ns, unite_spans
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import TraceView, require_windows
 

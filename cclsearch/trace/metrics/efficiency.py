@@ -12,10 +12,10 @@ from cclsearch.card.arch import count_parts, flops_per_token, tokens_per_step
 from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator, state_accelerator
 from cclsearch.card.model import Card, ModelArch, Phase
 from cclsearch.core.text import one_line
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.intervals import Int64s, total_ns
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
 from cclsearch.trace.result import if_available

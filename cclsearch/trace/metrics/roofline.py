@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import OpShape, Reason
 from cclsearch.trace.flops import count_op_bytes, count_op_flops, precision_of
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.efficiency import Peak, find_peak
 from cclsearch.trace.view import RankView, TraceView, require_windows

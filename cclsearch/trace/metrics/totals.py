@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, total_ns, unite_spans
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.view import RankView, TraceView, require_windows
 

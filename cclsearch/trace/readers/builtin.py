@@ -1,179 +1,118 @@
-"""The built-in readers."""
+"""The built-in readers: which files each claims, and the module that reads them, which is imported with the first file.
+
+A format is recognized by the name of a file and, where the name does not say, by its first bytes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason, rows_of_kinds
+from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.base import READERS
-from cclsearch.trace.readers.json_events import EventReader
-from cclsearch.trace.readers.json_structs import Meta
-from cclsearch.trace.readers.kineto import KinetoBuilder
-from cclsearch.trace.readers.kineto_ahead import ScanParts
-from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.kineto_native import open_scanner
-from cclsearch.trace.readers.kineto_scanned import ScannedPieces
-from cclsearch.trace.readers.kineto_table import build_tables
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.unsupported import find_unsupported
 
+OWN_TIMELINE = b'"otherData":{"writer":"ccl-search timeline"}'
+"""In the head of the JSON that `score --perfetto` writes: files with it are not traces."""
+_BOM = b"\xef\xbb\xbf"
 _JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
 _TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)
 _EVENTS = re.compile(rb'"traceEvents"|^\s*\[\s*\{[^}]{0,2000}"ph"')
-_ROCPROFILER = re.compile(rb'(\xef\xbb\xbf)?\s*\{\s*"rocprofiler-sdk-tool"')
-_EXECUTION_TRACE = re.compile(
-    rb'(\xef\xbb\xbf)?\s*\{[^\[\]]{0,500}"schema"\s*:\s*"\d[^"]*"[^\[\]]{0,500}"nodes"\s*:\s*\['
-)
+_EXECUTION_TRACE = re.compile(rb'\s*\{[^\[\]]{0,500}"schema"\s*:\s*"\d[^"]*"[^\[\]]{0,500}"nodes"\s*:\s*\[')
 
 
-@READERS.register("chrome-json")
-class ChromeJson:
-    """Reads Kineto's and XLA's JSON, distinguished by the head or the first events."""
+class BuiltIn:
+    """A reader by two patterns and the function `module:name` that reads a file."""
 
-    format = "kineto"
+    format: ClassVar[str]
+    names: ClassVar[re.Pattern[str]]
+    head: ClassVar[re.Pattern[bytes]] = re.compile(b"")
+    """What the first 4 KiB begin with; the default says nothing."""
+    reader: ClassVar[str]
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """Whether it is JSON with a list of events near its beginning, or has the name of a trace."""
-        if not _JSON_NAME.search(path.name):
-            return False
-        is_json = head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"["))
-        return bool(_EVENTS.search(head)) or (not is_json and bool(_TRACE_NAME.search(path.name)))
+        """Whether name and first bytes are those of the format."""
+        return bool(self.names.search(path.name) and self.head.match(head[:4096].removeprefix(_BOM)))
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return one table per process (Kineto) or per device (XLA)."""
-        with ByteStream(path, limits) as stream:
-            reader = EventReader(stream, limits, scanner=open_scanner())
-            builder = KinetoBuilder(reader, limits)
-            scanned = ScannedPieces(builder)
-            for batch in reader:
-                if isinstance(batch, ScanParts):
-                    batch.scan_all(scanned.add, scanned.classify)
-                elif builder.base_us is None and is_xla(reader, batch):
-                    break
-                elif isinstance(batch, list):
-                    builder.add_batch(batch)
-                else:
-                    scanned.add(batch)
-            else:
-                return self._finish(builder, path)
-        from cclsearch.trace.readers.xla_json import read_xla_json
-
-        return read_xla_json(path, limits)
-
-    def _finish(self, builder: KinetoBuilder, path: Path) -> tuple[EventTable, ...]:
-        if not builder.rows.num_rows:
-            if builder.is_unsupported:
-                raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
-            reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
-            raise TraceError(reason, "contains no event of a known kind")
-        tables = build_tables(builder, source=path.name, is_complete=builder.reader.complete)
-        table = tables[0]
-        if builder.is_unsupported and (table.accelerator == "cpu" or not len(rows_of_kinds(table.kind, DEVICE_WORK))):
-            raise TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
+        """Return one table per rank or device in the file; raises TraceError with the reason."""
+        module, _, name = self.reader.partition(":")
+        read: Any = getattr(import_module(f"cclsearch.trace.readers.{module}"), name)
+        tables: tuple[EventTable, ...] = read(path, limits)
         return tables
 
 
-def is_xla(reader: EventReader, batch: Iterable[Any]) -> bool:
-    """Whether the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`) and the head is not Kineto's."""
-    if "schemaVersion" in reader.metadata or "deviceProperties" in reader.metadata:
-        return False
-    processes = [event for event in batch if isinstance(event, Meta) and event.name == "process_name"]
-    return any(str(plain_args(event.args).get("name", "")).startswith(("/host:", "/device:")) for event in processes)
+@READERS.register("chrome-json")
+class ChromeJson(BuiltIn):
+    """Reads Kineto's and XLA's JSON."""
+
+    format = "kineto"
+    reader = "chrome_json:read_chrome_json"
+
+    def claims(self, path: Path, head: bytes) -> bool:
+        """Whether it is JSON with a list of events near its beginning, or has the name of a trace."""
+        if not _JSON_NAME.search(path.name) or OWN_TIMELINE in head[:4096]:
+            return False
+        is_json = head.removeprefix(_BOM).lstrip().startswith((b"{", b"["))
+        return bool(_EVENTS.search(head)) or (not is_json and bool(_TRACE_NAME.search(path.name)))
 
 
 @READERS.register("xspace")
-class XSpace:
-    """Reads XLA's XSpace (`*.xplane.pb`)."""
+class XSpace(BuiltIn):
+    """Reads XLA's XSpace, which has no magic bytes."""
 
     format = "xla"
-
-    def claims(self, path: Path, head: bytes) -> bool:
-        """Whether the name is an XSpace's: the format has no magic bytes."""
-        return path.name.lower().endswith((".xplane.pb", ".xplane.pb.gz"))
-
-    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return one table per device."""
-        from cclsearch.trace.readers.xla import read_xspace_tables
-
-        return read_xspace_tables(path, limits)
+    names = re.compile(r"\.xplane\.pb(\.gz)?$", re.IGNORECASE)
+    reader = "xla:read_xspace_tables"
 
 
 @READERS.register("nsys-sqlite")
-class NsysSqlite:
+class NsysSqlite(BuiltIn):
     """Reads the SQLite file that `nsys export --type sqlite` writes."""
 
     format = "nsys"
+    names = re.compile(r"\.(sqlite3?|nsys-rep|qdrep)$", re.IGNORECASE)
+    reader = "nsys:read_nsys"
 
     def claims(self, path: Path, head: bytes) -> bool:
         """Whether it is SQLite by name (an empty or damaged file too), or a `.db` file with SQLite's magic bytes."""
-        by_name = path.suffix.lower() in (".sqlite", ".sqlite3", ".nsys-rep", ".qdrep")
-        return by_name or (path.suffix.lower() == ".db" and head.startswith(b"SQLite format 3\0"))
-
-    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return one table per device of each process."""
-        if path.suffix.lower() in (".nsys-rep", ".qdrep"):
-            raise TraceError(Reason.FORMAT_UNSUPPORTED, "export it first: nsys export --type sqlite FILE")
-        from cclsearch.trace.readers.nsys import read_nsys
-
-        return read_nsys(path, limits)
+        return super().claims(path, head) or (path.suffix.lower() == ".db" and head.startswith(b"SQLite format 3\0"))
 
 
 @READERS.register("rocprofiler-json")
-class RocprofilerJson:
-    """Reads the JSON that `rocprofv3 --output-format json` writes."""
+class RocprofilerJson(BuiltIn):
+    """Reads the JSON that `rocprofv3 --output-format json` writes: its first key is rocprofiler-sdk's."""
 
     format = "rocprof"
-
-    def claims(self, path: Path, head: bytes) -> bool:
-        """Whether it is JSON whose first key is rocprofiler-sdk's."""
-        return bool(_JSON_NAME.search(path.name) and _ROCPROFILER.match(head))
-
-    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return one table per device of each process."""
-        from cclsearch.trace.readers.rocprof import read_rocprof
-
-        return read_rocprof(path, limits)
+    names = _JSON_NAME
+    head = re.compile(rb'\s*\{\s*"rocprofiler-sdk-tool"')
+    reader = "rocprof:read_rocprof"
 
 
 @READERS.register("pytorch-et")
-class PytorchExecutionTrace:
-    """Reads the execution traces of PyTorch's `ExecutionTraceObserver`."""
+class PytorchExecutionTrace(BuiltIn):
+    """Reads the execution traces of PyTorch's `ExecutionTraceObserver`: JSON with a schema and a list of nodes."""
 
     format = "pytorch-et"
-
-    def claims(self, path: Path, head: bytes) -> bool:
-        """Whether it is JSON that begins with a schema and a list of nodes."""
-        return bool(_JSON_NAME.search(path.name) and _EXECUTION_TRACE.match(head[:4096]))
-
-    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return the table of the file's rank, without times."""
-        from cclsearch.trace.readers.execution_trace import read_execution_trace
-
-        return read_execution_trace(path, limits)
+    names = _JSON_NAME
+    head = _EXECUTION_TRACE
+    reader = "execution_trace:read_execution_trace"
 
 
 @READERS.register("chakra-et")
-class ChakraTraces:
-    """Reads Chakra execution traces (`*.et`) whose nodes have times."""
+class ChakraTraces(BuiltIn):
+    """Reads Chakra execution traces, which have no magic bytes."""
 
     format = "chakra"
-
-    def claims(self, path: Path, head: bytes) -> bool:
-        """Whether the name is a Chakra trace's: the format has no magic bytes."""
-        return path.name.lower().endswith((".et", ".et.gz"))
-
-    def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Return the table of the file's rank."""
-        from cclsearch.trace.readers.chakra import read_chakra
-
-        return read_chakra(path, limits)
+    names = re.compile(r"\.et(\.gz)?$", re.IGNORECASE)
+    reader = "chakra:read_chakra"
 
 
 @READERS.register("unsupported")
-class Unsupported:
+class Unsupported(BuiltIn):
     """Refuses the formats of the table. Its files are left out if a folder has others that can be read."""
 
     format = "unsupported"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
-from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.kinds import bytes_per_element, classify_collective
 
 
 def collective_from_args(args: dict[str, Any], kernel: str, groups: dict[str, ProcessGroup]) -> Collective:

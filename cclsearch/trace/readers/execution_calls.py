@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
-from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.kinds import bytes_per_element, classify_collective
 from cclsearch.trace.readers.collectives import collective_from_args
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.execution_nodes import ExecutionNode, dtype_of

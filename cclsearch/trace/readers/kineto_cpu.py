@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import COLUMNS, Collective, CollectiveKind, EventTable, Kind, OpShape, ProcessGroup
-from cclsearch.trace.kinds import classify_collective, classify_operator
+from cclsearch.trace.kinds import bytes_per_element, classify_collective, classify_operator
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import steps_at
 

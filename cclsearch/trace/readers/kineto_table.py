@@ -38,7 +38,7 @@ from cclsearch.trace.readers.table_builder import (
     start_at_zero,
 )
 from cclsearch.trace.status import FileStatus
-from cclsearch.trace.threads import call_both
+from cclsearch.trace.view import call_both
 
 Decoded = TypeVar("Decoded", LaunchShape, OpShape)
 

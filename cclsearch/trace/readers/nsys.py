@@ -52,6 +52,8 @@ class _Export:
 
 def read_nsys(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     """Return one table per device that has rows; raises TraceError if nothing can be read."""
+    if path.suffix.lower() in (".nsys-rep", ".qdrep"):
+        raise TraceError(Reason.FORMAT_UNSUPPORTED, "export it first: nsys export --type sqlite FILE")
     size = path.stat().st_size
     if size > limits.raw_bytes:
         raise TraceError(Reason.TOO_LARGE, f"a file of {size >> 20} MiB; the limit is {limits.raw_bytes >> 20} MiB")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, LaunchShape, Step
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_name
 from cclsearch.trace.readers.columns import Interner, to_int32

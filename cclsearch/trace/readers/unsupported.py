@@ -21,8 +21,7 @@ def _format(name: str, message: str) -> UnsupportedFormat:
 UNSUPPORTED = (
     _format(
         r"\.(pftrace|perfetto-trace)(\.gz)?$",
-        "a Perfetto trace, which is only written; of rocprofv3, record with --output-format json, else read what it "
-        "was made from",
+        "a Perfetto trace; of rocprofv3, record with --output-format json, else read what it was made from",
     ),
     _format(
         r"_(kernel|hip_api|hip_runtime_api|hsa_api|memory_copy|marker_api|rccl_api)_trace\.csv$",

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import EventTable, Kind, Reason
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla_collectives import join_pairs

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Kind, OpCost
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla_planes import ProgramBytes, XlaRow
 from cclsearch.trace.readers.xla_products import sum_costs

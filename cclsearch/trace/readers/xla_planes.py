@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import Kind, OpCost
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.readers.protobuf_wire import Buffer, ByteRange
 
 Stats = dict[str, Any]

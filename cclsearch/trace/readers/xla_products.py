@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cclsearch.trace.dtypes import bytes_per_element
 from cclsearch.trace.events import OpCost, OpShape
 from cclsearch.trace.flops import precision_of
+from cclsearch.trace.kinds import bytes_per_element
 from cclsearch.trace.readers.protobuf_wire import to_signed
 
 MAX_FLOPS = 1e30

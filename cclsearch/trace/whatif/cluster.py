@@ -22,8 +22,8 @@ from cclsearch.network.sharing import Array, Ids
 from cclsearch.network.spec import ClusterSpec
 from cclsearch.network.sweep import Speeds
 from cclsearch.network.topology import TieredNetwork
-from cclsearch.trace.compute_class import ComputeClass
 from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
+from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.graph import RankGraph
