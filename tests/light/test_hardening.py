@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import resource
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from command_line import run_command
 from paths import ROOT
 
 from cclsearch.cli import main
@@ -40,11 +38,7 @@ def finished(folder: Path) -> list[int]:
 @pytest.mark.parametrize("max_bytes", [9_000, 20_000, 33_333])
 def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project: Path, max_bytes: int) -> None:
     """No file can grow beyond `max_bytes` bytes: as on a full disk, writing the ledger fails at some moment."""
-    command = [sys.executable, "-m", "cclsearch", *SEARCH, "--budget", "30"]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))  # noqa: E731
-    done = subprocess.run(
-        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command(*SEARCH, "--budget", "30", cwd=project, max_file_bytes=max_bytes)
     assert done.returncode == 2, done.stderr
     assert "every finished trial is kept" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -58,11 +52,7 @@ def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project
 def test_resume_on_a_full_disk_fails_with_one_line(project: Path) -> None:
     assert main([*SEARCH, "--budget", "2"]) == 0
     max_bytes = (project / "runs" / "r" / LEDGER_FILE).stat().st_size + 20
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))  # noqa: E731
-    command = [sys.executable, "-m", "cclsearch", "resume", "r", "--budget", "4", "--quiet"]
-    done = subprocess.run(
-        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command("resume", "r", "--budget", "4", "--quiet", cwd=project, max_file_bytes=max_bytes)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "every finished trial is kept" in done.stderr
     assert main(["resume", "r", "--budget", "4", "--quiet"]) == 0
@@ -74,11 +64,7 @@ def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> No
     assert main([*SEARCH, "--budget", "12"]) == 0
     before = set(project.rglob("*"))
     arguments = ["report", "r"] if form == "report" else ["export", "r", "--to", form]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (400, resource.RLIM_INFINITY))  # noqa: E731
-    command = [sys.executable, "-m", "cclsearch", *arguments]
-    done = subprocess.run(
-        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command(*arguments, cwd=project, max_file_bytes=400)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cannot write" in done.stderr
     assert set(project.rglob("*")) - before <= {project / "runs" / "r" / "ccl-bench"}
@@ -88,11 +74,7 @@ def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> No
 def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_space(project: Path) -> None:
     jobs = "jobs: [{workload: wl2, launcher: replay, name: a, budget: {trials: 4}}]"
     (project / "nightly.yaml").write_text(jobs)
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))  # noqa: E731
-    command = [sys.executable, "-m", "cclsearch", "nightly", "nightly.yaml", "--once"]
-    done = subprocess.run(
-        command, cwd=project, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command("nightly", "nightly.yaml", "--once", cwd=project, max_file_bytes=100)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "cannot" in done.stderr
     assert main(["nightly", "nightly.yaml", "--once"]) == 0

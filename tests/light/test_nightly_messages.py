@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from command_line import run_command
 from nights import BASE, DECIDE, night, write
 from scripted_launcher import failed
 
@@ -53,23 +51,16 @@ def test_a_night_that_cannot_be_written_is_trouble_and_the_chat_gets_a_message(
 ) -> None:
     job = {"workload": "wl2", "launcher": "replay", "name": "a", "budget": {"trials": 2}}
     write(jobs=[job], webhook_env="NIGHT_HOOK")
-    command = [sys.executable, "-m", "cclsearch", "nightly", "nightly.yaml", "--once"]
     with HTTPServer(("127.0.0.1", 0), _Chat) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{server.server_address[1]}/hook")
-        done = subprocess.run(
-            command, preexec_fn=forbid_large_files, capture_output=True, text=True, timeout=300, check=False
-        )
+        # inputs, ledgers and pages are larger; a lock and the state of a running night are not
+        done = run_command("nightly", "nightly.yaml", "--once", max_file_bytes=2_000)
         server.shutdown()
     assert done.returncode == 4, done.stderr
     assert "cannot write" in done.stderr
     assert "Traceback" not in done.stderr
     assert "cannot write" in _Chat.received[-1]["text"]
-
-
-def forbid_large_files() -> None:
-    """Limit files to 2 kB: inputs, ledgers and pages are larger, a lock and the state of a running night are not."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
 
 
 class _Moved(BaseHTTPRequestHandler):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 
 from cclsearch.cli import main
 
@@ -77,19 +75,12 @@ def test_the_chat_hears_why_a_search_broke_off(project: Path, chat: Chat) -> Non
     """The disk is full after the search has begun."""
     assert main([*RUN, "--dry-run", "--notify", "TEAM_CHAT"]) == 0
     assert chat.texts == []
-    command = [sys.executable, "-m", "cclsearch", *RUN, "--budget", "40", "--notify", "TEAM_CHAT"]
-    done = subprocess.run(
-        command, preexec_fn=forbid_large_files, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command(*RUN, "--budget", "40", "--notify", "TEAM_CHAT", max_file_bytes=40_000)
     assert done.returncode == 2, done.stderr
     assert (project / "runs" / "told" / "search.yaml").is_file()
     (text,) = chat.texts
     assert text.startswith("ccl-search told: cannot write to")
     assert "ccl-search resume told" in text
-
-
-def forbid_large_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("chat", [500], indirect=True)

@@ -12,6 +12,7 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 from paths import ROOT
 
 ADDRESS = "https://files.example/ccl-search/v1"
@@ -96,17 +97,16 @@ def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)  # what installing a wheel does with these files
     empty.mkdir()
-    kept = {**os.environ, "PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def call(*words: str) -> str:
-        command = [sys.executable, "-m", "cclsearch", *words]
-        done = subprocess.run(command, cwd=empty, env=kept, capture_output=True, text=True, timeout=120, check=False)
+        done = run_command(*words, cwd=empty, environment=kept)
         assert done.returncode == 0, f"{words}: {done.stderr or done.stdout}"
         return done.stdout
 
     where = subprocess.run(
         [sys.executable, "-c", "import cclsearch; print(cclsearch.__file__)"],
-        cwd=empty, env=kept, capture_output=True, text=True, check=True,
+        cwd=empty, env={**os.environ, **kept}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert where.stdout.startswith(str(installed))
     assert "best: trial" in call("run", "--workload", "wl2", "--launcher", "replay", "--budget", "2", "--name", "first")

@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 
 from cclsearch import plugins
 from cclsearch.core import registry as registries
@@ -135,14 +136,8 @@ def test_a_plugin_may_be_the_first_to_import_what_is_built_in(tmp_path: Path, mo
 def test_commands_work_beside_a_broken_plugin(tmp_path: Path, arguments: list[str], exit_code: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         install(tmp_path, patch, "raise RuntimeError('it is broken')")
-    done = subprocess.run(
-        [sys.executable, "-m", "cclsearch", *arguments],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(plugins.__file__).parent.parent}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    path = f"{tmp_path}:{Path(plugins.__file__).parent.parent}"
+    done = run_command(*arguments, environment={"PYTHONPATH": path})
     assert done.returncode == exit_code, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("ccl-search: the plugin their-plugin (their_plugin) is left out: ") <= 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 from paths import ROOT
 
 from cclsearch.cli import main
@@ -22,9 +21,7 @@ KERNEL = re.search(r"```python\n# metrics/mine.py\n(.*?)```", (ROOT / "docs" / "
 
 
 def call(project: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "cclsearch", *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_command(*words, cwd=project, environment={"PYTHONPATH": str(ROOT)})
     assert done.returncode == code, done.stderr
     return done
 
@@ -69,9 +66,7 @@ def test_an_untrusted_file_does_not_run_and_one_line_says_how_it_may(money: Path
     (money / "objectives" / "money.py").write_text(f"open({str(money / 'RAN')!r}, 'w').close()\n")
     (money / "ccl-search.yaml").write_text("{}\n")
     for words in (["score", str(TRACE)], ["run", "-w", "wl2", "-b", "1", "--quiet"], ["doctor"], ["policy", "list"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "cclsearch", *words], cwd=money, capture_output=True, text=True, timeout=300
-        )
+        done = run_command(*words, cwd=money)
         assert not (money / "RAN").exists(), words
     refused = call(money, "run", "-w", "wl2", "--objective", "usd_per_mtoken", code=2).stderr
     assert f"metrics/money.py was left out: it is code of {str(money)!r}, which is not trusted" in refused

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
@@ -407,15 +407,7 @@ def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path: Path, comma
 
 
 def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "cclsearch", "launcher", "check", "h100-8"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=120,
-    )
+    done = run_command("launcher", "check", "h100-8", environment={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "NO  commands: not found on the PATH: sbatch, srun, squeue, scancel",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from command_line import run_command
 from paths import ROOT
 
 from cclsearch import search
@@ -225,5 +225,5 @@ def test_modules_beside_the_user_do_not_take_the_place_of_installed_ones(copied:
         (copied / f"{name}.py").write_text((copied / "launchers" / "evil.py").read_text())
     (copied / "trace.json").write_text('{"traceEvents": []}')
     for words in (["launcher", "list"], ["score", "trace.json"]):
-        subprocess.run([sys.executable, "-m", "cclsearch", *words], cwd=copied, check=False, capture_output=True)
+        run_command(*words, cwd=copied)
     assert not (copied.parent / "RAN").exists()

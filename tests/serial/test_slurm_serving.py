@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from command_line import run_command
 from paths import ROOT
 from slurm.cluster import Cluster
 from slurm.searches import wait_until_idle
@@ -23,9 +23,8 @@ def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(cluster: 
         "hardware: {num_accelerators: 1, accelerators_per_node: 1}\n"
     )
     loads = ["--set", "num_requests=12", "--set", "other_concurrency=1", "--set", "other_num_requests=4"]
-    command = [sys.executable, "-m", "cclsearch", "run", "-w", "tiny-serving", "-l", str(profile), "-b", "2", *loads]
-    command += ["--name", "r", "--json"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    command = ["run", "-w", "tiny-serving", "-l", str(profile), "-b", "2", *loads, "--name", "r", "--json"]
+    done = run_command(*command, cwd=project)
     wait_until_idle(cluster.ask)
     assert done.returncode == 0, done.stdout + done.stderr
     best = json.loads(done.stdout.splitlines()[-1])["best"]
@@ -77,9 +76,9 @@ def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(cluster:
         "hardware: {num_accelerators: 2, accelerators_per_node: 1}\n"
         f"environment: {{PYTHONPATH: {LAUNCHERS}, LAUNCHERS: {LAUNCHERS}}}\n"
     )
-    command = [sys.executable, "-m", "cclsearch", "run", "-w", "tiny-serving", "-l", "cluster", "--framework", "pair"]
+    command = ["run", "-w", "tiny-serving", "-l", "cluster", "--framework", "pair"]
     command += ["-b", "1", "--knob", "tp=2", "--set", "num_requests=12", "--name", "r"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    done = run_command(*command, cwd=project)
     wait_until_idle(cluster.ask)
     found = sorted((project / "runs" / "r").glob("trials/*/**/result.json"))
     assert found, done.stdout + done.stderr

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+from command_line import run_command
 from paths import ROOT
 
 PAGE = (ROOT / "docs" / "your-framework.md").read_text()
@@ -36,9 +35,7 @@ def test_the_smallest_framework_is_admitted_by_every_rule(project: Path) -> None
 
 
 def call(project: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "cclsearch", *words], cwd=project, capture_output=True, text=True, timeout=300
-    )
+    done = run_command(*words, cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -6,12 +6,11 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from command_line import run_command
 from paths import ROOT
 from trials import LAUNCHERS
 
@@ -47,11 +46,7 @@ def run_recorded(project: Path, *words: str) -> tuple[int, str, list[str]]:
     tools.mkdir()
     (tools / "sitecustomize.py").write_text(RECORDER)
     path = os.pathsep.join([str(tools), str(project), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "cclsearch", *words]
-    done = subprocess.run(
-        command, cwd=project, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = run_command(*words, cwd=project, environment={"PYTHONPATH": path})
     tried = tools / "sitecustomize.py.connections"
     return done.returncode, done.stderr, tried.read_text().splitlines() if tried.exists() else []
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from command_line import run_command
 from slurm.cluster import Cluster
 from slurm.searches import kill_and_resume, start, wait_until_idle
 
@@ -32,8 +32,7 @@ def test_links_between_ranks_of_a_slurm_job_are_measured(cluster: Cluster, proje
         f"launcher: slurm\ncpu_only: true\npoll_s: 0.5\npython: {sys.executable}\nhardware: {hardware}\n"
         "environment: {OMP_NUM_THREADS: 1, GLOO_SOCKET_IFNAME: lo}\n"
     )
-    command = [sys.executable, "-m", "cclsearch", "links", "measure", "--launcher", str(profile), "--json"]
-    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=300, check=False)
+    done = run_command("links", "measure", "--launcher", str(profile), "--json", cwd=project)
     assert done.returncode == 0, done.stderr
     measured = json.loads(done.stdout)
     assert len(measured["endpoints"]) == len(set(measured["nodes"])) == 2, "one rank on each of two nodes"

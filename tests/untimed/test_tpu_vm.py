@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import slices
 import workers
+from command_line import run_command
 from paths import TESTS
 
 HERE = TESTS
@@ -44,9 +45,7 @@ def quick(project: Path) -> dict[str, Any]:
 
 
 def call(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cclsearch", *words], cwd=project, capture_output=True, text=True, timeout=300
-    )
+    return run_command(*words, cwd=project)
 
 
 def search(project: Path, profile: Path, *words: str, budget: int = 1) -> subprocess.CompletedProcess[str]:
