@@ -80,7 +80,7 @@ GROUPS = {
         ),
         (
             "test_launch_local", "test_lock", "test_ownership", "test_processes", "test_slurm_identity",
-            "test_wall_clock",
+            "test_processes",
         ),
     ),
     "space": Group(

@@ -1,9 +1,11 @@
-"""Constraints are modelled beside the metric; one metric with a closed form is modelled directly, whatever its name."""
+"""Constraints of an objective, and the closest configuration if none meets them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,12 @@ import optuna
 import pytest
 from paths import ROOT
 
+from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.loop.bench import RecordedTable, replay_search
+from cclsearch.nightly.compare import describe_unranked
+from cclsearch.nightly.history import read_night
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import has_nothing_feasible
@@ -28,7 +33,9 @@ from cclsearch.propose.study.parameters import search_space_distributions
 from cclsearch.propose.study.samplers import SurrogateSampler
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
-from cclsearch.scoring.objective import Constraint, Objective, load_objective, single_metric
+from cclsearch.run.closest import find_closest
+from cclsearch.run.folder import load_run
+from cclsearch.scoring.objective import Constraint, Objective, choose_objective, load_objective, single_metric
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features
@@ -245,3 +252,69 @@ def test_a_bound_far_below_everything_does_not_make_failures_attractive(bound: f
     peaks = [o.metrics["peak_memory_gib"] for o in seen if o.violation > 0]
     assert len(peaks) >= 6, "most trials run"
     assert min(peaks) <= 1.1 * LOWEST
+
+
+RECORDED_2N = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-2n"
+
+
+def search_with(*options: str, constraints: tuple[str, ...], name: str = "r") -> int:
+    given = [word for text in constraints for word in ("--constraint", text)]
+    arguments = ["run", "-w", "wl2", "--recording", str(RECORDED_2N), "--budget", "6", "--name", name]
+    return main([*arguments, *given, *options])
+
+
+def test_the_closest_configuration_takes_the_place_of_the_best(
+    project: Path, capsys: pytest.CaptureFixture[str], cli
+) -> None:
+    search_with("--quiet", constraints=("peak_memory_gib <= 10",))
+    run = load_run(project / "runs" / "r")
+    assert [str(constraint) for constraint in run.spec.objective.constraints] == ["peak_memory_gib <= 10 GiB"]
+    memory = {t.number: t.outcome.metrics["peak_memory_gib"] for t in run.state.trials.values() if t.outcome}
+    least = min(memory.values())
+    number = next(n for n, used in memory.items() if used == least)
+    text = (
+        f"no configuration tried satisfies peak_memory_gib <= 10 GiB; closest: trial {number} with {least:.4g} GiB,"
+        f" {least / 10 - 1:.0%} over"
+    )
+    assert text in capsys.readouterr().out
+    best = cli.json(["best", "r", "--json"], 1)
+    assert (best["trial"], best["closest"]["trial"], best["closest"]["text"]) == (None, number, text)
+    assert best["closest"]["violation"] == pytest.approx(least / 10 - 1)
+    assert best["closest"]["peak_memory_gib"] == least
+    assert describe_unranked(read_night(run)).endswith(text)
+    assert main(["report", "r"]) == 0
+    pages = list((project / "runs" / "r").rglob("*.html"))
+    assert any("no configuration tried satisfies" in page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_the_summary_event_names_the_closest_only_without_a_best(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, limit, is_met in (("tight", "10", False), ("loose", "79", True)):
+        search_with("--json", constraints=(f"peak_memory_gib <= {limit}",), name=name)
+        events = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+        summary = next(event for event in events if event["event"] == "summary")
+        assert ("closest" in summary, summary["best"] is not None) == (not is_met, is_met)
+
+
+def test_of_several_constraints_only_the_violated_ones_count(project: Path) -> None:
+    wanted = ("peak_memory_gib <= 79", "tokens_per_s >= 1e6", "mfu >= 0.9")
+    search_with("--quiet", constraints=wanted)
+    run = load_run(project / "runs" / "r")
+    found = find_closest(run.spec.objective, run.state)
+    assert found is not None
+    assert found.trial.outcome is not None
+    misses = found.text.partition("; closest: ")[2]
+    assert "peak_memory_gib" not in misses
+    assert misses.count("under") == 2
+    assert f"mfu {found.trial.outcome.metrics['mfu']:.4g} fraction, " in misses
+    others = [t.outcome.violation for t in run.state.trials.values() if t.outcome and t.outcome.violation]
+    assert found.violation == min(others)
+
+
+def test_without_constraints_or_with_a_ranked_trial_nothing_is_closest(project: Path) -> None:
+    search_with("--quiet", constraints=("peak_memory_gib <= 79",))
+    run = load_run(project / "runs" / "r")
+    assert find_closest(run.spec.objective, run.state) is None
+    unconstrained = choose_objective(None, (), task="training")
+    assert find_closest(unconstrained, run.state) is None

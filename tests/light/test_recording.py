@@ -1,16 +1,22 @@
-"""A recorded landscape becomes a card, a space and rows; problems are reported by file and row."""
+"""Recordings: reading and checking."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from paths import ROOT
 
+from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
+from cclsearch.plan.plan import plan_search
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.recording.load import find_recordings, load_recording
+from cclsearch.run.spec import SearchLimits
 
 LANDSCAPES = ROOT / "benchmarks" / "landscapes"
 CARD = (LANDSCAPES / "nanotron-1b-1n" / "card.yaml").read_text(encoding="utf-8")
@@ -111,3 +117,122 @@ def test_folders_without_landscapes_are_rejected(tmp_path):
         find_recordings(tmp_path / "nowhere")
     shutil.copytree(LANDSCAPES / "nanotron-1b-1n", tmp_path / "x" / "y")
     assert find_recordings(tmp_path) == [tmp_path / "x" / "y"]
+
+
+RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
+
+
+@pytest.fixture
+def own(project: Path) -> Path:
+    """The table of the docs page with the card of a shipped recording, in the project's folder `own`."""
+    folder = project / "own"
+    folder.mkdir()
+    shutil.copy(RECORDING / "card.yaml", folder)
+    [table] = re.findall(r"```csv\n(.*?)```", (ROOT / "docs" / "your-recording.md").read_text(), re.DOTALL)
+    (folder / "trials.csv").write_text(table)
+    return folder
+
+
+def test_a_correct_table_is_described(own: Path, cli) -> None:
+    for given in ("own", "own/trials.csv", "own/card.yaml"):
+        shown = cli.out(["recording", "check", given])
+        assert "own: 4 configurations (2 ok, 1 oom, 1 failed)" in shown
+        assert re.search(r"metric +peak_memory_gib +in 2 rows", shown)
+        assert "best     tp=4 pp=1 dp=4 micro_batch_size=4: step time 8.99 s" in shown
+    assert cli.json(["recording", "check", "nanotron-8b-2n", "--json"])["rows"] == {"failed": 79, "ok": 35}
+
+
+def test_rows_of_more_accelerators_than_the_card_has_are_named(
+    own: Path, capsys: pytest.CaptureFixture[str], cli
+) -> None:
+    assert "more than" not in cli.out(["recording", "check", "own"])
+    card = (own / "card.yaml").read_text()
+    (own / "card.yaml").write_text(re.sub(r"total_count: \d+", "total_count: 8", card))
+    assert main(["recording", "check", "own"]) == 0
+    assert "4 of 4 rows use more than the 8 accelerators of the card, such as tp=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ("8,1,2,1,ok,19.0,18.0", "8,1,2,1,ok,19.0", "row 2: must have 7 cells; it has 6"),
+        ("8,1,2,1,ok", "x,1,2,1,ok", "row 2: tp must be a whole number of at least 1; it is 'x'"),
+        ("8,1,2,1,ok", "8,1,2,1,good", "row 2: status must be one of ok, oom, failed; it is 'good'"),
+        ("ok,19.0", "ok,nan", "row 2: step_time_s must be a number above 0 if status is ok; it is 'nan'"),
+        ("step_time_s", "time", "needs a column 'step_time_s'"),
+        ("tp,pp", "tp,tp", "column names must be unique"),
+        ("status", "state", "needs a column 'status'"),
+    ],
+)
+def test_each_mistake_in_a_table_is_one_line(
+    own: Path, capsys: pytest.CaptureFixture[str], wrong: str, right: str, message: str
+) -> None:
+    table = own / "trials.csv"
+    table.write_text(table.read_text().replace(wrong, right, 1))
+    assert main(["recording", "check", "own"]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_all_mistakes_are_named_at_once(own: Path, cli) -> None:
+    table, card = own / "trials.csv", own / "card.yaml"
+    table.write_text(table.read_text().replace("8,1,2,1,ok", "-8,1,2,1,ok").replace("oom", "dead"))
+    card.write_text(card.read_text().replace("num_kv_heads: 32", "num_kv_heads: 5").replace("total_count: 16", ""))
+    lines = cli.err(["recording", "check", "own"]).splitlines()
+    assert [any(part in line for line in lines) for part in ("row 2: tp", "row 4: status", "num_kv_heads")] == [
+        True
+    ] * 3
+    for name in ("card.yaml", "trials.csv"):
+        (own / name).unlink()
+        assert f"{name} is missing" in cli.err(["recording", "check", "own"])
+
+
+def test_a_column_that_nothing_uses_is_noted(own: Path, cli) -> None:
+    table = own / "trials.csv"
+    table.write_text(table.read_text().replace("peak_memory_gib", "peak_memry"))
+    assert "column 'peak_memry' is not used" in cli.out(["recording", "check", "own"])
+
+
+def test_a_recording_is_searched_by_itself(own: Path, cli) -> None:
+    assert "(recorded)" in cli.out(["run", "--recording", "own", "--budget", "2", "--name", "r", "--quiet"])
+    assert main(["status", "r"]) == 0
+
+
+def plan_tiny(**changes: object) -> SearchRequest:
+    return SearchRequest("tiny", SearchLimits(budget=1), sets=("seq_len=64",), **changes)  # type: ignore[arg-type]
+
+
+def test_measurements_of_ones_own_are_a_warm_start(project: Path) -> None:
+    plan = plan_search(plan_tiny())
+    names = [knob.name for knob in plan.space.knobs]
+    rows = [[str(plan.space.config(row)[name]).lower() for name in names] for row in (0, 1, 2)]
+    cells = [
+        [*row, status, time] for row, status, time in zip(rows, ("ok", "ok", "oom"), ("2.0", "1.0", ""), strict=True)
+    ]
+    folder = project / "mine"
+    folder.mkdir()
+    shutil.copy(ROOT / "workloads" / "tiny.yaml", folder / "card.yaml")
+    card = (folder / "card.yaml").read_text()
+    (folder / "card.yaml").write_text(re.sub(r"seq_len: \d+", "seq_len: 64", card))
+    table = [[*names, "status", "step_time_s"], *cells]
+    (folder / "trials.csv").write_text("\n".join(",".join(line) for line in table) + "\n")
+    spec = plan_search(plan_tiny(learn_from=(str(folder),))).spec
+    prior = load_warm_start(spec)
+    assert [o.value("step_time_s") for o in prior] == [2.0, 1.0, None]
+    assert [o.failure.kind.value if o.failure else None for o in prior] == [None, None, "out_of_memory"]
+    assert all(plan.space.row(o.config) is not None for o in prior)
+    with pytest.raises(UserError, match="not comparable with this search: different seq len"):
+        plan_search(SearchRequest("tiny", SearchLimits(budget=1), learn_from=(str(folder),)))
+
+
+def test_a_replay_does_not_learn_from_the_recording_that_it_replays(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--recording", "own", "--learn-from", "own", "--dry-run"]) == 2
+    assert "is the recording that this search replays" in capsys.readouterr().err
+    shutil.copytree(own, own.parent / "other")
+    table = own.parent / "other" / "trials.csv"
+    table.write_text(table.read_text().replace("8.99", "9.5"))
+    assert main(["run", "--recording", "own", "--learn-from", "other", "--budget", "2", "--quiet"]) == 0
+    assert main(["run", "--recording", "own", "--learn-from", "nanotron-8b-4n", "--dry-run"]) == 0

@@ -1,4 +1,4 @@
-"""What the loads of a trial teach: the surrogate, other searches, and the prediction of recorded rows."""
+"""Loads of serving: several at once, requests that arrive, prompts and answers on their own engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from test_recording_loads import CARD, ROWS, write
 from test_serving import ANSWERED, evidence_of
 from test_serving import make_card as make_small_card
-from test_serving_prediction import make_card, make_space
+from test_serving_prediction import LLAMA_70B, MIXTRAL, ZERO, make_card, make_space
 
 from cclsearch.cli import main
 from cclsearch.plugins import TASKS
@@ -24,12 +24,14 @@ from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.recording.load import load_recording
 from cclsearch.scoring.objective import Objective, choose_objective
-from cclsearch.space.table import Space, space_from_rows
+from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
+from cclsearch.tasks.serving.closed_form.disaggregation import compute_parts, read_deployment
+from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, serve_open
 from cclsearch.tasks.serving.closed_form.priors import TPOT, TTFT
 from cclsearch.tasks.serving.closed_form.replica import read_replica
-from cclsearch.tasks.serving.closed_form.steady_state import serve
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, compute_load
+from cclsearch.tasks.serving.closed_form.steady_state import Served, serve, time_parts
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, LoadParts, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load
 
 SPACE = make_space(tp=(1, 2, 4, 8))
@@ -180,3 +182,167 @@ def test_a_trial_that_was_not_admitted_teaches_no_load() -> None:
     assert before is not None
     rows = np.isin(before.rows_m, after.rows_m)
     assert after.value_m == pytest.approx(before.value_m[rows], rel=0.1)
+
+
+ANSWER, PLACES, PREFILL_S = 60, 16, 0.03
+STEP_S, SEQUENCE_S = 0.01, 0.0005
+CAPACITY = PLACES / (ANSWER * (STEP_S + SEQUENCE_S * PLACES) + PLACES * PREFILL_S)
+"""Requests per second that one server answers at most."""
+
+
+def step_s(sequences: float) -> float:
+    return STEP_S + SEQUENCE_S * sequences
+
+
+def make_loads(replicas: int = 1) -> LoadParts:
+    """One configuration at 1, 2, 4, ... clients."""
+    batches = np.array([1.0, 2.0, 4.0, 8.0, 16.0])[:, None]
+    fields = dict.fromkeys(LoadParts.__dataclass_fields__, np.zeros_like(batches))
+    fields |= {
+        "batch": batches, "replicas": np.full_like(batches, replicas), "accelerators": np.full_like(batches, replicas),
+        "weights": np.full_like(batches, STEP_S), "kv_cache": SEQUENCE_S * batches,
+        "prefill": np.full_like(batches, PREFILL_S), "prefill_alone": np.full_like(batches, PREFILL_S),
+        "answer": np.full_like(batches, ANSWER), "clients": batches * replicas,
+    }  # fmt: skip
+    return LoadParts(**fields)
+
+
+def predict(arrivals: Arrivals, replicas: int = 1) -> Served:
+    return serve_open(make_loads(replicas), np.zeros(len(MULTIPLIERS)), arrivals)
+
+
+def simulate(arrivals: Arrivals, seed: int) -> tuple[float, float, float]:
+    """Mean seconds to the first token and per token, and tokens per second, of one server."""
+    rng = np.random.default_rng(seed)
+    shape = arrivals.spread**-2 if arrivals.spread else 0.0
+    gaps = (
+        rng.gamma(shape, 1 / shape / arrivals.rate, arrivals.count)
+        if shape
+        else np.full(arrivals.count, 1 / arrivals.rate)
+    )
+    due = list(np.cumsum(gaps) - gaps[0])
+    now, running, first, tpot, arrived = 0.0, [], [], [], list(due)
+    while due or running:
+        if due and due[0] <= now and len(running) < PLACES:
+            came = due.pop(0)
+            now += PREFILL_S
+            first.append(now - came + REQUEST_S)
+            running.append([now, ANSWER - 1])
+        elif running:
+            now += step_s(len(running))
+            for sequence in running:
+                sequence[1] -= 1
+            tpot += [(now - start) / (ANSWER - 1) for start, left in running if left == 0]
+            running = [sequence for sequence in running if sequence[1] > 0]
+        else:
+            now = due[0]
+    return float(np.mean(first)), float(np.mean(tpot)), arrivals.count * ANSWER / (now - arrived[0])
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_below_its_capacity_a_server_has_the_latencies_of_a_simulation(share: float, spread: float) -> None:
+    arrivals = Arrivals(share * CAPACITY, spread, 1500)
+    ttft, tpot, rate = np.mean([simulate(arrivals, seed) for seed in range(3)], axis=0)
+    found = predict(arrivals)
+    assert found.tpot_s[0] == pytest.approx(tpot, rel=0.15)
+    assert found.ttft_s[0] == pytest.approx(ttft, rel=0.35)
+    assert 1 / found.cost[0] == pytest.approx(rate, rel=0.05)
+
+
+def test_beyond_its_capacity_a_server_falls_behind_for_as_long_as_requests_arrive() -> None:
+    for count in (200, 800):
+        arrivals = Arrivals(1.5 * CAPACITY, 1.0, count)
+        ttft, tpot, rate = np.mean([simulate(arrivals, seed) for seed in range(3)], axis=0)
+        found = predict(arrivals)
+        assert found.ttft_s[0] == pytest.approx(ttft, rel=0.25)
+        assert found.tpot_s[0] == pytest.approx(tpot, rel=0.15)
+        assert 1 / found.cost[0] == pytest.approx(rate, rel=0.1)
+
+
+def test_bursts_delay_first_tokens_more_than_a_poisson_process() -> None:
+    steady, bursts = (predict(Arrivals(0.6 * CAPACITY, spread, 400)) for spread in (1.0, 2.0))
+    assert bursts.ttft_s[0] > steady.ttft_s[0]
+
+
+def test_replicas_share_the_requests_and_parts_add_up() -> None:
+    one, two = predict(Arrivals(2.0, 0.0, 400)), predict(Arrivals(4.0, 0.0, 400), replicas=2)
+    assert two.tpot_s == pytest.approx(one.tpot_s)
+    assert sum(one.parts.values()) == pytest.approx(one.cost)
+
+
+INPUT, OUTPUT = 1024.0, 256.0
+
+
+def make_apart(*workers: tuple[int, int], **other: Any) -> Space:
+    """One configuration for each pair of numbers of workers, all of four GPUs."""
+    fixed = {"prefill_gpus_per_worker": 4, "decode_gpus_per_worker": 4, **other}
+    rows = [{"prefill_workers": front, "decode_workers": back, **fixed} for front, back in workers]
+    knobs = tuple(Knob(name, tuple(sorted({row[name] for row in rows}))) for name in rows[0])
+    return space_from_rows(knobs, rows)
+
+
+@pytest.mark.parametrize("clients", [1.0, 30.0, 2000.0])
+@pytest.mark.parametrize("arch", [LLAMA_70B, MIXTRAL])
+def test_every_client_is_somewhere_and_the_accelerators_are_counted_once(arch: dict[str, Any], clients: float) -> None:
+    card, space = make_card(arch), make_apart((1, 1), (1, 4), (4, 1), (3, 2))
+    at = read_deployment(card, space)
+    parts = compute_parts(card, at, clients, INPUT, OUTPUT)
+    served, times = serve(parts, ZERO), time_parts(parts, ZERO)
+    assert at.accelerators.tolist() == [8, 20, 20, 20]
+    requests_per_s = at.accelerators / served.cost / OUTPUT
+    assert requests_per_s * (served.ttft_s + OUTPUT * served.tpot_s) == pytest.approx(clients, rel=1e-6), "Little's law"
+    assert (requests_per_s <= parts.prefillers / times.prefill * (1 + 1e-9)).all(), "no more than can be prefilled"
+    assert sum(served.parts.values()) == pytest.approx(served.cost)
+
+
+def test_the_workers_that_set_the_rate_are_worth_more_and_the_others_nothing() -> None:
+    card = make_card()
+    at = read_deployment(card, make_apart((1, 4), (2, 4), (1, 8)))
+    served = serve(compute_parts(card, at, 4000.0, INPUT, OUTPUT), ZERO)
+    rate = at.accelerators / served.cost
+    assert rate[1] / rate[0] == pytest.approx(2.0, rel=0.02)
+    assert rate[2] == pytest.approx(rate[0])
+    assert served.ttft_s[1] < served.ttft_s[0]
+
+
+def test_prompts_of_others_do_not_slow_answers_down() -> None:
+    card = make_card()
+    apart = serve(compute_parts(card, read_deployment(card, make_apart((4, 1))), 64.0, INPUT, OUTPUT), ZERO)
+    whole = serve(compute_parts(card, read_deployment(card, make_space(tp=(4,))), 64.0, INPUT, OUTPUT), ZERO)
+    assert apart.tpot_s[0] < 0.9 * whole.tpot_s[0]
+
+
+def test_both_kinds_of_servers_can_be_in_one_space() -> None:
+    card = make_card(concurrency=32)
+    mixed = make_apart((0, 1), (2, 1), tp=4, decode_ep=1)
+    whole = predictor_of(card, make_space(tp=(4,))).forms
+    apart = predictor_of(card, make_apart((2, 1))).forms
+    for name, form in predictor_of(card, mixed).forms.items():
+        expected = [float(forms[name].predict(1)[0][0]) for forms in (whole, apart)]
+        assert form.predict(2)[0].tolist() == pytest.approx(expected)
+
+
+def test_the_fuller_kind_of_worker_decides_whether_it_fits() -> None:
+    card = make_card()  # 141 GB of weights, 80 GB of memory
+    space = make_apart((1, 1), (1, 1), prefill_gpus_per_worker=4)
+    rows = [dict(space.config(0)), {**space.config(0), "prefill_gpus_per_worker": 1}]
+    knobs = tuple(Knob(name, tuple(sorted({row[name] for row in rows}))) for name in rows[0])
+    prediction = predict_space(card, space_from_rows(knobs, rows))
+    assert prediction is not None
+    assert (prediction.fits_N > 0.5).tolist() == [True, False]
+    assert prediction.memory_gib_N[1] == pytest.approx(4 * prediction.memory_gib_N[0], rel=0.05)
+
+
+def test_ranks_that_attend_apart_exchange_tokens_of_their_own_only() -> None:
+    """Wide expert parallelism: with as many sequences for each rank, a step does not grow with the ranks."""
+    card = make_card(MIXTRAL)
+    steps = []
+    for ranks, clients in ((4, 256.0), (8, 512.0)):
+        space = make_space(tp=(ranks,), ep=(ranks,), dp_attention=(True,))
+        parts = compute_parts(card, read_deployment(card, space), clients, INPUT, OUTPUT)
+        steps.append(time_parts(parts, ZERO).step[0])
+    assert steps[1] < 1.1 * steps[0]
+    together = compute_parts(card, read_deployment(card, make_space(tp=(8,))), 512.0, INPUT, OUTPUT)
+    assert parts.engine[0] < together.engine[0]
+    assert np.all(parts.collectives < together.collectives)

@@ -15,7 +15,7 @@ import trace_writer as write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocprof_writer import rocprof_document, training_process
-from test_trace_chakra_input import METADATA, node
+from test_trace_chakra import METADATA, node
 from trace_mutations import mutate
 
 from cclsearch.plugins import METRICS

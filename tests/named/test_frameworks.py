@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from packages import needs
-from test_run_script_deepspeed import CONFIG, start
+from test_nanotron import DEEPSPEED, start
 from trials import DENSE, LAUNCHERS, MOE, make_input, make_job, run_script
 
 from cclsearch.card.arch import count_parameters
@@ -24,7 +24,7 @@ HOW = "make test-frameworks installs it"
 @pytest.mark.parametrize("stage", [0, 3])
 def test_deepspeed_trains_the_same_model_on_the_same_data_as_cpu(stage: int, tmp_path: Path) -> None:
     reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=MOE))
-    payload = make_input({**CONFIG, "zero_stage": stage, "activation_checkpointing": "full"}, arch=MOE)
+    payload = make_input({**DEEPSPEED, "zero_stage": stage, "activation_checkpointing": "full"}, arch=MOE)
     ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     result = start(tmp_path / "deepspeed", payload, *ranks)
     assert isinstance(result, TrainingResult)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cclsearch.tasks.serving.kernel_tables import MAX_ESTIMATES, ServedLayout, estimate_latencies
-from cclsearch.tasks.serving.priors import TPOT, TTFT
 from packages import needs
 from test_frameworks import HOW
 from test_kernel_tables import ASKED, check_refused, make_card
@@ -15,6 +13,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.serving.closed_form.kernel_tables import MAX_ESTIMATES, ServedLayout, estimate_latencies
+from cclsearch.tasks.serving.closed_form.priors import TPOT, TTFT
 
 pytestmark = needs("aiconfigurator", HOW)
 

@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_losses_cpu import check_same_losses
-from test_run_script_cpu import check_early_end
+from test_run_script_cpu import check_early_end, check_same_losses
 from test_run_script_hf import MIXTRAL, check_same_training
 from trials import DENSE, LAUNCHERS, MOE, make_input, make_job, run_script
 

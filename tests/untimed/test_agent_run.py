@@ -1,4 +1,4 @@
-"""`ccl-search run --llm` end to end, with a server that speaks the providers' protocols."""
+"""Searches with an LLM behind a local server."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import optuna
 import pytest
+from llm.cases import plain_table
+from llm.chaos import run_chaos
 from llm.players import Expert
 from llm.server import KEY, MODEL, Hang, Raw, Reaction, Say, serve
 from optuna.storages import JournalStorage
@@ -22,6 +24,7 @@ from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.loop.llm_agent import FolderEvidence, read_options
 from cclsearch.propose.agent.providers.types import CompletionRequest
 from cclsearch.propose.events import LlmTurn
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
 from cclsearch.study.mapping import NUMBER
@@ -218,3 +221,14 @@ def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path: Path) -> N
     assert evidence is not None
     assert "kkk" not in evidence.log_tail
     assert evidence.log_tail.endswith("the last words\n")
+
+
+def test_every_search_completes_under_all_provider_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    report = run_chaos(
+        300, tmp_path, seed=11, make_fallback=lambda: make_sampler("random"), make_table=lambda view: plain_table()
+    )
+    assert report.turns >= 300
+    assert report.requests > report.turns
+    assert report.decisions > 20
+    assert report.waited_s > 60

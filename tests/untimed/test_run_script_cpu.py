@@ -1,4 +1,4 @@
-"""The results and traces of the `cpu` run script, under torchrun and alone, and its failures."""
+"""The `cpu` run script: losses of a layout, results, traces, and failures."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from packages import needs
-from trials import DENSE, LAUNCHERS, make_input, make_job, run_script
+from trials import DENSE, LAUNCHERS, MOE, make_input, make_job, run_script
 
-from cclsearch.core.values import Failure, FailureKind
+from cclsearch.card.model import ModelArch
+from cclsearch.core.values import Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import NONCE_MARK, PHASE_FILE, RunStatus, TrialPhase, trial_environment
 from cclsearch.tasks.training.contract import TrainingResult
@@ -109,3 +110,24 @@ def check_early_end(tmp_path: Path, script: str, limit: float) -> None:
 def test_ends_early_only_if_its_first_steps_are_above_the_limit(tmp_path: Path, script: str, limit: float) -> None:
     """`make test-layouts` has the other two cases."""
     check_early_end(tmp_path, script, limit)
+
+
+LAYOUT: dict[str, Value] = {"tp": 2, "pp": 2, "ep": 2, "micro_batch_size": 2, "rank_order": "pp-tp-dp"}
+
+
+def check_same_losses(folder: Path, arch: ModelArch, layouts: list[dict[str, Value]]) -> None:
+    """Assert that each layout has the losses of one rank; the tests of layouts assert through this."""
+    alone = run_script(folder / "alone", make_input({"micro_batch_size": 8}, arch=arch))
+    assert len(alone.losses) == 4, "one warm-up and three timed steps"
+    assert alone.precision == "fp32"
+    assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would prove little"
+    for index, layout in enumerate(layouts):
+        result = run_script(folder / str(index), make_input(layout, arch=arch))
+        assert result.losses == pytest.approx(alone.losses, abs=2e-4), layout
+        assert result.num_params == alone.num_params, layout
+        assert (result.global_batch_size, result.seq_len) == (8, 32)
+
+
+def test_losses_agree_between_one_rank_and_tensor_pipeline_and_expert_parallelism(tmp_path: Path) -> None:
+    """`make test-layouts` trains the other layouts."""
+    check_same_losses(tmp_path, MOE, [LAYOUT])
