@@ -16,7 +16,7 @@ from cclsearch.charts.chart import Chart
 from cclsearch.charts.claims import draw_utilities
 from cclsearch.core.errors import UserError
 from cclsearch.core.table import format_table
-from cclsearch.core.text import one_line
+from cclsearch.core.text import format_value, one_line
 from cclsearch.core.values import Config
 from cclsearch.network.collectives import ALGORITHMS, Compression
 from cclsearch.network.spec import ClusterSpec, parse_cluster
@@ -29,7 +29,6 @@ from cclsearch.tasks.base import task_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.open import open_trace
-from cclsearch.trace.text_report import format_value
 from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, compare_chips, find_chip, grow
 from cclsearch.trace.whatif.projection import prepare_replay
 

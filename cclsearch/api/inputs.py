@@ -12,7 +12,7 @@ import numpy as np
 from cclsearch.card import load
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Value, format_knob_value
+from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.space import build
 from cclsearch.space.framework import load_framework
 from cclsearch.space.parse import parse_assignments
@@ -82,10 +82,10 @@ def predict(
     prediction = predict_space(loaded, space)
     if prediction is None:
         raise UserError(f"task {loaded.task!r} of {loaded.name} has no closed form: nothing is known before a trial")
-    wanted = ",".join(f"{name}={format_knob_value(value)}" for name, value in (config or {}).items())
-    rows = np.flatnonzero(space.matching(parse_assignments(wanted, space.knobs) if wanted else {}))
+    wanted = parse_assignments(config, space.knobs) if config else {}
+    rows = np.flatnonzero(space.matching(wanted))
     if not len(rows):
-        raise UserError(f"no configuration in the search space of {loaded.name} has {wanted}")
+        raise UserError(f"no configuration in the search space of {loaded.name} has {format_config(wanted)}")
     chosen = [int(row) for row in prediction.order(rows)[:top]]
     figures = [{**space.config(row), **prediction.describe(row), "provenance": "simulated"} for row in chosen]
     return pd.DataFrame(figures)

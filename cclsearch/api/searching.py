@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -11,18 +10,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from cclsearch.api.inputs import CardSource, Knobs, as_path, load_card, read_knobs
 from cclsearch.api.result import SearchResult
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Value, format_knob_value
+from cclsearch.core.values import Value
+from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.launch.in_process import InProcessLauncher, Measure
-from cclsearch.loop.drive import Changes, drive_search
+from cclsearch.loop.drive import Changes, drive_search, start_run
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import find_budget
 from cclsearch.loop.session import Session
-from cclsearch.loop.start import start_run
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind, SearchStopped
@@ -73,18 +71,14 @@ def search(
             raise UserError(f"measure and {where} exclude each other: your function measures in this process")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise UserError(f"seed must be a whole number from 0 to {2**32 - 1}, not {seed!r}")
-    limits: dict[str, Any] = {"budget": budget, "parallel": parallel, "confirm": confirm}
-    for option, value in limits.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < (option != "confirm"):
-            raise UserError(f"{option} must be a whole number of at least {int(option != 'confirm')}, not {value!r}")
-    if max_hours is not None and not (isinstance(max_hours, int | float) and 0 < max_hours < math.inf):
-        raise UserError(f"max_hours must be a number above 0, not {max_hours!r}")
+    limits = {"budget": budget, "parallel": parallel, "confirm": confirm, "max_hours": max_hours}
+    allowed = validate_mapping(SearchLimits, {**limits, "keep_going": keep_going}, "search")
     loaded = load_card(card)
     runs = as_path(runs_folder)
     request = SearchRequest(
         workload=loaded.name,
         card=loaded,
-        limits=SearchLimits(**limits, max_hours=max_hours, keep_going=keep_going),
+        limits=allowed,
         threads=parallel if measure is not None else None,
         launcher=launcher,
         recording=recording,
@@ -96,7 +90,7 @@ def search(
         use_fewer=use_fewer,
         learn_from=tuple(str(catalog.find_run(os.fspath(each), runs)) for each in learn_from or ()),
         earlier_runs=() if learn_from is None else tuple(str(folder) for folder in catalog.list_runs(runs)),
-        baseline=None if baseline is None else ",".join(f"{k}={format_knob_value(v)}" for k, v in baseline.items()),
+        baseline=baseline,
         log_to=tuple(log_to),
         knobs=read_knobs(knobs),
         run_id=name,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, infer, is_absent, look_up, read_number
+from cclsearch.card.fields import BANDWIDTH_PATH, BY_NAME, FieldProblem, infer, is_absent, look_up, note, read_number
 from cclsearch.card.hardware import (
     NOMINAL,
     Accelerator,
@@ -47,15 +47,11 @@ def _problem(name: str, message: str, *, remedy: str | None = None) -> FieldProb
     return FieldProblem(field=field.path, message=message, remedy=field.remedy if remedy is None else remedy)
 
 
-def _note(path: str, message: str, remedy: str = "") -> FieldProblem:
-    return FieldProblem(field=path, message=message, remedy=remedy, blocking=False)
-
-
 def _check_sections(data: Mapping[str, Any]) -> Iterator[FieldProblem]:
     for path in ("workload.hardware", "workload.hardware.xpu_spec"):
         given = look_up(data, path)
         if not isinstance(given, Mapping) and not is_absent(given):
-            yield _note(path, f"must be a section, not {one_line(repr(given), 60)}: not used")
+            yield note(path, f"must be a section, not {one_line(repr(given), 60)}: not used")
 
 
 def _check_model(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -87,8 +83,6 @@ def _read_accelerator(values: dict[str, Any]) -> Iterator[FieldProblem]:
         yield from _read_known(candidates, values)
     elif name is not None:
         yield from _read_unknown(name, values)
-    if "memory_gb" in values:
-        values["memory_gib"] = values["memory_gb"]
     if name is not None and "precision" in values:
         yield from _note_rates(values)
 
@@ -104,7 +98,7 @@ def _read_known(candidates: Sequence[Accelerator], values: dict[str, Any]) -> It
     if memory is not None and chosen is None:
         chosen = largest
         message = f"is {memory:g}, but {called} is sold with {listed} GiB: the card's {memory:g} is used"
-        yield _note(BY_NAME["memory_gb"].path, message)
+        yield note("memory_gb", message)
     elif memory is None:
         stated = memory_in(name)
         chosen = chosen or min(candidates, key=lambda chip: chip.memory_gib)
@@ -158,7 +152,7 @@ def _compare_links(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
     if stated is None or chip is None or chip.nominal or 1 / FAR < stated / chip.scale_up_gbps < FAR:
         return
     message = f"is {stated:g}, but {chip.name} has {chip.scale_up_gbps:g} per direction: the card's figure is used"
-    yield _note(BY_NAME["scale_up_gbps"].path, message, f"--set scale_up_gbps={chip.scale_up_gbps:g}")
+    yield note("scale_up_gbps", message, f"--set scale_up_gbps={chip.scale_up_gbps:g}")
 
 
 def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -173,7 +167,7 @@ def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
             dtype, rate = chip.rate_for(precision)
             used = f"predictions use its {dtype} rate, {rate / 1e12:g} TFLOP/s, and MFU is not reported"
             path, message = BY_NAME["precision"].path, f"is {precision}, for which {chip.name} has no peak rate: {used}"
-            yield _note(path, message, "--set peak_flops=N")
+            yield note(path, message, "--set peak_flops=N")
 
 
 def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
@@ -185,7 +179,7 @@ def _read_bandwidths(values: dict[str, Any], data: Mapping[str, Any]) -> Iterato
     out, up = values.get("scale_out_gbps"), values.get("scale_up_gbps")
     if out and up and out > up:
         values["scale_out_gbps"], values["scale_up_gbps"] = up, out
-        yield _note(
+        yield note(
             BANDWIDTH_PATH,
             f"has {out:g} to other nodes and {up:g} inside a node, but the order is [scale-out, scale-up], and"
             f" links inside a node are faster: used as [{up:g}, {out:g}]",
@@ -199,7 +193,7 @@ def _halve_both_directions(values: dict[str, Any]) -> Iterator[FieldProblem]:
     if up is None or chip is None or chip.nominal or up != 2 * chip.scale_up_gbps:
         return
     values["scale_up_gbps"] = chip.scale_up_gbps
-    yield _note(
+    yield note(
         BANDWIDTH_PATH,
         f"has {up:g} inside a node, twice the {chip.scale_up_gbps:g} that {chip.name} has per direction: used as"
         f" {chip.scale_up_gbps:g}",
@@ -210,7 +204,7 @@ def _halve_both_directions(values: dict[str, Any]) -> Iterator[FieldProblem]:
 def _read_pair(pair: Any, values: dict[str, Any]) -> Iterator[FieldProblem]:
     if not isinstance(pair, list) or len(pair) != 2:
         message = f"must be [scale-out, scale-up], not {one_line(repr(pair), 60)}: not used"
-        yield _note(BANDWIDTH_PATH, message, "--set bandwidth_gbps=[N,N]")
+        yield note(BANDWIDTH_PATH, message, "--set bandwidth_gbps=[N,N]")
         return
     for name, given in zip(("scale_out_gbps", "scale_up_gbps"), pair, strict=True):
         number = read_number(given)
@@ -219,7 +213,7 @@ def _read_pair(pair: Any, values: dict[str, Any]) -> Iterator[FieldProblem]:
         if number is not None and number <= BY_NAME[name].maximum:
             values[name] = number
         else:
-            yield _note(BANDWIDTH_PATH, f"has {one_line(repr(given), 40)} for {name}: not used", f"--set {name}=N")
+            yield note(BANDWIDTH_PATH, f"has {one_line(repr(given), 40)} for {name}: not used", f"--set {name}=N")
 
 
 def _check_torus(values: dict[str, Any]) -> Iterator[FieldProblem]:
@@ -236,4 +230,4 @@ def _check_torus(values: dict[str, Any]) -> Iterator[FieldProblem]:
         yield infer(values, "torus", shapes[0], f"the only {chip.name} slice of {count} chips")
     else:
         message = "is missing: tensor parallelism is not restricted to its axes"
-        yield _note(BY_NAME["torus"].path, message, "--set torus=[N,N]")
+        yield note("torus", message, "--set torus=[N,N]")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from cclsearch.card.hardware import PRECISIONS
@@ -24,33 +24,90 @@ _WITH_UNIT = re.compile(rf"^(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})$", re.IGNOREC
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
-class FieldKind(StrEnum):
-    """Kind of value of a field, as error messages name it."""
-
-    COUNT = "a whole number above 0"
-    COUNT0 = "a whole number, 0 or more"
-    NUMBER = "a number above 0"
-    PARAMETERS = "a number of parameters, such as 8030261248 or 8B"
-    SWITCH = "true or false"
-    TEXT = "text"
-    PRECISION = "a dtype such as bf16"
-    PRECISIONS = "a list of dtypes such as [fp8]"
-    PHASE = "training or inference"
-    TASK = "the name of a task"
-    AXES = "a list of whole numbers"
-    RATES = "a number above 0, or a mapping of dtypes to such numbers"
+def is_absent(value: Any) -> bool:
+    """Whether a value stands for none: empty, `N/A`, `TBD`."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_VALUES)
 
 
-_SAMPLES = {
-    FieldKind.SWITCH: "true",
-    FieldKind.TEXT: "NAME",
-    FieldKind.PRECISION: "bf16",
-    FieldKind.PHASE: "training",
-    FieldKind.TASK: "training",
-    FieldKind.PRECISIONS: "[fp8]",
-    FieldKind.AXES: "[4,4]",
-}
-"""Values in remedies; `N` for a number."""
+def read_number(value: Any) -> float | None:
+    """A finite number above 0, also one that YAML reads as text (`1e3`); None for anything else."""
+    if isinstance(value, str) and _NUMBER.match(value.strip()) and len(value) < 40:
+        value = float(value.replace("_", ""))
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+        return None
+    return float(value) if math.isfinite(value) and value > 0 else None
+
+
+def _read_list(read: Callable[[Any], Any], most: int | None = None) -> Callable[[Any], Any]:
+    """The reader of a list with at most so many values, none of them invalid."""
+
+    def read_all(value: Any) -> tuple[Any, ...] | None:
+        found = [read(one) for one in value] if isinstance(value, list) else []
+        return tuple(found) if found and found == found[:most] and None not in found else None
+
+    return read_all
+
+
+def _read_text(value: Any) -> str | None:
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return None
+    return one_line(str(value), 300) or None
+
+
+def _read_precision(value: Any) -> str | None:
+    text = (_read_text(value) or "").lower()
+    dtype = PRECISIONS.get(text, text)
+    return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
+
+
+def _read_rates(value: Any) -> dict[str, float] | None:
+    """Rates by dtype; a single number has an empty dtype, which stands for the card's precision."""
+    given = {"": value} if not isinstance(value, Mapping) else value
+    found = {PRECISIONS.get(str(name).lower(), str(name).lower()): read_number(one) for name, one in given.items()}
+    rates = {name: one for name, one in found.items() if one is not None and one <= _MAX_FLOPS}
+    return rates if rates and len(rates) == len(found) else None
+
+
+def _read_parameters(value: Any) -> int | None:
+    """A whole number, also with a unit: `8B`, `15.7 billion`."""
+    match = _WITH_UNIT.match(value.strip()) if isinstance(value, str) and len(value) < 40 else None
+    if match is None:
+        return _read_count(value)
+    return round(float(match[1]) * _UNITS[match[2].lower()]) or None
+
+
+def _read_count0(value: Any) -> int | None:
+    return 0 if value == 0 and not isinstance(value, bool) else _read_count(value)
+
+
+def _read_count(value: Any) -> int | None:
+    number = read_number(value)
+    if number is None or not number.is_integer():
+        return None
+    return value if isinstance(value, int) else int(number)
+
+
+class FieldKind(Enum):
+    """Kind of value of a field: its words in error messages, a sample for remedies, and its reader.
+
+    A reader returns None for a value of another kind.
+    """
+
+    COUNT = ("a whole number above 0", "N", _read_count)
+    COUNT0 = ("a whole number, 0 or more", "N", _read_count0)
+    NUMBER = ("a number above 0", "N", read_number)
+    PARAMETERS = ("a number of parameters, such as 8030261248 or 8B", "N", _read_parameters)
+    SWITCH = ("true or false", "true", lambda value: value if isinstance(value, bool) else None)
+    TEXT = ("text", "NAME", _read_text)
+    PRECISION = ("a dtype such as bf16", "bf16", _read_precision)
+    PRECISIONS = ("a list of dtypes such as [fp8]", "[fp8]", _read_list(_read_precision))
+    PHASE = ("training or inference", "training", lambda value: _PHASES.get((_read_text(value) or "").lower()))
+    TASK = ("the name of a task", "training", lambda value: (_read_text(value) or "").lower() or None)
+    AXES = ("a list of whole numbers", "[4,4]", _read_list(_read_count, 3))
+    RATES = ("a number above 0, or a mapping of dtypes to such numbers", "N", _read_rates)
+
+    def __init__(self, words: str, sample: str, read: Callable[[Any], Any]) -> None:
+        self.words, self.sample, self.read = words, sample, read
 
 
 class FieldProblem(Model):
@@ -82,16 +139,21 @@ class CardField:
     is_informative: bool = False
     """Whether a card is usable without it, also if its value is invalid."""
     key: str = ""
-    """Name in `Card.work`, for a field of a task; the field's own name if it is empty."""
+    """Name in `Card.work` or `Card.hardware`; the field's own name if it is empty."""
 
     @property
     def path(self) -> str:
         return self.paths[0]
 
     @property
+    def target(self) -> str:
+        """Its name in `Card.work` or `Card.hardware`."""
+        return self.key or self.name
+
+    @property
     def remedy(self) -> str:
         """How to set it, with a sample value."""
-        return f"--set {self.name}={_SAMPLES.get(self.kind, 'N')}"
+        return f"--set {self.name}={self.kind.sample}"
 
 
 def _arch(name: str, kind: FieldKind, *also: str, required: bool = False, maximum: float = 1e7) -> CardField:
@@ -104,8 +166,16 @@ def _count_note(name: str, *also: str) -> CardField:
     return replace(_arch(name, FieldKind.PARAMETERS, *also, maximum=1e16), is_informative=True)
 
 
-_TOPO = "workload.hardware.network_topo"
 _XPU = "workload.hardware.xpu_spec"
+
+
+def _xpu(
+    name: str, kind: FieldKind, *also: str, required: bool = False, maximum: float = 1e18, key: str = ""
+) -> CardField:
+    return CardField(name, kind, tuple(f"{_XPU}.{each}" for each in also or (name,)), required, maximum, key=key)
+
+
+_TOPO = "workload.hardware.network_topo"
 EXECUTORS = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
 
 FIELDS: tuple[CardField, ...] = (
@@ -132,15 +202,19 @@ FIELDS: tuple[CardField, ...] = (
     _arch("expert_intermediate_size", FieldKind.COUNT, "moe_intermediate_size"),
     _arch("num_shared_experts", FieldKind.COUNT0, "n_shared_experts", maximum=100_000),
     _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", maximum=10_000),
-    CardField("accelerator", FieldKind.TEXT, (f"{_XPU}.model",), required=True),
-    CardField("memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), maximum=100_000),
-    CardField("peak_flops", FieldKind.RATES, (f"{_XPU}.peak_flops",), maximum=1e18),
-    CardField("memory_gb_per_s", FieldKind.NUMBER, (f"{_XPU}.memory_gb_per_s",), maximum=1e6),
-    CardField("scale_up_domain", FieldKind.COUNT, (f"{_XPU}.scale_up_domain",), maximum=1_000_000),
-    CardField("nominal", FieldKind.SWITCH, (f"{_XPU}.nominal",)),
-    CardField("kernel_tables", FieldKind.TEXT, (f"{_XPU}.kernel_tables",)),
-    CardField("total_count", FieldKind.COUNT, (f"{_XPU}.total_count",), True, 1_000_000),
-    CardField("count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000),
+    _xpu("accelerator", FieldKind.TEXT, "model", required=True),
+    CardField(
+        "memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), False, 100_000, key="memory_gib"
+    ),
+    _xpu("peak_flops", FieldKind.RATES, maximum=1e18),
+    _xpu("memory_gb_per_s", FieldKind.NUMBER, maximum=1e6),
+    _xpu("scale_up_domain", FieldKind.COUNT, maximum=1_000_000),
+    _xpu("nominal", FieldKind.SWITCH),
+    _xpu("kernel_tables", FieldKind.TEXT),
+    _xpu("total_count", FieldKind.COUNT, required=True, maximum=1_000_000, key="num_accelerators"),
+    CardField(
+        "count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000, key="accelerators_per_node"
+    ),
     CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), maximum=1e7),
     CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), maximum=1e7),
     CardField("torus", FieldKind.AXES, (f"{_TOPO}.torus",)),
@@ -181,12 +255,17 @@ MODEL_FIELDS = frozenset(field.name for field in FIELDS if field.path.startswith
 BY_NAME = {field.name: field for field in (*FIELDS, *WORK_FIELDS)}
 
 
+def note(field: str, message: str, remedy: str = "") -> FieldProblem:
+    """A line about a field, by name or path, that leaves the card usable."""
+    path = BY_NAME[field].path if field in BY_NAME else field
+    return FieldProblem(field=path, message=message, remedy=remedy, blocking=False)
+
+
 def infer(values: dict[str, Any], name: str, value: Any, source: str) -> FieldProblem:
     """Set a field that the card does not state; returns the note that says so."""
     values[name] = value
-    path = BY_NAME[name].path if name in BY_NAME else name
     inferred = Inferred(field=name, value=value, source=source)
-    return FieldProblem(field=path, message=f"is inferred from {source}", blocking=False, inferred=inferred)
+    return note(name, f"is inferred from {source}").model_copy(update={"inferred": inferred})
 
 
 def settable_fields(fields: Sequence[CardField]) -> dict[str, str]:
@@ -194,11 +273,7 @@ def settable_fields(fields: Sequence[CardField]) -> dict[str, str]:
     settable = {
         **{path: field.path for field in fields for path in field.paths},
         **{path.rsplit(".", 1)[-1]: field.path for field in fields for path in field.paths if path.count(".") > 1},
-        **{field.name: field.path for field in fields},
-        **{field.key: field.path for field in fields if field.key},
-        "num_accelerators": BY_NAME["total_count"].path,
-        "accelerators_per_node": BY_NAME["count_per_node"].path,
-        "memory_gib": BY_NAME["memory_gb"].path,
+        **{name: field.path for field in fields for name in (field.name, field.target)},
         "bandwidth_gbps": BANDWIDTH_PATH,
         BANDWIDTH_PATH: BANDWIDTH_PATH,
         "framework": BY_NAME["framework"].path,
@@ -227,77 +302,18 @@ def read_field(data: Mapping[str, Any], field: CardField) -> tuple[Any, FieldPro
         raw = next((v for path in field.paths if (v := look_up(data, path)) is not None), None)
         message = MISSING if raw is None else f"{MISSING}: it is {one_line(repr(raw), 40)}"
         return None, FieldProblem(field=field.path, message=message, remedy=field.remedy)
-    value = _read_value(given, field.kind)
+    value = field.kind.read(given)
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and value > field.maximum):
         limit = f" and at most {field.maximum:g}" if value is not None else ""
-        message = f"must be {field.kind.value}{limit}, not {one_line(repr(given), 60)}"
+        message = f"must be {field.kind.words}{limit}, not {one_line(repr(given), 60)}"
         if field.is_informative:
-            return None, FieldProblem(field=field.path, message=f"{message}: not used", blocking=False)
+            return None, note(field.path, f"{message}: not used")
         return None, FieldProblem(field=field.path, message=message, remedy=field.remedy)
     return value, None
 
 
-def is_absent(value: Any) -> bool:
-    """Whether a value stands for none: empty, `N/A`, `TBD`."""
-    return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_VALUES)
-
-
-def read_number(value: Any) -> float | None:
-    """A finite number above 0, also one that YAML reads as text (`1e3`); None for anything else."""
-    if isinstance(value, str) and _NUMBER.match(value.strip()) and len(value) < 40:
-        value = float(value.replace("_", ""))
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
-        return None
-    return float(value) if math.isfinite(value) and value > 0 else None
-
-
-def _read_value(value: Any, kind: FieldKind) -> Any:
-    match kind:
-        case FieldKind.COUNT | FieldKind.COUNT0:
-            return _read_count(value, is_zero_allowed=kind is FieldKind.COUNT0)
-        case FieldKind.NUMBER:
-            return read_number(value)
-        case FieldKind.PARAMETERS:
-            return _read_parameters(value)
-        case FieldKind.SWITCH:
-            return value if isinstance(value, bool) else None
-        case FieldKind.AXES | FieldKind.PRECISIONS:
-            most, each = (3, FieldKind.COUNT) if kind is FieldKind.AXES else (None, FieldKind.PRECISION)
-            found = [_read_value(one, each) for one in value] if isinstance(value, list) else []
-            return tuple(found) if found and found == found[:most] and None not in found else None
-        case FieldKind.RATES:
-            return _read_rates(value)
-    text = one_line(str(value), 300) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-    if kind is FieldKind.TASK:
-        return text.lower() or None
-    if kind is FieldKind.PHASE:
-        return _PHASES.get(text.lower())
-    if kind is FieldKind.PRECISION:
-        dtype = PRECISIONS.get(text.lower(), text.lower())
-        return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
-    return text or None
-
-
-def _read_rates(value: Any) -> dict[str, float] | None:
-    """Rates by dtype; a single number has an empty dtype, which stands for the card's precision."""
-    given = {"": value} if not isinstance(value, Mapping) else value
-    found = {PRECISIONS.get(str(name).lower(), str(name).lower()): read_number(one) for name, one in given.items()}
-    rates = {name: one for name, one in found.items() if one is not None and one <= _MAX_FLOPS}
-    return rates if rates and len(rates) == len(found) else None
-
-
-def _read_parameters(value: Any) -> int | None:
-    """A whole number, also with a unit: `8B`, `15.7 billion`."""
-    match = _WITH_UNIT.match(value.strip()) if isinstance(value, str) and len(value) < 40 else None
-    if match is None:
-        return _read_count(value, is_zero_allowed=False)
-    return round(float(match[1]) * _UNITS[match[2].lower()]) or None
-
-
-def _read_count(value: Any, *, is_zero_allowed: bool) -> int | None:
-    if value == 0 and not isinstance(value, bool) and is_zero_allowed:
-        return 0
-    number = read_number(value)
-    if number is None or not number.is_integer():
-        return None
-    return value if isinstance(value, int) else int(number)
+def read_fields(data: Mapping[str, Any], fields: Sequence[CardField]) -> tuple[dict[str, Any], list[FieldProblem]]:
+    """The value of each field that is present and valid, by name, and the problems of the others."""
+    read = {field.name: read_field(data, field) for field in fields}
+    values = {name: value for name, (value, _) in read.items() if value is not None}
+    return values, [problem for _, problem in read.values() if problem is not None]

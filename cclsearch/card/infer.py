@@ -22,7 +22,7 @@ from cclsearch.card.catalogue import (
     find_like,
     names_a_size,
 )
-from cclsearch.card.fields import BY_NAME, EXECUTORS, FieldProblem, infer, look_up
+from cclsearch.card.fields import EXECUTORS, FieldProblem, infer, look_up, note
 from cclsearch.card.model import make_model
 from cclsearch.core.text import one_line
 
@@ -97,7 +97,7 @@ def _infer_hardware(values: dict[str, Any]) -> Iterator[FieldProblem]:
     if count is not None and per_node is not None and per_node > count:
         values["count_per_node"] = count
         message = f"is {per_node}, but total_count is {count}: one node with {count} is used"
-        yield FieldProblem(field=BY_NAME["count_per_node"].path, message=message, blocking=False)
+        yield note("count_per_node", message)
     if count == 1 and per_node is None:
         yield infer(values, "count_per_node", 1, "total_count 1")
 
@@ -109,13 +109,12 @@ def _infer_shape(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[Fi
     stated = {name: values[name] for name in (*_COUNTED, "num_params") if name in values}
     named = list(_find_named(values, data, stated))
     chosen = _choose(named, stated, values.get("moe"))
-    path = BY_NAME["model_family"].path
     for match in named if chosen is None else [m for m in named if m.model.shape != chosen.model.shape]:
         instead = f", but {chosen.model.name} {chosen.how}" if chosen is not None else ""
-        yield _note(path, _say_not_used(match, differences(match.model, stated)) + instead)
+        yield note("model_family", _say_not_used(match, differences(match.model, stated)) + instead)
     if chosen is None:
         if not named and "model_family" in values:
-            yield _note(path, f"{one_line(values['model_family'], 60)!r} is not in the catalogue of models")
+            yield note("model_family", f"{one_line(values['model_family'], 60)!r} is not in the catalogue of models")
         return
     yield from _correct_moe(chosen.model, values)
     yield from _use(chosen, values, differences(chosen.model, stated))
@@ -170,9 +169,7 @@ def _correct_moe(model: KnownModel, values: dict[str, Any]) -> Iterator[FieldPro
         return
     values["moe"] = has_experts
     what = "is a mixture of experts" if has_experts else "has no experts"
-    yield _note(
-        BY_NAME["moe"].path, f"is {str(stated).lower()}, but {model.name} {what}: {str(has_experts).lower()} is used"
-    )
+    yield note("moe", f"is {str(stated).lower()}, but {model.name} {what}: {str(has_experts).lower()} is used")
 
 
 def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[int, int]]) -> Iterator[FieldProblem]:
@@ -180,18 +177,18 @@ def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[in
     off = count_parameters(make_model(model.fields)) / model.num_params - 1 if model.num_params else None
     if off is None or abs(off) > MAX_OF_ANOTHER_KIND:
         what = f"{model.name} {match.how} has layers of another kind ({model.shape_note}): its shape is not used"
-        yield _note(BY_NAME["model_family"].path, what)
+        yield note("model_family", what)
         return
     source = f"{model.name} in the catalogue of models, {match.how} ({model.source})"
     for name in (*SHAPE, *_SWITCHES, *(EXPERTS if values.get("moe", True) else ())):
         if name in model.fields and name not in values:
             yield infer(values, name, model.fields[name], source)
     for name, (ours, theirs) in differing.items():
-        yield _note(BY_NAME[name].path, f"is {ours}, and {theirs} in {model.name}: the card's value is used")
+        yield note(name, f"is {ours}, and {theirs} in {model.name}: the card's value is used")
     if abs(off) > TOLERANCE or model.shape_note:
-        note = f": {model.shape_note}" if model.shape_note else ""
-        what = f"{model.name} is described as a plain transformer with {off:+.1%} parameters of the model{note}"
-        yield _note(BY_NAME["model_family"].path, what)
+        left_out = f": {model.shape_note}" if model.shape_note else ""
+        what = f"{model.name} is described as a plain transformer with {off:+.1%} parameters of the model{left_out}"
+        yield note("model_family", what)
 
 
 def _infer_from_widths(values: dict[str, Any]) -> Iterator[FieldProblem]:
@@ -213,8 +210,4 @@ def _check_count(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
         counted = count_parameters(make_model(values))
         if abs(counted / stated - 1) > _COUNT_TOLERANCE:
             message = f"is {stated}, but the widths have {counted} parameters ({counted / stated - 1:+.0%})"
-            yield _note(BY_NAME["num_params"].path, message)
-
-
-def _note(path: str, message: str) -> FieldProblem:
-    return FieldProblem(field=path, message=message, blocking=False)
+            yield note("num_params", message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from cclsearch.card.fields import (
     BY_NAME,
     CHIP_FIELDS,
     COUNT_FIELDS,
+    EXECUTORS,
     FIELDS,
     MISSING,
     MODEL_FIELDS,
@@ -20,7 +22,8 @@ from cclsearch.card.fields import (
     FieldProblem,
     infer,
     look_up,
-    read_field,
+    read_fields,
+    read_number,
     settable_fields,
 )
 from cclsearch.card.groups import Groups, fill_from_groups, read_groups
@@ -36,16 +39,14 @@ from cclsearch.card.model import (
     make_model,
 )
 from cclsearch.card.task import TASKS
-from cclsearch.card.template import read_configuration, read_template
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import guess_name, one_line
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, Value
 from cclsearch.core.yaml_file import parse_yaml_value, read_yaml, validate_mapping
 
 SUFFIXES = (".yaml", ".yml")
-_HARDWARE = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
-"""Field of a card's file -> its name in `Card.hardware`, if that differs."""
 _HARDWARE_SECTION = "workload.hardware."
 NEEDED_HARDWARE = ("accelerator", *COUNT_FIELDS)
 """Fields that a card may leave to a launcher profile."""
@@ -73,7 +74,7 @@ class GivenHardware:
         """Give a card what its file lacks; the numbers of an accelerator only together with its name."""
         fields = COUNT_FIELDS if "accelerator" in values else (*CHIP_FIELDS, *COUNT_FIELDS)
         for name in fields:
-            value = self.values.get(_HARDWARE.get(name, name))
+            value = self.values.get(BY_NAME[name].target)
             if value is not None and name not in values:
                 shown = next(iter(value.values())) if isinstance(value, Mapping) else value
                 yield infer(values, name, shown, self.source)
@@ -179,7 +180,7 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str, given: Given
     task_name = read_task(data, where)
     task = TASKS.find(task_name)
     fields = _fields_of(task)
-    values, problems = _read_fields(data, fields)
+    values, problems = read_fields(data, fields)
     groups = _read_groups(data, values, where)
     filled = list(given.fill(values)) if given is not None and not groups else []
     inferred = [*filter(None, [infer_phase(data)]), *infer_values(values, data)]
@@ -191,19 +192,7 @@ def inspect_mapping(data: Mapping[str, Any], name: str, where: str, given: Given
     report = CardReport(name, where, task_name, values, tuple(problems))
     if len(report.blocking) > len(report.open):
         return report
-    return replace(report, stated=_make_card(report, task_name, task, knobs, groups, data))
-
-
-def _read_fields(data: Mapping[str, Any], fields: Sequence[CardField]) -> tuple[dict[str, Any], list[FieldProblem]]:
-    values: dict[str, Any] = {}
-    problems: list[FieldProblem] = []
-    for field in fields:
-        value, problem = read_field(data, field)
-        if value is not None:
-            values[field.name] = value
-        if problem is not None:
-            problems.append(problem)
-    return values, problems
+    return replace(report, stated=_make_card(report, task, knobs, groups, data))
 
 
 def read_task(data: Mapping[str, Any], where: str) -> str:
@@ -271,40 +260,41 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
     return [*gathered, *others]
 
 
+_SAME = (
+    "phase",
+    "alternative_precisions",
+    "framework",
+    "framework_version",
+    "precision",
+    "recording",
+    "source",
+    "licence",
+)
+"""Fields that a card has under the name that they have in its file."""
+
+
 def _make_card(
-    report: CardReport,
-    task_name: str,
-    task: Any,
-    knobs: tuple[KnobDeclaration, ...],
-    groups: Groups,
-    data: Mapping[str, Any],
+    report: CardReport, task: Any, knobs: tuple[KnobDeclaration, ...], groups: Groups, data: Mapping[str, Any]
 ) -> StatedCard:
     values, fields = report.values, _fields_of(task)
-    hardware = {field: values[field] for field in StatedHardware.model_fields if field in values}
-    hardware |= {field: values[name] for name, field in _HARDWARE.items() if name in values}
+    stated = StatedHardware.model_fields
+    hardware = {f.target: values[f.name] for f in FIELDS if f.target in stated and f.name in values}
     hardware |= {"groups": groups} if groups else {}
     family = values.get("model_family", "")
     return StatedCard(
         name=report.name,
-        title=values.get("description", family or task_name),
-        task=task_name,
-        phase=values.get("phase"),
+        title=values.get("description", family or report.task),
+        task=report.task,
         family=family,
         model=make_model(values) if "num_layers" in values else None,
-        work=Config({f.key or f.name: values[f.name] for f in _work_fields(task) if f.name in values}),
-        precision=values.get("precision", ""),
-        alternative_precisions=values.get("alternative_precisions", ()),
+        work=Config({f.target: values[f.name] for f in _work_fields(task) if f.name in values}),
         hardware=StatedHardware(**hardware) if report.open else Hardware(**hardware),
-        framework=values.get("framework", ""),
-        framework_version=values.get("framework_version", ""),
         knobs=knobs,
-        recording=values.get("recording"),
-        source=values.get("source", ""),
-        licence=values.get("licence", ""),
         notes=tuple(str(p) for p in report.problems if p.inferred is None and not p.blocking),
         inferred=report.inferred,
         configuration=read_configuration(data),
         template=read_template(data, fields),
+        **{"precision": "", "framework": "", **{name: values[name] for name in _SAME if name in values}},
     )
 
 
@@ -312,9 +302,9 @@ def _read_groups(data: Mapping[str, Any], values: dict[str, Any], where: str) ->
     """The groups of unlike hardware; the fields of `values` that follow from them are set."""
     groups = read_groups(look_up(data, "workload.hardware.groups"), where)
     if groups:
-        stated = {_HARDWARE.get(name, name): value for name, value in values.items()}
-        for field, value in fill_from_groups(groups, stated, where).items():
-            values[next((name for name, other in _HARDWARE.items() if other == field), field)] = value
+        names = {field.target: field.name for field in FIELDS}
+        stated = {target: values[name] for target, name in names.items() if name in values}
+        values |= {names[target]: value for target, value in fill_from_groups(groups, stated, where).items()}
     return groups
 
 
@@ -358,3 +348,50 @@ def _apply_set(data: Mapping[str, Any], setting: str) -> dict[str, Any]:
     for part in reversed(settable[field].split(".")):
         nested = {part: nested}
     return _merge(data, nested)
+
+
+PLAN = "model_plan_parallelization"
+_KEPT = ("version", "hf_url", "trace_url", "contributor", "contact", "workload", *EXECUTORS, "metric_source")
+"""Sections of the template; other sections (the runs of an agent, sources, knobs) are not."""
+_MAX_FIELDS, _MAX_TEXT = 200, 500
+_KNOBS = {"pp_mb": "micro_batch_size", "micro_batch": "micro_batch_size"}
+_PLAN_FIELDS = ("tp", "dp", "pp", "ep", "cp", "dp_replicate", "dp_shard", "pp_mb", "micro_batch", "micro_batch_size")
+
+
+def read_template(data: Mapping[str, Any], fields: tuple[CardField, ...]) -> Config:
+    """Dotted path -> value of every other field of the template, secrets masked; at most 200 of them."""
+    read = {path for field in fields for path in field.paths if field.name != "source"}
+    kept: dict[str, Value] = {}
+    for section in _KEPT:
+        for path, value in _flatten(section, data.get(section)):
+            if path not in read and f".{PLAN}." not in path and len(kept) < _MAX_FIELDS:
+                kept[path] = value
+    return Config(kept)
+
+
+def read_configuration(data: Mapping[str, Any]) -> Config:
+    """The parallel plan of the card: degrees that it states as whole numbers above 0; `dp` is replicas x shards."""
+    plan = next((found for root in EXECUTORS if isinstance(found := look_up(data, f"{root}.{PLAN}"), Mapping)), {})
+    stated: dict[str, Value] = {}
+    for name in _PLAN_FIELDS:
+        number = read_number(plan.get(name))
+        if number is not None and number.is_integer() and number < 1e6:
+            stated.setdefault(_KNOBS.get(name, name), int(number))
+    shards = [int(stated[name]) for name in ("dp_replicate", "dp_shard") if name in stated]
+    if "dp" not in stated and shards:
+        stated = {"dp": math.prod(shards), **stated}
+    return Config(stated)
+
+
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, Value]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flatten(f"{path}.{one_line(str(name), 80)}", item)
+    elif isinstance(value, list):
+        for index, item in enumerate(value[:50]):
+            yield from _flatten(f"{path}.{index}", item)
+    elif isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        yield path, value
+    elif isinstance(value, str) and value.strip():
+        name = path.rpartition(".")[2]
+        yield path, one_line(redact(f"{name}={value}").removeprefix(f"{name}="), _MAX_TEXT)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
 from cclsearch.charts.trials import Axis, TrialPoint, best_so_far
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 
 
 @dataclass(frozen=True)

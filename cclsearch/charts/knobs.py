@@ -7,7 +7,7 @@ from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, show_choice, tips
 from cclsearch.charts.trials import Axis, TrialPoint, varied_knobs
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 from cclsearch.core.values import Value, format_config
 
 MAX_LINES = 300

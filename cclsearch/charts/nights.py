@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 
 
 @dataclass(frozen=True)

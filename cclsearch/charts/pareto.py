@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 from cclsearch.core.values import Value, format_config
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cclsearch.charts.chart import SERIES, Chart, Row, category, cut, make_spec, tips
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 
 SMALL_SHARE = 0.02
 """Parts below this share of every bar are merged into `other`."""

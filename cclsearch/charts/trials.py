@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, show_choice, tips
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance, Value, format_config
 
 BEST, RANKED, CONFIRMED = "best", "ranked", "confirmation"

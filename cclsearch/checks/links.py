@@ -12,10 +12,9 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.figures import PositiveCount
 from cclsearch.core.job_file import JobFileError, read_job_bytes
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, Failure, Model
+from cclsearch.core.values import Config, Failure, Model, PositiveCount
 from cclsearch.launch.base import Job, JobState, Launcher
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import EVIDENCE_FILE, TrialInput

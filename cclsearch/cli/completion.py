@@ -11,8 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from cclsearch.cli import COMMANDS, EXIT_OK, make_parser
-from cclsearch.core.content import list_content
-from cclsearch.core.names import list_run_names
+from cclsearch.core.content import list_content, list_run_names
 
 if TYPE_CHECKING:
     import argparse
@@ -121,9 +120,9 @@ def list_names(argument: argparse.Action | None) -> list[str]:
 
 
 LISTED = {
-    "launchers": "cclsearch.core.names:list_profiles",
-    "frameworks": "cclsearch.core.names:list_frameworks",
-    "recordings": "cclsearch.core.names:list_recordings",
+    "launchers": "cclsearch.core.content:list_profiles",
+    "frameworks": "cclsearch.core.content:list_frameworks",
+    "recordings": "cclsearch.core.content:list_recordings",
     "providers": "cclsearch.propose.agent.providers.kind:list_kinds",
     "samplers": "cclsearch.propose.study.choose:list_samplers",
     "strategies": "cclsearch.propose.study.choose:list_strategies",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, EXIT_SHARED_CAUSE
 from cclsearch.cli.screen import print_end, show_table, stop_when_unread
@@ -16,7 +19,6 @@ from cclsearch.loop import drive
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import find_budget
 from cclsearch.loop.session import Session
-from cclsearch.loop.signals import listen_for_stop
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
@@ -90,3 +92,23 @@ def _showing(writer: RunWriter, session: Session, args: argparse.Namespace) -> I
             name = name_run(writer.folder, args.runs)
             ways = f"continue with `ccl-search resume {name}`, or cancel its jobs with `ccl-search clean {name}`"
             raise UserError(f"{error}; the search stopped, every finished trial is kept: {ways}") from None
+
+
+@contextlib.contextmanager
+def listen_for_stop(stop: StopSignal) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP request a clean stop; a second Ctrl-C interrupts at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        name = signal.Signals(number).name
+        with contextlib.suppress(OSError):  # `print` may not be called again while it runs, as a handler may
+            os.write(2, f"\n{name}: stopping the search; Ctrl-C ends it at once\n".encode())
+        stop.request(f"stopped by {name}", EndKind.SIGNAL)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

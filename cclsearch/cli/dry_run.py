@@ -7,14 +7,13 @@ import tempfile
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.core.content import trial_folder
 from cclsearch.core.text import one_line, plain
-from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import format_knob_value
 from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
 from cclsearch.launch.profile import make_launcher
-from cclsearch.loop.memory_filter import hold_back
-from cclsearch.loop.proposer import make_offline_proposer
+from cclsearch.loop.session import hold_back, make_offline_proposer
 from cclsearch.plan.plan import Plan
 from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.propose.base import Proposal, SearchView

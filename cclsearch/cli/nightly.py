@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.drive import listen_for_stop
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.loop.jobs import StopSignal
-from cclsearch.loop.signals import listen_for_stop
 from cclsearch.nightly import install as installing
 from cclsearch.nightly.config import NightlyConfig, load_nightly
 from cclsearch.nightly.night import plan_jobs

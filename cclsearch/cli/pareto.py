@@ -8,8 +8,7 @@ import json
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.metrics import MetricInfo
-from cclsearch.core.numbers import show_number
-from cclsearch.core.text import plain
+from cclsearch.core.text import plain, show_number
 from cclsearch.core.values import Provenance
 from cclsearch.report.figures import name_value
 from cclsearch.report.pareto import ParetoPage

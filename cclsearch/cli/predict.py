@@ -11,7 +11,7 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.cli.space import read_asked
 from cclsearch.core.errors import UserError, require_writable
-from cclsearch.plan.cost import estimate_search
+from cclsearch.plan.forecast import estimate_search
 from cclsearch.plan.subject import find_subject
 from cclsearch.plan.warm_start import adapt_predictor
 from cclsearch.report.predicted import (

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
+from cclsearch.core.content import list_recordings
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_recordings
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
 from cclsearch.plan.target import find_recording

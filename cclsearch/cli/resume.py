@@ -12,7 +12,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import is_terminal
 from cclsearch.core.values import Provenance
 from cclsearch.loop.drive import Changes
-from cclsearch.loop.grow import check_growth
+from cclsearch.loop.session import check_growth
 from cclsearch.loop.unknown_trials import UnknownPolicy, find_unknown_trials
 from cclsearch.propose.agent.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.cli.arguments import take
+from cclsearch.core.content import list_recordings
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_recordings
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
 from cclsearch.core.terminal import is_terminal
-from cclsearch.loop.start import start_run
+from cclsearch.loop.drive import start_run
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, read_names
@@ -22,8 +22,7 @@ from cclsearch.plan.warm_start import AUTO, NONE, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
 from cclsearch.space.opening import Extend
-from cclsearch.space.parse import parse_knobs
-from cclsearch.space.tuning_config import read_tuning_config
+from cclsearch.space.parse import parse_knobs, read_tuning_config
 from cclsearch.tracking.webhook import choose_webhook
 
 NO_LLM = "none"

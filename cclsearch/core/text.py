@@ -1,4 +1,4 @@
-"""Make untrusted text safe to print, and shorten it."""
+"""Make untrusted text safe to print, shorten it, and write numbers and counts for people."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import re
 from collections.abc import Iterable
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+_PREFIXES = {
+    "s": (("", 1.0), ("m", 1e-3), ("u", 1e-6)),
+    **dict.fromkeys(("B", "B/step", "B/s"), (("G", 1e9), ("M", 1e6), ("k", 1e3))),
+}
+"""Unit -> its prefixes and their factors, the largest first."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 
 
@@ -35,3 +40,24 @@ def guess_name(name: str, known: Iterable[str]) -> str:
     """What an error about an unknown name adds: ` (did you mean 'wl2'?)`; empty if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def show_number(value: float, digits: int = 3) -> str:
+    """The number with about three significant digits: `0.0123`, `1.23`, `123`, `12,300`, `1.2e+09`."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.{digits}g}"
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A value to four digits with a readable unit: `1.5 ms`, `2.5 GB`, `45.31 %`; `-` for None."""
+    if value is None:
+        return "-"
+    if unit == "fraction":
+        return f"{100 * value:.2f} %"
+    if unit == "rank":
+        return f"rank {value:.0f}"
+    if unit == "s" and 0 < abs(value) < 1e-6:
+        return f"{value * 1e9:.4g} ns"
+    for prefix, size in _PREFIXES.get(unit, ()):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"

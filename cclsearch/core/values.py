@@ -1,4 +1,7 @@
-"""Frozen values shared by all packages: a configuration, a failure, the provenance of a measurement."""
+"""Frozen values shared by all packages: a configuration, a failure, the provenance of a measurement.
+
+Also the types of the figures that a job reports: numbers of JSON, never a truth value or a text in place of one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import json
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, StrictInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict, StrictInt
 from pydantic_core import CoreSchema, core_schema
 
 from cclsearch.core.job_file import RESULT_BYTES, read_job_bytes
@@ -188,3 +191,21 @@ class Provenance(StrEnum):
     def mark(self) -> str:
         """What follows a figure that was not measured, for example ` (recorded)`; else empty."""
         return "" if self is Provenance.MEASURED else f" ({self.value})"
+
+
+def _take_whole(value: Any) -> Any:
+    """The value, a whole float as an int: scripts write 1.0e9 bytes."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Number = Annotated[float, Strict()]
+"""Any number; also one that is not finite, which its reader leaves out or explains."""
+Count = Annotated[int, Strict(), BeforeValidator(_take_whole), Field(ge=0, lt=2**63)]
+"""A whole number from 0."""
+PositiveCount = Annotated[int, Strict(), BeforeValidator(_take_whole), Field(ge=1, lt=2**63)]
+Seconds = Annotated[float, Strict(), Field(ge=1e-9, le=1e9)]
+"""A measured duration: the clocks have nanoseconds, and 1e9 s are 30 years."""
+TimeLimit = Annotated[float, Strict(), Field(gt=0)]
+"""Seconds that a job may take; infinite without a limit."""
+Joules = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]

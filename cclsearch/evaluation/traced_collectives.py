@@ -9,7 +9,7 @@ import numpy as np
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.evaluation.traced_products import PRECISION_OF_DTYPE
-from cclsearch.scoring.traced import TracedCollective
+from cclsearch.scoring.evidence import TracedCollective
 from cclsearch.trace.events import Collective
 from cclsearch.trace.view import RankView, TraceView
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from cclsearch.launch.contract import NONCE_MARK
-from cclsearch.scoring.traced import TracedRank
+from cclsearch.scoring.evidence import TracedRank
 from cclsearch.trace.events import DEVICE_WORK, EventTable, TraceSet, rows_of_kinds
 
 MIN_DISTINCT = 50

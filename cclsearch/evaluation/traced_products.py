@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.card.hardware import PRECISION_BITS
-from cclsearch.scoring.traced import TracedProducts
+from cclsearch.scoring.evidence import TracedProducts
 from cclsearch.trace.events import EventTable, Kind, OpShape
 from cclsearch.trace.flops import count_ops, find_flops
 from cclsearch.trace.intervals import Int64s, subtract_spans, total_ns

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
-from cclsearch.core.figures import Count
 from cclsearch.core.job_file import (
     RESULT_BYTES,
     JobFileError,
@@ -24,7 +23,7 @@ from cclsearch.core.job_file import (
     read_tail,
 )
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Failure, FailureKind, Model, Stage
+from cclsearch.core.values import Count, Failure, FailureKind, Model, Stage
 from cclsearch.launch.base import JobStatus
 from cclsearch.launch.contract import (
     EVIDENCE_FILE,

@@ -16,8 +16,7 @@ from pydantic import ConfigDict, Field, StrictBool
 
 from cclsearch.card.model import Card, ModelArch
 from cclsearch.card.task import TASKS
-from cclsearch.core.figures import Count, Joules, NotNegative, Number, PositiveCount
-from cclsearch.core.values import Config, Failure, Model, Value
+from cclsearch.core.values import Config, Count, Failure, Joules, Model, NotNegative, Number, PositiveCount, Value
 
 RESULT_FILE = "result.json"
 CONFIG_FILE = "config.json"

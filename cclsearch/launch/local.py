@@ -18,12 +18,11 @@ from functools import cached_property
 from pathlib import Path
 
 from cclsearch.core import processes
+from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
-from cclsearch.core.figures import Count, Number, PositiveCount, TimeLimit
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.lock_file import hold_file, is_held
-from cclsearch.core.trial_folder import TRIALS_FOLDER
-from cclsearch.core.values import Failure, FailureKind, Model, Provenance
+from cclsearch.core.values import Count, Failure, FailureKind, Model, Number, PositiveCount, Provenance, TimeLimit
 from cclsearch.launch import spread
 from cclsearch.launch.base import (
     Check,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cclsearch.core.trial_folder import TRIALS_FOLDER
+from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.values import Model
 from cclsearch.launch.base import Handle
 

@@ -10,9 +10,8 @@ from pydantic import Field, ValidationError
 
 from cclsearch.card.groups import HardwareGroup
 from cclsearch.card.model import KnobDeclaration
-from cclsearch.core.content import FRAMEWORK_SUFFIX, find_content, project_root
+from cclsearch.core.content import FRAMEWORK_SUFFIX, PROFILE_SUFFIXES, find_content, list_profiles, project_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import PROFILE_SUFFIXES, list_profiles
 from cclsearch.core.registry import Registry, describe_broken_plugins
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
+from cclsearch.launch.base import StartRefuser
 from cclsearch.launch.in_process import Measure
-from cclsearch.loop.grow import grow_space
+from cclsearch.launch.profile import make_launcher
 from cclsearch.loop.growth import Wanted
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import run_search
-from cclsearch.loop.node_hours import keep_node_hours
-from cclsearch.loop.session import Session, begin_or_resume, open_session
+from cclsearch.loop.meter import keep_node_hours
+from cclsearch.loop.session import Session, begin_or_resume, grow_space, open_session
 from cclsearch.loop.unknown_trials import UnknownPolicy
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.summary import summarize_run
-from cclsearch.run.folder import load_run
+from cclsearch.run.folder import create_run, load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.tracking.webhook import send_webhook
 
@@ -136,3 +137,11 @@ def explain_write_errors(folder: Path, continued: str) -> Iterator[None]:
             f"cannot write to {str(place)!r}: {error.strerror or error}; every finished trial is kept."
             f" Fix that, then {continued}"
         ) from None
+
+
+def start_run(spec: RunSpec, runs_folder: Path, *, extra_files: Mapping[str, str] | None = None) -> Path:
+    """Create the run's folder with its frozen inputs; raises UserError, and creates nothing, if no job could start."""
+    launcher = make_launcher(spec.profile, framework=spec.framework)
+    if isinstance(launcher, StartRefuser):
+        launcher.refuse_at_start()
+    return create_run(spec, runs_folder, extra_files=extra_files)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cclsearch.card.task import TASKS
+from cclsearch.core.content import trial_folder
+from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.secrets.redact import redact
-from cclsearch.core.trial_folder import trial_folder
+from cclsearch.core.text import one_line
+from cclsearch.core.values import Config, Value
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
-from cclsearch.loop.llm_growth import GrowingSpace
+from cclsearch.loop.growth import MAX_GROWTHS, level_of, list_openings, plan_growth
 from cclsearch.propose.agent.agent import Agent, make_agent
 from cclsearch.propose.agent.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
@@ -22,12 +26,17 @@ from cclsearch.propose.agent.providers.spec import (
     read_timeout_s,
     refuse_if_offline,
 )
-from cclsearch.propose.base import LlmContext
+from cclsearch.propose.base import LlmContext, SearchView
 from cclsearch.propose.events import LlmMode
+from cclsearch.record.event import SpaceGrown
+from cclsearch.run.folder import grow_spec
 from cclsearch.run.spec import RunSpec, read_spec
 from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.scoring.objective import Objective, Term
 from cclsearch.scoring.outcome import Outcome
+from cclsearch.space.build import explain_config
+from cclsearch.space.framework import load_framework
+from cclsearch.space.opening import Extend
 
 LOG_TAIL_BYTES = 4000
 OVERLAP_BYTES = 16_000
@@ -134,3 +143,54 @@ def _of_reference(term: Term, is_minimized: bool) -> str:
 
 def _read_log(path: Path) -> str:
     return redact(read_tail(path, LOG_TAIL_BYTES + OVERLAP_BYTES))[-LOG_TAIL_BYTES:]
+
+
+NO_RECORDING = "nothing: this search reads a recording, where only the measured configurations exist"
+
+
+class GrowingSpace:
+    """Explains configurations of the space as it is now, and checks what the model asks to add; a `SpaceExtender`."""
+
+    def __init__(self, original: RunSpec) -> None:
+        """`original` is the search as it began, without later growth."""
+        self._original = original
+        self._level = level_of(original)
+        self._growth: SpaceGrown | None = None
+
+    def explain(self, config: Config) -> Sequence[str]:
+        """The rules that a configuration violates, one line each."""
+        spec = grow_spec(self._original, self._growth)
+        framework = load_framework(spec.framework)
+        verdicts = explain_config(spec.card, framework, config, spec.knobs, spec.use_fewer)
+        return [f"{verdict.rule}: {verdict.summary} ({verdict.detail})" for verdict in verdicts if verdict.ok is False]
+
+    def offers(self, view: SearchView) -> Sequence[str]:
+        """What may be added now, one line each; empty if nothing may."""
+        grown = self._read(view)
+        if self._level is Extend.OFF:
+            return []
+        if self._original.recording is not None:
+            return [NO_RECORDING]
+        if len(grown) >= MAX_GROWTHS:
+            return []
+        framework = load_framework(self._original.framework)
+        lines = [opening.describe() for opening in list_openings(self._original, view.space.knobs).values()]
+        if self._level is Extend.ANY and framework.libraries:
+            lines.append(
+                f"any other variable or XLA flag of {', '.join(framework.libraries)} by its name, unless it loads code,"
+                " names a place, or changes precision, hardware or the work; one that the framework does not know fails"
+            )
+        return lines
+
+    def check(self, view: SearchView, wanted: Mapping[str, Sequence[Value]]) -> str:
+        """What would be added, in one line; raises UserError that says what may not be, and why."""
+        grown = self._read(view)
+        if self._original.recording is not None:
+            raise UserError(NO_RECORDING)
+        planned = plan_growth(self._original, self._growth, len(grown), wanted, level=self._level)
+        return one_line(planned.describe(len(view.space)), 400)
+
+    def _read(self, view: SearchView) -> list[SpaceGrown]:
+        grown = [event for event in view.events if isinstance(event, SpaceGrown)]
+        self._growth = grown[-1] if grown else None
+        return grown

@@ -14,18 +14,19 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.evaluation.control import correct_observations, propose_control
 from cclsearch.launch.base import StartWarner
-from cclsearch.loop.finalists import choose_finalists
-from cclsearch.loop.grow import add_wanted
-from cclsearch.loop.session import Session
+from cclsearch.loop.session import Session, add_wanted
 from cclsearch.loop.shared_cause import explain_end, find_shared_cause
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import BUSY_MACHINE, Note
-from cclsearch.propose.observations import observed_rows
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
-from cclsearch.record.trial import TrialState, find_state
+from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial, TrialState, find_state
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
+from cclsearch.scoring.objective import Objective
 from cclsearch.space.table import RowSet, mask_rows
+from cclsearch.stats.noise import estimate_noise, pick_finalists
+from cclsearch.stats.pareto import find_pareto_front
 from cclsearch.study.view import StudyView
 from cclsearch.tracking.view import TrackingView
 
@@ -129,7 +130,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     unfinished = [(trial.number, space.row(trial.config)) for trial in writer.state.unfinished]
     running = {row for _, row in unfinished}
     seen_N = np.zeros(len(space), dtype=bool)
-    seen_N[observed_rows(observations)] = True
+    seen_N[observations.rows] = True
     held_back_N = mask_rows(session.held_back.rows, len(space)) & ~seen_N
     held_back_N[[row for row in lost if row is not None and not seen_N[row]]] = True
     held_back_N[[row for row in running if row is not None]] = False
@@ -352,3 +353,27 @@ def _confirm(writer: RunWriter, session: Session, deadline_s: float) -> None:
     while writer.state.unfinished and not _must_stop(writer, session, deadline_s):
         session.jobs.start_waiting(writer)
         _collect(writer, session)
+
+
+def choose_finalists(state: RunState, count: int, objective: Objective) -> list[Trial]:
+    """Return first runs of up to `count` configurations, the most promising first.
+
+    With one metric these are the best and those within the noise of it; with several, those of the Pareto front, spread
+    along it.
+    """
+    if objective.is_multi:
+        return _choose_on_front(state, count, objective)
+    runs = state.losses_by_config()
+    noise = estimate_noise(list(runs.values())).widened(state.window_errors)
+    return [state.runs_of(config)[0] for config in pick_finalists(runs, noise, count)]
+
+
+def _choose_on_front(state: RunState, count: int, objective: Objective) -> list[Trial]:
+    trials = [state.trials[number] for number in state.losses_by_trial()]
+    values_NM = np.array([objective.values(trial.outcome.metrics) for trial in trials if trial.outcome])
+    if not len(values_NM):
+        return []
+    on_front = np.flatnonzero(find_pareto_front(values_NM))
+    ordered = on_front[np.argsort(values_NM[on_front, 0], kind="stable")]
+    chosen = ordered[np.unique(np.linspace(0, len(ordered) - 1, min(count, len(ordered))).round().astype(int))]
+    return [trials[n] for n in chosen]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Provenance
 from cclsearch.core.version import __version__
 from cclsearch.evaluation.comparison import TrialComparison, make_comparison
@@ -18,29 +21,42 @@ from cclsearch.launch.base import WorkloadUser
 from cclsearch.launch.in_process import InProcessLauncher, Measure
 from cclsearch.launch.profile import make_launcher
 from cclsearch.loop.early_stop import find_stop_above
-from cclsearch.loop.growth import require_growth
+from cclsearch.loop.growth import Wanted, level_of, plan_growth, require_growth
 from cclsearch.loop.jobs import JobRunner, StopSignal
-from cclsearch.loop.memory_filter import HeldBack, hold_back
-from cclsearch.loop.proposer import make_proposer
 from cclsearch.loop.unknown_trials import UnknownPolicy, find_adoptable, find_unknown_trials, record_adopted
 from cclsearch.plan.subject import locate_recording
 from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
-from cclsearch.propose.base import Observation, Proposer
+from cclsearch.propose.base import PROPOSERS, Observation, Proposer, ProposerContext
+from cclsearch.propose.enqueued import EnqueuedProposer
+from cclsearch.propose.events import NOT_ADDED, Note
+from cclsearch.propose.study.choose import make_sampler
 from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import find_table
-from cclsearch.run.folder import load_run
+from cclsearch.run.folder import grow_spec, load_run
 from cclsearch.run.log_masking import LogMasker
-from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
+from cclsearch.run.spec import SAMPLER, SPEC_FILE, RunSpec, hash_file, read_spec
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework
-from cclsearch.space.table import Space
+from cclsearch.space.opening import Extend
+from cclsearch.space.table import RowSet, Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
 from cclsearch.tracking.targets import LogTarget, open_targets
+
+MIN_FIT_PROBABILITY = 0.005
+"""Below this probability to fit into memory, a configuration is not launched."""
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Rows of the search space that are not launched, and why."""
+
+    rows: Set[int] = frozenset()
+    reason: str = ""
 
 
 class TrialLimit(Protocol):
@@ -194,3 +210,91 @@ def _resume(writer: RunWriter, session: Session, changed: SearchResumed, *, conf
     if confirms and not spec.provenance.is_repeatable:
         raise UserError(f"--confirm: a {spec.provenance.value} figure cannot be confirmed by another run")
     writer.record(changed.at(time.time()))
+
+
+def make_proposer(spec: RunSpec, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> Proposer:
+    """Return what proposes: the strategy that decides between LLM and sampler, or the sampler, after what the user
+    enqueued. Long work, such as a turn of the LLM, ends as soon as `is_stopped`.
+    """
+    if spec.strategy == SAMPLER:
+        proposer = make_offline_proposer(spec, is_stopped)
+    else:
+        from cclsearch.loop.llm_agent import make_llm_context
+
+        context = ProposerContext(
+            make_sampler=lambda: make_offline_proposer(spec, is_stopped),
+            parallel=spec.limits.parallel,
+            is_stopped=is_stopped,
+            llm=make_llm_context(spec, folder),
+        )
+        proposer = PROPOSERS.get(spec.strategy).from_context(context)
+    return EnqueuedProposer(spec.first, proposer) if spec.first else proposer
+
+
+def make_offline_proposer(spec: RunSpec, is_stopped: Callable[[], bool] = lambda: False) -> Proposer:
+    """Return what asks the study's sampler: what `--dry-run` shows, and the fallback of a search with an LLM."""
+    return make_sampler(spec.sampler, ProposerContext(parallel=spec.limits.parallel, is_stopped=is_stopped))
+
+
+def hold_back(spec: RunSpec, space: Space) -> HeldBack:
+    """Return the rows that almost certainly do not fit into memory.
+
+    Rows of a recording are never held back, since reading them costs nothing. If no row can fit, none is held back.
+    """
+    if spec.recording is not None:
+        return HeldBack()
+    from cclsearch.stats.closed_form import predict_space
+
+    prediction = predict_space(spec.card, space)
+    if prediction is None:
+        return HeldBack()
+    oversized_N = prediction.fits_N < MIN_FIT_PROBABILITY
+    if oversized_N.all() or not oversized_N.any():
+        return HeldBack()
+    rows, memory_gib_N = RowSet(oversized_N), prediction.memory_gib_N
+    least = int(np.argmin(np.where(oversized_N, memory_gib_N, np.inf)))
+    most = int(np.argmax(np.where(oversized_N, memory_gib_N, -np.inf)))
+    reason = (
+        f"{len(rows)} of {len(space)} configurations are held back: the memory model gives each less than"
+        f" {MIN_FIT_PROBABILITY:.1%} probability to fit into {spec.card.hardware.memory_gib:g} GiB; predicted need:"
+        f" {memory_gib_N[least]:.3g} GiB ({space.config(least)}) to {memory_gib_N[most]:.3g} GiB ({space.config(most)})"
+    )
+    return HeldBack(rows, reason)
+
+
+def add_wanted(writer: RunWriter, session: Session) -> Session:
+    """The session after what the LLM's last turn asks to add was added, or a note says why it was not.
+
+    The turn is in the ledger before, so that a kill in between loses nothing.
+    """
+    turn = writer.state.wanted
+    if turn is None:
+        return session
+    try:
+        return grow_space(writer, session, turn.adds, why=turn.why, level=level_of(session.spec))
+    except UserError as error:
+        text = one_line(f"what turn {turn.turn} asks for is not added: {error}", 500)
+        writer.record(Note(topic=NOT_ADDED, text=text).at(session.now_s()))
+        return session
+
+
+def check_growth(folder: Path, state: RunState, wanted: Wanted) -> None:
+    """Raise UserError if the search in that folder cannot have these values; nothing is recorded."""
+    plan_growth(read_spec(folder), state.growth, state.num_growths, wanted, level=Extend.LISTED)
+
+
+def grow_space(
+    writer: RunWriter, session: Session, wanted: Wanted, *, why: str = "", level: Extend = Extend.LISTED
+) -> Session:
+    """Record that these values were added to the search space; returns the session over the grown space.
+
+    Trials that ran before a knob was added have its neutral value. Raises UserError if the search reads a recording,
+    if something may not be added, or if no configuration would be.
+    """
+    original, state = read_spec(writer.folder), writer.state
+    grown = plan_growth(original, state.growth, state.num_growths, wanted, level=level, why=why)
+    writer.record(grown.event.at(session.now_s()))
+    spec = grow_spec(session.spec, grown.event)
+    if isinstance(session.jobs.launcher, WorkloadUser):
+        session.jobs.launcher.use_workload(spec.card, grown.space)
+    return replace(session, spec=spec, space=grown.space, held_back=hold_back(spec, grown.space))

@@ -10,10 +10,9 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.values import Model
-from cclsearch.loop.start import start_run
+from cclsearch.loop.drive import start_run
 from cclsearch.plan.plan import Plan, plan_search
-from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.requested import load_requested, refuse_unlike
+from cclsearch.plan.request import SearchRequest, load_requested, refuse_unlike
 from cclsearch.plan.target import choose_target
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import load_recording

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from cclsearch.core.content import trial_folder
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Provenance
 from cclsearch.nightly.compare import Comparison, NightVerdict, compare_night
 from cclsearch.nightly.config import NightlyConfig

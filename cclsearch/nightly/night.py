@@ -17,11 +17,11 @@ from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.settings import load_settings
 from cclsearch.core.values import Provenance
+from cclsearch.loop.drive import start_run
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.loop.meter import Allowance, Meter
 from cclsearch.loop.session import begin_or_resume, open_session
-from cclsearch.loop.start import start_run
 from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.share import (

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.nights import NightPoint, draw_nights
-from cclsearch.core.numbers import show_number
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Provenance, format_config
 from cclsearch.nightly.compare import NightVerdict
 from cclsearch.nightly.summary import JobSummary, NightSummary, describe_trials, show_best

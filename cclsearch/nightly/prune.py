@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
-from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.launch.contract import TRACE_FOLDER
 from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night

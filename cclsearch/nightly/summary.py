@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Model, Provenance
 from cclsearch.nightly.compare import Change, NightVerdict
 from cclsearch.nightly.history import NightFigure
@@ -195,10 +195,5 @@ def show_best(job: JobSummary) -> str:
         return "none"
     mark = Provenance(job.provenance).mark if job.provenance else ""
     low, high = job.best.low, job.best.high
-    span = f" [{_show_number(low)}, {_show_number(high)}]" if low is not None and high is not None else ""
-    return f"{_show_number(job.best.value)} {job.unit}".rstrip() + span + mark
-
-
-def _show_number(value: float) -> str:
-    """Four digits, or all of a number of thousands: `0.1736`, `105,600`."""
-    return f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}"
+    span = f" [{show_number(low, 4)}, {show_number(high, 4)}]" if low is not None and high is not None else ""
+    return f"{show_number(job.best.value, 4)} {job.unit}".rstrip() + span + mark

@@ -8,31 +8,42 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import shlex
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
+from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.secrets.redact import redact
-from cclsearch.core.values import Config, Provenance
+from cclsearch.core.registry import describe_broken_plugins
+from cclsearch.core.secrets.redact import public_environment, redact
+from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.values import Config, Provenance, Value, format_config
 from cclsearch.core.version import __version__
 from cclsearch.launch.profile import Profile, make_launcher
-from cclsearch.plan.baseline import choose_baseline
-from cclsearch.plan.cost import estimate_search
-from cclsearch.plan.impossible import describe_impossible, describe_no_room
-from cclsearch.plan.origin import find_command, find_commit
-from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.requested import load_requested
-from cclsearch.plan.strategy import choose_strategy
+from cclsearch.plan.forecast import describe_impossible, describe_no_room, estimate_search
+from cclsearch.plan.request import SearchRequest, load_requested
 from cclsearch.plan.target import choose_target
 from cclsearch.plan.warm_start import AUTO, NONE, learn_from_earlier
 from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
+from cclsearch.propose.agent.policy.store import freeze_seed
+from cclsearch.propose.agent.providers.kind import describe_forms, explain_unknown_price, list_kinds, list_prices
+from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s, refuse_if_offline
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.study.choose import try_sampler
+from cclsearch.propose.study.choose import list_strategies, resolve_sampler, try_sampler
 from cclsearch.run.catalog import LAST
-from cclsearch.run.spec import RunSpec
+from cclsearch.run.spec import DEFAULT_SAMPLER, DEFAULT_STRATEGY, SAMPLER, RunSpec
 from cclsearch.scoring.objective import choose_objective
+from cclsearch.space.build import explain_config
+from cclsearch.space.framework import load_framework
+from cclsearch.space.knobs import canonical_name, meaning_of
+from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.kernel_classes import load_classes
@@ -117,15 +128,6 @@ def _read_provenance(profile: Profile, framework: str) -> Provenance:
         return launcher.provenance
 
 
-def _choose_baseline(request: SearchRequest, workload: ResolvedWorkload) -> Config | None:
-    if request.baseline is None:
-        return None
-    framework = None if workload.recording else workload.framework
-    return choose_baseline(
-        request.baseline, workload.space, workload.card, framework, workload.knobs, use_fewer=workload.use_fewer
-    )
-
-
 def _describe_cost(request: SearchRequest, workload: ResolvedWorkload, provenance: Provenance) -> tuple[str, ...]:
     """What the search will use of the cluster; nothing if no trial runs."""
     limits = request.limits
@@ -166,3 +168,144 @@ def _choose_run_id(request: SearchRequest) -> str:
     if not RUN_ID.match(request.run_id):
         raise UserError(f"a run's name must be letters, digits, `.`, `_` and `-` (at most 80), not {request.run_id!r}")
     return request.run_id
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """The chosen strategy and its LLM options."""
+
+    name: str
+    sampler: str
+    """As `--sampler` names it; a folder as an absolute path."""
+    llm_options: Mapping[str, Value | None]
+    """The request's, with the seed policy's source."""
+    notes: tuple[str, ...]
+    """On the LLM: none is used, its key is missing, or its price is unknown."""
+
+
+def choose_strategy(request: SearchRequest) -> Strategy:
+    """Return the strategy of an LLM, else `sampler`, with the sampler; raises UserError if one cannot work."""
+    name = _choose_name(request)
+    sampler = resolve_sampler(request.sampler or DEFAULT_SAMPLER)
+    return Strategy(name, sampler, freeze_seed(request.llm_options), _describe_llm(request))
+
+
+def _choose_name(request: SearchRequest) -> str:
+    strategy = request.strategy
+    if strategy is not None and strategy not in (known := list_strategies()):
+        raise UserError(
+            f"there is no strategy {strategy!r}{guess_name(strategy, known)}; known: {', '.join(known)}; name a sampler"
+            f" with --sampler{describe_broken_plugins()}"
+        )
+    if not request.llm:
+        if strategy:
+            raise UserError(f"strategy {strategy!r} needs an LLM: --llm {describe_forms()}")
+        return SAMPLER
+    refuse_if_offline(parse_spec(request.llm))
+    # Wrong values in the environment are reported before anything starts.
+    list_prices()
+    read_timeout_s()
+    return strategy or DEFAULT_STRATEGY
+
+
+def _describe_llm(request: SearchRequest) -> tuple[str, ...]:
+    if request.llm:
+        spec = parse_spec(request.llm)
+        key, unknown_price = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
+        missing = f"{key} is not set: the search runs without an LLM" if key else None
+        return tuple(line for line in (missing, unknown_price) if line)
+    if request.sampler not in (None, DEFAULT_SAMPLER):
+        return ()
+    return (f"no LLM is used (add one with {' or '.join(f'`--llm {word}:MODEL`' for word in list_kinds())})",)
+
+
+NAMES = ("ccl-search", "__main__.py")
+"""Programs of ours: in a notebook or a user's program the command line says nothing about the search."""
+GIT_TIMEOUT_S = 10.0
+MAX_COMMAND = 2000
+
+
+def find_command() -> str:
+    """The command line of this process as one would type it; empty if another program called the search."""
+    if not sys.argv or Path(sys.argv[0]).name not in NAMES:
+        return ""
+    return one_line(shlex.join(["ccl-search", *sys.argv[1:]]), MAX_COMMAND)
+
+
+def find_commit(framework: str) -> str:
+    """The git commit of the folder of the framework's run script, and whether files there differ from it.
+
+    Empty for a script of the package itself, and for a folder that git does not know.
+    """
+    try:
+        script = load_framework(framework).script_path.resolve()
+    except UserError:
+        return ""
+    folder = script.parent
+    if folder.is_relative_to(shipped_root().resolve() / "launchers"):
+        return ""
+    commit = _ask_git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return ""
+    if _ask_git(folder, "ls-files", "--error-unmatch", "--", script.name) is None:
+        return f"commit {commit}, which does not have {script.name}"
+    changed = _ask_git(folder, "status", "--porcelain", "--", ".")
+    state = "unknown whether files differ from it" if changed is None else "with changes" if changed else "no changes"
+    return f"commit {commit}, {state}"
+
+
+def _ask_git(folder: Path, *words: str) -> str | None:
+    """What git says of a folder; None if it cannot. No program that the folder's own settings name is started."""
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
+            env={**public_environment(), "GIT_OPTIONAL_LOCKS": "0"},
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+_BASELINE = "--baseline"
+
+
+def _choose_baseline(request: SearchRequest, workload: ResolvedWorkload) -> Config | None:
+    """The configuration to compare with; knobs that the user left out have their neutral value.
+
+    Raises UserError that names the rule that refuses it.
+    """
+    if request.baseline is None:
+        return None
+    space = workload.space
+    try:
+        given = parse_assignments(request.baseline, space.knobs)
+    except UserError as error:
+        raise UserError(f"{_BASELINE}: {error}") from None
+    rows = np.flatnonzero(space.matching(given))
+    if not len(rows):
+        raise UserError(f"{_BASELINE} {format_config(given)}: {_explain(given, workload)}")
+    open_knobs = [knob for knob in space.knobs if knob.name not in given]
+    neutral = {knob.name: meaning_of(canonical_name(knob.name)).neutral for knob in open_knobs}
+    row = space.row({**neutral, **given}) if len(rows) > 1 else int(rows[0])
+    if row is None:
+        varied = [k.name for k in open_knobs if len({space.config(int(r))[k.name] for r in rows[:1000]}) > 1]
+        raise UserError(
+            f"{_BASELINE} {format_config(given)}: {len(rows)} configurations of the search space match;"
+            f" give {' and '.join(varied)} too"
+        )
+    return space.config(row)
+
+
+def _explain(given: Mapping[str, Value], workload: ResolvedWorkload) -> str:
+    """Why no configuration of the space has these values."""
+    if workload.recording:
+        return "the recording has no such configuration"
+    framework = load_framework(workload.framework)
+    verdicts = explain_config(workload.card, framework, given, workload.knobs, workload.use_fewer)
+    refused = [
+        f"rule {verdict.rule}: {verdict.detail} (required: {verdict.summary})"
+        for verdict in verdicts
+        if verdict.ok is False
+    ]
+    return "; ".join(refused) or "not in the search space for any values of the other knobs"

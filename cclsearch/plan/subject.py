@@ -11,7 +11,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_config
 from cclsearch.launch.profile import load_profile
 from cclsearch.plan.hardware import resolve_hardware
-from cclsearch.plan.requested import load_workload
+from cclsearch.plan.request import load_workload
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.catalog import find_run
@@ -19,9 +19,8 @@ from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs
 from cclsearch.space.framework import Framework, choose_framework, load_framework
-from cclsearch.space.parse import parse_knobs
+from cclsearch.space.parse import parse_knobs, read_tuning_config
 from cclsearch.space.table import Space
-from cclsearch.space.tuning_config import read_tuning_config
 
 RECORDED = "recorded"
 """The rule of a recording's space: the configuration is one of its rows."""

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from cclsearch.card.load import SUFFIXES
 from cclsearch.card.model import Card, Hardware
-from cclsearch.core.content import content_roots, list_content
+from cclsearch.core.content import RECORDINGS_FOLDER, content_roots, list_content, list_recordings
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import RECORDINGS_FOLDER, list_recordings
 from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.plan.hardware import resolve_hardware

@@ -10,10 +10,8 @@ from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import RunStatus
-from cclsearch.plan.hardware import resolve_hardware
-from cclsearch.plan.power import check_power_knobs, list_power_knobs
-from cclsearch.plan.request import SearchRequest
-from cclsearch.plan.requested import refuse_unlike
+from cclsearch.plan.hardware import check_power_knobs, list_power_knobs, resolve_hardware
+from cclsearch.plan.request import SearchRequest, refuse_unlike
 from cclsearch.plan.target import IN_PROCESS, SIMULATE, Target
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table

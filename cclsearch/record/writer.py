@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from cclsearch.core.content import TRIALS_FOLDER, trial_folder
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
-from cclsearch.core.trial_folder import TRIALS_FOLDER, trial_folder
 from cclsearch.record.event import MAX_TRIAL, Event
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger
 from cclsearch.record.lock import FolderLock
@@ -80,7 +80,7 @@ class RunWriter:
         assert self._ledger is not None, "the ledger is not open"
         self._ledger.check_present()
         self.lock.check_held()
-        self.state.apply(event, self._ledger.append(event))
+        self.state.apply(event, *self._ledger.append(event))
         self.lock.refresh()
         for watch in self._watchers:
             watch(event, self.state)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cclsearch.core import text
 from cclsearch.core.metrics import METRICS, MetricInfo
-from cclsearch.core.numbers import show_number
 from cclsearch.tasks.base import Task
 
 
@@ -12,10 +12,8 @@ def format_value(metric: MetricInfo, value: float) -> str:
     if metric.unit == "fraction":
         return f"{value:.2%}"
     if metric.unit == "B":
-        prefix, size = next(((p, s) for p, s in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if abs(value) >= s), ("", 1.0))
-        return f"{value / size:.4g} {prefix}B"
-    is_long = abs(value) >= 1000 and not metric.is_time
-    return f"{value:{',.0f' if is_long else '.4g'}} {metric.unit or ''}".rstrip()
+        return text.format_value(value, metric.unit)
+    return f"{f'{value:.4g}' if metric.is_time else text.show_number(value, 4)} {metric.unit or ''}".rstrip()
 
 
 def show_value(metric: MetricInfo, value: float) -> str:
@@ -24,7 +22,7 @@ def show_value(metric: MetricInfo, value: float) -> str:
         return f"{value:.1%}"
     if metric.unit == "B":
         return format_value(metric, value)
-    return f"{show_number(value)} {metric.shown_unit}".rstrip()
+    return f"{text.show_number(value)} {metric.shown_unit}".rstrip()
 
 
 def name_value(metric: MetricInfo, value: float) -> str:

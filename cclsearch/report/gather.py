@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from cclsearch.charts.trials import NeighborPoint
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.propose.events import LlmTurn, find_withdrawn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts

@@ -23,7 +23,7 @@ from cclsearch.charts.bundle import page_script
 from cclsearch.charts.chart import Chart, page_data, palette_css
 from cclsearch.charts.timeline import as_trace_events
 from cclsearch.core.metrics import PEAK_MEMORY
-from cclsearch.core.numbers import show_number
+from cclsearch.core.text import show_number
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
 from cclsearch.record.event import Purpose

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from cclsearch.core.content import trial_folder
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.text import count_of, one_line
-from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Provenance
 from cclsearch.propose.events import NOTHING_LEFT, Note
 from cclsearch.record.event import Purpose

@@ -18,11 +18,10 @@ from pydantic import ValidationError
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE
 from cclsearch.core.errors import UserError
-from cclsearch.core.figures import Number
 from cclsearch.core.job_file import JobFileError, read_job_bytes
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
-from cclsearch.core.values import Model
+from cclsearch.core.values import Model, Number
 
 ANNOTATIONS_FILE = "annotations.jsonl"
 MAX_BYTES = 4 * 2**20

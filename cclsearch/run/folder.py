@@ -14,10 +14,10 @@ from pathlib import Path
 
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.content import trial_folder
 from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.text import count_of
-from cclsearch.core.trial_folder import trial_folder
 from cclsearch.core.values import Config
 from cclsearch.record.event import EndKind, Event, SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower, fold_ledger

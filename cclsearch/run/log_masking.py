@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE
+from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
 from cclsearch.core.secrets.redact import MASK, Masker, redact
 from cclsearch.core.text import count_of
-from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.record.state import RunState
 
 PIECE_BYTES = 1 << 18

@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from cclsearch.core.content import trial_folder
 from cclsearch.core.job_file import JobFileError, has_job_file, read_job_text
-from cclsearch.core.trial_folder import trial_folder
 from cclsearch.launch.contract import PHASE_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER, TrialPhase
 from cclsearch.record.trial import Trial
 from cclsearch.run.trial_folder import ENDED_FILE, attempt_folder

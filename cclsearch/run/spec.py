@@ -38,7 +38,7 @@ class RecordingRef(Model):
     """SHA-256 of its `trials.csv`."""
 
 
-class SearchLimits(Model):
+class SearchLimits(Model, strict=True):
     """Limits of a search; None means no limit."""
 
     budget: int = Field(ge=1)
@@ -47,7 +47,7 @@ class SearchLimits(Model):
     confirm: int = Field(default=0, ge=0)
     """Finalists to run once more at the end."""
     trial_timeout_s: float = Field(default=1800.0, gt=0)
-    max_hours: float | None = Field(default=None, gt=0)
+    max_hours: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Wall time of one session of the search, in hours."""
     max_node_hours: float | None = Field(default=None, gt=0)
     """Nodes times hours of all attempts, queue time included."""

@@ -27,11 +27,12 @@ from cclsearch.scoring.declaration import (
     MetricDeclaration,
     ObjectiveDeclaration,
     Parameters,
+    evaluate,
+    parameter_names,
     read_constraint,
     read_declaration,
     resolve_parameters,
 )
-from cclsearch.scoring.expression import evaluate, parameter_names
 from cclsearch.scoring.trial_metric import TRIAL_METRICS
 
 if TYPE_CHECKING:

@@ -12,20 +12,17 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
 from cclsearch.card.task import TASKS
-from cclsearch.core.content import content_roots, find_content
+from cclsearch.core.content import content_roots, find_content, list_frameworks
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_frameworks
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
-from cclsearch.space.behaviour import Behaviour
 from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import canonical_name, meaning_of
-from cclsearch.space.model_limits import LIMITS
-from cclsearch.space.numbers import check_number, find_number, list_divisors
-from cclsearch.space.promises import LossBounds, RequiredVariable
+from cclsearch.space.numbers import LIMITS, check_number, find_number, list_divisors
+from cclsearch.space.promises import Behaviour, LossBounds, RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Rule, find_inert, make_effect_rules
 from cclsearch.space.table import Knob
 from cclsearch.space.variables import load_catalogue, variable_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cclsearch.core.table import format_table
-from cclsearch.core.text import one_line
+from cclsearch.core.text import format_value, one_line
 from cclsearch.trace.call_tree import CallNode
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.difference import NamedChange, UnknownKernel
@@ -16,26 +16,6 @@ from cclsearch.trace.view import TraceView
 MAX_RANKS_SHOWN = 32
 MAX_ROWS_SHOWN = 40
 MIN_SHARE_SHOWN = 0.005
-
-
-def format_value(value: float | None, unit: str) -> str:
-    """Return a value with a readable unit; `-` for None."""
-    if value is None:
-        return "-"
-    if unit == "fraction":
-        return f"{100 * value:.2f} %"
-    if unit == "s":
-        for suffix, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-            if abs(value) >= size:
-                return f"{value / size:.4g} {suffix}"
-        return f"{value * 1e9:.4g} ns" if value else "0 s"
-    if unit in ("B", "B/step", "B/s"):
-        for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-            if abs(value) >= size:
-                return f"{value / size:.4g} {prefix}{unit}"
-    if unit == "rank":
-        return f"rank {value:.0f}"
-    return f"{value:.4g} {unit}"
 
 
 def format_metrics(metrics: Mapping[str, MetricResult]) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cclsearch.core.content import list_content
+from cclsearch.core.content import list_content, list_profiles
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_profiles
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.nightly.window import NIGHTS_FOLDER

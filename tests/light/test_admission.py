@@ -13,10 +13,9 @@ from cclsearch.core.values import Config, FailureKind, Provenance
 from cclsearch.launch.contract import RunStatus
 from cclsearch.scoring.admission import admit
 from cclsearch.scoring.evaluate import evaluate_evidence
-from cclsearch.scoring.evidence import Evidence, TraceEvidence
+from cclsearch.scoring.evidence import Evidence, TracedCollective, TracedProducts, TracedRank, TraceEvidence
 from cclsearch.scoring.objective import load_objective
 from cclsearch.scoring.outcome import Outcome, Verdict
-from cclsearch.scoring.traced import TracedCollective, TracedProducts, TracedRank
 from cclsearch.tasks.training.admission import ADMISSION_RULES
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 from cclsearch.tasks.training.task import TrainingTask

@@ -15,9 +15,9 @@ from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.loop.loop import run_search
-from cclsearch.loop.node_hours import keep_node_hours
+from cclsearch.loop.meter import keep_node_hours
 from cclsearch.loop.session import begin_or_resume
-from cclsearch.plan.cost import estimate_search
+from cclsearch.plan.forecast import estimate_search
 from cclsearch.record.event import EndKind, Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.scoring.expression import evaluate, parameter_names
+from cclsearch.scoring.declaration import evaluate, parameter_names
 
 
 @pytest.mark.parametrize(

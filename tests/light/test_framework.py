@@ -15,8 +15,8 @@ from paths import ROOT
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, ModelArch
 from cclsearch.cli import main
+from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_frameworks
 from cclsearch.core.settings import Settings, load_settings
 from cclsearch.core.values import Config
 from cclsearch.core.yaml_file import validate_mapping
@@ -29,7 +29,7 @@ from cclsearch.launch.slurm.probe import read_needs
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import Framework, load_framework
-from cclsearch.space.model_limits import LIMITS
+from cclsearch.space.numbers import LIMITS
 from cclsearch.space.promises import RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Clause, register_rule
 from cclsearch.tasks.base import Task

@@ -15,10 +15,9 @@ from scripted_search import open_search
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.loop.grow import grow_space
 from cclsearch.loop.growth import MAX_GROWTHS, list_openings
 from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume, open_session, rebuild_space
+from cclsearch.loop.session import begin_or_resume, grow_space, open_session, rebuild_space
 from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE

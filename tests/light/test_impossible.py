@@ -8,7 +8,7 @@ from paths import ROOT
 
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
-from cclsearch.plan.impossible import describe_impossible, describe_no_room
+from cclsearch.plan.forecast import describe_impossible, describe_no_room
 from cclsearch.scoring.objective import Constraint, load_objective
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework

@@ -9,8 +9,8 @@ import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
+from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_frameworks
 from cclsearch.core.values import Value
 from cclsearch.propose.agent.policy.knob_aliases import find_knob
 from cclsearch.report.predicted import shorten_labels

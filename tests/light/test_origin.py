@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cclsearch.cli import main
-from cclsearch.plan.origin import find_command, find_commit
+from cclsearch.plan.plan import find_command, find_commit
 from cclsearch.report.evidence import gather_environment
 from cclsearch.run.folder import load_run
 

@@ -20,24 +20,26 @@ from cclsearch.plugins import TASKS
 from cclsearch.run.spec import SearchLimits
 
 ENGINE = Path(cclsearch.__file__).parent
-STAGES = ["plan.requested", "plan.target", "scoring.objective", "plan.workload", "plan.strategy", "plan.warm_start"]
+STAGES = [
+    "load_requested",
+    "choose_target",
+    "choose_objective",
+    "resolve_workload",
+    "choose_strategy",
+    "learn_from_earlier",
+]
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
 def trace_stages(request: SearchRequest) -> tuple[Plan, list[str]]:
-    """Return the plan, and the modules of the stages in the order in which `plan_search` called them."""
+    """Return the plan, and the stages in the order in which `plan_search` called them."""
     entered: list[str] = []
 
     def watch(frame: FrameType, event: str, argument: Any) -> None:
-        caller = frame.f_back
-        if event != "call" or caller is None or caller.f_code is not plan_search.__code__:
-            return
-        path = Path(frame.f_code.co_filename)
-        if ENGINE in path.parents:
-            module = ".".join(path.relative_to(ENGINE).with_suffix("").parts)
-            if module in STAGES and entered[-1:] != [module] and frame.f_code.co_name != "is_multi":
-                entered.append(module)
+        is_stage = frame.f_code.co_name in STAGES and ENGINE in Path(frame.f_code.co_filename).parents
+        if event == "call" and is_stage and frame.f_back and frame.f_back.f_code is plan_search.__code__:
+            entered.append(frame.f_code.co_name)
 
     sys.setprofile(watch)
     try:

@@ -21,7 +21,7 @@ from trials import LAUNCHERS
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import profile_from_mapping
-from cclsearch.plan.power import check_power_knobs
+from cclsearch.plan.hardware import check_power_knobs
 from cclsearch.report.launch_form import make_launch
 from cclsearch.space.build import resolve_knobs
 from cclsearch.space.framework import load_framework

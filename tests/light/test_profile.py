@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cclsearch.cli import main
+from cclsearch.core.content import list_profiles
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_profiles
 from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.settings import SlurmSettings

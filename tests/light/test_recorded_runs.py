@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from paths import TESTS
 
-from cclsearch.core.trial_folder import TRIALS_FOLDER
+from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn
 from cclsearch.record.event import EVENT, LEDGER_VERSION, EndKind, RetryKind

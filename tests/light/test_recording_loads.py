@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from cclsearch.cli import main
+from cclsearch.core.content import list_recordings
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_recordings
 from cclsearch.loop.bench import list_problems, run_bench
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.load import load_recording

@@ -8,7 +8,7 @@ import pytest
 from paths import ROOT
 
 from cclsearch.card.load import load_card
-from cclsearch.core.names import list_frameworks
+from cclsearch.core.content import list_frameworks
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import resolve_knobs
 from cclsearch.space.framework import load_framework

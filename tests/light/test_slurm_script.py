@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cclsearch.core.content import list_profiles
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_profiles
 from cclsearch.launch.profile import load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.launcher import SlurmLauncher

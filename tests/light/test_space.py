@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, KnobDeclaration
+from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UserError
-from cclsearch.core.names import list_frameworks
 from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cclsearch.core.values import Config
-from cclsearch.space.model_limits import LIMITS
+from cclsearch.space.numbers import LIMITS
 from cclsearch.space.rule import RULES, Columns
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 

@@ -11,8 +11,8 @@ from test_admission import ARCH, CARD, PAYLOAD, make_evidence, products, verdict
 
 from cclsearch.card.arch import count_parameters, flops_per_token, tokens_per_step
 from cclsearch.card.model import Card, MoEArch
+from cclsearch.scoring.admission import Thresholds
 from cclsearch.scoring.evidence import Evidence
-from cclsearch.scoring.thresholds import Thresholds
 from cclsearch.tasks.training import admission, trace_rules
 from cclsearch.tasks.training.thresholds import TrainingThresholds
 

@@ -13,9 +13,8 @@ from test_admission import ARCH, CARD, PARAMETERS, PAYLOAD, STEP_FLOPS, TRACE, m
 
 from cclsearch.core.values import Config
 from cclsearch.evaluation.trace_evidence import read_trace_evidence
-from cclsearch.scoring.evidence import OtherTrial
+from cclsearch.scoring.evidence import OtherTrial, TracedCollective, TracedProducts, TracedRank
 from cclsearch.scoring.outcome import AttemptWindow
-from cclsearch.scoring.traced import TracedCollective, TracedProducts, TracedRank
 from cclsearch.trace.kinds import classify_precision
 
 START_S = 1_795_000_000.0

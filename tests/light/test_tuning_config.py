@@ -8,7 +8,7 @@ import pytest
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
-from cclsearch.space.tuning_config import read_tuning_config
+from cclsearch.space.parse import read_tuning_config
 
 FILE = """config_space:
   - {key: tp, type: int, description: Tensor parallelism degree, choices: [1, 2, 4]}

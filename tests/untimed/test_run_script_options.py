@@ -21,7 +21,7 @@ from paths import TESTS
 from trials import DENSE, LAUNCHERS, MOE, make_input
 
 from cclsearch.card.load import load_card
-from cclsearch.core.names import list_frameworks
+from cclsearch.core.content import list_frameworks
 from cclsearch.core.values import Config, Failure, FailureKind, Value
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import trial_environment

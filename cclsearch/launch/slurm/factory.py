@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.core.names import list_frameworks
+from cclsearch.core.content import list_frameworks
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.job_files import RunScript, classify_trial

@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cclsearch.core.content import project_root
+from cclsearch.core.content import TRIALS_FOLDER, project_root
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, refuse_places
 from cclsearch.launch.collect import changed_record, explain_record

@@ -13,9 +13,8 @@ from pathlib import Path, PurePosixPath
 
 from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
-from cclsearch.core.figures import TimeLimit
 from cclsearch.core.timestamps import BootMoment, elapsed_since
-from cclsearch.core.values import Failure, FailureKind, Model, Stage
+from cclsearch.core.values import Failure, FailureKind, Model, Stage, TimeLimit
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
 from cclsearch.launch.contract import (

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import refuse_outside
 from cclsearch.core.text import one_line
 from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.trial_folder import TRIALS_FOLDER
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, refuse_places, write_model
 from cclsearch.launch.collect import clear_results, explain_record

@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, StrictBool
 
 from cclsearch.card.model import ModelArch
-from cclsearch.core.figures import Count, Number, PositiveCount, Seconds
-from cclsearch.core.values import Model, Value
+from cclsearch.core.values import Count, Model, Number, PositiveCount, Seconds, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.scoring.evidence import EvidenceOf
 

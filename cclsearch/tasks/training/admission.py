@@ -9,8 +9,8 @@ from typing import Any
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.scoring import admission as general
+from cclsearch.scoring.admission import check_trace_origin
 from cclsearch.scoring.outcome import Verdict
-from cclsearch.scoring.trace_rules import check_trace_origin
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.layout_rule import check_traced_layout
 from cclsearch.tasks.training.thresholds import DEFAULT

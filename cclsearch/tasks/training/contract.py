@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from cclsearch.card.model import ModelArch
-from cclsearch.core.figures import Count, Number, PositiveCount, Seconds
-from cclsearch.core.values import Value
+from cclsearch.core.values import Count, Number, PositiveCount, Seconds, Value
 from cclsearch.launch.contract import TrialInput, TrialResult
 from cclsearch.scoring.evidence import EvidenceOf
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from cclsearch.card.arch import count_parts
 from cclsearch.card.hardware import PRECISION_BITS, canonical_precision
+from cclsearch.scoring.evidence import TracedCollective
 from cclsearch.scoring.outcome import Verdict
-from cclsearch.scoring.traced import TracedCollective
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.thresholds import DEFAULT
 

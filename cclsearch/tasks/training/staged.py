@@ -66,7 +66,7 @@ def _time_of_stage(
 ) -> TimeParts:
     at = _look_at(layout, stages, stage)
     each = [time_on(card, at, machine, network) for machine in machines]
-    parts: TimeParts = pick(each, stages.slowest_NS[:, stage])
+    parts: TimeParts = _pick(each, stages.slowest_NS[:, stage])
     is_last = layout.pp == stage + 1
     return replace(parts, vocabulary=parts.vocabulary * is_last, pipelined=np.zeros(len(layout)))
 
@@ -75,9 +75,12 @@ def _choose_longest(
     parts: TimeParts, one: TimeParts, is_longer: NDArray[np.bool_], exists: NDArray[np.bool_]
 ) -> TimeParts:
     """Return the parts of the longer stage; what follows the pipeline takes as long as on its slowest stage."""
-    chosen: TimeParts = pick([parts, one], is_longer.astype(np.int64))
-    after = {name: (vars(parts)[name], vars(one)[name]) for name in ("dp", "dp_exposed_floor", "optimizer")}
-    return replace(chosen, **{name: np.where(exists, np.maximum(a, b), a) for name, (a, b) in after.items()})
+    chosen: TimeParts = _pick([parts, one], is_longer.astype(np.int64))
+    after = ("dp", "dp_exposed_floor", "optimizer")
+    slowest = {
+        name: np.where(exists, np.maximum(vars(parts)[name], vars(one)[name]), vars(parts)[name]) for name in after
+    }
+    return replace(chosen, **slowest)
 
 
 def staged_memory(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
@@ -103,7 +106,7 @@ def staged_memory(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
             **{name: gib * (1.0 if name == "in_flight" else scale) for name, gib in vars(parts).items()}
         )
         needed = np.where(stages.layers_NS[:, stage] > 0, combine_memory(parts, prior), 0.0)
-        found = parts if found is None else pick([found, parts], (needed > fullest).astype(np.int64))
+        found = parts if found is None else _pick([found, parts], (needed > fullest).astype(np.int64))
         fullest = np.maximum(fullest, needed)
     assert found is not None
     return found
@@ -172,8 +175,8 @@ def _look_at(layout: Layout, stages: Stages, stage: int) -> Layout:
     )
 
 
-def pick(each: Sequence[Any], which_N: Numbers) -> Any:
-    """Return the parts whose row n is row n of `each[which_N[n]]`."""
+def _pick(each: Sequence[Any], which_N: Numbers) -> Any:
+    """Return the parts whose row n is that of `each[which_N[n]]`."""
     if len(each) == 1:
         return each[0]
     columns = {name: [vars(parts)[name] for parts in each] for name in vars(each[0])}

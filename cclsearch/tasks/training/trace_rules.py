@@ -5,8 +5,8 @@ from __future__ import annotations
 from cclsearch.card.arch import count_parts, tokens_per_step
 from cclsearch.card.hardware import PRECISION_BITS, canonical_precision
 from cclsearch.core.values import Config
+from cclsearch.scoring.evidence import TracedProducts
 from cclsearch.scoring.outcome import Verdict
-from cclsearch.scoring.traced import TracedProducts
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.layout import recomputes_layers
 from cclsearch.tasks.training.thresholds import DEFAULT

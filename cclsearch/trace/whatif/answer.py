@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.table import format_table
-from cclsearch.trace.text_report import format_value
+from cclsearch.core.text import format_value
 from cclsearch.trace.whatif.projection import Replay, WhatIf
 
 

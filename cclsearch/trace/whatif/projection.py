@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from cclsearch.core.text import format_value
 from cclsearch.core.values import Model
 from cclsearch.network.engine import Work
 from cclsearch.trace.collectives import count_unsized
@@ -15,7 +16,6 @@ from cclsearch.trace.diagnosis.causes import median_windows
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
-from cclsearch.trace.text_report import format_value
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.cost_model import CommModel, Scenario, fit_comm_model
 from cclsearch.trace.whatif.graph import RankGraph, build_graph
@@ -245,7 +245,7 @@ def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: b
     for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
         call = table.collectives[int(table.coll_id[graph.rows[i]])]
         moving = int(graph.transfer_ns[i]) / 1e9
-        ends = [*replay.model.transfer_bounds(call, moving, scenario, tree)]
-        ends += [moving] if single and not graph.is_matched[i] else []
+        bounds = replay.model.transfer_bounds(call, moving, scenario, tree)
+        ends = [bounds.low, bounds.high, moving] if single and not graph.is_matched[i] else [bounds.low, bounds.high]
         duration[i] += (min(ends) if best else max(ends)) - moving
     return np.asarray(np.maximum(duration, 0.0))
