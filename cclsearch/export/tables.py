@@ -20,6 +20,7 @@ from cclsearch.report.pareto import escape_formula
 from cclsearch.report.rows import TrialRow
 from cclsearch.run.folder import Run
 from cclsearch.scoring.objective import Objective
+from cclsearch.study.mapping import name_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,7 +84,7 @@ def _fill_study(page: RunPage, objective: Objective, url: str) -> None:
     study = optuna.create_study(storage=storage, study_name=page.run_id, directions=directions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(list(objective.metrics) if objective.is_multi else [_metric_name(objective)])
+        study.set_metric_names(name_values(objective))
     for key in ("workload", "work", "hardware", "framework", "provenance", "objective"):
         study.set_user_attr(key, getattr(page, key))
     distributions = _distributions(page)
@@ -115,10 +116,6 @@ def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
     }
     row |= {f"config.{knob}": value for knob, value in trial.config.items()}
     return row | {f"metric.{name}": value for name, value in sorted(trial.metrics.items())}
-
-
-def _metric_name(objective: Objective) -> str:
-    return objective.metrics[0] if len(objective.terms) == 1 and not objective.is_weighted else f"{objective.name} loss"
 
 
 def _distributions(page: RunPage) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Proposes given configurations first, then those of another strategy: the start of a warm-started search."""
+"""Proposes given configurations first, then asks another strategy: the start of a warm-started search."""
 
 from __future__ import annotations
 

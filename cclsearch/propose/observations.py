@@ -31,7 +31,7 @@ class Observation:
     """The metrics of each load if the trial measured several; `metrics` are those of the load that counts."""
     is_confirmation: bool = False
     violation: float = 0.0
-    """By how much the trial violates the objective's constraints (`Objective.violation`); 0 if it satisfies all."""
+    """Excess over the objective's constraints (`Objective.violation`); 0 if the trial satisfies all."""
     is_pruned: bool = False
     """Whether it ended early because it is slower than the best one beyond doubt: its metrics are of fewer steps."""
 

@@ -132,7 +132,7 @@ class RunState:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """What the terminal says about the lines that cannot be used, for pages and JSON; empty if all can.
+        """Return the terminal's message on lines that cannot be used, for pages and JSON; empty if all can.
 
         The ledger is named as `RUN/ledger.jsonl`: a page that is passed on does not say where the run was.
         """
@@ -196,7 +196,7 @@ class RunState:
 
     @property
     def own_baseline(self) -> Trial | None:
-        """The last trial of the configuration that the user compares with, whatever became of it."""
+        """Return the last trial of the configuration that the user compares with; it may have failed."""
         return self.trials[max(self._own_baselines)] if self._own_baselines else None
 
     @property
@@ -237,7 +237,7 @@ class RunState:
         return [self.trials[number] for number in same]
 
     def _count_runs(self, numbers: list[int]) -> int:
-        """How often a configuration ran, controls apart: they were not run to make sure of it."""
+        """Return how often a configuration ran without controls, which were not run to make sure of it."""
         return sum(number not in self._controls for number in numbers)
 
     def _choose_best(self, losses: dict[int, list[float]], mean: dict[int, float], runs: dict[int, int]) -> int:
@@ -262,7 +262,7 @@ class RunState:
         return None if self.trials.loss(number) is None else self._loss(number)
 
     def window_ratio(self, number: int) -> WindowRatio:
-        """How much slower than the first window that of a ranked trial is."""
+        """Return the ratio of the window of a ranked trial to the first window."""
         return self.windows.ratio_of(number, self._list_runs())
 
     def _list_runs(self) -> Iterator[tuple[int, int, float]]:

@@ -43,7 +43,7 @@ class Trial:
     nonce: str = ""
     """Random text of the last attempt that was started; empty if nothing is measured."""
     stop_above: float | None = None
-    """From which value of the primary metric on the last attempt may end early; None if it may not."""
+    """Value of the primary metric above which the last attempt may end early; None if it may not."""
     submitting: BootMoment | None = None
     """When the last attempt was submitted; None before the first."""
     handle: Handle | None = None
@@ -58,7 +58,7 @@ class Trial:
     finished_s: float | None = None
     result_sha256: str | None = None
     revisions: tuple[TrialRevised, ...] = ()
-    """Later evaluations with another verdict; `outcome` is that of the last one."""
+    """Later evaluations with another verdict; the last one has the present `outcome`."""
 
     @property
     def is_finished(self) -> bool:
@@ -78,8 +78,17 @@ class Trial:
         return sum(retry.kind.counts_as_attempt for retry in self.retries)
 
     @property
+    def reason(self) -> str:
+        """Return why it failed or was not admitted; empty if it is ranked or has no outcome."""
+        if self.outcome is None or self.loss is not None:
+            return ""
+        if self.outcome.failure is not None:
+            return self.outcome.failure.message
+        return "; ".join(self.outcome.admission.reasons) if self.outcome.admission else ""
+
+    @property
     def remarks(self) -> tuple[str, ...]:
-        """Why attempts were retried and how its verdict was revised, one line each."""
+        """Return the reasons of retries and revisions, one line each."""
         return (*(retry.reason for retry in self.retries), *(f"revised: {event.text}" for event in self.revisions))
 
     @property
@@ -153,7 +162,7 @@ def _end_attempt(trial: Trial, end_s: float) -> Trial:
 
 
 class TrialState(StrEnum):
-    """Whether a trial still runs, or how it ended. Each trial has exactly one state, whatever its purpose."""
+    """State of a trial: it still runs, or it ended in one of these ways. A trial of any purpose has exactly one."""
 
     ADMITTED = "admitted"
     FAILED = "failed"

@@ -128,9 +128,6 @@ def make_row(trial: Trial, figure: ObjectiveFigure, primary: str, clean: Callabl
     """The row of a trial without its details; `primary` names the task's primary metric."""
     outcome = trial.outcome
     failure, ranked = outcome.failure if outcome else None, trial.loss is not None
-    reason = failure.message if failure else ""
-    if outcome is not None and outcome.admission is not None and not (failure or ranked):
-        reason = "; ".join(outcome.admission.reasons)
     metrics = dict(outcome.metrics) if outcome else {}
     return TrialRow(
         number=trial.number,
@@ -139,7 +136,7 @@ def make_row(trial: Trial, figure: ObjectiveFigure, primary: str, clean: Callabl
         purpose=trial.purpose,
         state=find_state(trial),
         result=clean(result_text(trial, figure)),
-        reason=clean(reason),
+        reason=clean(trial.reason),
         failure_kind=failure.kind.value if failure else "",
         figure=figure.value(trial),
         value=metrics.get(primary) if ranked else None,

@@ -30,7 +30,7 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,39}")
 
 
 class AnnotationKind(StrEnum):
-    """What a line adds or takes away."""
+    """Kind of a line: it adds a tag or a note, or removes a tag."""
 
     TAG = "tag"
     UNTAG = "untag"
@@ -49,7 +49,7 @@ class Annotation(Model):
 
 @dataclass(frozen=True)
 class Annotations:
-    """What people added to a run."""
+    """Tags and notes that people added to a run."""
 
     tags: tuple[str, ...] = ()
     notes: tuple[Annotation, ...] = ()

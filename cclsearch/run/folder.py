@@ -30,7 +30,7 @@ from cclsearch.run.usage import find_node_hour_limit
 
 
 class Standing(StrEnum):
-    """What became of a search."""
+    """Status of a search."""
 
     RUNNING = "running"
     ENDED = "ended"
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def status(self) -> Standing:
-        """What became of the search."""
+        """Return the status of the search."""
         if self.is_running:
             return Standing.RUNNING
         if self.state.ended:

@@ -1,6 +1,6 @@
 """Masks secrets in the logs of ended trials beside the search, so that a large log holds nothing up.
 
-What an interrupted search left is masked when it goes on. Until then, whatever reads a log masks what it reads.
+`resume` masks the logs that an interrupted search left. Until then, every reader of a log masks what it reads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a running trial does at the moment, as its run script or its folder shows it."""
+"""The phase of a running trial, as its run script or its folder shows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_log_folder(run_folder: Path, trial: Trial) -> Path:
 
 
 def read_phase(run_folder: Path, trial: Trial) -> str:
-    """What an unfinished trial does: what its script says, else what its folder shows; nothing here is trusted."""
+    """Return the phase of an unfinished trial: as its script says, else as its folder shows; neither is trusted."""
     if trial.handle is None:
         return "waiting"
     folder = attempt_folder(trial_folder(run_folder, trial.number), max(trial.attempt, 1))

@@ -1,4 +1,4 @@
-"""A trial's folder: its files before and after it runs, and those of earlier attempts."""
+"""A trial's folder: its files before and after it runs, and the files of earlier attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search used of its cluster: nodes times hours of the attempts in its ledger, queue time included."""
+"""Node-hours of a search: nodes times hours of the attempts in its ledger, queue time included."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Log = dict[str, Any]
 
 
 class Operation(IntEnum):
-    """What a line of a journal does: Optuna's `JournalOperation`."""
+    """Operation of a line of a journal: Optuna's `JournalOperation`."""
 
     CREATE_STUDY = 0
     DELETE_STUDY = 1
@@ -73,7 +73,7 @@ class Journal:
         self.read()
 
     def append(self, make: Callable[[], Sequence[Log]]) -> None:
-        """Append what `make` returns, once `num_trials` and `studies` are those of the file; all or nothing."""
+        """Append all that `make` returns, or nothing; `num_trials` and `studies` are up to date when it is called."""
         with self._locked(), self._opened() as file:
             self._follow(file, None)
             size = os.fstat(file).st_size

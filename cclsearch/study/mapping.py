@@ -1,4 +1,4 @@
-"""How trials of the ledger are trials of an Optuna study.
+"""Writes trials of the ledger as trials of an Optuna study.
 
 admitted                         COMPLETE with its value, or one value per metric of a Pareto objective
 failed, or not admitted          FAIL, with the reason
@@ -10,7 +10,7 @@ lost to infrastructure, or could not be judged    not in the study
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -169,14 +169,14 @@ class StudyMapping:
             return {}
         facts: dict[str, Any] = dict(outcome.metrics)
         if outcome.failure is not None:
-            facts |= {"failure_kind": outcome.failure.kind.value, "reason": one_line(outcome.failure.message, 500)}
-        elif find_state(trial) is not TrialState.ADMITTED and outcome.admission is not None:
-            facts["reason"] = one_line("; ".join(outcome.admission.reasons), 500)
+            facts["failure_kind"] = outcome.failure.kind.value
+        if trial.reason:
+            facts["reason"] = one_line(trial.reason, 500)
         return facts
 
 
-def name_values(objective: Objective) -> Sequence[str]:
-    """Return what each value is."""
+def name_values(objective: Objective) -> list[str]:
+    """Return the name of each value."""
     return [f"{objective.name} loss"] if objective.is_weighted else list(objective.metrics)
 
 

@@ -1,4 +1,4 @@
-"""Keeps `study.log` of a run as its ledger is, while the search runs; nothing that becomes of it changes the search."""
+"""Mirrors the ledger of a run into `study.log`. Errors in the file never affect the search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tracker gets of a search: frozen values with masked texts."""
+"""The interface of a tracker, and the frozen values with masked texts that it gets of a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclsearch.core.registry import Registry
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
-from cclsearch.record.trial import Trial, TrialState, find_state
+from cclsearch.record.trial import Trial, find_state
 from cclsearch.run.spec import RunSpec
 
 MAX_TEXT = 500
@@ -61,7 +61,7 @@ class TrackedTrial:
 class Tracker(ABC):
     """Writes one search into a tracker: `begin`, any number of `log_trial`, `end`, all in one thread.
 
-    Each may raise any exception, and takes as long as it takes: the search goes on meanwhile.
+    Each may raise any exception and take any time: the search continues meanwhile.
     """
 
     @classmethod
@@ -115,9 +115,9 @@ def describe_trial(spec: RunSpec, trial: Trial, best: Trial | None) -> TrackedTr
     if trial.rationale:
         tags["rationale"] = trial.rationale
     if outcome.failure is not None:
-        tags |= {"failure": outcome.failure.kind.value, "reason": outcome.failure.message}
-    elif state is not TrialState.ADMITTED and outcome.admission is not None:
-        tags["reason"] = "; ".join(outcome.admission.reasons)
+        tags["failure"] = outcome.failure.kind.value
+    if trial.reason:
+        tags["reason"] = trial.reason
     metrics = dict(outcome.metrics) | ({"loss": trial.loss} if trial.loss is not None else {})
     return TrackedTrial(
         number=trial.number,

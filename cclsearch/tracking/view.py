@@ -71,7 +71,7 @@ class TrackingView:
 
     @property
     def problems(self) -> list[str]:
-        """Why trackers were given up, one line each."""
+        """Return why trackers were given up, one line each."""
         return [writer.problem for writer in self._writers if writer.problem]
 
     def _describe(self, state: RunState, number: int) -> TrackedTrial:
@@ -132,7 +132,7 @@ class TargetWriter:
 
 
 class WrittenTrials:
-    """What `tracking.jsonl` says a target has: one line per trial that was written."""
+    """The trials that a target has, as `tracking.jsonl` says: one line per trial that was written."""
 
     def __init__(self, path: Path, target: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Which sampler `--sampler` names: a registered one, `MODULE:CLASS`, or the folder of an OptunaHub package."""
+"""Finds the sampler that `--sampler` names: registered, `MODULE:CLASS`, or the folder of an OptunaHub package."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.registry import describe_broken_plugins
@@ -24,32 +24,6 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 DEFAULT_SAMPLER = "surrogate"
-
-
-class _Optuna(NamedTuple):
-    """One of Optuna's samplers."""
-
-    sampler: str
-    options: Mapping[str, Any] = {}
-    has_state: bool = False
-    penalize: bool = False
-    needs: str = ""
-    """Package that Optuna imports for it."""
-
-
-OPTUNA = {
-    "tpe": _Optuna("TPESampler", {"constant_liar": True}),
-    "tpe-multivariate": _Optuna(
-        "TPESampler", {"multivariate": True, "n_startup_trials": 5, "constant_liar": True}, penalize=True
-    ),
-    "tpe-penalised": _Optuna("TPESampler", {"constant_liar": True}, penalize=True),
-    "gp": _Optuna("GPSampler", {"deterministic_objective": False}, penalize=True, needs="torch"),
-    "cmaes": _Optuna("CmaEsSampler", {"warn_independent_sampling": False}, True, penalize=True, needs="cmaes"),
-    "nsgaii": _Optuna("NSGAIISampler", {"population_size": 10}, has_state=True),
-    "nsgaiii": _Optuna("NSGAIIISampler", {"population_size": 10}, has_state=True),
-    "qmc": _Optuna("QMCSampler", {"warn_asynchronous_seeding": False, "warn_independent_sampling": False}, True),
-}
-"""Name -> sampler. The population of the genetic ones fits budgets of some ten trials; Optuna's default is 50."""
 
 
 def list_samplers() -> list[str]:
@@ -175,28 +149,44 @@ class OptunaFactory:
     """Makes the proposer of one of Optuna's samplers."""
 
     name: str
+    sampler: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    has_state: bool = False
+    penalize: bool = False
+    needs: str = ""
+    """Package that Optuna imports for it."""
     role = ProposerRole.SAMPLER
 
     def from_context(self, context: ProposerContext) -> StudyProposer:
         """Return the proposer; UserError if the package that Optuna needs for the sampler is missing."""
-        return _make_optuna(self.name)
+        if self.needs and find_spec(self.needs) is None:
+            raise UserError(
+                f"the sampler {self.name!r} needs {self.needs}, which is not installed: run `pip install {self.needs}`,"
+                f" or use the sampler {DEFAULT_SAMPLER!r}"
+            )
+
+        def make(seed: int, **more: Any) -> BaseSampler:
+            from optuna import samplers
+
+            return _constructor(getattr(samplers, self.sampler))(seed, **self.options, **more)  # type: ignore[no-any-return]
+
+        return StudyProposer(self.name, make, has_state=self.has_state, penalize=self.penalize)
 
 
-def _make_optuna(name: str) -> StudyProposer:
-    found = OPTUNA[name]
-    if found.needs and find_spec(found.needs) is None:
-        raise UserError(
-            f"the sampler {name!r} needs {found.needs}, which is not installed: run `pip install {found.needs}`,"
-            f" or use the sampler {DEFAULT_SAMPLER!r}"
-        )
-
-    def make(seed: int, **more: Any) -> BaseSampler:
-        from optuna import samplers
-
-        return _constructor(getattr(samplers, found.sampler))(seed, **found.options, **more)  # type: ignore[no-any-return]
-
-    return StudyProposer(name, make, has_state=found.has_state, penalize=found.penalize)
-
-
-for _name in OPTUNA:
-    PROPOSERS.register(_name)(OptunaFactory(_name))
+LIAR = {"constant_liar": True}
+"""Options of TPE for several trials at a time."""
+QUIET = {"warn_independent_sampling": False}
+for _factory in (
+    OptunaFactory("tpe", "TPESampler", LIAR),
+    OptunaFactory("tpe-penalised", "TPESampler", LIAR, penalize=True),
+    OptunaFactory(
+        "tpe-multivariate", "TPESampler", LIAR | {"multivariate": True, "n_startup_trials": 5}, penalize=True
+    ),
+    OptunaFactory("gp", "GPSampler", {"deterministic_objective": False}, penalize=True, needs="torch"),
+    OptunaFactory("cmaes", "CmaEsSampler", QUIET, has_state=True, penalize=True, needs="cmaes"),
+    # a population of 10 fits budgets of some ten trials; Optuna's default is 50
+    OptunaFactory("nsgaii", "NSGAIISampler", {"population_size": 10}, has_state=True),
+    OptunaFactory("nsgaiii", "NSGAIIISampler", {"population_size": 10}, has_state=True),
+    OptunaFactory("qmc", "QMCSampler", QUIET | {"warn_asynchronous_seeding": False}, has_state=True),
+):
+    PROPOSERS.register(_factory.name)(_factory)
