@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from cclsearch.study.journal import DamagedJournal, Journal, Log, Operation
 from cclsearch.study.mapping import NUMBER, SPACE, STATES, StudyMapping
 
 STUDY_FILE = "study.log"
+BATCH = 200
+"""Trials that are read and appended together when a study is built: a long search never is in memory as a whole."""
 
 
 class StudyView:
@@ -73,7 +75,7 @@ class StudyView:
 
     def _update(self, number: int, state: RunState) -> None:
         trial = state.trials[number]
-        if self._is_stale or self._study not in self._journal.studies:
+        if self._is_stale:
             self._rebuild(state)
         elif number not in self._running:
             self._append([trial])
@@ -114,8 +116,9 @@ class StudyView:
             return self._mapping.create_study(self._study, self._choose_name())
 
         self._journal.append(create)
-        for trials in _in_batches(state.trials.values()):
-            self._append(trials)
+        numbers = list(state.trials)
+        for first in range(0, len(numbers), BATCH):
+            self._append([state.trials[number] for number in numbers[first : first + BATCH]])
 
     def _choose_name(self) -> str:
         spec = self._mapping.spec
@@ -218,13 +221,3 @@ class _FoundStudies:
         self.running = {trial.number: ids[trial.number] for trial in state.unfinished if trial.number in ids}
         self.running |= {trial.number: ids[trial.number] for trial in missing if trial.number in ids}
         return missing
-
-
-def _in_batches(trials: Iterator[Trial] | Any, size: int = 200) -> Iterator[list[Trial]]:
-    batch: list[Trial] = []
-    for trial in trials:
-        batch.append(trial)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    yield batch
