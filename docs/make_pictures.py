@@ -25,7 +25,7 @@ from cclsearch.charts.chart import Chart, Row, make_spec, quantity
 from cclsearch.core.text import plain
 from cclsearch.core.values import Value
 from cclsearch.recording.load import Recording, load_recording
-from cclsearch.report.progress import observe_progress, render_progress
+from cclsearch.report.progress import ProgressObserver, render_progress
 from cclsearch.report.summary import summarize_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.tasks.base import task_of
@@ -155,9 +155,8 @@ def draw_terminal(run: Run) -> str:
     for line in run.spec.banner:
         console.print(f"note: {plain(line)}", style="dim", highlight=False)
     knobs = ("tp", "pp", "dp", "zero_stage", "micro_batch_size")
-    progress = observe_progress(run.spec, run.state, run.folder, knobs=knobs, node_hours=None, is_running=False)
-    for line in render_progress(progress, console.width, None, run.state.last_s):
-        console.print(line, highlight=False, soft_wrap=True)
+    progress = ProgressObserver(run.spec, run.folder).observe(run.state, knobs, is_running=False)
+    console.print(render_progress(progress, console.width, None, run.state.last_s))
     for line in summarize_run(run.spec, run.state, Path("runs") / "wl2-demo"):
         console.print(plain(line), highlight=False)
     drawn = console.export_svg(title="ccl-search", unique_id="terminal")

@@ -13,6 +13,7 @@ from cclsearch.cli import EXIT_OK
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError, require_writable
+from cclsearch.core.table import format_table
 from cclsearch.core.text import plain
 from cclsearch.launch.profile import Profile, links_places, load_profile
 from cclsearch.network.matrix import LinkMatrix
@@ -197,13 +198,12 @@ def _table(links: LinkMatrix) -> list[str]:
     if links.places_per_port > 1:
         port = f" of {links.port_gbps:.4g} Gbit/s" if links.port_gbps is not None else ""
         lines.append(f"{links.places_per_port} neighbouring places of a node share a network port{port}")
-    width = max(len(name) for name in names) + 2
     if count <= SHOWN:
-        lines.append("Gbit/s from row to column:")
-        lines.append(" " * width + "".join(f"{name:>{max(width, 10)}}" for name in names))
-        for i, name in enumerate(names):
-            cells = ["-" if i == j and links.places == 1 else f"{links.gbps[i][j]:.4g}" for j in range(count)]
-            lines.append(f"{name:<{width}}" + "".join(f"{cell:>{max(width, 10)}}" for cell in cells))
+        rows = [
+            [name, *("-" if i == j and links.places == 1 else f"{links.gbps[i][j]:.4g}" for j in range(count))]
+            for i, name in enumerate(names)
+        ]
+        lines += ["Gbit/s from row to column:", format_table(["", *names], rows, right=range(1, count + 1))]
     pairs = sorted((links.gbps[i][j], i, j) for i in range(count) for j in range(count) if i != j)
     lines.append("slowest pairs:")
     for rate, i, j in pairs[:4]:

@@ -39,18 +39,13 @@ def show_table(writer: RunWriter, session: Session, total: int) -> Iterator[Watc
     from rich.console import Console
 
     from cclsearch.report.live import live_screen
-    from cclsearch.report.progress import NodeHourCount, list_varied_knobs, observe_progress
+    from cclsearch.report.progress import ProgressObserver, list_varied_knobs
 
-    spec, folder, node_hours = session.spec, writer.folder, NodeHourCount(session.spec)
-    knobs = list_varied_knobs(session.space)
+    observer, knobs = ProgressObserver(session.spec, writer.folder, budget=total), list_varied_knobs(session.space)
     with live_screen(Console(), session.jobs.describe_status) as show:
 
         def watch(event: Event | None, state: RunState) -> None:
-            used = node_hours.count(state)
-            progress = observe_progress(
-                spec, state, folder, knobs=knobs, node_hours=used, is_running=True, budget=total
-            )
-            show(progress)
+            show(observer.observe(state, knobs, is_running=True))
 
         watch(None, writer.state)
         yield watch

@@ -60,19 +60,14 @@ def _watch_table(folder: Path) -> Run:
     from rich.console import Console
 
     from cclsearch.report.live import live_screen
-    from cclsearch.report.progress import NodeHourCount, observe_progress
+    from cclsearch.report.progress import ProgressObserver
 
     last = load_run(folder)
-    knobs, node_hours = _find_knobs(last.spec), NodeHourCount(last.spec)
+    knobs, observer = _find_knobs(last.spec), ProgressObserver(last.spec, folder)
     with live_screen(Console()) as show:
         for last in _follow(folder):
             columns = knobs or tuple(dict.fromkeys(k for t in last.state.trials.values() for k in t.config))
-            used = node_hours.count(last.state)
-            show(
-                observe_progress(
-                    last.spec, last.state, folder, knobs=columns, node_hours=used, is_running=last.is_running
-                )
-            )
+            show(observer.observe(last.state, columns, is_running=last.is_running))
     return last
 
 

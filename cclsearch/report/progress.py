@@ -70,60 +70,50 @@ class Progress:
     spec: RunSpec
 
 
-class NodeHourCount:
-    """Node-hours of the finished trials, each counted once."""
+class ProgressObserver:
+    """Makes the progress of a search from its state, each time that the state has changed."""
 
-    def __init__(self, spec: RunSpec) -> None:
-        self._spec, self._counted, self._sum = spec, 0, 0.0
+    def __init__(self, spec: RunSpec, folder: Path, *, budget: int = 0) -> None:
+        """`budget` replaces the budget of the search."""
+        self._spec, self._folder, self._budget, self._figure = spec, folder, budget, find_figure(spec)
+        self._num_counted, self._node_hours = 0, 0.0
 
-    def count(self, state: RunState) -> float | None:
-        """The sum so far; None if nothing is measured."""
-        if self._spec.provenance is not Provenance.MEASURED:
-            return None
+    def observe(self, state: RunState, knobs: tuple[str, ...], *, is_running: bool) -> Progress:
+        """The progress at this moment; each of `knobs` gets a column."""
+        spec, best, figure = self._spec, state.best, self._figure
+        numbers = sorted(state.trials)[-MAX_ROWS:]
+        shown = {*numbers, *(trial.number for trial in state.unfinished), *([best.number] if best else [])}
+        notes = [event for event in state.reported if not isinstance(event, LlmTurn)]
+        costs = [event.cost for event in state.reported if isinstance(event, LlmTurn)]
+        is_measured = spec.provenance is Provenance.MEASURED
+        return Progress(
+            title=plain(f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"),
+            folder=self._folder,
+            figure=figure,
+            knobs=knobs,
+            trials=tuple(state.trials[number] for number in sorted(shown)),
+            num_trials=len(state.trials),
+            best=best.number if best else None,
+            best_text=describe_best_so_far(best, state, figure) if best else "no trial ranked yet",
+            budget=self._budget or max(spec.limits.budget, state.budget_raised_to),
+            num_spent=state.num_spent,
+            started_s=state.begun_s,
+            ended_s=None if is_running else state.last_s,
+            node_hours=self._count_node_hours(state) if is_measured else None,
+            node_hour_limit=find_node_hour_limit(spec, state),
+            typical_s=_find_typical(state) if is_measured else None,
+            note=one_line(notes[-1].text, 400) if notes else "",
+            llm_spent=sum(costs[1:], start=costs[0]).describe_spent() if costs else "",
+            spec=spec,
+        )
+
+    def _count_node_hours(self, state: RunState) -> float:
+        """Node-hours of the finished trials, each counted once: a long search has many events."""
         finished = state.trials.finish_order
-        for number in finished[self._counted :]:
-            self._sum += count_node_hours(self._spec, state.trials[number], 0.0, 0.0)
-        self._counted = len(finished)
-        return self._sum
-
-
-def observe_progress(
-    spec: RunSpec,
-    state: RunState,
-    folder: Path,
-    *,
-    knobs: tuple[str, ...],
-    node_hours: float | None,
-    is_running: bool,
-    budget: int = 0,
-) -> Progress:
-    """The progress at this moment, from the state of the search; each of `knobs` gets a column."""
-    best = state.best
-    numbers = sorted(state.trials)[-MAX_ROWS:]
-    shown = {*numbers, *(trial.number for trial in state.unfinished), *([best.number] if best else [])}
-    notes = [event for event in state.reported if not isinstance(event, LlmTurn)]
-    costs = [event.cost for event in state.reported if isinstance(event, LlmTurn)]
-    figure = find_figure(spec)
-    return Progress(
-        title=plain(f"{spec.run_id}: {spec.card.name}, {spec.objective.name}{spec.provenance.mark}"),
-        folder=folder,
-        figure=figure,
-        knobs=knobs,
-        trials=tuple(state.trials[number] for number in sorted(shown)),
-        num_trials=len(state.trials),
-        best=best.number if best else None,
-        best_text=describe_best_so_far(best, state, figure) if best else "no trial ranked yet",
-        budget=budget or max(spec.limits.budget, state.budget_raised_to),
-        num_spent=state.num_spent,
-        started_s=state.begun_s,
-        ended_s=None if is_running else state.last_s,
-        node_hours=node_hours,
-        node_hour_limit=find_node_hour_limit(spec, state),
-        typical_s=_find_typical(state) if node_hours is not None else None,
-        note=one_line(notes[-1].text, 400) if notes else "",
-        llm_spent=sum(costs[1:], start=costs[0]).describe_spent() if costs else "",
-        spec=spec,
-    )
+        for number in finished[self._num_counted :]:
+            self._node_hours += count_node_hours(self._spec, state.trials[number], 0.0, 0.0)
+        self._num_counted = len(finished)
+        return self._node_hours
 
 
 def list_varied_knobs(space: Space) -> tuple[str, ...]:

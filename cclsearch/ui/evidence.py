@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,35 +44,25 @@ class EvidenceFile:
 
 def list_files(run: Run, trial: Trial) -> list[EvidenceFile]:
     """The regular files in the trial's folder, and the LLM's turn that proposed it; links are left out."""
-    found: list[EvidenceFile] = []
-    folders = [(run.trial_folder(trial.number), 0)]
-    while folders and len(found) < MAX_FILES:
-        folder, depth = folders.pop(0)
-        for item in _scan(folder):
-            if item.is_dir(follow_symlinks=False) and depth < MAX_DEPTH:
-                folders.append((Path(item.path), depth + 1))
-            elif item.is_file(follow_symlinks=False):
-                found.append(_describe(run.folder, Path(item.path)))
-    if trial.turn is not None:
-        turn = run.folder / "turns" / f"{trial.turn:04d}.json"
-        found += [_describe(run.folder, turn)] if turn.is_file() and not turn.is_symlink() else []
-    return found[:MAX_FILES]
+    root = run.trial_folder(trial.number)
+    turns = [] if trial.turn is None else [run.folder / "turns" / f"{trial.turn:04d}.json"]
+    found = []
+    for path in itertools.chain(_walk(root), turns):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                name = path.relative_to(run.folder).as_posix()
+                found.append(EvidenceFile(name, status.st_size, path.name.endswith(TEXT_SUFFIXES)))
+        if len(found) == MAX_FILES:
+            break
+    return found
 
 
-def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as items:
-            return sorted(items, key=lambda item: item.name)
-    except OSError:
-        return []
-
-
-def _describe(root: Path, path: Path) -> EvidenceFile:
-    try:
-        size = path.lstat().st_size
-    except OSError:
-        size = 0
-    return EvidenceFile(path.relative_to(root).as_posix(), size, path.name.endswith(TEXT_SUFFIXES))
+def _walk(root: Path) -> Iterator[Path]:
+    """The files under a folder, not deeper than `MAX_DEPTH` folders; no link to a folder is followed."""
+    for base, folders, names in os.walk(root):
+        folders[:] = sorted(folders) if len(Path(base).relative_to(root).parts) < MAX_DEPTH else []
+        yield from (Path(base, name) for name in sorted(names))
 
 
 def read_text(run: Run, trial: Trial, path: str) -> str:

@@ -25,9 +25,9 @@ from cclsearch.propose.events import LlmTurn
 from cclsearch.report.progress import (
     LiveNote,
     Progress,
+    ProgressObserver,
     format_duration,
     list_varied_knobs,
-    observe_progress,
     render_progress,
 )
 from cclsearch.run.folder import Run, load_run
@@ -59,13 +59,13 @@ def searched(project: Path) -> Run:
 
 def running(run: Run, number: int = 18) -> Progress:
     """The progress of the run as if its last trial still ran, on nodes."""
-    progress = observe_progress(run.spec, run.state, run.folder, knobs=KNOBS, node_hours=1.5, is_running=True)
+    progress = ProgressObserver(run.spec, run.folder).observe(run.state, KNOBS, is_running=True)
     last = next(trial for trial in progress.trials if trial.number == number)
     folder = attempt_folder(run.trial_folder(number), 2)
     handle = Handle(launcher="slurm", job_name="j", job_id="1", trial_dir=folder)
     now = replace(last, outcome=None, attempt=2, attempt_s=1000.0, handle=handle)
     trials = tuple(now if trial.number == number else trial for trial in progress.trials)
-    return replace(progress, trials=trials, typical_s=120.0, num_spent=16, started_s=400.0)
+    return replace(progress, trials=trials, node_hours=1.5, typical_s=120.0, num_spent=16, started_s=400.0)
 
 
 def draw(progress: Progress, width: int, height: int | None, now_s: float, note: LiveNote = lambda _: "") -> list[str]:
@@ -118,9 +118,7 @@ def test_the_footer_has_elapsed_time_left_and_cost(searched: Run) -> None:
     # 60 s of the running trial's 120 s, then two more
     assert footer.startswith("2 of 18 trials left; 1 running; 11m 00s elapsed; about 5m 00s left; ")
     assert "node-hours" in footer
-    recorded = observe_progress(
-        searched.spec, searched.state, searched.folder, knobs=KNOBS, node_hours=None, is_running=False
-    )
+    recorded = ProgressObserver(searched.spec, searched.folder).observe(searched.state, KNOBS, is_running=False)
     ended = draw(recorded, 200, None, time.time())
     assert len(ended) == 18 + 4
     assert ended[-1] == f"best so far: {recorded.best_text}"
@@ -205,6 +203,6 @@ def test_the_footer_says_what_the_llm_has_used(searched: Run, monkeypatch: pytes
     turns = [LlmTurn(turn=n, cost=Cost(usage=usage, usd=0.041), text="t") for n in (1, 2)]
     run = searched
     monkeypatch.setattr(run.state, "reported", [*run.state.reported, *turns])
-    progress = observe_progress(run.spec, run.state, run.folder, knobs=KNOBS, node_hours=None, is_running=True)
+    progress = ProgressObserver(run.spec, run.folder).observe(run.state, KNOBS, is_running=True)
     shown = "\n".join(draw(progress, 120, 23, 1060.0))
     assert "LLM 24,600 tokens, $0.0820" in shown
