@@ -134,7 +134,7 @@ def verdict_of(evidence: Evidence, rule: str) -> Verdict:
     return next(verdict for verdict in admit(evidence, ADMISSION_RULES).verdicts if verdict.rule == rule)
 
 
-def test_an_honest_run_is_admitted_by_every_checkable_rule() -> None:
+def test_an_honest_run_is_admitted_by_every_checkable_rule():
     admission = admit(make_evidence(), ADMISSION_RULES)
     assert admission.admitted
     assert {v.rule for v in admission.verdicts if v.ok is None} == {"unedited"}
@@ -184,40 +184,40 @@ TRICKS: dict[str, tuple[dict[str, Any], dict[str, Any], set[str]]] = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_each_trick_is_rejected_by_its_rule(trick: str) -> None:
+def test_each_trick_is_rejected_by_its_rule(trick):
     result, trace, rules = TRICKS[trick]
     assert set(violated_rules(make_evidence(result, trace))) == rules
 
 
-def test_a_changed_payload_is_rejected() -> None:
+def test_a_changed_payload_is_rejected():
     smaller = PAYLOAD.model_copy(update={"global_batch_size": 4, "gradient_accumulation": 1})
     detail = violated_rules(make_evidence(payload=smaller))["work"]
     assert "global batch (requested) is 4, but 32 in the card" in detail
     assert "dp 4 x micro-batch 1 x accumulation 1 is a global batch of 4, but 32 in the card" in detail
 
 
-def test_an_edited_result_is_detected_by_its_hash() -> None:
+def test_an_edited_result_is_detected_by_its_hash():
     assert violated_rules(make_evidence(recorded_sha256="a", found_sha256="a")) == {}
     assert "changed after" in violated_rules(make_evidence(recorded_sha256="a", found_sha256="b"))["unedited"]
     assert "is missing" in violated_rules(make_evidence(recorded_sha256="a", found_sha256=None))["unedited"]
 
 
-def test_kernels_without_shapes_do_not_exclude_a_run() -> None:
+def test_kernels_without_shapes_do_not_exclude_a_run():
     hidden = {"products": products(0.1, hidden=0.9)}
     assert violated_rules(make_evidence(trace=hidden)) == {}
     assert violated_rules(make_evidence(trace={"products": products(3.0, hidden=0.9)})).keys() == {"traced_work"}
 
 
-def test_padding_of_the_vocabulary_is_not_another_model() -> None:
+def test_padding_of_the_vocabulary_is_not_another_model():
     assert violated_rules(make_evidence({"num_params": int(count_parameters(ARCH) * 1.01)})) == {}
 
 
-def test_foreign_load_on_cores_that_the_ranks_leave_idle_does_not_count() -> None:
+def test_foreign_load_on_cores_that_the_ranks_leave_idle_does_not_count():
     quiet = {"foreign_cpu_cores": 60.0, "logical_cores": 64}
     assert violated_rules(make_evidence(quiet)) == {}
 
 
-def test_load_that_takes_cores_from_the_ranks_names_the_processes_and_the_fix() -> None:
+def test_load_that_takes_cores_from_the_ranks_names_the_processes_and_the_fix():
     one_host = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 3.0}
     listed = one_host | {"extra": {"foreign_processes": "make 2.9 cores"}}
     detail = violated_rules(make_evidence(listed))["load"]
@@ -226,12 +226,12 @@ def test_load_that_takes_cores_from_the_ranks_names_the_processes_and_the_fix() 
     assert violated_rules(make_evidence(one_host | {"foreign_cpu_cores": 1.0})) == {}
 
 
-def test_more_ranks_than_cores_leave_no_core_idle() -> None:
+def test_more_ranks_than_cores_leave_no_core_idle():
     crowded = {"hosts": ("me",) * 16, "logical_cores": 2, "foreign_cpu_cores": 0.5}
     assert "load" in violated_rules(make_evidence(crowded))
 
 
-def test_a_recording_is_admitted_without_traces() -> None:
+def test_a_recording_is_admitted_without_traces():
     recorded = TrainingResult(
         status=RunStatus.OK, world_size=16, global_batch_size=32, seq_len=1024, step_times_s=(1.0,), recorded=True
     )
@@ -241,7 +241,7 @@ def test_a_recording_is_admitted_without_traces() -> None:
     assert any("recorded: looked up, no job ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
 
 
-def test_different_work_is_a_work_mismatch_and_keeps_its_metrics() -> None:
+def test_different_work_is_a_work_mismatch_and_keeps_its_metrics():
     shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2, 0.21, 0.19, 0.201, 0.2)})
     outcome = judge(shrunk)
     assert outcome.failure is not None
@@ -250,7 +250,7 @@ def test_different_work_is_a_work_mismatch_and_keeps_its_metrics() -> None:
     assert outcome.metrics["tokens_per_s"] == pytest.approx(4 * 1024 / 0.2)
 
 
-def test_three_timed_steps_are_needed_to_detect_a_warm_up_step() -> None:
+def test_three_timed_steps_are_needed_to_detect_a_warm_up_step():
     assert verdict_of(make_evidence({"step_times_s": (9.0, 1.0, 1.0)}), "warmup").ok is False
     assert verdict_of(make_evidence({"step_times_s": (9.0, 1.0)}), "warmup").ok is True
     # the others took 1 and 3 s: the first took twice their median of 2 s
@@ -260,7 +260,7 @@ def test_three_timed_steps_are_needed_to_detect_a_warm_up_step() -> None:
     )
 
 
-def test_one_step_has_no_spread_and_a_recording_has_no_steps() -> None:
+def test_one_step_has_no_spread_and_a_recording_has_no_steps():
     assert verdict_of(make_evidence({"step_times_s": (1.0,)}), "spread").ok is None
     recorded = make_evidence(
         {"recorded": True, "step_times_s": (1.0,), "warmup_steps": 0}, provenance=Provenance.RECORDED
@@ -271,20 +271,20 @@ def test_one_step_has_no_spread_and_a_recording_has_no_steps() -> None:
     assert verdicts == {"provenance": True, "steps": None, "warmup": None, "ranks_traced": None, "load": None}
 
 
-def test_an_undeclared_world_size_is_rejected_for_measured_runs() -> None:
+def test_an_undeclared_world_size_is_rejected_for_measured_runs():
     silent = {"world_size": None}
     assert "did not declare its world size" in violated_rules(make_evidence(silent))["world_size"]
     recorded = make_evidence({**silent, "recorded": True}, provenance=Provenance.RECORDED)
     assert verdict_of(recorded, "world_size").ok is None
 
 
-def test_traces_are_required_only_if_steps_were_profiled() -> None:
+def test_traces_are_required_only_if_steps_were_profiled():
     none, one = (PAYLOAD.model_copy(update={"profiled_steps": n}) for n in (0, 1))
     assert verdict_of(make_evidence(payload=none, trace={"ranks": ()}), "ranks_traced").ok is None
     assert verdict_of(make_evidence(payload=one, trace={"ranks": ()}), "ranks_traced").ok is False
 
 
-def test_up_to_eight_ranks_without_a_trace_are_named() -> None:
+def test_up_to_eight_ranks_without_a_trace_are_named():
     def missing(*ranks: int) -> str:
         return verdict_of(make_evidence(trace={"ranks": ranks}), "ranks_traced").detail
 
@@ -313,20 +313,18 @@ def on_accelerator(name: str) -> Card:
         (on_accelerator("wonder-9000"), ("Wonder 9000",), None, "accelerator 'wonder-9000' is unknown"),
     ],
 )
-def test_device_names_are_compared_with_the_accelerator_of_the_inputs(
-    card: Card, devices: tuple[str, ...], ok: bool | None, message: str
-) -> None:
+def test_device_names_are_compared_with_the_accelerator_of_the_inputs(card, devices, ok, message):
     verdict = verdict_of(make_evidence({"devices": devices}, card=card), "devices")
     assert verdict.ok is ok
     assert message in verdict.detail
 
 
 @pytest.mark.parametrize("unknown", ["foreign_cpu_cores", "logical_cores"])
-def test_unknown_load_does_not_exclude_a_run(unknown: str) -> None:
+def test_unknown_load_does_not_exclude_a_run(unknown):
     assert verdict_of(make_evidence({unknown: None}), "load").ok is None
 
 
-def test_without_host_names_all_ranks_count_as_on_this_host() -> None:
+def test_without_host_names_all_ranks_count_as_on_this_host():
     # 16 ranks on 64 cores leave 48 idle; 49.6 busy cores take 1.6 of the 16 that are used, a tenth
     crowd = {"hosts": (), "logical_cores": 64}
     assert violated_rules(make_evidence({**crowd, "foreign_cpu_cores": 49.6})) == {}
@@ -335,7 +333,7 @@ def test_without_host_names_all_ranks_count_as_on_this_host() -> None:
     assert detail.endswith(" from the ranks. Stop them")
 
 
-def test_the_host_with_the_most_ranks_counts() -> None:
+def test_the_host_with_the_most_ranks_counts():
     # 6 of 16 ranks on one of 8 cores: 2 idle, so 3.5 busy cores take 1.5 of 6, a quarter
     uneven = {"hosts": ("a",) + ("b",) * 6 + ("c",) * 5 + ("d",) * 4, "logical_cores": 8}
     detail = violated_rules(make_evidence({**uneven, "foreign_cpu_cores": 3.5}))["load"]
@@ -343,19 +341,19 @@ def test_the_host_with_the_most_ranks_counts() -> None:
     assert violated_rules(make_evidence({**uneven, "foreign_cpu_cores": 2.5})) == {}
 
 
-def test_only_a_reported_training_loss_can_be_invalid() -> None:
+def test_only_a_reported_training_loss_can_be_invalid():
     assert verdict_of(make_evidence({"losses": ()}), "training_loss").ok is None
     assert verdict_of(make_evidence({"losses": (2.5, 2.25)}), "training_loss").detail == "2.5000 at the first step"
 
 
-def test_traces_without_a_step_time_or_flops_give_no_verdict() -> None:
+def test_traces_without_a_step_time_or_flops_give_no_verdict():
     silent = {"step_time_s": None, "products": None}
     assert {verdict_of(make_evidence(trace=silent), rule).ok for rule in ("trace_time", "traced_work")} == {None}
     uncovered = {"products": products(0.5, hidden=None)}
     assert "their rate is unknown" in verdict_of(make_evidence(trace=uncovered), "traced_work").detail
 
 
-def test_undeclared_work_excludes_a_run_and_is_noted_for_a_recording() -> None:
+def test_undeclared_work_excludes_a_run_and_is_noted_for_a_recording():
     silent = {"global_batch_size": None, "seq_len": None, "num_layers": None, "num_params": None}
     assert violated_rules(make_evidence(silent))["work"] == (
         "the run script did not declare its global batch and sequence length"
@@ -367,7 +365,7 @@ def test_undeclared_work_excludes_a_run_and_is_noted_for_a_recording() -> None:
     assert (halfway.ok, halfway.detail) == (True, "32 sequences of 1024 tokens per step; not declared: layers")
 
 
-def test_micro_batch_times_dp_times_accumulation_is_the_global_batch() -> None:
+def test_micro_batch_times_dp_times_accumulation_is_the_global_batch():
     # dp 4 x micro-batch 2 x accumulation 8 = 64
     doubled = PAYLOAD.model_copy(update={"config": Config(tp=2, dp=4, pp=2, micro_batch_size=2)})
     assert "is a global batch of 64, but 32 in the card" in violated_rules(make_evidence(payload=doubled))["work"]
@@ -375,6 +373,6 @@ def test_micro_batch_times_dp_times_accumulation_is_the_global_batch() -> None:
     assert violated_rules(make_evidence(payload=unknown)) == {}
 
 
-def test_evidence_is_frozen() -> None:
+def test_evidence_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_evidence().spread = 0.0  # type: ignore[misc]

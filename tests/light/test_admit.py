@@ -29,12 +29,12 @@ def best_of(run: Run) -> int:
     return run.state.best.number
 
 
-def test_untouched_evidence_gives_the_same_result(run: Run, cli) -> None:
+def test_untouched_evidence_gives_the_same_result(run, cli):
     assert all(entry.now.is_ranked == entry.then.is_ranked for entry in re_evaluate_run(run))
     assert "trials admitted" in cli.out(["admit", "r"])
 
 
-def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(run: Run, cli) -> None:
+def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(run, cli):
     number = best_of(run)
     before = run.state.trials[number].loss
     edit_result(run, number, step_times_s=[0.001])
@@ -45,7 +45,7 @@ def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(run: Run, c
     assert load_run(run.folder).state.trials[number].loss == before
 
 
-def test_a_missing_or_damaged_result_is_refused(run: Run) -> None:
+def test_a_missing_or_damaged_result_is_refused(run):
     number = best_of(run)
     path = run.trial_folder(number) / "result.json"
     path.write_text("{", encoding="utf-8")
@@ -55,7 +55,7 @@ def test_a_missing_or_damaged_result_is_refused(run: Run) -> None:
     assert "result.json is missing" in lost[0].reason
 
 
-def test_a_shortened_sequence_is_refused_by_its_own_rule(run: Run, cli) -> None:
+def test_a_shortened_sequence_is_refused_by_its_own_rule(run, cli):
     number = best_of(run)
     edit_result(run, number, seq_len=1024)
     shown = cli.out(["admit", "r", "--trial", str(number)], 1)
@@ -63,13 +63,13 @@ def test_a_shortened_sequence_is_refused_by_its_own_rule(run: Run, cli) -> None:
     assert "NO  unedited" in shown
 
 
-def test_changed_frozen_inputs_are_detected(run: Run, cli) -> None:
+def test_changed_frozen_inputs_are_detected(run, cli):
     path = run.folder / "search.yaml"
     path.write_text(path.read_text() + "# a note\n", encoding="utf-8")
     assert "search.yaml was changed after the search started" in cli.out(["admit", "r"], 1)
 
 
-def test_admission_files_are_rewritten_only_on_request(run: Run) -> None:
+def test_admission_files_are_rewritten_only_on_request(run):
     number = best_of(run)
     path = run.trial_folder(number) / "admission.json"
     edit_result(run, number, world_size=4)
@@ -79,7 +79,7 @@ def test_admission_files_are_rewritten_only_on_request(run: Run) -> None:
     assert json.loads(path.read_text())["admitted"] is False
 
 
-def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, cli) -> None:
+def test_a_changed_verdict_is_written_to_the_ledger_and_back(run, cli):
     number = best_of(run)
     loss, num_ranked = run.state.trials[number].loss, len(run.state.losses_by_trial())
     path = run.trial_folder(number) / "result.json"
@@ -104,7 +104,7 @@ def test_a_changed_verdict_is_written_to_the_ledger_and_back(run: Run, cli) -> N
     assert len(again.trials[number].revisions) == 2
 
 
-def test_a_result_that_was_missing_for_a_while_ranks_its_trial_again(run: Run) -> None:
+def test_a_result_that_was_missing_for_a_while_ranks_its_trial_again(run):
     number = best_of(run)
     path = run.trial_folder(number) / "result.json"
     before = path.read_bytes()
@@ -116,7 +116,7 @@ def test_a_result_that_was_missing_for_a_while_ranks_its_trial_again(run: Run) -
     assert best_of(load_run(run.folder)) == number
 
 
-def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run: Run) -> None:
+def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run):
     baseline = run.state.baseline
     assert baseline is not None
     edit_result(run, baseline.number, world_size=4)
@@ -128,9 +128,7 @@ def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run: Run) -> No
     assert after.num_spent == run.state.num_spent
 
 
-def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_changed(
-    run: Run, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_changed(run, capsys, cli):
     edit_result(run, best_of(run), world_size=4)
     ledger = (run.folder / "ledger.jsonl").read_bytes()
     with FolderLock(run.folder):
@@ -142,5 +140,5 @@ def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_cha
     assert (run.folder / "ledger.jsonl").read_bytes() == ledger
 
 
-def test_an_unknown_trial_is_named(run: Run, cli) -> None:
+def test_an_unknown_trial_is_named(run, cli):
     assert "there is no trial 99" in cli.err(["admit", "r", "--trial", "99"])

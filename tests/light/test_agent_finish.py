@@ -42,7 +42,7 @@ def take_turn(provider: Scripted, make_table: object, *, folder: Path | None = N
     return agent.run_turn(searched(), 1, max_submitted=1, overrules_left=1, **more)  # type: ignore[arg-type]
 
 
-def test_finish_is_granted_if_nothing_is_left_by_the_beliefs_that_come_with_it() -> None:
+def test_finish_is_granted_if_nothing_is_left_by_the_beliefs_that_come_with_it():
     outcome = take_turn(Scripted(FINISH), left_without_beliefs)
     assert outcome.finish == "nothing is left"
     assert outcome.event.beliefs == {"pp=1": "much_more"}
@@ -50,7 +50,7 @@ def test_finish_is_granted_if_nothing_is_left_by_the_beliefs_that_come_with_it()
     assert refused.finish is None
 
 
-def test_a_refused_finish_keeps_its_beliefs_and_the_next_request_says_so() -> None:
+def test_a_refused_finish_keeps_its_beliefs_and_the_next_request_says_so():
     provider = Scripted(FINISH, submit(GOOD))
     arbiter = Arbiter(Agent(provider, make_table=left_with_beliefs, clock=FakeClock()), make_sampler("default"))
     proposals = arbiter.propose(replace(searched(), next_trial=3), 1)
@@ -63,7 +63,7 @@ def test_a_refused_finish_keeps_its_beliefs_and_the_next_request_says_so() -> No
     assert "pp=1: much more" in second
 
 
-def test_a_belief_about_a_value_that_no_trial_had_does_not_end_the_search() -> None:
+def test_a_belief_about_a_value_that_no_trial_had_does_not_end_the_search():
     guess = call("finish", {"reason": "nothing is left", "beliefs": [{"part": "pp=2", "is": "much_more"}]})
     provider = Scripted(guess)
     outcome = take_turn(provider, left_without_beliefs)
@@ -72,7 +72,7 @@ def test_a_belief_about_a_value_that_no_trial_had_does_not_end_the_search() -> N
     assert "something may win. This is without your beliefs about values that no trial had" in outcome.event.refused[0]
 
 
-def test_the_arbiter_ends_the_search_by_the_same_beliefs() -> None:
+def test_the_arbiter_ends_the_search_by_the_same_beliefs():
     agent = Agent(Scripted(FINISH), make_table=left_without_beliefs, clock=FakeClock())
     arbiter = Arbiter(agent, make_sampler("default"))
     assert arbiter.propose(replace(searched(), next_trial=3), 1) == []
@@ -90,7 +90,7 @@ def revised() -> SearchView:
         (revised(), False, "does not count, and is not kept: beliefs change once between two trials"),
     ],
 )
-def test_a_refusal_says_why_the_beliefs_are_not_kept(view: SearchView, is_stalled: bool, words: str) -> None:
+def test_a_refusal_says_why_the_beliefs_are_not_kept(view, is_stalled, words):
     provider = Scripted(FINISH, submit(GOOD))
     agent = Agent(provider, make_table=lambda view: plain_table(), clock=FakeClock())
     outcome = agent.run_turn(view, 1, max_submitted=1, overrules_left=1, first_only=is_stalled)
@@ -100,13 +100,13 @@ def test_a_refusal_says_why_the_beliefs_are_not_kept(view: SearchView, is_stalle
     assert outcome.event.beliefs == {}
 
 
-def test_after_a_stall_the_beliefs_of_a_request_to_finish_count_too(tmp_path: Path) -> None:
+def test_after_a_stall_the_beliefs_of_a_request_to_finish_count_too(tmp_path):
     outcome = take_turn(Scripted(FINISH), left_without_beliefs, first_only=True, folder=tmp_path)
     assert (outcome.finish, outcome.event.beliefs) == ("nothing is left", {"pp=1": "much_more"})
     assert [turn.is_same for turn in replay_turns(tmp_path)] == [True]
 
 
-def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count() -> None:
+def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count():
     other = call("finish", {"reason": "nothing is left", "beliefs": [{"part": "tp=1", "is": "much_more"}]})
 
     def left_unless_tp(view: SearchView) -> SurrogateTable:
@@ -116,7 +116,7 @@ def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count() -
     assert take_turn(Scripted(FINISH, other, submit(GOOD)), left_unless_tp, first_only=True).finish is None
 
 
-def test_a_replay_judges_by_the_recorded_figures(tmp_path: Path) -> None:
+def test_a_replay_judges_by_the_recorded_figures(tmp_path):
     take_turn(Scripted(FINISH), left_without_beliefs, folder=tmp_path)
 
     def never(view: SearchView) -> SurrogateTable:

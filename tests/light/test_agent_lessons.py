@@ -46,9 +46,7 @@ def take_closed_form(count: int, factor: float) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(("factor", "least", "most"), [(1.0, 0.95, 1.05), (1.5, 1.1, 1.55)])
-def test_what_is_learned_of_a_part_is_relative_to_the_closed_form_that_the_prompt_shows(
-    factor: float, least: float, most: float
-) -> None:
+def test_what_is_learned_of_a_part_is_relative_to_the_closed_form_that_the_prompt_shows(factor, least, most):
     view = measure(take_closed_form(10, factor))
     posterior = fit_posterior(view)
     assert posterior is not None
@@ -57,7 +55,7 @@ def test_what_is_learned_of_a_part_is_relative_to_the_closed_form_that_the_promp
     assert f"scale x{learned['scale']:.2f} (" in "\n".join(make_surrogate_table(view).record)
 
 
-def test_before_any_trial_the_closed_form_is_what_earlier_searches_made_of_it() -> None:
+def test_before_any_trial_the_closed_form_is_what_earlier_searches_made_of_it():
     slower = EarlierKnowledge(priors={"step_time_s": {"gemm": LearnedPrior(mean=1.0, sd=0.1)}})
     plain, taught = measure({}), measure({}, earlier=slower)
     expected = taught.predictor.forms["step_time_s"].predict(len(plain.space))[0]
@@ -66,7 +64,7 @@ def test_before_any_trial_the_closed_form_is_what_earlier_searches_made_of_it() 
     assert shown[1] > 1.3 * shown[0]
 
 
-def test_the_next_choice_is_not_expected_to_gain_more_than_all_trials_left_together() -> None:
+def test_the_next_choice_is_not_expected_to_gain_more_than_all_trials_left_together():
     view = measure(take_closed_form(8, 1.0))
     posterior, table = fit_posterior(view), make_surrogate_table(view)
     assert posterior is not None
@@ -74,7 +72,7 @@ def test_the_next_choice_is_not_expected_to_gain_more_than_all_trials_left_toget
     assert 0 <= float(said) / 100 <= find_gain_left(posterior, view.budget_left) + 1e-4
 
 
-def test_a_line_of_differences_leaves_out_what_is_negligible_beside_the_largest() -> None:
+def test_a_line_of_differences_leaves_out_what_is_negligible_beside_the_largest():
     facts = read_row_facts(measure({}))
     assert facts.prediction is not None
     parts = {"large": facts.prediction.value_N, "tiny": facts.prediction.value_N * 1e-4}
@@ -83,7 +81,7 @@ def test_a_line_of_differences_leaves_out_what_is_negligible_beside_the_largest(
     assert "tiny" not in shown
 
 
-def test_degrees_that_do_not_vary_are_not_named_in_the_legend() -> None:
+def test_degrees_that_do_not_vary_are_not_named_in_the_legend():
     def space_of(tp: tuple[int, ...], dp: tuple[int, ...]) -> bool:
         rows = [{"tp": t, "dp": d, "m": m} for t in tp for d in dp for m in (1, 2)]
         return has_degrees(space_from_rows([Knob("tp", tp), Knob("dp", dp), Knob("m", (1, 2))], rows))  # type: ignore[arg-type]
@@ -101,7 +99,7 @@ def take_turn(view: SearchView, answer: Answer) -> LlmTurn:
     return agent.run_turn(view, 1, max_submitted=1, overrules_left=0).event
 
 
-def test_beliefs_doubts_and_withdrawals_that_are_not_taken_are_named_in_the_next_prompt() -> None:
+def test_beliefs_doubts_and_withdrawals_that_are_not_taken_are_named_in_the_next_prompt():
     view = measure(take_closed_form(6, 1.0))
     arguments = {
         **submit(dict(view.space.config(make_surrogate_table(view).order[0]))).calls[0].arguments,  # type: ignore[dict-item]
@@ -119,12 +117,12 @@ def test_beliefs_doubts_and_withdrawals_that_are_not_taken_are_named_in_the_next
     assert "pipeline" not in section
 
 
-def test_a_repeated_doubt_is_not_named_as_refused() -> None:
+def test_a_repeated_doubt_is_not_named_as_refused():
     view = measure(take_closed_form(6, 1.0), events=(LlmTurn(turn=1, doubts=(2,), num_seen=6),))
     assert take_turn(view, call("revise", {"why": "w", "insight": "still an outlier", "doubts": [2]})).refused == ()
 
 
-def test_the_effect_of_a_belief_is_that_of_the_latest_turn_alone() -> None:
+def test_the_effect_of_a_belief_is_that_of_the_latest_turn_alone():
     view = measure(take_closed_form(1, 1.0))
     part = f"pp={next(pp for pp in (1, 2, 4) if pp != view.observations[0].config['pp'])}"
     older = LlmTurn(turn=1, decision=DecisionKind.REVISE, beliefs={part: "much_more"}, num_seen=1)
@@ -136,7 +134,7 @@ def test_the_effect_of_a_belief_is_that_of_the_latest_turn_alone() -> None:
     assert "candidates with it x1.00, of the others x1.00" in alone, "it changes nothing by itself"
 
 
-def test_a_doubt_says_what_it_changed() -> None:
+def test_a_doubt_says_what_it_changed():
     values = take_closed_form(6, 1.0)
     first = next(iter(values))
     doubt = LlmTurn(turn=1, decision=DecisionKind.REVISE, doubts=(1,), num_seen=6)

@@ -15,7 +15,7 @@ from cclsearch.propose.agent.providers.types import (
 )
 
 
-def test_tokens_money_and_seconds_are_accounted() -> None:
+def test_tokens_money_and_seconds_are_accounted():
     clock = FakeClock()
     provider = Scripted(call("candidates"), submit(GOOD), clock=clock)
     outcome = run_turn(provider)
@@ -24,7 +24,7 @@ def test_tokens_money_and_seconds_are_accounted() -> None:
     assert outcome.event.cost.usd == pytest.approx(2 * (1000 * 1.0 + 100 * 10.0) / 1e6)
 
 
-def test_a_limit_ends_the_turn_for_good() -> None:
+def test_a_limit_ends_the_turn_for_good():
     outcome = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_tokens=2000))
     assert outcome.stall is not None
     assert (outcome.stall.cause, outcome.stall.is_temporary) == ("limit", False)
@@ -34,7 +34,7 @@ def test_a_limit_ends_the_turn_for_good() -> None:
     assert "$0.00" in outcome.stall.text
 
 
-def test_timeout_of_an_answer_is_read_from_the_environment() -> None:
+def test_timeout_of_an_answer_is_read_from_the_environment():
     assert read_timeout_s({}) == 120.0
     assert read_timeout_s({"CCL_SEARCH_LLM_TIMEOUT_S": "900"}) == 900.0
     for wrong in ("0", "nan", "inf", "soon", "-3"):
@@ -42,14 +42,14 @@ def test_timeout_of_an_answer_is_read_from_the_environment() -> None:
             read_timeout_s({"CCL_SEARCH_LLM_TIMEOUT_S": wrong})
 
 
-def test_the_shipped_price_list_is_dated_and_prices_by_pattern() -> None:
+def test_the_shipped_price_list_is_dated_and_prices_by_pattern():
     prices = load_prices()
     assert prices.as_of
     assert prices.find("anthropic:claude-sonnet-4-5") is not None
     assert prices.find("anthropic:no-such-model") is None
 
 
-def test_remote_server_has_no_price_and_local_server_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_server_has_no_price_and_local_server_is_free(monkeypatch):
     for url in ("http://127.0.0.1:8000/v1#m", "http://localhost/v1#m", "http://[::1]:1/v1#m"):
         name = parse_spec(url).name
         assert name == "local:m"
@@ -63,6 +63,6 @@ def test_remote_server_has_no_price_and_local_server_is_free(monkeypatch: pytest
     assert explain_unknown_price("openai:gpt-5", 1.0) is None
 
 
-def test_raised_limit_applies_to_later_turns() -> None:
+def test_raised_limit_applies_to_later_turns():
     limits = read_limits((limits_event(LlmLimits(max_usd=2.0)),), LlmLimits(max_tokens=5, max_usd=1.0))
     assert (limits.max_tokens, limits.max_usd) == (5, 2.0)

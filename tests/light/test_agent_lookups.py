@@ -28,7 +28,7 @@ from cclsearch.propose.agent.providers.types import (
 )
 
 
-def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same() -> None:
+def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same():
     provider = Scripted(call("candidates", {"limit": 20}))
     outcome = run_turn(provider)
     assert outcome.stall is not None
@@ -38,7 +38,7 @@ def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same() -> N
     assert len(provider.requests) <= MAX_LOOKUPS + 3
 
 
-def test_lookups_beside_a_revision_are_named_in_the_next_request() -> None:
+def test_lookups_beside_a_revision_are_named_in_the_next_request():
     answer = call("revise", {"why": "w", "insight": "pp=1 is slow"})
     beside = tuple(ToolCall(id=name, name=name, arguments={"trial": 1}) for name in ("trial", "predict", "trial"))
     outcome = run_turn(Scripted(answer.model_copy(update={"calls": (*beside, *answer.calls)})))
@@ -49,7 +49,7 @@ def test_lookups_beside_a_revision_are_named_in_the_next_request() -> None:
     assert run_turn(Scripted(decided.model_copy(update={"calls": (*beside, *decided.calls)}))).event.refused == ()
 
 
-def test_lookups_answer_from_the_view() -> None:
+def test_lookups_answer_from_the_view():
     provider = Scripted(
         call("predict", {"configurations": [GOOD, TRIED, ILLEGAL]}),
         call("explain", {"config": ILLEGAL}),
@@ -70,7 +70,7 @@ def test_lookups_answer_from_the_view() -> None:
     assert replies[4].startswith("4 match")
 
 
-def test_candidates_may_be_limited_to_those_that_probably_fit() -> None:
+def test_candidates_may_be_limited_to_those_that_probably_fit():
     fits_N = np.where(np.arange(len(SPACE)) % 2 == 0, 0.9, 0.2)
     table = replace(plain_table(), fits_N=fits_N)
     provider = Scripted(call("candidates", {"min_fits": 0.5}), call("candidates", {"min_fits": "x"}), submit(GOOD))
@@ -82,7 +82,7 @@ def test_candidates_may_be_limited_to_those_that_probably_fit() -> None:
     assert int(ignored) == len(SPACE) - 1
 
 
-def test_lookups_show_the_parts_of_the_closed_form() -> None:
+def test_lookups_show_the_parts_of_the_closed_form():
     provider = Scripted(
         call("predict", {"configurations": [GOOD]}),
         call("candidates", {"limit": 2}),
@@ -98,7 +98,7 @@ def test_lookups_show_the_parts_of_the_closed_form() -> None:
     assert re.search(r", closed form [\d.]+, predicted parts: \w+ [\d.]+, ", compared)
 
 
-def test_the_closed_form_of_a_failed_trial_says_whether_it_was_predicted_to_fit() -> None:
+def test_the_closed_form_of_a_failed_trial_says_whether_it_was_predicted_to_fit():
     failing = next(row for row in range(len(SPACE)) if run_trial(1, SPACE.config(row)).loss is None)
     search = Search(observations=[run_trial(1, SPACE.config(failing))])
     provider = Scripted(submit(GOOD))
@@ -142,11 +142,11 @@ def test_the_closed_form_of_a_failed_trial_says_whether_it_was_predicted_to_fit(
         },
     ],
 )
-def test_lookup_with_wrong_types_gets_a_reply(name: str, arguments: dict[str, Any]) -> None:
+def test_lookup_with_wrong_types_gets_a_reply(name, arguments):
     assert run_turn(Scripted(call(name, arguments), submit(GOOD))).proposals
 
 
-def test_every_request_of_a_turn_stays_within_its_bound() -> None:
+def test_every_request_of_a_turn_stays_within_its_bound():
     big = call("predict", {"configurations": [GOOD] * 200}, text="t" * 20_000)
     provider = Scripted(*[big] * MAX_LOOKUPS, submit(TRIED), submit(ILLEGAL), submit(GOOD))
     assert run_turn(provider).proposals
@@ -163,7 +163,7 @@ def test_every_request_of_a_turn_stays_within_its_bound() -> None:
         [('"' * 80, {"x": '"' * 4000})] * 16,
     ],
 )
-def test_many_calls_in_one_answer_stay_within_the_bound(mode: str, many: list[tuple[str, Any]]) -> None:
+def test_many_calls_in_one_answer_stay_within_the_bound(mode, many):
     calls = tuple(ToolCall(id="i" * 100, name=name, arguments=arguments) for name, arguments in many)
     answer = Answer(text="t" * 5000, calls=calls, stop=StopReason.TOOL)
     provider = Scripted(answer)
@@ -205,14 +205,14 @@ def ask_about_trials(*calls: tuple[str, dict[str, Any]], evidence: Any = None) -
     return [result.text for message in provider.requests[-1].messages for result in message.results]
 
 
-def test_trial_lookup_shows_the_end_of_the_log() -> None:
+def test_trial_lookup_shows_the_end_of_the_log():
     (text,) = ask_about_trials(("trial", {"trial": 3}))
     assert "the last words of 3" in text
     assert "first line" not in text
     assert "compute is most of it" in text
 
 
-def test_a_key_across_the_cut_of_a_log_is_masked_whole() -> None:
+def test_a_key_across_the_cut_of_a_log_is_masked_whole():
     class Cut:
         def find(self, trial: int) -> TrialEvidence | None:
             return TrialEvidence(log_tail="x\nsk-ant-" + "k" * 1510)
@@ -221,7 +221,7 @@ def test_a_key_across_the_cut_of_a_log_is_masked_whole() -> None:
     assert "kkk" not in text
 
 
-def test_comparing_shows_both_trials_and_their_differences() -> None:
+def test_comparing_shows_both_trials_and_their_differences():
     (text,) = ask_about_trials(("compare", {"a": 3, "b": 2}))
     assert "compute: 9 s (+1 s against trial 2)" in text
     assert "the last words of 3" in text
@@ -229,7 +229,7 @@ def test_comparing_shows_both_trials_and_their_differences() -> None:
     assert "the last words of 2" in text
 
 
-def test_call_ids_are_unique_whatever_the_model_sends() -> None:
+def test_call_ids_are_unique_whatever_the_model_sends():
     same = ToolCall(id="x", name="candidates", arguments={})
     provider = Scripted(
         Answer(calls=(same, same), stop=StopReason.TOOL), Answer(calls=(same,), stop=StopReason.TOOL), submit(GOOD)
@@ -239,7 +239,7 @@ def test_call_ids_are_unique_whatever_the_model_sends() -> None:
     assert len(ids) == len(set(ids)) == 3
 
 
-def test_messages_sent_back_are_valid_for_providers() -> None:
+def test_messages_sent_back_are_valid_for_providers():
     odd = ToolCall(id="x", name="functions.rm -rf", arguments={})
     nothing = ToolCall(id="y", name="(no name)", arguments=None, fault="no JSON object")
     provider = Scripted(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from llm.cases import Search, plain_table, run_trial
@@ -26,7 +25,7 @@ from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.turn_records import read_turns
 
 
-def test_program_cannot_read_the_origin_of_an_anonymous_workload(tmp_path: Path) -> None:
+def test_program_cannot_read_the_origin_of_an_anonymous_workload(tmp_path):
     fields = "workload['name'], workload['model_family'], environment['framework'], 'layers', workload['num_layers']"
     body = f"raise ValueError(str([{fields}]))"
     program = f"def generate_config(workload, environment):\n    {body}\n"
@@ -41,9 +40,7 @@ def test_program_cannot_read_the_origin_of_an_anonymous_workload(tmp_path: Path)
     assert all(turn.is_same and turn.same_prompt for turn in replayed)
 
 
-def test_turn_records_are_redacted_and_replay_to_the_same_decisions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turn_records_are_redacted_and_replay_to_the_same_decisions(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "hush-hush-value")
     scripts = [
         (submit(TRIED), call("trial", {"trial": 1}), submit(GOOD, insight="key hush-hush-value")),
@@ -61,7 +58,7 @@ def test_turn_records_are_redacted_and_replay_to_the_same_decisions(
     assert all(turn.is_same and turn.same_prompt for turn in replayed)
 
 
-def test_a_repeat_of_a_doubted_trial_replays_as_it_was_decided(tmp_path: Path) -> None:
+def test_a_repeat_of_a_doubted_trial_replays_as_it_was_decided(tmp_path):
     outcome = run_turn(Scripted(submit(TRIED, doubts=[1])), folder=tmp_path, can_repeat=True)
     assert [proposal.is_repeat for proposal in outcome.proposals] == [True]
     (replayed,) = replay_turns(tmp_path, make_table=lambda view: plain_table())
@@ -69,7 +66,7 @@ def test_a_repeat_of_a_doubted_trial_replays_as_it_was_decided(tmp_path: Path) -
     assert replayed.same_prompt
 
 
-def test_turn_ended_by_its_cost_replays_with_other_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_ended_by_its_cost_replays_with_other_prices(tmp_path, monkeypatch):
     outcome = run_turn(Scripted(call("candidates")), folder=tmp_path, limits=LlmLimits(max_usd=0.003))
     assert outcome.stall is not None
     now = tmp_path / "prices.yaml"
@@ -78,7 +75,7 @@ def test_turn_ended_by_its_cost_replays_with_other_prices(tmp_path: Path, monkey
     assert all(turn.is_same for turn in replay_turns(tmp_path, make_table=lambda view: plain_table()))
 
 
-def test_slow_model_gets_its_time_and_replays(tmp_path: Path) -> None:
+def test_slow_model_gets_its_time_and_replays(tmp_path):
     clock = FakeClock()
 
     def delay(answer: Answer) -> Callable[[CompletionRequest], Answer]:
@@ -98,14 +95,14 @@ def test_slow_model_gets_its_time_and_replays(tmp_path: Path) -> None:
     assert all(turn.is_same for turn in replay_turns(tmp_path, make_table=lambda view: plain_table()))
 
 
-def test_program_with_a_secret_runs_as_it_is_recorded(tmp_path: Path) -> None:
+def test_program_with_a_secret_runs_as_it_is_recorded(tmp_path):
     program = f"api_key = 'sk-ant-{'a' * 30}'\ndef generate_config(workload, environment):\n    return {GOOD}\n"
     answer = call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
     assert run_turn(Scripted(answer), mode="policy", folder=tmp_path).proposals
     assert all(turn.is_same for turn in replay_turns(tmp_path, make_table=lambda view: plain_table()))
 
 
-def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
+def test_a_replay_needs_no_surrogate(tmp_path):
     table = plain_table()
     table.fits_N[20] = 0.001
     for answers in ((submit(GOOD),), (call("candidates", {"sort": "fits"}), submit(ILLEGAL), submit(GOOD))):
@@ -121,7 +118,7 @@ def test_a_replay_needs_no_surrogate(tmp_path: Path) -> None:
         replay_turns(tmp_path, make_table=refuse)
 
 
-def test_a_tampered_turn_is_noticed(tmp_path: Path) -> None:
+def test_a_tampered_turn_is_noticed(tmp_path):
     run_turn(Scripted(submit(GOOD)), folder=tmp_path)
     path = tmp_path / "turns" / "0001.json"
     record = json.loads(path.read_text())

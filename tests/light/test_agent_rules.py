@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def search_rows(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("first_only", [False, True])
-def test_while_finish_is_refused_some_configuration_is_free_without_credit(first_only: bool) -> None:
+def test_while_finish_is_refused_some_configuration_is_free_without_credit(first_only):
     rows = search_rows(12)
     for count in range(1, len(rows) + 1):
         table = replace(make_surrogate_table(view_of(rows[:count])), first_only=first_only)
@@ -72,7 +71,7 @@ def test_while_finish_is_refused_some_configuration_is_free_without_credit(first
             assert max(table.order, key=table.wins_N.__getitem__) in free, "the likeliest to win"
 
 
-def test_the_surrogates_first_choice_is_never_an_overrule_and_needs_no_credit() -> None:
+def test_the_surrogates_first_choice_is_never_an_overrule_and_needs_no_credit():
     view = view_of(search_rows(3))
     table = make_surrogate_table(view)
     outcome = take_turn(view, Scripted(submit(dict(view.space.config(table.order[0])))))
@@ -80,13 +79,13 @@ def test_the_surrogates_first_choice_is_never_an_overrule_and_needs_no_credit() 
     assert not outcome.event.submitted[0].is_own_idea
 
 
-def test_the_format_of_history_is_in_the_prompt_of_policies() -> None:
+def test_the_format_of_history_is_in_the_prompt_of_policies():
     tools = make_toolset(view_of([0]), LlmMode.POLICY, 1)
     text = next(tool.description for tool in tools if tool.name == "submit_policy")
     assert "`history` gets the finished trials, oldest first, each {config: {knob: value}, metrics:" in text
 
 
-def test_bench_reads_landscapes_behind_a_symbolic_link(tmp_path: Path, cli) -> None:
+def test_bench_reads_landscapes_behind_a_symbolic_link(tmp_path, cli):
     (tmp_path / "linked").symlink_to(LANDSCAPES / "vtrain-h1024-l12-g8-b8")
     assert "linked" in cli.out(["bench", str(tmp_path), "--seeds", "1", "--samplers", "random", "--workers", "1"])
 
@@ -94,7 +93,7 @@ def test_bench_reads_landscapes_behind_a_symbolic_link(tmp_path: Path, cli) -> N
 # revisions
 
 
-def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predictions() -> None:
+def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predictions():
     rows = search_rows(2)
     view = view_of(rows, next_trial=3, events=())
     provider = Scripted(
@@ -117,20 +116,20 @@ def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predicti
     assert provider.requests[2].messages[-1].results[0].is_error
 
 
-def test_after_a_stall_beliefs_cannot_be_revised_before_the_choice() -> None:
+def test_after_a_stall_beliefs_cannot_be_revised_before_the_choice():
     provider = Scripted(call("revise", {"why": "w", "insight": "trust me"}))
     outcome = take_turn(view_of(search_rows(2)), provider, first_only=True)
     assert outcome.stall is not None
     assert "revise" not in {tool.name for tool in provider.requests[0].tools}
 
 
-def test_a_revision_that_changes_nothing_is_corrected() -> None:
+def test_a_revision_that_changes_nothing_is_corrected():
     provider = Scripted(call("revise", {"why": "w", "beliefs": [{"part": "nonsense", "is": "more"}]}))
     assert take_turn(view_of([0]), provider).stall is not None
     assert "nothing to revise" in provider.requests[1].messages[-1].results[0].text
 
 
-def test_a_withdrawn_insight_is_marked_and_its_beliefs_no_longer_count() -> None:
+def test_a_withdrawn_insight_is_marked_and_its_beliefs_no_longer_count():
     turns = (
         LlmTurn(turn=1, insight="pipelines are free", beliefs={"pipeline": "much_less"}, num_seen=2),
         LlmTurn(turn=2, insight="bubbles cost much", withdraws=(1,), num_seen=2),
@@ -143,7 +142,7 @@ def test_a_withdrawn_insight_is_marked_and_its_beliefs_no_longer_count() -> None
     assert 'turn 2: "bubbles cost much"' in lines
 
 
-def test_only_turns_that_said_something_can_be_withdrawn_and_only_once() -> None:
+def test_only_turns_that_said_something_can_be_withdrawn_and_only_once():
     turns = (LlmTurn(turn=1, insight="a"), LlmTurn(turn=2), LlmTurn(turn=3, insight="b", withdraws=(1,)))
     view = view_of(search_rows(2), events=turns)
     row = make_surrogate_table(view).order[0]
@@ -160,7 +159,7 @@ def prompt_of(view: SearchView) -> str:
     return write_turn_prompt(PromptInput(view, table, 1), make_toolset(view, LlmMode.CONFIGS, 1), PromptOptions()).user
 
 
-def test_each_theory_shows_what_would_refute_it_and_whether_the_measurement_does() -> None:
+def test_each_theory_shows_what_would_refute_it_and_whether_the_measurement_does():
     rows = [row for row in range(len(RECORDING.space)) if RECORDING.values[row]][:2]
     value = RECORDING.values[rows[1]] or 0.0
     items = [
@@ -176,7 +175,7 @@ def test_each_theory_shows_what_would_refute_it_and_whether_the_measurement_does
     assert re.search(r"trial 2: .*refuted above .*: REFUTED", section)
 
 
-def test_the_review_says_how_far_closed_form_and_surrogate_were_off() -> None:
+def test_the_review_says_how_far_closed_form_and_surrogate_were_off():
     rows = search_rows(5)
     view = view_of(rows)
     line = next(line for line in prompt_of(view).splitlines() if line.startswith("trial 5: measured"))
@@ -190,7 +189,7 @@ def test_the_review_says_how_far_closed_form_and_surrogate_were_off() -> None:
     assert "the surrogate without it" in line
 
 
-def test_pairs_of_trials_that_differ_in_one_knob_show_what_it_did() -> None:
+def test_pairs_of_trials_that_differ_in_one_knob_show_what_it_did():
     knobs = [Knob("tp", (1, 2)), Knob("dp", (1, 2)), Knob("micro_batch_size", (1, 2)), Knob("kernel", ("a", "b"))]
     configs = [
         {"tp": tp, "dp": 2 // tp, "micro_batch_size": m, "kernel": k} for tp in (1, 2) for m in (1, 2) for k in "ab"
@@ -212,7 +211,7 @@ def test_pairs_of_trials_that_differ_in_one_knob_show_what_it_did() -> None:
 # what is free, and what counts as a stall
 
 
-def test_a_value_of_a_knob_that_nothing_knows_is_free_until_it_ran_or_failed_twice() -> None:
+def test_a_value_of_a_knob_that_nothing_knows_is_free_until_it_ran_or_failed_twice():
     knobs = [Knob("dp", (8,)), Knob("micro_batch_size", (1, 2)), Knob("method", ("full", "lora"))]
     configs = [{"dp": 8, "micro_batch_size": m, "method": k} for m in (1, 2) for k in ("full", "lora")]
     space = space_from_rows(knobs, configs)
@@ -230,9 +229,7 @@ def test_a_value_of_a_knob_that_nothing_knows_is_free_until_it_ran_or_failed_twi
 
 
 @pytest.mark.parametrize(("expected", "stalls"), [(1.02, False), (1.5, True), (None, True)])
-def test_an_llm_that_knew_the_result_much_better_than_the_surrogate_is_not_suspended_for_one_miss(
-    expected: float | None, stalls: bool
-) -> None:
+def test_an_llm_that_knew_the_result_much_better_than_the_surrogate_is_not_suspended_for_one_miss(expected, stalls):
     order = sorted((v, row) for row, v in enumerate(RECORDING.values) if v)
     best, worse = order[0][1], order[5][1]
     value = order[5][0]
@@ -248,7 +245,7 @@ def test_an_llm_that_knew_the_result_much_better_than_the_surrogate_is_not_suspe
     assert (found is not None) == stalls
 
 
-def test_a_belief_about_the_memory_of_a_value_moves_the_memory_of_its_configurations_alone() -> None:
+def test_a_belief_about_the_memory_of_a_value_moves_the_memory_of_its_configurations_alone():
     rows = search_rows(1)
     plain = fit_posterior(view_of(rows))
     turn = LlmTurn(turn=1, beliefs={"memory:micro_batch_size=4": "much_less"}, num_seen=1)
@@ -266,7 +263,7 @@ def test_a_belief_about_the_memory_of_a_value_moves_the_memory_of_its_configurat
 # what the surrogate says of the noise, of the memory, of beliefs, and of the trials left
 
 
-def test_the_gain_of_the_trials_left_is_that_of_the_best_of_their_drawn_results() -> None:
+def test_the_gain_of_the_trials_left_is_that_of_the_best_of_their_drawn_results():
     posterior = fit_posterior(view_of(search_rows(3)))
     assert posterior is not None
     assert posterior.best is not None
@@ -284,7 +281,7 @@ def test_the_gain_of_the_trials_left_is_that_of_the_best_of_their_drawn_results(
     assert find_gain_left(posterior, len(posterior.rows_m)) == pytest.approx(-np.expm1(-np.mean(gains)), rel=0.03)
 
 
-def test_finish_is_granted_once_the_trials_left_are_expected_to_gain_under_1_percent() -> None:
+def test_finish_is_granted_once_the_trials_left_are_expected_to_gain_under_1_percent():
     first, late = (make_surrogate_table(view_of(search_rows(count))) for count in (1, 14))
     assert not first.nothing_left
     assert first.why.startswith("only 1 trial finished")
@@ -292,7 +289,7 @@ def test_finish_is_granted_once_the_trials_left_are_expected_to_gain_under_1_per
     assert late.nothing_left
 
 
-def test_a_failed_trial_counts_among_those_from_which_on_finish_is_granted() -> None:
+def test_a_failed_trial_counts_among_those_from_which_on_finish_is_granted():
     four, five = (view_of(search_rows(count)) for count in (4, 5))
     failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="m")
     last = replace(five.observations[4], loss=None, metrics={}, failure=failure)
@@ -302,7 +299,7 @@ def test_a_failed_trial_counts_among_those_from_which_on_finish_is_granted() -> 
     assert "finished" not in enough
 
 
-def test_the_scatter_names_the_trial_that_the_others_contradict() -> None:
+def test_the_scatter_names_the_trial_that_the_others_contradict():
     view = view_of(search_rows(6))
     slow = 3.0 * (view.observations[3].loss or 0.0)
     seen = [replace(o, loss=slow, metrics={"step_time_s": slow}) if o.trial == 4 else o for o in view.observations]
@@ -319,7 +316,7 @@ def test_the_scatter_names_the_trial_that_the_others_contradict() -> None:
     assert largest(noisy) > 2.0 > largest(plain)
 
 
-def test_a_belief_raises_the_weight_of_what_the_space_does_not_say_of_the_memory() -> None:
+def test_a_belief_raises_the_weight_of_what_the_space_does_not_say_of_the_memory():
     said = "optimizer_states=sharded"
     turn = LlmTurn(turn=1, beliefs={said: "much_more"}, num_seen=0)
     weights, gib = [], []
@@ -335,7 +332,7 @@ def test_a_belief_raises_the_weight_of_what_the_space_does_not_say_of_the_memory
     assert parse_hints([{"part": said, "is": "much_more"}], view_of([])) == {said: "much_more"}
 
 
-def test_the_prompt_says_what_a_belief_changed_and_that_measured_values_stay() -> None:
+def test_the_prompt_says_what_a_belief_changed_and_that_measured_values_stay():
     rows = search_rows(1)
     pp = RECORDING.space.config(rows[0])["pp"]
     turn = LlmTurn(turn=1, decision=DecisionKind.REVISE, beliefs={f"pp={pp}": "much_more"}, num_seen=1)

@@ -49,7 +49,7 @@ def standing(view: SearchView, stalls: int = 0) -> StallCount:
     return find_standing(view, ArbiterState(ArbiterPhase.LLM, 2, stalls=stalls), ArbiterSettings())
 
 
-def test_one_turn_of_three_and_three_turns_of_one_are_equally_far_from_a_stall() -> None:
+def test_one_turn_of_three_and_three_turns_of_one_are_equally_far_from_a_stall():
     times = [10.0, 12.0, 12.0, 12.0]
     one = standing(view_of(times, [(item(1), item(2), item(3))]))
     many = standing(view_of(times, [(item(1),), (item(2),), (item(3),)]))
@@ -58,7 +58,7 @@ def test_one_turn_of_three_and_three_turns_of_one_are_equally_far_from_a_stall()
     assert standing(view_of(times[:3], [(item(1),), (item(2),)])).left == 1
 
 
-def test_a_gain_doubles_the_patience_and_a_stall_leaves_one_trial() -> None:
+def test_a_gain_doubles_the_patience_and_a_stall_leaves_one_trial():
     view = view_of([10.0, 8.0, 12.0], [(item(1),), (item(2, 7.9),)])
     assert (standing(view).patience, standing(view).total) == (6, 1)
     missed = view_of([10.0, 12.0], [(item(1),)])
@@ -66,7 +66,7 @@ def test_a_gain_doubles_the_patience_and_a_stall_leaves_one_trial() -> None:
     assert "they count 1 of the 1 that make a stall: trial 2 counts 1" in standing(missed, stalls=1).describe()
 
 
-def test_what_the_surrogate_itself_mispredicted_does_not_count_once_and_then_half() -> None:
+def test_what_the_surrogate_itself_mispredicted_does_not_count_once_and_then_half():
     promising = {"is_promising": True}
     view = view_of([10.0, 16.0, 16.0], [(item(1, **promising),), (item(2, **promising),)])
     assert [weight for weight, _ in standing(view).weights] == [0, 0.5]
@@ -78,7 +78,7 @@ def test_what_the_surrogate_itself_mispredicted_does_not_count_once_and_then_hal
     [(16.0, {}), (14.0, {"is_promising": True}), (16.0, {"is_promising": True, "predicted_sd": None})],
     ids=["the LLM's own idea", "within four standard deviations", "the record has no standard deviation"],
 )
-def test_other_misses_count_whole(seconds: float, more: dict[str, Any]) -> None:
+def test_other_misses_count_whole(seconds, more):
     assert standing(view_of([10.0, seconds], [(item(1, **more),)])).total == 1
 
 
@@ -87,18 +87,16 @@ def test_other_misses_count_whole(seconds: float, more: dict[str, Any]) -> None:
     [(11.0, 12.0, 2), (11.0, 10.5, 1), (9.0, 12.0, 1)],
     ids=["rightly predicted worse", "better than predicted", "predicted better"],
 )
-def test_a_trial_that_the_surrogate_rightly_predicted_to_be_worse_counts_double(
-    predicted: float, seconds: float, weight: float
-) -> None:
+def test_a_trial_that_the_surrogate_rightly_predicted_to_be_worse_counts_double(predicted, seconds, weight):
     assert standing(view_of([10.0, seconds], [(item(1, predicted),)])).total == weight
 
 
-def test_a_choice_that_the_surrogate_would_have_made_counts_half() -> None:
+def test_a_choice_that_the_surrogate_would_have_made_counts_half():
     assert standing(view_of([10.0, 12.0], [(item(1, is_own_idea=False),)])).total == 0.5
 
 
 @pytest.mark.parametrize(("own", "stalls"), [((True, True), True), ((True, False), False), ((False, False), False)])
-def test_failures_of_the_surrogates_first_choices_are_no_stall_of_the_llm(own: tuple[bool, bool], stalls: bool) -> None:
+def test_failures_of_the_surrogates_first_choices_are_no_stall_of_the_llm(own, stalls):
     view = view_of([10.0, 12.0, 12.0], [(item(row, is_own_idea=is_own),) for row, is_own in enumerate(own, 1)])
     failure = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="a crash")
     failed = [replace(o, loss=None, metrics={}, failure=failure) for o in view.observations[1:]]
@@ -114,9 +112,7 @@ def test_failures_of_the_surrogates_first_choices_are_no_stall_of_the_llm(own: t
     [(8.0, None, True), (8.0, 8.0, False), (8.0, 9.0, True), (9.4, None, False), (10.5, None, False)],
     ids=["beyond both", "as the LLM expected", "beyond what the LLM expected", "as predicted", "no gain"],
 )
-def test_a_gain_that_no_one_expected_returns_the_rest_of_the_turn(
-    seconds: float, expected: float | None, breaks: bool
-) -> None:
+def test_a_gain_that_no_one_expected_returns_the_rest_of_the_turn(seconds, expected, breaks):
     expects = ExpectedOutcome({} if expected is None else {"step_time_s": expected})
     view = view_of([10.0, seconds], [(item(1, 9.4, expects=expects), item(2), item(3))])
     found = find_broken_off(view)
@@ -126,7 +122,7 @@ def test_a_gain_that_no_one_expected_returns_the_rest_of_the_turn(
         assert len(found.dropped) == 2
 
 
-def test_lists_are_sorted_by_the_chance_to_win_then_by_the_prediction() -> None:
+def test_lists_are_sorted_by_the_chance_to_win_then_by_the_prediction():
     wins_N, value_N = np.zeros(len(SPACE)), np.full(len(SPACE), 9.0)
     wins_N[[3, 4, 5]] = 0.2, 0.2002, 0.3
     value_N[[3, 4]] = 7.0, 8.0
@@ -147,13 +143,13 @@ def test_lists_are_sorted_by_the_chance_to_win_then_by_the_prediction() -> None:
         *[(wrong, None) for wrong in (3.0, 0.1, True, "huge", float("nan"))],
     ],
 )
-def test_a_belief_is_a_word_or_a_factor_between_a_half_and_two(given: object, kept: str | None) -> None:
+def test_a_belief_is_a_word_or_a_factor_between_a_half_and_two(given, kept):
     view = view_of([10.0], [])
     found = parse_hints([{"part": "pp=1", "is": given}], view)
     assert found == ({} if kept is None else {"pp=1": kept})
 
 
-def test_a_factor_moves_the_prediction_by_its_size_and_hardly_widens_it() -> None:
+def test_a_factor_moves_the_prediction_by_its_size_and_hardly_widens_it():
     short = [row for row in ROWS if RECORDING.space.column("pp")[row] == 1 and RECORDING.values[row]][:2]
     observations = tuple(seen(n, row, RECORDING.values[row] or 0.0) for n, row in enumerate(short, 1))
     plain_view = replace(view_of([], []), observations=observations)

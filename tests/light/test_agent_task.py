@@ -124,7 +124,7 @@ def bounded(view: SearchView) -> SearchView:
 
 
 @pytest.mark.parametrize("mode", ["configs", "policy"])
-def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> None:
+def test_prompt_has_the_words_of_its_task_and_none_of_training(mode):
     system, user, tools = write(make_view(), mode)
     assert system.startswith("You tune how pictures are resized on accelerators.")
     assert "A surrogate model (fitted to the trials so far) predicts" in system
@@ -140,19 +140,19 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode: str) -> Non
     assert found == []
 
 
-def test_trials_are_described_with_the_metric_and_its_unit() -> None:
+def test_trials_are_described_with_the_metric_and_its_unit():
     text = ask(make_view(), "trial", trial=2).text
     assert "loss 0.0125, image rate 80 images/s" in text
     assert "image rate spread 2.0%" in text
 
 
-def test_candidates_are_sorted_in_the_better_direction() -> None:
+def test_candidates_are_sorted_in_the_better_direction():
     lines = ask(make_view(), "candidates", sort="image rate").text.splitlines()[2:]
     assert [line.split()[0] for line in lines] == ["90", "80", "70", "60", "30"]
     assert lines[0].startswith("90 99 x0.889 2 0.95"), "a ratio below 1 is better than the best trial"
 
 
-def test_surrogate_objects_to_what_has_no_real_chance_to_win() -> None:
+def test_surrogate_objects_to_what_has_no_real_chance_to_win():
     view = replace(make_view(), observations=make_view().observations[:2])
     worse = ask(view, "submit", configurations=[{"config": {"lanes": 2}, "rationale": "r"}]).decision
     better = ask(view, "submit", configurations=[{"config": {"lanes": 8}, "expected_images_per_s": 91}]).decision
@@ -163,7 +163,7 @@ def test_surrogate_objects_to_what_has_no_real_chance_to_win() -> None:
     assert dict(better.submitted[0].expects.metrics) == {"images_per_s": 91.0}
 
 
-def test_refusal_says_why_and_that_no_credit_is_left() -> None:
+def test_refusal_says_why_and_that_no_credit_is_left():
     view = make_view()
     handlers = replace(make_handlers(view), overrules_left=0)
     arguments = {"configurations": [{"config": {"lanes": 2}, "rationale": "r"}]}
@@ -171,7 +171,7 @@ def test_refusal_says_why_and_that_no_credit_is_left() -> None:
     assert text.startswith("the surrogate's chance that it beats the best is 0.0%, below 2%, and no credit is left")
 
 
-def test_safe_default_is_the_greatest_rate() -> None:
+def test_safe_default_is_the_greatest_rate():
     view = replace(make_view(), observations=make_view().observations[2:])
     seeds = propose_seed(view, None, _AgentOf(make_table(view)))  # type: ignore[arg-type]
     assert seeds[0].config == view.space.config(7)
@@ -187,7 +187,7 @@ class _AgentOf:
         self.make_table = lambda view: table
 
 
-def test_policy_programs_get_the_work_of_the_task() -> None:
+def test_policy_programs_get_the_work_of_the_task():
     workload, environment, history = policy_inputs(make_view())
     assert workload["pixels"] == 640
     assert "num_layers" not in workload
@@ -195,7 +195,7 @@ def test_policy_programs_get_the_work_of_the_task() -> None:
     assert [record["status"] for record in history] == ["success", "success", "error"]
 
 
-def test_a_violated_constraint_is_no_failure() -> None:
+def test_a_violated_constraint_is_no_failure():
     view = bounded(make_view())
     system, user, _ = write(view)
     assert "only trials with delay_p99_s at most 2 s count" in system
@@ -206,7 +206,7 @@ def test_a_violated_constraint_is_no_failure() -> None:
     assert [record["status"] for record in policy_inputs(view)[2]] == ["success", "constraint violated"]
 
 
-def test_probability_of_the_constraints_is_shown_and_judged() -> None:
+def test_probability_of_the_constraints_is_shown_and_judged():
     view = bounded(make_view())
     table = make_table(view)
     satisfies_N = np.where(np.arange(NUM_ROWS) == 7, 0.02, 0.8)
@@ -225,7 +225,7 @@ def test_probability_of_the_constraints_is_shown_and_judged() -> None:
     assert submit(7).decision is not None
 
 
-def test_fitted_surrogate_predicts_the_metric_itself_and_its_constraints() -> None:
+def test_fitted_surrogate_predicts_the_metric_itself_and_its_constraints():
     view = bounded(make_view())
     table = make_surrogate_table(view)
     rows = [0, 1, 4, 5, 6, 7]
@@ -236,13 +236,13 @@ def test_fitted_surrogate_predicts_the_metric_itself_and_its_constraints() -> No
     assert make_surrogate_table(make_view()).satisfies_N is None
 
 
-def test_state_says_that_no_trial_satisfies_the_constraints() -> None:
+def test_state_says_that_no_trial_satisfies_the_constraints():
     view = bounded(make_view())
     view = replace(view, observations=view.observations[1:])
     assert "best: none, no trial satisfies the constraints yet" in write(view)[1]
     assert "no trial satisfies the constraints yet" in ask(view, "finish", reason="done").text
 
 
-def test_a_task_without_a_policy_shows_no_program() -> None:
+def test_a_task_without_a_policy_shows_no_program():
     assert read_seed_program(make_view(), None) == ""
     assert "BEST PROGRAM" not in write(make_view(), "policy")[1]

@@ -19,7 +19,7 @@ from cclsearch.propose.agent.providers.types import (
 )
 
 
-def test_new_configuration_of_the_space_becomes_a_proposal() -> None:
+def test_new_configuration_of_the_space_becomes_a_proposal():
     outcome = run_turn(Scripted(submit(GOOD, insight="dp is slow")))
     (proposal,) = outcome.proposals
     assert dict(proposal.config) == GOOD
@@ -28,7 +28,7 @@ def test_new_configuration_of_the_space_becomes_a_proposal() -> None:
     assert outcome.event.insight == "dp is slow"
 
 
-def test_valid_beliefs_reach_the_ledger_and_unknown_parts_do_not() -> None:
+def test_valid_beliefs_reach_the_ledger_and_unknown_parts_do_not():
     beliefs = [
         {"part": "pipeline", "is": "much_more"},
         {"part": "__class__", "is": "more"},
@@ -40,7 +40,7 @@ def test_valid_beliefs_reach_the_ledger_and_unknown_parts_do_not() -> None:
     assert run_turn(Scripted(submit(GOOD, beliefs="all is slow"))).event.beliefs == {}
 
 
-def test_numbers_may_be_text_but_booleans_are_strict() -> None:
+def test_numbers_may_be_text_but_booleans_are_strict():
     as_text = {knob: str(value) for knob, value in GOOD.items()}
     assert dict(run_turn(Scripted(submit(as_text))).proposals[0].config) == GOOD
     outcome = run_turn(Scripted(submit({**GOOD, "tp": True})))
@@ -65,7 +65,7 @@ def test_numbers_may_be_text_but_booleans_are_strict() -> None:
         (Answer(text="x", stop=StopReason.FILTERED), "content filter", "content filter"),
     ],
 )
-def test_two_corrections_then_the_turn_stalls_with_the_reason(answer: Answer, cause: str, words: str) -> None:
+def test_two_corrections_then_the_turn_stalls_with_the_reason(answer, cause, words):
     provider = Scripted(answer)
     outcome = run_turn(provider)
     assert outcome.stall is not None
@@ -75,7 +75,7 @@ def test_two_corrections_then_the_turn_stalls_with_the_reason(answer: Answer, ca
     assert len(provider.requests) == (1 if cause == "content filter" else 3)
 
 
-def test_correction_contains_the_reason_and_can_succeed() -> None:
+def test_correction_contains_the_reason_and_can_succeed():
     provider = Scripted(submit(TRIED), submit(ILLEGAL), submit(GOOD))
     assert run_turn(provider).proposals
     replies = [result.text for message in provider.requests[-1].messages for result in message.results]
@@ -84,12 +84,12 @@ def test_correction_contains_the_reason_and_can_succeed() -> None:
     assert "Nearest untried configurations: tp=" in replies[1]
 
 
-def test_a_truncated_decision_is_never_used() -> None:
+def test_a_truncated_decision_is_never_used():
     cut = submit(GOOD).model_copy(update={"stop": StopReason.TRUNCATED})
     assert run_turn(Scripted(cut)).proposals == ()
 
 
-def test_reasoning_model_gets_more_tokens_after_a_truncated_answer() -> None:
+def test_reasoning_model_gets_more_tokens_after_a_truncated_answer():
     cut = Answer(text="x", stop=StopReason.TRUNCATED)
     for name, most in (("openai:gpt-5", [4096, 8192, 16_384]), ("local:m", [4096, 4096, 4096])):
         provider = Scripted(cut)
@@ -98,7 +98,7 @@ def test_reasoning_model_gets_more_tokens_after_a_truncated_answer() -> None:
         assert [request.max_output_tokens for request in provider.requests] == most
 
 
-def test_decision_written_as_text_is_parsed() -> None:
+def test_decision_written_as_text_is_parsed():
     text = "Here: " + json.dumps({"tool": "submit", "arguments": {"configurations": [{"config": GOOD}]}})
     assert dict(run_turn(Scripted(Answer(text=text, stop=StopReason.DONE))).proposals[0].config) == GOOD
 
@@ -107,20 +107,20 @@ def test_decision_written_as_text_is_parsed() -> None:
     ("kind", "is_temporary"),
     [(ErrorKind.OVERLOADED, True), (ErrorKind.AUTHENTICATION, False), (ErrorKind.BAD_REQUEST, False)],
 )
-def test_a_failing_provider_stalls_the_turn(kind: ErrorKind, is_temporary: bool) -> None:
+def test_a_failing_provider_stalls_the_turn(kind, is_temporary):
     outcome = run_turn(Scripted(ProviderError(kind, "down")))
     assert outcome.stall is not None
     assert (outcome.stall.cause, outcome.stall.is_temporary) == ("provider", is_temporary)
 
 
-def test_unreadable_answers_are_corrected_like_others() -> None:
+def test_unreadable_answers_are_corrected_like_others():
     provider = Scripted(
         ProviderError(ErrorKind.TOO_LARGE, "10 MB"), ProviderError(ErrorKind.MALFORMED, "html"), submit(GOOD)
     )
     assert run_turn(provider).proposals
 
 
-def test_implausible_choice_needs_an_overrule() -> None:
+def test_implausible_choice_needs_an_overrule():
     table = plain_table()
     table.fits_N[20] = 0.001
     assert [item.is_overrule for item in run_turn(Scripted(submit(GOOD)), table=table).event.submitted] == [True]
@@ -131,7 +131,7 @@ def test_implausible_choice_needs_an_overrule() -> None:
     assert outcome.stall.cause == "implausible"
 
 
-def test_without_overrules_the_choice_is_among_the_most_promising() -> None:
+def test_without_overrules_the_choice_is_among_the_most_promising():
     search = Search(observations=[run_trial(1, Config(TRIED))])
     good = search.view.space.row(Config(GOOD))
     assert good is not None
@@ -145,7 +145,7 @@ def test_without_overrules_the_choice_is_among_the_most_promising() -> None:
         assert (outcome.stall.cause if outcome.stall else "") == ("" if is_taken else "implausible")
 
 
-def test_what_a_turn_submits_beyond_its_limit_is_named() -> None:
+def test_what_a_turn_submits_beyond_its_limit_is_named():
     search = Search(observations=[run_trial(1, Config(TRIED))])
     more = [dict(search.view.space.config(row)) for row in (21, 22)]
     agent = Agent(Scripted(submit(GOOD, *more)), make_table=lambda view: plain_table(), clock=FakeClock())
@@ -156,19 +156,19 @@ def test_what_a_turn_submits_beyond_its_limit_is_named() -> None:
     assert why in outcome.event.text
 
 
-def test_finish_is_granted_when_nothing_is_left() -> None:
+def test_finish_is_granted_when_nothing_is_left():
     done = replace(plain_table(), nothing_left=True)
     outcome = run_turn(Scripted(call("finish", {"reason": "all neighbours are slower"})), table=done)
     assert outcome.finish == "all neighbours are slower"
 
 
-def test_several_configurations_fill_several_slots() -> None:
+def test_several_configurations_fill_several_slots():
     other = dict(SPACE.config(3))
     outcome = run_turn(Scripted(submit(GOOD, TRIED, other, GOOD)), slots=4)
     assert [dict(proposal.config) for proposal in outcome.proposals] == [GOOD, other]
 
 
-def test_policy_program_decides_and_a_bad_one_gets_the_reason() -> None:
+def test_policy_program_decides_and_a_bad_one_gets_the_reason():
     def policy(body: str) -> Answer:
         program = f"def generate_config(workload, environment):\n    {body}\n"
         return call("submit_policy", {"program": program, "rationale": "r", "expected_step_time_s": 1.0})
@@ -183,7 +183,7 @@ def test_policy_program_decides_and_a_bad_one_gets_the_reason() -> None:
     assert "def generate_config" in provider.requests[0].messages[0].text
 
 
-def test_a_trial_that_is_doubted_may_be_submitted_once_more() -> None:
+def test_a_trial_that_is_doubted_may_be_submitted_once_more():
     outcome = run_turn(Scripted(submit(TRIED, doubts=[1])), can_repeat=True)
     (proposal,) = outcome.proposals
     assert (dict(proposal.config), proposal.is_repeat, outcome.event.doubts) == (TRIED, True, (1,))
@@ -191,12 +191,12 @@ def test_a_trial_that_is_doubted_may_be_submitted_once_more() -> None:
 
 
 @pytest.mark.parametrize(("doubts", "can_repeat"), [([], True), ([2], True), ([1], False), (["1"], True)])
-def test_other_trials_are_not_repeated(doubts: list[object], can_repeat: bool) -> None:
+def test_other_trials_are_not_repeated(doubts, can_repeat):
     outcome = run_turn(Scripted(submit(TRIED, doubts=doubts), submit(GOOD)), can_repeat=can_repeat)
     assert [dict(proposal.config) for proposal in outcome.proposals] == [GOOD]
 
 
-def test_what_was_refused_beside_an_accepted_configuration_is_recorded_and_shown() -> None:
+def test_what_was_refused_beside_an_accepted_configuration_is_recorded_and_shown():
     outcome = run_turn(Scripted(submit(GOOD, TRIED)), slots=2)
     (why,) = outcome.event.refused
     assert why.startswith("a duplicate: trial 1")

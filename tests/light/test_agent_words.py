@@ -57,7 +57,7 @@ def turn(number: int, *rows: int, seen: int) -> LlmTurn:
     return LlmTurn(turn=number, decision="submit", submitted=items, num_seen=seen, text="")
 
 
-def test_the_tables_say_who_chose_each_trial() -> None:
+def test_the_tables_say_who_chose_each_trial():
     rows = FITTING[:6]
     events = (
         move(ArbiterPhase.LLM, 2, ArbiterPhase.SEEDS),
@@ -74,7 +74,7 @@ def test_the_tables_say_who_chose_each_trial() -> None:
     assert {int(line.split()[0]): line.split()[1] for line in lines} == expected
 
 
-def test_the_prompt_of_a_recording_says_how_much_of_the_grid_exists() -> None:
+def test_the_prompt_of_a_recording_says_how_much_of_the_grid_exists():
     view = view_of(FITTING[0])
     text = "only 59 of the 500 combinations of these values were recorded: no other can be tried"
     assert any(line.startswith(text) for line in section(prompt_of(view), "KNOBS"))
@@ -87,7 +87,7 @@ def test_the_prompt_of_a_recording_says_how_much_of_the_grid_exists() -> None:
 
 
 @pytest.mark.parametrize("kinds", ["same failure", "no improvement"])
-def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str) -> None:
+def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds):
     rows = [row for row in range(len(SPACE)) if row not in FITTING] if kinds == "same failure" else FITTING[::-1]
     view = view_of(FITTING[0], *rows[:3], events=(turn(1, *rows[:3], seen=1),))
     found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings())
@@ -102,7 +102,7 @@ def test_the_arbiters_reason_for_a_stall_uses_the_words_of_the_rules(kinds: str)
     assert "The configurations of a turn run one after another; if one fails, measures beyond its refuted_at" in rules
 
 
-def test_only_the_latest_theories_are_listed_and_each_once() -> None:
+def test_only_the_latest_theories_are_listed_and_each_once():
     rows = FITTING[:9]
     events = (turn(1, *rows[:8], seen=0), turn(2, rows[7], rows[8], seen=6))  # the eighth was dropped, and asked again
     text = prompt_of(view_of(*rows, events=events))
@@ -111,7 +111,7 @@ def test_only_the_latest_theories_are_listed_and_each_once() -> None:
     assert lines[5:] == ["(4 older ones left out)"]
 
 
-def test_memory_is_no_column_if_no_trial_measured_it() -> None:
+def test_memory_is_no_column_if_no_trial_measured_it():
     view = view_of(*FITTING[:2])
     bare = tuple(replace(o, metrics={"step_time_s": o.metrics["step_time_s"]}) for o in view.observations)
     for observations, is_measured in (
@@ -133,7 +133,7 @@ def unlikely_table(num_unlikely: int) -> SurrogateTable:
     return replace(plain_table(), fits_N=fits_N, unseen_N=np.ones(len(SPACE), dtype=bool))
 
 
-def test_what_almost_certainly_does_not_fit_is_neither_listed_nor_free() -> None:
+def test_what_almost_certainly_does_not_fit_is_neither_listed_nor_free():
     table = unlikely_table(4)
     assert [row for row in range(6) if table.is_free(row)] == [4, 5], "though it has an untried value"
     lines = section(prompt_of(view_of(FITTING[-1]), table), "SURROGATE: its best")
@@ -142,13 +142,13 @@ def test_what_almost_certainly_does_not_fit_is_neither_listed_nor_free() -> None
     assert lines[-1] == "(4 with P(fits) under 1% are not listed)"
 
 
-def test_if_nothing_may_fit_the_first_candidates_are_listed_and_free() -> None:
+def test_if_nothing_may_fit_the_first_candidates_are_listed_and_free():
     table = unlikely_table(len(SPACE))
     assert table.listed == table.order
     assert table.is_free(table.order[0])
 
 
-def test_a_lookup_lists_what_almost_certainly_does_not_fit_only_if_asked() -> None:
+def test_a_lookup_lists_what_almost_certainly_does_not_fit_only_if_asked():
     provider = Scripted(call("candidates"), call("candidates", {"min_fits": 0}), submit(dict(SPACE.config(20))))
     run_turn(provider, table=unlikely_table(4))
     usual, asked = [r.text.split(" ")[0] for m in provider.requests[-1].messages for r in m.results]
@@ -169,7 +169,7 @@ class Traces:
         return TrialEvidence(seconds_by_cause={"compute": 6.2})
 
 
-def test_without_a_trace_the_parts_are_said_to_be_predicted() -> None:
+def test_without_a_trace_the_parts_are_said_to_be_predicted():
     view = view_of(FITTING[0], FITTING[-1])
     bare, both = look_up(view, call("trial", {"trial": 1}), call("compare", {"a": 1, "b": 2}))
     assert bare.endswith(", no trace: its parts are predicted, not measured")
@@ -179,7 +179,7 @@ def test_without_a_trace_the_parts_are_said_to_be_predicted() -> None:
     assert both.count("no trace") == 2
 
 
-def test_compare_prints_the_differences_of_the_predicted_parts() -> None:
+def test_compare_prints_the_differences_of_the_predicted_parts():
     one, other = FITTING[0], FITTING[-1]
     text = look_up(view_of(one, other), call("compare", {"a": 2, "b": 1}))[0].splitlines()[-1]
     head = "closed form of trial 2 less that of trial 1 (predicted, not measured): "
@@ -207,7 +207,7 @@ def idle_view() -> SearchView:
     return replace(view_of(), card=card, space=space, observations=tuple(seen))
 
 
-def test_a_knob_without_effect_has_one_value_in_the_tables() -> None:
+def test_a_knob_without_effect_has_one_value_in_the_tables():
     view = idle_view()
     n = len(view.space)
     table = replace(plain_table(), order=tuple(range(n)))
@@ -218,7 +218,7 @@ def test_a_knob_without_effect_has_one_value_in_the_tables() -> None:
     assert trial_summary(view, view.observations[0]).startswith("trial 1: tp=4 dp=1 zero_stage=0: ")
 
 
-def test_pairs_and_untried_values_ignore_knobs_without_effect() -> None:
+def test_pairs_and_untried_values_ignore_knobs_without_effect():
     view = idle_view()
     only_idle = replace(view, observations=view.observations[:1])
     names = [(view.space.knobs[k].name, view.space.knobs[k].choices[c]) for k, c in find_unseen_values(only_idle)]
@@ -230,14 +230,14 @@ def test_pairs_and_untried_values_ignore_knobs_without_effect() -> None:
     assert len(lines) == 1
 
 
-def test_changes_are_counted_by_knobs_with_effect_and_degrees_count_once() -> None:
+def test_changes_are_counted_by_knobs_with_effect_and_degrees_count_once():
     space = idle_view().space
     # rows: dp 1, 1, 2, 2, 4, 4, each with zero_stage 0 and 1; with dp=1 both are one run
     assert count_changes(space, 3).tolist() == [2, 2, 1, 0, 2, 1]
     assert count_changes(space, 1).tolist() == [0, 0, 1, 2, 1, 2]
 
 
-def test_each_value_without_a_trial_has_a_line_with_the_likeliest_candidate() -> None:
+def test_each_value_without_a_trial_has_a_line_with_the_likeliest_candidate():
     view = idle_view()
     n = len(view.space)
     chances = np.array([0.0, 0.0, 0.2, 0.0, 0.3, 0.0])
@@ -256,7 +256,7 @@ def test_each_value_without_a_trial_has_a_line_with_the_likeliest_candidate() ->
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_a_belief_about_a_value_does_not_count_where_the_knob_changes_nothing(value: int) -> None:
+def test_a_belief_about_a_value_does_not_count_where_the_knob_changes_nothing(value):
     view = idle_view()
     belief = LlmTurn(turn=1, beliefs={f"zero_stage={value}": "much_more"}, num_seen=3, text="")
     believing = replace(view, events=(belief,))

@@ -21,7 +21,7 @@ def ballot_of(*groups: str) -> Ballot:
     return ballot
 
 
-def test_a_deviation_is_relative_and_names_the_step() -> None:
+def test_a_deviation_is_relative_and_names_the_step():
     assert Vote(1, (7.0, 6.0, 5.0)).deviate(Vote(2, (7.0, 6.3, 5.1))) == Deviation(pytest.approx(0.3 / 6.3), 1)
     assert Vote(1, (7.0,)).deviate(Vote(2, (7.0, 1.0))).size == 0, "only steps that both have are compared"
     assert Vote(1, (0.0,)).deviate(Vote(2, (0.0,))).size == 0
@@ -48,14 +48,14 @@ def test_a_deviation_is_relative_and_names_the_step() -> None:
         (("sssr", "ssss"), None, None),
     ],
 )
-def test_the_right_group(groups: tuple[str, ...], right: int | None, right_at_the_end: int | None) -> None:
+def test_the_right_group(groups, right, right_at_the_end):
     """Three that agree are right if no reference contradicts; of contradicting references two or more decide."""
     ballot = ballot_of(*groups)
     found = [ballot.find_right(), ballot.find_right(is_last=True)]
     assert found == [None if n is None else ballot.groups[n] for n in (right, right_at_the_end)]
 
 
-def test_a_reference_is_needed_only_while_trials_disagree_and_one_may_decide() -> None:
+def test_a_reference_is_needed_only_while_trials_disagree_and_one_may_decide():
     assert not ballot_of("ssss").needs_reference()
     assert ballot_of("ssss", "s").needs_reference(), "the strategy chose the four, so they may be four cheats"
     assert not ballot_of("ssssr", "s").needs_reference()
@@ -64,7 +64,7 @@ def test_a_reference_is_needed_only_while_trials_disagree_and_one_may_decide() -
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-0.4, 0.4)), min_size=1, max_size=30))
-def test_trials_of_one_program_are_one_group_and_those_of_two_never_are(trials: list[tuple[int, float]]) -> None:
+def test_trials_of_one_program_are_one_group_and_those_of_two_never_are(trials):
     """Each trial runs one of four programs; rounding stays below the bound, other work differs by far more."""
     votes = [Vote(n, (7.0 * (1 + noise * BOUND), 6.0 + kind)) for n, (kind, noise) in enumerate(trials, 1)]
     ballot = Ballot.of(votes, BOUND)
@@ -79,7 +79,7 @@ def test_trials_of_one_program_are_one_group_and_those_of_two_never_are(trials: 
     st.lists(st.booleans(), min_size=1, max_size=12),
     st.lists(st.booleans(), min_size=MAX_REFERENCES, max_size=MAX_REFERENCES),
 )
-def test_references_are_bounded_and_never_outvoted(cheats: list[bool], references: list[bool]) -> None:
+def test_references_are_bounded_and_never_outvoted(cheats, references):
     """However many trials of the strategy cheat, honest references win."""
     ballot = Ballot.of([Vote(n, (6.0 + cheat,)) for n, cheat in enumerate(cheats, 1)], BOUND)
     asked = 0
@@ -96,6 +96,6 @@ def test_references_are_bounded_and_never_outvoted(cheats: list[bool], reference
 
 
 @given(st.permutations([0, 0, 0, 1, 1, 2]))
-def test_the_order_of_finishing_does_not_change_who_agrees(kinds: list[int]) -> None:
+def test_the_order_of_finishing_does_not_change_who_agrees(kinds):
     ballot = Ballot.of([Vote(n, (6.0 + kind,)) for n, kind in enumerate(kinds)], BOUND)
     assert sorted(len(group.votes) for group in ballot.groups) == [1, 2, 3]

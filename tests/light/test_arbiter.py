@@ -117,14 +117,14 @@ def list_proposers(search: Search) -> list[str]:
     return [proposal.proposer for proposal in search.proposals]
 
 
-def test_seeds_come_first_and_then_the_llm_decides() -> None:
+def test_seeds_come_first_and_then_the_llm_decides():
     search = Search(budget=3)
     search.run(make(ScriptedModel(*FAST[4::-1])))
     assert list_proposers(search) == ["seed", "llm", "llm"]
     assert search.moves() == ["llm since trial 2: the seeds are chosen"]
 
 
-def test_a_safe_default_follows_a_seed_that_failed() -> None:
+def test_a_safe_default_follows_a_seed_that_failed():
     class Doomed(FirstOpen):
         def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
             return [Proposal(SPACE.config(OOM[0]), "default")]
@@ -135,7 +135,7 @@ def test_a_safe_default_follows_a_seed_that_failed() -> None:
     assert "safe default" in search.proposals[1].rationale
 
 
-def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
+def test_duplicates_suspend_the_llm_until_there_is_new_evidence():
     search = Search(budget=12)
     ending = search.run(make(Stubborn(), rules=ArbiterSettings(num_seeds=1, explore=2, patience=3)))
     assert ending is None
@@ -149,7 +149,7 @@ def test_duplicates_suspend_the_llm_until_there_is_new_evidence() -> None:
 
 
 @pytest.mark.parametrize(("first", "count"), [(FAST[:1], 6), ([], 3)], ids=["after a gain", "at the start"])
-def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first: list[int], count: int) -> None:
+def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first, count):
     search = Search(budget=12)
     # after the gain each counts double: the surrogate predicts that they are worse than the best
     rules = ArbiterSettings(num_seeds=1, overrules=20, patience_after_gain=12)
@@ -158,14 +158,14 @@ def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first: list
     assert list_proposers(search)[: len(first) + count + 2] == ["seed", *["llm"] * (len(first) + count), "default"]
 
 
-def test_a_turn_may_submit_only_what_is_left_until_a_stall() -> None:
+def test_a_turn_may_submit_only_what_is_left_until_a_stall():
     model = ScriptedModel([FAST[-1], FAST[-2]], [FAST[-3], FAST[-4], FAST[-5]])
     search = Search(budget=6)
     search.run(make(model, rules=ArbiterSettings(num_seeds=1, overrules=20)))
     assert list_proposers(search)[:5] == ["seed", *["llm"] * 3, "default"]
 
 
-def test_a_turn_is_judged_as_a_unit_once_all_that_it_submitted_has_run() -> None:
+def test_a_turn_is_judged_as_a_unit_once_all_that_it_submitted_has_run():
     search = Search(budget=6)
     rules = ArbiterSettings(num_seeds=1, overrules=3, patience_after_gain=2)
     search.run(make(ScriptedModel([FAST[-1], FAST[0], FAST[-2]], FAST[-2], [FAST[-3], FAST[-4]]), rules=rules))
@@ -173,7 +173,7 @@ def test_a_turn_is_judged_as_a_unit_once_all_that_it_submitted_has_run() -> None
     assert not any("did not improve" in move for move in search.moves())
 
 
-def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_improves() -> None:
+def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_improves():
     search = Search(budget=12)
     search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1, patience=1)))
     before = [event.after for event in search.events if isinstance(event, ArbiterMove)]
@@ -186,7 +186,7 @@ def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_impro
     assert sorted(free) == sorted({*limited.order[:5], *limited.likeliest[:5]})
 
 
-def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall() -> None:
+def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall():
     wins_N = np.zeros(len(SPACE))
     table = replace(plain_table(), first_only=True, wins_N=wins_N)
     rows = table.order[8:14]
@@ -197,7 +197,7 @@ def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall() 
     assert not replace(table, first_only=False).is_free(rows[5])
 
 
-def test_a_stall_clears_the_beliefs() -> None:
+def test_a_stall_clears_the_beliefs():
     search = Search(budget=6)
     search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1, patience=1)))
     believing = LlmTurn(turn=9, beliefs={"pipeline": "more"}, num_seen=len(search.observations), text="t")
@@ -207,7 +207,7 @@ def test_a_stall_clears_the_beliefs() -> None:
     assert set(collect_hints(replace(search.view, events=(stall, believing)))) == {"pipeline"}
 
 
-def test_what_a_move_drops_from_the_queue_is_in_the_ledger() -> None:
+def test_what_a_move_drops_from_the_queue_is_in_the_ledger():
     search = Search(budget=5)
     rules = ArbiterSettings(num_seeds=1, overrules=3)
     search.run(make(ScriptedModel([OOM[-1], OOM[-3], FAST[0]], [OOM[-2], FAST[0]]), rules=rules))
@@ -216,11 +216,11 @@ def test_what_a_move_drops_from_the_queue_is_in_the_ledger() -> None:
 
 
 @pytest.mark.parametrize(("budget_left", "stalls", "explore"), [(100, 0, 2), (100, 9, 8), (12, 1, 3), (6, 0, 1)])
-def test_exploring_is_short_and_depends_on_the_budget_left(budget_left: int, stalls: int, explore: int) -> None:
+def test_exploring_is_short_and_depends_on_the_budget_left(budget_left, stalls, explore):
     assert ArbiterSettings().find_explore(stalls, budget_left) == explore
 
 
-def test_improvement_within_the_noise_does_not_count() -> None:
+def test_improvement_within_the_noise_does_not_count():
     from cclsearch.propose.agent.arbiter.rules import find_llm_trials
 
     search = Search()
@@ -236,7 +236,7 @@ def test_improvement_within_the_noise_does_not_count() -> None:
     assert [trial.improved for trial in find_llm_trials(search.view)] == [False, True]
 
 
-def test_same_failure_twice_suspends_the_llm() -> None:
+def test_same_failure_twice_suspends_the_llm():
     search = Search(budget=5)
     own_ideas = OOM[::-1]  # not among the surrogate's first choices
     search.run(make(ScriptedModel(*own_ideas), rules=ArbiterSettings(num_seeds=1, explore_share=1.0, overrules=2)))
@@ -244,7 +244,7 @@ def test_same_failure_twice_suspends_the_llm() -> None:
     assert "stall: 2 trials failed in the same way (out of memory)" in search.moves()[1]
 
 
-def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not() -> None:
+def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not():
     down = ProviderError(ErrorKind.OVERLOADED, "busy")
     search = Search(budget=6)
     script = ScriptedModel(down, down, down, down, down, down, down, down, *FAST)
@@ -258,7 +258,7 @@ def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not() -> None:
     assert wrong.num_asked == 1
 
 
-def test_limit_applies_to_the_whole_run() -> None:
+def test_limit_applies_to_the_whole_run():
     search = Search(budget=8)
     provider = ScriptedModel(*FAST[6::-1])
     search.run(make(provider, limits=LlmLimits(max_tokens=2200)))
@@ -267,7 +267,7 @@ def test_limit_applies_to_the_whole_run() -> None:
     assert "a limit is reached: 2,200 of 2,200 tokens are used" in search.moves()[-1]
 
 
-def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
+def test_finish_ends_the_search_only_when_nothing_plausible_is_left():
     search = Search(budget=10)
     assert search.run(make(ScriptedModel("done"))) is None
     assert len(search.proposals) == 10
@@ -281,7 +281,7 @@ def test_finish_ends_the_search_only_when_nothing_plausible_is_left() -> None:
     assert search.moves()[-1] == "finished since trial 2: done"
 
 
-def test_several_submitted_at_once_run_one_after_another_without_further_turns() -> None:
+def test_several_submitted_at_once_run_one_after_another_without_further_turns():
     search = Search(budget=4)
     provider = ScriptedModel([FAST[2], FAST[1], FAST[0]])
     search.run(make(provider, rules=ArbiterSettings(num_seeds=1, overrules=3)))
@@ -289,7 +289,7 @@ def test_several_submitted_at_once_run_one_after_another_without_further_turns()
     assert provider.num_asked == 1
 
 
-def test_state_is_rebuilt_from_the_ledger_alone() -> None:
+def test_state_is_rebuilt_from_the_ledger_alone():
     def fresh() -> Arbiter:
         return make(Stubborn(), rules=ArbiterSettings(num_seeds=1, explore=2))
 
@@ -304,7 +304,7 @@ def test_state_is_rebuilt_from_the_ledger_alone() -> None:
     assert parts.moves() == whole.moves()
 
 
-def test_a_slow_turn_never_leaves_slots_empty() -> None:
+def test_a_slow_turn_never_leaves_slots_empty():
     release, asked, answered = threading.Event(), threading.Event(), threading.Event()
 
     class Slow(ScriptedModel):
@@ -330,7 +330,7 @@ def test_a_slow_turn_never_leaves_slots_empty() -> None:
     assert "llm" in list_proposers(search)
 
 
-def test_late_answer_is_not_launched_twice() -> None:
+def test_late_answer_is_not_launched_twice():
     search = Search(budget=8)
     arbiter = make(ScriptedModel(1), parallel=2, rules=ArbiterSettings(num_seeds=1))
     deadline = time.monotonic() + 60
@@ -366,7 +366,7 @@ def llm_turns(search: Search) -> list[LlmTurn]:
     return past_turns(search.events)
 
 
-def test_turn_during_a_stall_is_charged_and_not_used() -> None:
+def test_turn_during_a_stall_is_charged_and_not_used():
     search = Search(budget=20)
     provider = BlockedModel(FAST[0])
     arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0, explore=2))
@@ -391,7 +391,7 @@ def test_turn_during_a_stall_is_charged_and_not_used() -> None:
     assert "the LLM was suspended meanwhile" in search.events[-2].text + search.events[-3].text
 
 
-def test_turn_at_the_end_of_the_search_is_charged() -> None:
+def test_turn_at_the_end_of_the_search_is_charged():
     search = Search(budget=4)
     provider = BlockedModel(FAST[0])
     arbiter = make(provider, parallel=2, rules=ArbiterSettings(num_seeds=0))
@@ -407,7 +407,7 @@ def test_turn_at_the_end_of_the_search_is_charged() -> None:
     assert arbiter.take_events() == []
 
 
-def test_turn_without_an_answer_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_without_an_answer_does_not_delay_the_end(monkeypatch):
     monkeypatch.setattr("cclsearch.propose.agent.arbiter.proposer.CLOSE_S", 0.01)
     search = Search(budget=4)
     provider = BlockedModel(FAST[0])
@@ -420,7 +420,7 @@ def test_turn_without_an_answer_does_not_delay_the_end(monkeypatch: pytest.Monke
     provider.release.set()
 
 
-def test_resume_retries_after_a_wrong_key_or_a_raised_limit() -> None:
+def test_resume_retries_after_a_wrong_key_or_a_raised_limit():
     search = Search(budget=3)
     search.run(make(ScriptedModel(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))))
     assert list_proposers(search) == ["seed", "default", "default"]
@@ -437,7 +437,7 @@ def test_resume_retries_after_a_wrong_key_or_a_raised_limit() -> None:
     assert list_proposers(search)[8:] == ["llm"]
 
 
-def test_only_allowed_moves_are_written() -> None:
+def test_only_allowed_moves_are_written():
     with pytest.raises(ValueError, match="cannot move"):
         write_move(ArbiterState(ArbiterPhase.OFF, 1), ArbiterState(ArbiterPhase.FALLBACK, 2))
     for phase in ArbiterPhase:
@@ -447,7 +447,7 @@ def test_only_allowed_moves_are_written() -> None:
             assert read_state(view) == ArbiterState(after, 7, "cause", "reason", 2, 1)
 
 
-def test_missing_key_is_reported_once_and_may_be_set_later() -> None:
+def test_missing_key_is_reported_once_and_may_be_set_later():
     search = Search(budget=3)
     search.run(NoLlmProposer(FirstOpen(), "OPENAI_API_KEY is not set"))
     assert search.moves() == ["LLM off since trial 1: OPENAI_API_KEY is not set"]

@@ -293,7 +293,7 @@ def draw_engine(rng: np.random.Generator) -> Engine:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_engines_at_once_are_what_one_after_the_other_is(seed: int) -> None:
+def test_engines_at_once_are_what_one_after_the_other_is(seed):
     rng = np.random.default_rng(seed)
     engines = [draw_engine(rng) for _ in range(40)]
     found = run_together(engines)
@@ -326,7 +326,7 @@ def test_engines_at_once_are_what_one_after_the_other_is(seed: int) -> None:
     assert preempted > 0
 
 
-def test_two_requests_take_the_steps_that_one_counts_by_hand() -> None:
+def test_two_requests_take_the_steps_that_one_counts_by_hand():
     """64 tokens a step: the second prompt of 50 is cut to 14 beside the first, and then 36 beside one answer."""
     engine = Engine(requests=((0.0, 50, 3), (0.0, 50, 2)))
     found = run_together([engine])
@@ -337,7 +337,7 @@ def test_two_requests_take_the_steps_that_one_counts_by_hand() -> None:
     assert found.end_s[0] == pytest.approx([three, three])
 
 
-def test_a_request_that_comes_during_a_step_starts_with_the_next() -> None:
+def test_a_request_that_comes_during_a_step_starts_with_the_next():
     engine = Engine(requests=((0.0, 10, 9), (0.03, 10, 1)))
     found = run_together([engine])
     first = step_s(10, 50, 0, 0)
@@ -346,7 +346,7 @@ def test_a_request_that_comes_during_a_step_starts_with_the_next() -> None:
     assert found.start_s[0, 1] == pytest.approx(second)
 
 
-def test_prompts_in_steps_of_their_own_stall_answers() -> None:
+def test_prompts_in_steps_of_their_own_stall_answers():
     requests = tuple((0.02 * n, 40, 20) for n in range(12))
     found = run_together([Engine(requests=requests, is_alone=is_alone, budget=48) for is_alone in (False, True)])
     largest = [
@@ -356,7 +356,7 @@ def test_prompts_in_steps_of_their_own_stall_answers() -> None:
     assert largest[1] > largest[0]
 
 
-def test_a_cache_that_runs_out_is_never_over_full_and_every_request_gets_its_tokens() -> None:
+def test_a_cache_that_runs_out_is_never_over_full_and_every_request_gets_its_tokens():
     rng = np.random.default_rng(3)
     requests = tuple((0.0, int(given), int(asked)) for given, asked in rng.integers(20, 60, (60, 2)))
     engines = [Engine(requests=requests, places=16, blocks=blocks, clients=16) for blocks in (31, 45, 60, 90)]
@@ -369,7 +369,7 @@ def test_a_cache_that_runs_out_is_never_over_full_and_every_request_gets_its_tok
     assert np.all(np.diff(found.end_s.max(axis=1)) < 0), "more blocks, sooner done"
 
 
-def test_a_cached_prefix_and_accepted_guesses_save_steps() -> None:
+def test_a_cached_prefix_and_accepted_guesses_save_steps():
     requests = tuple((0.0, 40, 21) for _ in range(8))
     plain, cached, guessed = run_together(
         [Engine(requests=requests, clients=4), Engine(requests=requests, clients=4, cached=32),
@@ -379,7 +379,7 @@ def test_a_cached_prefix_and_accepted_guesses_save_steps() -> None:
     assert guessed < plain
 
 
-def test_more_places_never_delay_first_tokens_and_more_clients_never_hasten_them() -> None:
+def test_more_places_never_delay_first_tokens_and_more_clients_never_hasten_them():
     rng = np.random.default_rng(0)
     requests = tuple((0.0, int(given), int(asked)) for given, asked in rng.integers(10, 60, (200, 2)))
     by_places = run_together([Engine(requests=requests, clients=12, places=places) for places in (1, 2, 4, 12)])
@@ -404,9 +404,7 @@ class CountedSteps:
 @pytest.mark.parametrize(
     ("blocks", "is_chunked", "budget"), [(200, True, 64), (30, True, 64), (24, True, 32), (40, False, 64)]
 )
-def test_the_small_servers_own_scheduler_does_the_same(
-    blocks: int, is_chunked: bool, budget: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_small_servers_own_scheduler_does_the_same(blocks, is_chunked, budget, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(ROOT / "launchers"))
     scheduler = importlib.import_module("cpu_serving_scheduler")

@@ -73,7 +73,7 @@ def most_submitted(request: CompletionRequest) -> int:
 
 
 @pytest.mark.parametrize("first", [(OOM[0], WORSE), (FAST[30], BETTER)], ids=["failed", "refuted"])
-def test_after_a_trial_that_misses_the_llm_chooses_the_rest_of_its_turn_anew(first: tuple[int, float]) -> None:
+def test_after_a_trial_that_misses_the_llm_chooses_the_rest_of_its_turn_anew(first):
     model = Stating([first, (FAST[20], WORSE), (FAST[21], WORSE)], [(FAST[2], WORSE), (FAST[1], WORSE)])
     search = play(model, budget=4)
     assert list_rows(search)[1:] == [first[0], FAST[2], FAST[1]]
@@ -83,21 +83,21 @@ def test_after_a_trial_that_misses_the_llm_chooses_the_rest_of_its_turn_anew(fir
     assert {trial.turn for trial in find_llm_trials(search.view)} == {1}
 
 
-def test_a_turn_whose_trials_do_as_stated_runs_to_its_end() -> None:
+def test_a_turn_whose_trials_do_as_stated_runs_to_its_end():
     model = Stating([(FAST[3], WORSE), (FAST[2], WORSE), (FAST[1], WORSE)])
     search = play(model, budget=4)
     assert list_rows(search)[1:] == [FAST[3], FAST[2], FAST[1]]
     assert len(model.requests) == 1
 
 
-def test_choosing_anew_gives_no_more_trials_than_were_submitted() -> None:
+def test_choosing_anew_gives_no_more_trials_than_were_submitted():
     slow = [(row, BETTER) for row in FAST[10:30]]
     search = play(Stating(slow[0:3], slow[3:5], slow[5:6], slow[6:9]), budget=6)
     assert [proposal.proposer for proposal in search.proposals] == ["seed", *["llm"] * 3, *["default"] * 2]
     assert "stall: 3 trials in turns that did not improve the best beyond the noise" in search.moves()[1]
 
 
-def test_nothing_is_broken_off_once_the_arbiter_has_moved() -> None:
+def test_nothing_is_broken_off_once_the_arbiter_has_moved():
     slow = [(row, BETTER) for row in FAST[10:30]]
     search = play(Stating(slow[0:2], slow[2:3]), budget=5)
     assert [proposal.proposer for proposal in search.proposals][3] == "default"

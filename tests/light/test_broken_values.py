@@ -27,30 +27,30 @@ def p_broken(fine: list[int], failed: list[int], other: float = 0.05) -> np.ndar
     return found.p_broken(np.arange(len(CODES)))
 
 
-def test_what_succeeded_is_intact_and_an_untried_value_may_be_broken() -> None:
+def test_what_succeeded_is_intact_and_an_untried_value_may_be_broken():
     found = p_broken([0, 3], [])
     assert found[[0, 3]].max() == 0
     assert found[[1, 2]].max() < 0.03 < found[[4, 5]].min()
     assert found[[4, 5]].max() < 0.15
 
 
-def test_a_value_that_was_found_broken_makes_untried_ones_more_suspect() -> None:
+def test_a_value_that_was_found_broken_makes_untried_ones_more_suspect():
     assert p_broken([0, 1], [2, 3])[[4, 5]].min() > p_broken([0, 1], [])[[4, 5]].max()
 
 
-def test_two_failures_with_one_value_in_common_blame_it_and_not_the_values_that_succeeded() -> None:
+def test_two_failures_with_one_value_in_common_blame_it_and_not_the_values_that_succeeded():
     found = p_broken([2, 5], [0, 1])
     assert found[[0, 1]].min() > 0.9
     assert found[[2, 3, 4, 5]].max() < 0.1
 
 
-def test_a_success_clears_a_value_and_then_only_the_pair_can_be_broken() -> None:
+def test_a_success_clears_a_value_and_then_only_the_pair_can_be_broken():
     before, after = p_broken([], [0, 0]), p_broken([1, 2], [0, 0])
     assert before[1] > 0.3 > after[1]
     assert after[0] > 0.8
 
 
-def test_failures_that_something_else_explains_blame_no_value() -> None:
+def test_failures_that_something_else_explains_blame_no_value():
     assert p_broken([2], [0, 1], other=0.98).max() < 0.3 < p_broken([2], [0, 1], other=0.05).max()
 
 
@@ -68,7 +68,7 @@ def with_broken_method(kind: FailureKind) -> tuple[Recording, Failure]:
 
 
 @pytest.mark.parametrize("kind", [FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY])
-def test_a_search_moves_away_from_a_value_that_always_fails(kind: FailureKind) -> None:
+def test_a_search_moves_away_from_a_value_that_always_fails(kind):
     recording, failure = with_broken_method(kind)
     seen: list[Observation] = []
     for trial in range(8):

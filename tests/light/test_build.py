@@ -39,7 +39,7 @@ def verdict(framework: Framework, config: dict[str, Any], rule: str) -> RuleVerd
     return next(v for v in explain_config(CARD, framework, config) if v.rule == rule)
 
 
-def test_a_rule_is_applied_once_its_last_knob_is_enumerated() -> None:
+def test_a_rule_is_applied_once_its_last_knob_is_enumerated():
     space = build_space(CARD, own(tp=(1, 2, 4), dp=(1, 2, 4)))
     assert [dict(space.config(row)) for row in range(len(space))] == [
         {"tp": 1, "dp": 4},
@@ -49,7 +49,7 @@ def test_a_rule_is_applied_once_its_last_knob_is_enumerated() -> None:
     assert space.num_raw == 9
 
 
-def test_rules_about_missing_knobs_are_left_out_except_those_of_the_work() -> None:
+def test_rules_about_missing_knobs_are_left_out_except_those_of_the_work():
     space = build_space(CARD, own("micro_batches_cover_stages", micro_batch_size=(1, 2), pp=(4,)))
     assert set(space.rules) == {*ALL_AT_WHOLE, "pp_at_most_layers", "micro_batches_cover_stages"}
     needs_all = {"rule": "implies", "name": "odd", "when": {"kernel": "a"}, "then": {"fused": True}}
@@ -60,7 +60,7 @@ def test_rules_about_missing_knobs_are_left_out_except_those_of_the_work() -> No
     assert len(having) == 3
 
 
-def test_the_order_is_that_of_the_knobs_and_of_their_choices() -> None:
+def test_the_order_is_that_of_the_knobs_and_of_their_choices():
     space = build_space(CARD, own(kernel=("b", "a"), tp=(4, 1), dp=(1, 4)))
     assert [tuple(space.config(row).values()) for row in range(len(space))] == [
         ("b", 4, 1),
@@ -70,7 +70,7 @@ def test_the_order_is_that_of_the_knobs_and_of_their_choices() -> None:
     ]
 
 
-def test_a_description_is_the_users_or_the_frameworks() -> None:
+def test_a_description_is_the_users_or_the_frameworks():
     framework = own(tp=(1, 2, 4)).model_copy(
         update={"optional_knobs": (FrameworkKnob(name="nccl_algo", choices=("Ring",), description="how NCCL reduces"),)}
     )
@@ -84,7 +84,7 @@ def test_a_description_is_the_users_or_the_frameworks() -> None:
     assert {knob.description for knob in resolve_knobs(CARD, framework, output)} == {"as I say"}
 
 
-def test_duplicate_choices_count_once_and_true_is_not_one() -> None:
+def test_duplicate_choices_count_once_and_true_is_not_one():
     odd = KnobDeclaration(name="odd", choices=(1, 2, 1, True, True))
     assert [(type(c), c) for c in resolve_knobs(CARD, own(tp=(4,)), [odd])[1].choices] == [
         (int, 1),
@@ -98,7 +98,7 @@ def test_duplicate_choices_count_once_and_true_is_not_one() -> None:
     [("tp=0", 1), ("dp=0", 1), ("pp=0", 1), ("ep=0", 1), ("micro_batch_size=0", 1), ("virtual_pipeline=0", 1),
      ("zero_stage=-1", 0), ("tp=1000001", 1), ("tp=2.5", 1), ("tp=true", 1), ("tp=many", 1)],
 )  # fmt: skip
-def test_counted_knobs_need_whole_numbers_from_their_minimum_to_a_million(text: str, least: int) -> None:
+def test_counted_knobs_need_whole_numbers_from_their_minimum_to_a_million(text, least):
     with pytest.raises(UserError, match=f"takes whole numbers from {least} to 1000000, not "):
         resolve_knobs(CARD, own(kernel=("a",)), [parse_knob(text)])
     name = text.partition("=")[0]
@@ -106,7 +106,7 @@ def test_counted_knobs_need_whole_numbers_from_their_minimum_to_a_million(text: 
     assert knobs[1].choices == (least, 1_000_000)
 
 
-def test_a_space_may_be_as_large_as_the_limit_but_not_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_may_be_as_large_as_the_limit_but_not_larger(monkeypatch):
     monkeypatch.setattr(build, "MAX_ROWS", 12)
     knobs = {"tp": (4,), "a": (1, 2, 3, 4), "b": (1, 2, 3)}
     assert len(build_space(CARD, own(**knobs))) == 12
@@ -115,13 +115,13 @@ def test_a_space_may_be_as_large_as_the_limit_but_not_larger(monkeypatch: pytest
         build_space(CARD, own(**knobs | {"b": (1, 2, 3, 4)}))
 
 
-def test_a_knob_may_have_as_many_choices_as_its_codes_can_count() -> None:
+def test_a_knob_may_have_as_many_choices_as_its_codes_can_count():
     assert len(build_space(CARD, own(tp=(4,), wide=tuple(range(32_767))))) == 32_767
     with pytest.raises(UserError, match="too large to enumerate"):
         build_space(CARD, own(tp=(4,), wide=tuple(range(32_768))))
 
 
-def test_a_model_without_any_knob_of_the_framework_has_an_empty_space() -> None:
+def test_a_model_without_any_knob_of_the_framework_has_an_empty_space():
     framework = Framework(name="mine", knobs=(FrameworkKnob(name="ep", choices=(1, 2), moe_only=True),))
     with pytest.raises(UserError, match=r"the search space of .* is empty"):
         build_space(CARD, framework)
@@ -139,13 +139,13 @@ def test_a_model_without_any_knob_of_the_framework_has_an_empty_space() -> None:
          " tp_divides_kv_heads (tp divides the 4 KV heads)"),
     ],
 )  # fmt: skip
-def test_an_empty_space_names_the_rules_that_cause_it(choices: dict[str, Any], message: str) -> None:
+def test_an_empty_space_names_the_rules_that_cause_it(choices, message):
     with pytest.raises(UserError) as caught:
         build_space(CARD, own(**choices))
     assert str(caught.value).endswith(f"is empty: {message}")
 
 
-def test_fewer_accelerators_are_used_if_the_framework_or_the_user_allows_it() -> None:
+def test_fewer_accelerators_are_used_if_the_framework_or_the_user_allows_it():
     choices = {"tp": (1, 2, 4, 8)}
     assert build_space(CARD, own(**choices)).column("tp").tolist() == [4]
     assert build_space(CARD, own(**choices), use_fewer=True).column("tp").tolist() == [1, 2, 4]
@@ -167,7 +167,7 @@ TWO = own(tp=(1, 2, 4), fused=(False, True), zero_stage=(0, 1))
         ({"tp": True, "fused": True, "zero_stage": 0}, False, "tp=True is not one of 1, 2, 4"),
     ],
 )
-def test_the_first_verdict_is_about_the_choices(config: dict[str, Any], ok: bool | None, detail: str) -> None:
+def test_the_first_verdict_is_about_the_choices(config, ok, detail):
     first = explain_config(CARD, TWO, config)[0]
     assert (first.rule, first.ok, first.detail) == ("choices", ok, detail)
 
@@ -186,7 +186,7 @@ def test_the_first_verdict_is_about_the_choices(config: dict[str, Any], ok: bool
          "one of tp, sequence_parallel is text, not a number or truth value"),
     ],
 )  # fmt: skip
-def test_a_rule_is_checked_on_the_given_knobs(rule: str, config: dict[str, Any], ok: bool | None, detail: str) -> None:
+def test_a_rule_is_checked_on_the_given_knobs(rule, config, ok, detail):
     framework = own("sequence_parallel_divides_sequence", tp=(1, 4), dp=(1,), zero_stage=(0, 1),
                     sequence_parallel=(False, True))  # fmt: skip
     found = verdict(framework, config, rule)
@@ -194,7 +194,7 @@ def test_a_rule_is_checked_on_the_given_knobs(rule: str, config: dict[str, Any],
     assert found.summary
 
 
-def test_a_knob_of_a_profile_is_known_like_those_of_framework_and_card() -> None:
+def test_a_knob_of_a_profile_is_known_like_those_of_framework_and_card():
     framework = own(tp=(4,))
     site = KnobDeclaration(name="site_knob", choices=(1, 2))
     require_known_knobs([site], CARD, framework, others=[site])

@@ -94,7 +94,7 @@ def test_an_out_of_memory_failure_raises_the_predicted_memory():
 
 
 @pytest.mark.parametrize("seen", [[1], [-1], [1, 0], [-1, 1, 0, 0]], ids=str)
-def test_the_evidence_of_what_fitted_and_of_what_was_measured_is_the_mean_likelihood_of_drawn_models(seen: list[int]):
+def test_the_evidence_of_what_fitted_and_of_what_was_measured_is_the_mean_likelihood_of_drawn_models(seen):
     features = Features(np.zeros((4, 1)), np.zeros((4, 0), dtype=np.int16), np.zeros((4, 0), dtype=np.int16))
     shape = KernelShape(1e-4, 1.0, 0.0, 0.0)
     prior = Prior(np.array([0.3, 0.1]), np.array([1.0, 0.7]), shape, noise=0.2, dof=1e6)

@@ -71,14 +71,14 @@ def write(folder: Path, data: Any, name: str = "c.yaml") -> str:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_workload_is_a_complete_training_card(name: str) -> None:
+def test_every_shipped_workload_is_a_complete_training_card(name):
     card = load_card(name)
     assert (card.name, card.phase, card.notes) == (name, Phase.TRAINING, ())
     raw = yaml.safe_load((shipped_root() / "workloads" / f"{name}.yaml").read_text())
     assert raw["sources"], "every number names its source"
 
 
-def test_wl2_is_llama_8b_on_sixteen_a100() -> None:
+def test_wl2_is_llama_8b_on_sixteen_a100():
     card = load_card("wl2")
     arch, hardware = card.arch, card.hardware
     assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.hidden_size) == (32, 32, 8, 4096)
@@ -89,7 +89,7 @@ def test_wl2_is_llama_8b_on_sixteen_a100() -> None:
     assert (shipped_root() / "workloads" / "recordings" / card.recording / "trials.csv").is_file()
 
 
-def test_shipped_recordings_name_source_and_licence() -> None:
+def test_shipped_recordings_name_source_and_licence():
     cards = {
         folder.name: yaml.safe_load((folder / "card.yaml").read_text(encoding="utf-8"))
         for folder in sorted((shipped_root() / "workloads" / "recordings").iterdir())
@@ -101,13 +101,13 @@ def test_shipped_recordings_name_source_and_licence() -> None:
     assert [n for n, card in cards.items() if sources[n.partition("-")[0]] not in card["source"].lower()] == []
 
 
-def test_widths_directly_under_model_are_read_as_in_older_cards() -> None:
+def test_widths_directly_under_model_are_read_as_in_older_cards():
     data = make_card(workload__model__model_arch=None)
     data["workload"]["model"] |= ARCH
     assert card_from_mapping(data, "old") == card_from_mapping(make_card(), "old")
 
 
-def test_names_of_hugging_face_configurations_are_accepted() -> None:
+def test_names_of_hugging_face_configurations_are_accepted():
     data = make_card(workload__model__moe=True)
     arch = data["workload"]["model"]["model_arch"]
     arch |= {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2}
@@ -116,7 +116,7 @@ def test_names_of_hugging_face_configurations_are_accepted() -> None:
     assert (moe.num_experts, moe.top_k, moe.expert_intermediate_size, moe.num_shared_experts) == (64, 6, 1408, 2)
 
 
-def test_missing_widths_are_listed_with_their_settings_and_never_guessed(tmp_path: Path) -> None:
+def test_missing_widths_are_listed_with_their_settings_and_never_guessed(tmp_path):
     path = write(tmp_path, make_card(workload__model__model_arch=None))
     with pytest.raises(UserError) as caught:
         load_card(path)
@@ -130,7 +130,7 @@ def test_missing_widths_are_listed_with_their_settings_and_never_guessed(tmp_pat
     assert load_card(path, sets=settings).arch.hidden_size == 4096
 
 
-def test_a_partial_card_can_be_inspected() -> None:
+def test_a_partial_card_can_be_inspected():
     data = make_card(workload__data__batch_size="N/A", workload__model__model_arch__num_layers=None)
     report = inspect_mapping(data, "p", "p.yaml")
     assert report.card is None
@@ -139,7 +139,7 @@ def test_a_partial_card_can_be_inspected() -> None:
     assert report.values["accelerator"] == "a100-40"
 
 
-def test_swapped_bandwidths_are_used_in_the_right_order_and_reported() -> None:
+def test_swapped_bandwidths_are_used_in_the_right_order_and_reported():
     report = inspect_mapping(make_card(**{BANDWIDTH: [2400, 200]}), "s", "s.yaml")
     assert report.card is not None
     assert (report.card.hardware.scale_out_gbps, report.card.hardware.scale_up_gbps) == (200, 2400)
@@ -150,20 +150,20 @@ def test_swapped_bandwidths_are_used_in_the_right_order_and_reported() -> None:
 @pytest.mark.parametrize(
     ("pair", "used"), [(["N/A", 800], (200, 800)), (["TBD", "TBD"], (200, 2400)), ("x", (200, 2400))]
 )
-def test_the_catalogue_replaces_bandwidths_that_are_not_numbers(pair: object, used: tuple[float, float]) -> None:
+def test_the_catalogue_replaces_bandwidths_that_are_not_numbers(pair, used):
     card = card_from_mapping(make_card(**{BANDWIDTH: pair}), "b")
     assert (card.hardware.scale_out_gbps, card.hardware.scale_up_gbps) == used
     assert card.notes
     assert "scale_out_gbps" in {inferred.field for inferred in card.inferred}
 
 
-def test_a_setting_corrects_swapped_bandwidths(tmp_path: Path) -> None:
+def test_a_setting_corrects_swapped_bandwidths(tmp_path):
     path = write(tmp_path, make_card(**{BANDWIDTH: [2400, 200]}))
     hardware = load_card(path, sets=["bandwidth_gbps=[200,2400]"]).hardware
     assert (hardware.scale_out_gbps, hardware.scale_up_gbps) == (200, 2400)
 
 
-def test_missing_memory_is_that_of_the_smallest_size_that_is_sold_and_a_note_says_so() -> None:
+def test_missing_memory_is_that_of_the_smallest_size_that_is_sold_and_a_note_says_so():
     found = card_from_mapping(make_card(**{f"{XPU}model": "nvidia_h100", f"{XPU}memory_gb": None}), "h")
     assert found.hardware.memory_gib == 80
     assert any("memory_gb 80; source: the catalogue of accelerators" in remark for remark in found.remarks)
@@ -179,7 +179,7 @@ def test_missing_memory_is_that_of_the_smallest_size_that_is_sold_and_a_note_say
         card_from_mapping(make_card(**{f"{XPU}model": "mychip", f"{XPU}memory_gb": None}), "u")
 
 
-def test_a_card_may_state_more_memory_than_the_catalogue_and_a_note_says_so() -> None:
+def test_a_card_may_state_more_memory_than_the_catalogue_and_a_note_says_so():
     card = card_from_mapping(make_card(**{f"{XPU}model": "H100-SXM-96GB-HBM2e", f"{XPU}memory_gb": 96}), "u")
     assert (card.hardware.accelerator, card.hardware.memory_gib, card.hardware.chip.memory_gib) == ("h100", 96, 96)
     assert "is sold with 80 GiB: the card's 96 is used" in card.notes[0]
@@ -206,7 +206,7 @@ def test_a_card_may_state_more_memory_than_the_catalogue_and_a_note_says_so() ->
         ({"workload__hardware__network_topo__torus": [4, 2]}, "4x2 is 8 chips, not 16"),
     ],
 )
-def test_invalid_fields_are_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_fields_are_named(changes, message):
     if message == "moe":
         changes |= {"workload__model__moe": True, ARCH_PATH + "expert_intermediate_size": 64}
         message = "top_k must be at most num_experts: 8 is above 4"
@@ -214,7 +214,7 @@ def test_invalid_fields_are_named(changes: dict[str, Any], message: str) -> None
         card_from_mapping(make_card(**changes), "impossible")
 
 
-def test_overlays_and_then_settings_override_the_card(tmp_path: Path) -> None:
+def test_overlays_and_then_settings_override_the_card(tmp_path):
     base = write(tmp_path, make_card())
     over = write(tmp_path, {"workload": {"data": {"seq_len": 4096, "batch_size": None}}}, "over.yaml")
     card = load_card(base, overlays=[over], sets=["global_batch_size=64", "workload.model.precision=bfloat16"])
@@ -222,12 +222,12 @@ def test_overlays_and_then_settings_override_the_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["hidden=1", "hidden_size", "=3", "seq_len=", "workload.nothing=3", "name=x"])
-def test_a_setting_of_an_unknown_field_is_rejected(setting: str) -> None:
+def test_a_setting_of_an_unknown_field_is_rejected(setting):
     with pytest.raises(UserError, match="--set"):
         load_card("wl2", sets=[setting])
 
 
-def test_an_inference_card_loads() -> None:
+def test_an_inference_card_loads():
     assert card_from_mapping(make_card(workload__model__phase="serving"), "s").phase is Phase.INFERENCE
     data = make_card(workload__model__phase="inference", workload__data__batch_size=None)
     data["workload"]["data"]["max-num-seqs"] = 128
@@ -235,7 +235,7 @@ def test_an_inference_card_loads() -> None:
     assert (card.phase, card.number("batch_size")) == (Phase.INFERENCE, 128)
 
 
-def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips() -> None:
+def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips():
     tpu = {f"{XPU}model": "tpu_v6e", f"{XPU}memory_gb": None, f"{XPU}total_count": 8}
     assert card_from_mapping(make_card(**tpu), "t").hardware.torus == (2, 4)
     odd = card_from_mapping(make_card(**{**tpu, f"{XPU}total_count": 6}), "t")
@@ -243,7 +243,7 @@ def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips() -> None:
     assert any("torus is missing" in note for note in odd.notes)
 
 
-def test_an_unknown_workload_lists_the_known_ones() -> None:
+def test_an_unknown_workload_lists_the_known_ones():
     with pytest.raises(UserError, match=r"tiny-moe.*wl7"):
         load_card("wl8")
     assert set(SHIPPED) <= set(list_content("workloads", ".yaml"))
@@ -280,7 +280,7 @@ def merge_bomb() -> str:
         "\x00\x01",
     ],
 )
-def test_hostile_files_are_one_line_errors(tmp_path: Path, text: str) -> None:
+def test_hostile_files_are_one_line_errors(tmp_path, text):
     path = write(tmp_path, text)
     with pytest.raises(UserError) as caught:
         load_card(path)
@@ -288,7 +288,7 @@ def test_hostile_files_are_one_line_errors(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value)) < 1000 + len(path)
 
 
-def test_binary_and_oversized_files_are_rejected(tmp_path: Path) -> None:
+def test_binary_and_oversized_files_are_rejected(tmp_path):
     (tmp_path / "b.yaml").write_bytes(b"workload: \xff\xfe\n")
     with pytest.raises(UserError, match="UTF-8"):
         load_card(str(tmp_path / "b.yaml"))
@@ -298,12 +298,12 @@ def test_binary_and_oversized_files_are_rejected(tmp_path: Path) -> None:
         load_card(str(tmp_path / "l.yaml"))
 
 
-def test_terminal_escapes_in_a_card_do_not_reach_the_card() -> None:
+def test_terminal_escapes_in_a_card_do_not_reach_the_card():
     card = card_from_mapping(make_card(description="a\x1b[31m\u202ered\ncard"), "e")
     assert card.title == "ared card"
 
 
-def test_anchors_and_infinities_of_published_cards_are_accepted(tmp_path: Path) -> None:
+def test_anchors_and_infinities_of_published_cards_are_accepted(tmp_path):
     text = yaml.safe_dump(make_card()) + "runs:\n- config: &id {tp: 4}\n  score: .inf\n- config: *id\n  score: .nan\n"
     assert inspect_card(write(tmp_path, text)).card is not None
 
@@ -318,13 +318,11 @@ def test_anchors_and_infinities_of_published_cards_are_accepted(tmp_path: Path) 
         ("workload.hardware.xpu_spec.total_count=8", "num_accelerators", 8),
     ],
 )
-def test_fields_have_the_names_of_cards_profiles_and_output_on_the_command_line(
-    setting: str, field: str, value: float
-) -> None:
+def test_fields_have_the_names_of_cards_profiles_and_output_on_the_command_line(setting, field, value):
     assert getattr(load_card("wl2", sets=(setting,)).hardware, field) == value
 
 
-def test_the_memory_of_one_die_is_not_called_that_of_the_package() -> None:
+def test_the_memory_of_one_die_is_not_called_that_of_the_package():
     found = card_from_mapping(make_card(**{f"{XPU}model": "MI250X", f"{XPU}memory_gb": None}), "g")
     [source] = [inferred.source for inferred in found.inferred if inferred.field == "memory_gb"]
     assert source == "the catalogue of accelerators: every mi250x-gcd has 64 GiB"

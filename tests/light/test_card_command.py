@@ -29,7 +29,7 @@ def write_trace(folder: Path) -> Path:
     return write_kineto(folder / "trace" / "rank0.json", kineto_document(events))
 
 
-def test_check_prints_every_inferred_value_and_its_source(tmp_path: Path, cli) -> None:
+def test_check_prints_every_inferred_value_and_its_source(tmp_path, cli):
     card = write(tmp_path / "a.yaml", make_card(hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B"))
     out = cli.out(["card", "check", card])
     assert "; source: llama-3.1-8b in the catalogue of models, by hf_url (PyPI litgpt" in out
@@ -37,7 +37,7 @@ def test_check_prints_every_inferred_value_and_its_source(tmp_path: Path, cli) -
         assert value in out
 
 
-def test_check_of_several_says_one_line_for_each_that_fails(tmp_path: Path, capsys: Output) -> None:
+def test_check_of_several_says_one_line_for_each_that_fails(tmp_path, capsys):
     good = write(tmp_path / "good.yaml", make_card())
     bad = write(tmp_path / "bad.yaml", make_card("nobody-knows-me"))
     other = write(tmp_path / "tuning.yaml", "config_space: []\n")
@@ -51,7 +51,7 @@ def test_check_of_several_says_one_line_for_each_that_fails(tmp_path: Path, caps
     assert captured.out.endswith("1 of 4 cards load\n")
 
 
-def test_show_prints_the_card_as_it_is_read(tmp_path: Path, capsys: Output, cli) -> None:
+def test_show_prints_the_card_as_it_is_read(tmp_path, capsys, cli):
     card = write(tmp_path / "a.yaml", make_card())
     assert main(["card", "show", card]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
@@ -63,7 +63,7 @@ def test_show_prints_the_card_as_it_is_read(tmp_path: Path, capsys: Output, cli)
     assert main(["card", "show", card, card]) == 2
 
 
-def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path: Path, cli) -> None:
+def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path, cli):
     card = write(tmp_path / "a.yaml", make_card())
     for command in ("space", "predict"):
         assert "; source: llama-3.1-8b in the catalogue" in cli.out([command, "--workload", card])
@@ -71,7 +71,7 @@ def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path: Path, c
         assert {each["field"] for each in inferred} >= {"hidden_size", "num_kv_heads", "vocab_size"}
 
 
-def test_space_says_whether_the_plan_in_the_card_is_in_it(tmp_path: Path, capsys: Output) -> None:
+def test_space_says_whether_the_plan_in_the_card_is_in_it(tmp_path, capsys):
     data = make_card()
     card = write(tmp_path / "a.yaml", data)
     assert main(["space", "--workload", card]) == 0
@@ -83,7 +83,7 @@ def test_space_says_whether_the_plan_in_the_card_is_in_it(tmp_path: Path, capsys
     assert ": 0 configurations of the search space" in capsys.readouterr().out
 
 
-def test_a_run_freezes_what_was_inferred(tmp_path: Path, capsys: Output) -> None:
+def test_a_run_freezes_what_was_inferred(tmp_path, capsys):
     card = write(tmp_path / "a.yaml", make_card())
     runs = tmp_path / "runs"
     arguments = ["--launcher", "simulate", "--budget", "1", "--name", "frozen", "--runs", str(runs), "--quiet"]
@@ -94,7 +94,7 @@ def test_a_run_freezes_what_was_inferred(tmp_path: Path, capsys: Output) -> None
     assert frozen["configuration"]["tp"] == 4
 
 
-def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path: Path, cli) -> None:
+def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path, cli):
     data = make_card("mixtral", hf_url="https://huggingface.co/mistralai/Mixtral-8x7B-v0.1/tree/main")
     data["workload"]["model"] |= {"phase": "inference", "moe": True}
     data["workload"]["data"] = {"max-model-len": 4096, "max-num-seqs": 16}
@@ -109,7 +109,7 @@ def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path:
     assert main(["what-if", str(trace), "--card", str(tmp_path / "a.yaml"), "--scale-up-bw", "2x"]) == 0
 
 
-def test_a_card_without_a_framework_asks_for_one(tmp_path: Path, capsys: Output) -> None:
+def test_a_card_without_a_framework_asks_for_one(tmp_path, capsys):
     data = make_card()
     del data["Model-executor"]
     card = write(tmp_path / "a.yaml", data)

@@ -98,7 +98,7 @@ def write(folder: Path, data: object) -> str:
 
 
 @pytest.mark.parametrize(("changes", "remark"), LOADS, ids=range(len(LOADS)))
-def test_an_odd_card_loads_and_says_what_was_done(changes: dict[str, Any], remark: str, tmp_path: Path) -> None:
+def test_an_odd_card_loads_and_says_what_was_done(changes, remark, tmp_path):
     card = require_card(inspect_card(write(tmp_path, change(changes))))
     assert any(remark in each for each in card.remarks), card.remarks
     assert all("\n" not in each and len(each) < 1000 for each in card.remarks)
@@ -107,7 +107,7 @@ def test_an_odd_card_loads_and_says_what_was_done(changes: dict[str, Any], remar
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_a_wrong_card_is_one_line(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_card_is_one_line(changes, message, tmp_path):
     with pytest.raises(UserError) as caught:
         load_card(write(tmp_path, change(changes)))
     assert message in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_wrong_card_is_one_line(changes: dict[str, Any], message: str, tmp_pat
     assert len(str(caught.value)) < 1200
 
 
-def test_aliases_are_copied_and_cycles_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aliases_are_copied_and_cycles_are_refused(tmp_path, capsys):
     text = yaml.safe_dump(make_card())
     shared = "anchor: &xpu {model: h100, memory_gb: 80, total_count: 8, count_per_node: 8}\n"
     parsed = yaml.safe_load(text)

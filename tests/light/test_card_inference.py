@@ -71,14 +71,14 @@ def source_of(card: Card, field: str) -> str:
         ("opt-13b", "opt-13b"),
     ],
 )
-def test_spellings_of_a_name_find_its_model(family: str, name: str) -> None:
+def test_spellings_of_a_name_find_its_model(family, name):
     found = find_by_name(family)
     assert found is not None
     assert found.name == name
 
 
 @pytest.mark.parametrize("family", ["", "llama", "gpt-5", "my-own-8b", "llama-3.1-9b", "-", "llama-3.18b-x"])
-def test_other_names_find_none(family: str) -> None:
+def test_other_names_find_none(family):
     assert find_by_name(family) is None
 
 
@@ -92,13 +92,13 @@ def test_other_names_find_none(family: str) -> None:
         ("https://hf.co/someone/Qwen3-4B-FP8", "qwen3-4b"),
     ],
 )
-def test_addresses_of_the_hub_find_their_model(address: str, name: str) -> None:
+def test_addresses_of_the_hub_find_their_model(address, name):
     found = find_by_address(address)
     assert found is not None
     assert found.name == name
 
 
-def test_no_name_of_the_catalogue_finds_another_model() -> None:
+def test_no_name_of_the_catalogue_finds_another_model():
     wrong = [
         (alias, model.name)
         for model in load_models()
@@ -109,7 +109,7 @@ def test_no_name_of_the_catalogue_finds_another_model() -> None:
     assert wrong == []
 
 
-def test_the_shapes_of_the_catalogue_have_the_published_parameters() -> None:
+def test_the_shapes_of_the_catalogue_have_the_published_parameters():
     off = {
         model.name: round(count_parameters(make_model(model.fields)) / model.num_params - 1, 3)
         for model in load_models()
@@ -121,7 +121,7 @@ def test_the_shapes_of_the_catalogue_have_the_published_parameters() -> None:
     assert off["llama-3.1-8b"] == off["mixtral-8x7b"] == 0
 
 
-def test_the_address_decides_over_the_name() -> None:
+def test_the_address_decides_over_the_name():
     card = load(make_card("llama", hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B"))
     assert {name: getattr(card.arch, name) for name in LLAMA_8B} == LLAMA_8B
     assert "llama-3.1-8b" in source_of(card, "num_layers")
@@ -131,21 +131,21 @@ def test_the_address_decides_over_the_name() -> None:
     assert any("llama-2-7b by model_family" in note and "not used" in note for note in other.notes)
 
 
-def test_the_cards_own_fields_take_precedence_and_a_difference_is_said() -> None:
+def test_the_cards_own_fields_take_precedence_and_a_difference_is_said():
     card = load(make_card("llama-3.1-8b", {"num_layers": 16}))
     assert (card.arch.num_layers, card.arch.hidden_size) == (16, 4096)
     assert "num_layers" not in {each.field for each in card.inferred}
     assert any("is 16, and 32 in llama-3.1-8b" in note for note in card.notes)
 
 
-def test_a_model_whose_widths_contradict_the_card_is_not_used() -> None:
+def test_a_model_whose_widths_contradict_the_card_is_not_used():
     report = inspect(make_card("llama-3.1-8b", {"num_layers": 32, "num_heads": 32, "head_dim": 160}))
     assert report.card is None
     assert any("head_dim 128 (not 160): not used" in note for note in report.notes)
     assert {problem.field.rsplit(".")[-1] for problem in report.blocking} >= {"intermediate_size", "vocab_size"}
 
 
-def test_a_name_that_is_not_in_the_catalogue_is_resolved_by_shape_only() -> None:
+def test_a_name_that_is_not_in_the_catalogue_is_resolved_by_shape_only():
     shape = {"num_params": 15_700_000_000, "num_layers": 27, "num_heads": 16, "head_dim": 128}
     data = make_card("deepseek-v3-16b", shape)
     data["workload"]["model"]["moe"] = True
@@ -158,14 +158,14 @@ def test_a_name_that_is_not_in_the_catalogue_is_resolved_by_shape_only() -> None
     assert any("'deepseek-v3-16b' is not in the catalogue of models" in note for note in report.notes)
 
 
-def test_models_of_the_same_layers_are_told_apart_by_their_count() -> None:
+def test_models_of_the_same_layers_are_told_apart_by_their_count():
     """Aya-23 8B has the layers and heads of Llama 3 8B and 0.03 % fewer parameters, in other matrices."""
     shape = {"num_params": 8_030_261_248, "num_layers": 32, "num_heads": 32, "head_dim": 128}
     assert load(make_card("unnamed", shape)).arch.vocab_size == 128256
     assert inspect(make_card("unnamed", shape | {"num_params": 8_029_000_000})).card is None
 
 
-def test_a_part_of_a_name_needs_the_shape_unless_it_names_one_size() -> None:
+def test_a_part_of_a_name_needs_the_shape_unless_it_names_one_size():
     assert inspect(make_card("mixtral")).card is None
     stated = {"num_layers": 56, "num_heads": 48}
     data = make_card("mixtral", stated)
@@ -176,7 +176,7 @@ def test_a_part_of_a_name_needs_the_shape_unless_it_names_one_size() -> None:
     assert find_like("the") == []
 
 
-def test_a_size_in_the_name_that_contradicts_the_address_is_followed() -> None:
+def test_a_size_in_the_name_that_contradicts_the_address_is_followed():
     """A public card says `deepseek-v2-16b` with the address of DeepSeek-V2, which has 236B."""
     data = make_card("deepseek-v2-16b", hf_url="https://huggingface.co/deepseek-ai/DeepSeek-V2")
     data["workload"]["model"]["moe"] = True
@@ -188,7 +188,7 @@ def test_a_size_in_the_name_that_contradicts_the_address_is_followed() -> None:
 
 
 @pytest.mark.parametrize(("family", "stated", "used"), [("deepseek-v2-lite", False, 64), ("qwen3-32b", True, None)])
-def test_a_wrong_moe_switch_without_experts_is_corrected(family: str, stated: bool, used: int | None) -> None:
+def test_a_wrong_moe_switch_without_experts_is_corrected(family, stated, used):
     data = make_card(family)
     data["workload"]["model"]["moe"] = stated
     card = load(data)
@@ -196,7 +196,7 @@ def test_a_wrong_moe_switch_without_experts_is_corrected(family: str, stated: bo
     assert any(f"moe is {str(stated).lower()}, but {family}" in note for note in card.notes)
 
 
-def test_a_model_of_the_stated_kind_is_preferred_to_the_address_of_another_kind() -> None:
+def test_a_model_of_the_stated_kind_is_preferred_to_the_address_of_another_kind():
     """A public card of DeepSeek-V2-Lite says `moe: true` and has the address of Qwen3-32B, a dense model."""
     data = make_card("deepseek-v2-lite", hf_url="https://huggingface.co/Qwen/Qwen3-32B")
     data["workload"]["model"]["moe"] = True
@@ -205,7 +205,7 @@ def test_a_model_of_the_stated_kind_is_preferred_to_the_address_of_another_kind(
     assert any("is qwen3-32b by hf_url: not used, but deepseek-v2-lite by model_family" in note for note in card.notes)
 
 
-def test_batches_of_an_inference_card_that_are_no_number_are_said() -> None:
+def test_batches_of_an_inference_card_that_are_no_number_are_said():
     data = make_card()
     data["workload"]["model"]["phase"] = "inference"
     data["workload"]["data"]["batch_size"] = [1, 2, 4]
@@ -216,14 +216,14 @@ def test_batches_of_an_inference_card_that_are_no_number_are_said() -> None:
     assert inspect(data).card is None
 
 
-def test_a_count_of_parameters_that_contradicts_the_widths_is_said() -> None:
+def test_a_count_of_parameters_that_contradicts_the_widths_is_said():
     stated = {**LLAMA_8B, "num_heads": 32, "head_dim": 128}
     assert not any("num_params" in note for note in load(make_card("x", {**stated, "num_params": "8B"})).notes)
     notes = load(make_card("x", {**stated, "num_params": "70B"})).notes
     assert any("is 70000000000, but the widths have 8030261248 parameters (-89%)" in note for note in notes)
 
 
-def test_memory_and_torus_are_inferred_values_with_a_source() -> None:
+def test_memory_and_torus_are_inferred_values_with_a_source():
     data = make_card()
     data["workload"]["hardware"]["xpu_spec"] = {"model": "tpu_v6e", "total_count": 8, "count_per_node": 8}
     card = load(data)
@@ -232,13 +232,13 @@ def test_memory_and_torus_are_inferred_values_with_a_source() -> None:
     assert any(remark.startswith("inferred: torus 2x4; source: ") for remark in card.remarks)
 
 
-def test_a_hybrid_model_is_not_described_as_a_plain_transformer() -> None:
+def test_a_hybrid_model_is_not_described_as_a_plain_transformer():
     report = inspect(make_card("nemotron-h-56b"))
     assert report.card is None
     assert any("has layers of another kind" in note for note in report.notes)
 
 
-def test_widths_follow_from_each_other_if_no_model_is_known() -> None:
+def test_widths_follow_from_each_other_if_no_model_is_known():
     arch = {"num_params_embedding": 100 * 1024, "num_layers": 4, "num_heads": 8, "head_dim": 128}
     report = inspect(make_card("mine", arch | {"num_kv_heads": 8, "intermediate_size": 4096}))
     assert report.card is not None
@@ -252,7 +252,7 @@ def test_widths_follow_from_each_other_if_no_model_is_known() -> None:
     ("granularity", "framework", "phase"),
     [("model_fwd_bwd_pass", "x", "training"), ("model_fwd", "x", "inference"), ("?", "vLLM-0.19.0", "inference")],
 )
-def test_a_missing_phase_follows_from_granularity_or_framework(granularity: str, framework: str, phase: str) -> None:
+def test_a_missing_phase_follows_from_granularity_or_framework(granularity, framework, phase):
     data = make_card()
     data["workload"]["model"] |= {"phase": None, "granularity": granularity}
     data["Model-executor"]["framework"]["name"] = framework
@@ -264,7 +264,7 @@ def test_a_missing_phase_follows_from_granularity_or_framework(granularity: str,
     assert any(problem.field.endswith("phase") for problem in inspect(data).blocking)
 
 
-def test_versions_plans_and_the_rest_of_the_template_are_kept() -> None:
+def test_versions_plans_and_the_rest_of_the_template_are_kept():
     data = make_card(hf_url="https://huggingface.co/meta-llama/Llama-3.1-8B", contributor="N/A")
     data["Model-executor"]["communication_library"]["env"]["MY_API_KEY"] = "sk-ant-api03-" + "a1B2" * 12
     card = load(data)
@@ -281,7 +281,7 @@ def test_versions_plans_and_the_rest_of_the_template_are_kept() -> None:
     assert Card.model_validate_json(card.model_dump_json()) == card
 
 
-def test_lengths_of_requests_are_work_of_an_inference_card() -> None:
+def test_lengths_of_requests_are_work_of_an_inference_card():
     data = make_card()
     data["workload"]["model"]["phase"] = "inference"
     data["workload"]["data"] = {"batch_size": 128, "input_len": 1024, "output_len": 128}
@@ -291,7 +291,7 @@ def test_lengths_of_requests_are_work_of_an_inference_card() -> None:
 
 
 @pytest.mark.parametrize(("given", "read"), [("8B", 8_000_000_000), ("15.7 billion", 15_700_000_000), (1e9, 10**9)])
-def test_counts_of_parameters_may_have_a_unit(given: object, read: int) -> None:
+def test_counts_of_parameters_may_have_a_unit(given, read):
     assert (
         load(make_card("x", {**LLAMA_8B, "num_heads": 32, "head_dim": 128, "num_params": given})).arch.num_params
         == read

@@ -55,7 +55,7 @@ def bare(project: Path) -> str:
         ),
     ],
 )
-def test_a_card_without_hardware_loads_and_says_so(hardware: Any, remark: str, tmp_path: Path, cli) -> None:
+def test_a_card_without_hardware_loads_and_says_so(hardware, remark, tmp_path, cli):
     card = write(tmp_path / "odd.yaml", hardware)
     report = inspect_card(card)
     stated = require_stated(report).hardware
@@ -79,7 +79,7 @@ def test_a_card_without_hardware_loads_and_says_so(hardware: Any, remark: str, t
         ({"model": "abacus"}, "'abacus', which is not a known accelerator"),
     ],
 )
-def test_stated_hardware_that_is_wrong_is_still_refused(spec: Any, message: str, bare: str, capsys: Output) -> None:
+def test_stated_hardware_that_is_wrong_is_still_refused(spec, message, bare, capsys):
     card = write(Path("wrong.yaml"), {"xpu_spec": spec})
     assert main(["card", "check", card]) == 2
     assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
@@ -88,7 +88,7 @@ def test_stated_hardware_that_is_wrong_is_still_refused(spec: Any, message: str,
 
 
 @pytest.mark.parametrize("command", ["space", "predict", "run --dry-run", "run --dry-run --launcher simulate"])
-def test_nothing_starts_without_hardware(command: str, bare: str, project: Path, cli) -> None:
+def test_nothing_starts_without_hardware(command, bare, project, cli):
     error = cli.err([*command.split(), "--workload", bare])
     assert f"{ASKS}, or a profile whose `hardware` has it (--launcher NAME)" in error
     assert error.count("\n") == 1
@@ -96,14 +96,14 @@ def test_nothing_starts_without_hardware(command: str, bare: str, project: Path,
 
 
 @pytest.mark.parametrize("command", ["space", "predict --top 1", "run --dry-run"])
-def test_hardware_comes_from_the_profile_or_from_settings(command: str, bare: str, capsys: Output) -> None:
+def test_hardware_comes_from_the_profile_or_from_settings(command, bare, capsys):
     words = [*command.split(), "--workload", bare]
     assert main([*words, "--launcher", "mine"]) == 0
     sets = ("accelerator=h100", "total_count=16", "count_per_node=8")
     assert main([*words, *(word for each in sets for word in ("--set", each))]) == 0
 
 
-def test_what_the_profile_gave_is_frozen_with_its_source(bare: str) -> None:
+def test_what_the_profile_gave_is_frozen_with_its_source(bare):
     spec = plan_search(SearchRequest(bare, SearchLimits(budget=1), launcher="mine")).spec
     hardware = spec.card.hardware
     assert (hardware.accelerator, hardware.num_accelerators, hardware.accelerators_per_node) == ("h100", 16, 8)
@@ -112,7 +112,7 @@ def test_what_the_profile_gave_is_frozen_with_its_source(bare: str) -> None:
     assert sources["accelerator"] == sources["total_count"] == "the profile mine"
 
 
-def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare: str, capsys: Output, cli) -> None:
+def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare, capsys, cli):
     part = write(Path("part.yaml"), {"xpu_spec": {"model": "h100"}})
     assert "states no total_count, count_per_node: give" in cli.out(["card", "check", part])
     Path("launchers/counts.yaml").write_text(
@@ -130,7 +130,7 @@ def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare: s
     assert (card.hardware.memory_gib, card.hardware.chip.peak_flops) == (90, {"bf16": 1e14})
 
 
-def test_a_profile_changes_the_hardware_and_knobs_of_space_and_predict(bare: str, cli) -> None:
+def test_a_profile_changes_the_hardware_and_knobs_of_space_and_predict(bare, cli):
     Path("launchers/small.yaml").write_text(
         "launcher: slurm\nframework: megatron\nhardware: {num_accelerators: 2, accelerators_per_node: 2}\n"
         "knobs: [{name: tp, choices: [1, 2]}]\n"
@@ -142,12 +142,12 @@ def test_a_profile_changes_the_hardware_and_knobs_of_space_and_predict(bare: str
     assert "name it with --recording instead" in cli.err(["space", "--workload", "wl2", "--launcher", "replay"])
 
 
-def test_a_replay_gives_its_own_hardware(bare: str) -> None:
+def test_a_replay_gives_its_own_hardware(bare):
     spec = plan_search(SearchRequest(bare, SearchLimits(budget=1), recording="nanotron-8b-2n")).spec
     assert spec.card.hardware.accelerator == "h100"
 
 
-def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare: str, capsys: Output, cli) -> None:
+def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare, capsys, cli):
     card = write(Path("open.yaml"), batch_size=None)
     assert "states no hardware and no batch_size: give" in cli.out(["card", "check", card])
     assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
@@ -158,9 +158,7 @@ def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare: 
 @pytest.mark.parametrize(
     ("name", "named"), [("torchrun", "'torchrun'"), ("PyTorch", "'PyTorch'"), (None, "no framework")]
 )
-def test_a_framework_without_a_run_script_lists_those_that_can_run_the_card(
-    name: str | None, named: str, tmp_path: Path, capsys: Output, cli
-) -> None:
+def test_a_framework_without_a_run_script_lists_those_that_can_run_the_card(name, named, tmp_path, capsys, cli):
     data = make_card()
     data["Model-executor"]["framework"]["name"] = name
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))

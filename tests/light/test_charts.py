@@ -97,7 +97,7 @@ def all_charts() -> Iterator[Chart | None]:
     yield draw_nights(nights, "step time (s)", name="job-1", title="job")
 
 
-def test_every_chart_is_valid_vega_lite_in_both_themes_and_widths() -> None:
+def test_every_chart_is_valid_vega_lite_in_both_themes_and_widths():
     import altair
 
     charts = [chart for chart in all_charts() if chart is not None]
@@ -121,7 +121,7 @@ def find_marks(node: Any, key: str = "") -> list[str]:
     return [f"{key}: {node}"] if isinstance(node, str) and node.startswith("$") else []
 
 
-def test_text_from_outside_is_data_and_never_an_expression_or_a_color() -> None:
+def test_text_from_outside_is_data_and_never_an_expression_or_a_color():
     for chart in all_charts():
         assert chart is not None
         expressions = json.dumps(
@@ -144,7 +144,7 @@ def find_keys(node: Any, keys: tuple[str, ...]) -> Iterator[Any]:
             yield from find_keys(value, keys)
 
 
-def test_charts_become_pictures_without_a_browser() -> None:
+def test_charts_become_pictures_without_a_browser():
     chart = draw_slice(make_points(), STEP_TIME)
     assert chart is not None
     light, dark = render_svg(chart), render_svg(chart, dark=True)
@@ -156,14 +156,14 @@ def test_charts_become_pictures_without_a_browser() -> None:
     assert render_png(chart, scale=1.0).startswith(b"\x89PNG")
 
 
-def test_the_script_of_pages_cannot_end_its_element() -> None:
+def test_the_script_of_pages_cannot_end_its_element():
     script = page_script()
     assert "vegaEmbed" in script
     assert "cclCharts" in script
     assert "</script" not in script.lower()
 
 
-def test_page_data_holds_specifications_by_place() -> None:
+def test_page_data_holds_specifications_by_place():
     chart = draw_hypervolume([0.5, 1.0])
     assert chart is not None
     data = page_data({"r1-hypervolume": chart})
@@ -172,7 +172,7 @@ def test_page_data_holds_specifications_by_place() -> None:
     assert "--green:#00795a" in palette_css()
 
 
-def test_history_has_noise_bars_failures_and_the_best_so_far() -> None:
+def test_history_has_noise_bars_failures_and_the_best_so_far():
     points = make_points()
     chart = draw_history(points, STEP_TIME, summary="s", interval=(3.0, 3.2))
     assert chart is not None
@@ -187,14 +187,14 @@ def test_history_has_noise_bars_failures_and_the_best_so_far() -> None:
     assert draw_history([replace(p, value=None) for p in points], STEP_TIME, summary="s") is None
 
 
-def test_the_chart_of_predictions_names_the_trial_that_is_far_off() -> None:
+def test_the_chart_of_predictions_names_the_trial_that_is_far_off():
     chart = draw_prediction(make_points(), STEP_TIME)
     assert chart is not None
     assert "furthest off: trial 13 by 2.00x" in chart.summary
     assert [row["trial"] for row in chart.spec["data"]["values"] if row["name"]] == [13]
 
 
-def test_knobs_that_never_vary_are_left_out() -> None:
+def test_knobs_that_never_vary_are_left_out():
     assert "fixed" not in varied_knobs([point.config for point in make_points()])
     same = [TrialPoint(n, {"tp": 2}, RANKED, 1.0 * n) for n in (1, 2, 3, 4)]
     assert varied_knobs([point.config for point in same]) == ["tp"]
@@ -202,7 +202,7 @@ def test_knobs_that_never_vary_are_left_out() -> None:
     assert draw_parallel(same[:1], STEP_TIME) is None
 
 
-def test_spans_are_joined_at_the_smallest_gaps() -> None:
+def test_spans_are_joined_at_the_smallest_gaps():
     spans = [(0.0, 1.0), (1.1, 2.0), (5.0, 6.0), (6.05, 7.0)]
     assert join_spans(spans, 2) == [(0.0, 2.0), (5.0, 7.0)]
     assert join_spans(spans, 3) == [(0.0, 1.0), (1.1, 2.0), (5.0, 7.0)]
@@ -219,6 +219,6 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("role", ["ink", "muted", "blue", "orange", "green", "purple", "yellow"])
-def test_text_and_series_contrast_with_light_and_dark_backgrounds(role: str, mode: int) -> None:
+def test_text_and_series_contrast_with_light_and_dark_backgrounds(role, mode):
     lights = sorted((luminance(PALETTE[role][mode]), luminance(PALETTE["paper"][mode])))
     assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -19,7 +18,7 @@ def compare(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_each_framework_counts_by_its_best_within_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_framework_counts_by_its_best_within_the_limit(capsys):
     name = "srv-gpt-oss-120b-h200-1024x1024"
     code, tight = compare(capsys, name, "--limit", "tpot_mean_s <= 0.008")
     assert code == 0
@@ -34,15 +33,13 @@ def test_each_framework_counts_by_its_best_within_the_limit(capsys: pytest.Captu
     assert loose["cases"][0]["frameworks"][0]["value"] > best["value"]
 
 
-def test_only_equal_precision_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_equal_precision_is_compared(capsys):
     code, found = compare(capsys, "gpustack-qwen3-32b-a100")
     assert code == 1
     assert [case["name"] for case in found["cases"]] == ["gpustack-qwen3-32b-a100, checkpoint"]
 
 
-def test_runs_of_equal_work_are_compared_and_others_are_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_equal_work_are_compared_and_others_are_not(tmp_path, capsys, cli, monkeypatch):
     source = LANDSCAPES / "nanotron-8b-2n"
     for name, framework, factor in (("one", "nanotron", 1.0), ("two", "megatron", 0.5)):
         folder = tmp_path / name
@@ -67,7 +64,7 @@ def test_runs_of_equal_work_are_compared_and_others_are_not(
     assert "note: one: only one framework (nanotron)" in cli.out(["claims", "frameworks", "one", *runs], 1)
 
 
-def test_a_picture_shows_all_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_shows_all_cases(tmp_path, capsys):
     picture = tmp_path / "frameworks.svg"
     assert main(["claims", "frameworks", "srv-gpt-oss-120b-h200-1024x1024", "--picture", str(picture)]) == 0
     assert "best in: trtllm 4, vllm 2" in capsys.readouterr().out
@@ -84,5 +81,5 @@ def test_a_picture_shows_all_cases(tmp_path: Path, capsys: pytest.CaptureFixture
         (["frameworks", "example-wl2", "--limit", "tpot_mean_s <= 1"], "--limit is for recordings"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(arguments: list[str], why: str, cli) -> None:
+def test_what_cannot_be_compared_is_refused(arguments, why, cli):
     assert why in cli.err(["claims", *arguments])

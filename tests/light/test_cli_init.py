@@ -20,7 +20,7 @@ from cclsearch.core.settings import Settings, load_settings
 from tests.shells import START, complete_typed
 
 
-def test_init_writes_a_project_that_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_init_writes_a_project_that_runs_at_once(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     shown = cli.out(["init", "mine", "--yes"])
     assert "cd mine && ccl-search run --workload mine" in shown
@@ -32,9 +32,7 @@ def test_init_writes_a_project_that_runs_at_once(tmp_path: Path, monkeypatch: py
     assert cli.json(["space", "--workload", "mine", "--json"])["legal"] > 20
 
 
-def test_init_asks_three_questions_and_names_where_trials_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_init_asks_three_questions_and_names_where_trials_run(tmp_path, monkeypatch, cli):
     answers = iter(["slurm-generic", "anthropic:some-model", ""])
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     shown = cli.out(["init", str(tmp_path / "p")])
@@ -56,12 +54,12 @@ def test_init_asks_three_questions_and_names_where_trials_run(
     ],
 )
 def test_init_asks_again_after_a_name_that_is_unknown_in_the_new_project(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    project,
+    monkeypatch,
     cli,
-    given: list[str],
-    message: str,
-) -> None:
+    given,
+    message,
+):
     (project / "launchers").mkdir()
     (project / "launchers" / "elsewhere.yaml").write_text("launcher: local\n")
     answers = [*given]
@@ -78,7 +76,7 @@ def test_init_asks_again_after_a_name_that_is_unknown_in_the_new_project(
     assert "local, " in cli.out(["init", "p"])
 
 
-def test_init_finds_the_profiles_of_an_existing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_finds_the_profiles_of_an_existing_folder(tmp_path, monkeypatch):
     (tmp_path / "p" / "launchers").mkdir(parents=True)
     (tmp_path / "p" / "launchers" / "own.yaml").write_text("launcher: local\n")
     answers = iter(["own", "", ""])
@@ -86,21 +84,19 @@ def test_init_finds_the_profiles_of_an_existing_folder(tmp_path: Path, monkeypat
     assert main(["init", str(tmp_path / "p")]) == 0
 
 
-def test_init_overwrites_nothing(tmp_path: Path, cli) -> None:
+def test_init_overwrites_nothing(tmp_path, cli):
     (tmp_path / "ccl-search.yaml").write_text("launcher: mine\n")
     assert "already has ccl-search.yaml" in cli.err(["init", str(tmp_path), "--yes"])
     assert [path.name for path in tmp_path.iterdir()] == ["ccl-search.yaml"]
 
 
-def test_init_keeps_an_existing_gitignore(tmp_path: Path) -> None:
+def test_init_keeps_an_existing_gitignore(tmp_path):
     (tmp_path / ".gitignore").write_text("secret\n")
     assert main(["init", str(tmp_path), "--yes"]) == 0
     assert (tmp_path / ".gitignore").read_text() == "secret\n"
 
 
-def test_init_without_a_terminal_names_the_option_for_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_init_without_a_terminal_names_the_option_for_defaults(tmp_path, monkeypatch, cli):
     def end_of_input(question: str) -> str:
         raise EOFError
 
@@ -109,25 +105,25 @@ def test_init_without_a_terminal_names_the_option_for_defaults(
     assert not (tmp_path / "p").exists()
 
 
-def test_init_rejects_a_file_in_place_of_a_folder(tmp_path: Path, cli) -> None:
+def test_init_rejects_a_file_in_place_of_a_folder(tmp_path, cli):
     (tmp_path / "f").write_text("")
     assert "is a file" in cli.err(["init", str(tmp_path / "f"), "--yes"])
 
 
 @pytest.mark.parametrize("answer", ["a b", "x: y", "{}", "- x", "'", "a\nb"])
-def test_answers_that_yaml_could_misread_are_rejected(answer: str) -> None:
+def test_answers_that_yaml_could_misread_are_rejected(answer):
     with pytest.raises(UserError, match="one word"):
         check_answer("launcher", answer)
 
 
-def test_space_lists_knobs_rules_and_rows(project: Path, cli) -> None:
+def test_space_lists_knobs_rules_and_rows(project, cli):
     shown = cli.out(["space", "-w", "wl2", "--knob", "tp=2,4", "--rows", "2"])
     assert "tp                        2, 4" in shown
     assert "tp_divides_widths" in shown
     assert shown.count("tp=2 dp=") == 2
 
 
-def test_space_explain_names_the_rejecting_rule(project: Path, cli) -> None:
+def test_space_explain_names_the_rejecting_rule(project, cli):
     config = "tp=16,dp=1,pp=1,mbs=1,ac=none,sp=false,zero=0"
     shown = cli.out(["space", "explain", "--workload", "wl2", "--config", config], 1)
     assert "NO  tp_divides_kv_heads" in shown
@@ -136,13 +132,13 @@ def test_space_explain_names_the_rejecting_rule(project: Path, cli) -> None:
     assert "not in the search space: violates rule tp_divides_kv_heads" in shown
 
 
-def test_space_explain_counts_the_matches_of_a_partial_configuration(project: Path, cli) -> None:
+def test_space_explain_counts_the_matches_of_a_partial_configuration(project, cli):
     answer = cli.json(["space", "explain", "-w", "wl2", "--config", "tp=2,dp=8,pp=1,mbs=1", "--json"])
     assert (answer["legal"], answer["completions"]) == (True, 12)
     assert {verdict["rule"]: verdict["ok"] for verdict in answer["verdicts"]}["zero_stage_needs_dp"] is None
 
 
-def test_space_explain_predicts_memory_of_a_complete_configuration(project: Path, cli) -> None:
+def test_space_explain_predicts_memory_of_a_complete_configuration(project, cli):
     config = "tp=2,dp=8,pp=1,mbs=1,ac=full,sp=true,zero=1"
     prediction = cli.json(["space", "explain", "-w", "wl2", "--config", config, "--json"])["prediction"]
     assert 5 < prediction["memory_gib"] < 100
@@ -163,7 +159,7 @@ def test_space_explain_predicts_memory_of_a_complete_configuration(project: Path
         (["-w", "wl2", "--set", "num_heads=7"], "num_kv_heads must divide num_heads"),
     ],
 )
-def test_invalid_input_gives_one_line_and_exit_code_two(project: Path, cli, arguments: list[str], message: str) -> None:
+def test_invalid_input_gives_one_line_and_exit_code_two(project, cli, arguments, message):
     error = cli.err(["space", *arguments])
     assert message in error
     assert error.count("\n") == 1
@@ -190,7 +186,7 @@ def complete_in_shell(shell: str, tmp_path: Path, *words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("shell", sorted(COMPLETE))
-def test_the_shell_offers_the_matching_names(shell: str, tmp_path: Path) -> None:
+def test_the_shell_offers_the_matching_names(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     offered = complete_in_shell(shell, tmp_path, "run", "--workload", "wl")
@@ -229,20 +225,20 @@ def test_the_shell_offers_the_matching_names(shell: str, tmp_path: Path) -> None
         (["--v"], {"--version"}),
     ],
 )
-def test_each_argument_completes_its_own_names(project: Path, typed: list[str], offered: set[str]) -> None:
+def test_each_argument_completes_its_own_names(project, typed, offered):
     (project / "runs" / "first").mkdir(parents=True)
     (project / "runs" / "first" / "search.yaml").write_text("{}\n")
     assert set(complete_words(typed)) == offered
 
 
-def test_every_completed_argument_belongs_to_a_command() -> None:
+def test_every_completed_argument_belongs_to_a_command():
     parsers = [make_parser(name) for name in COMMANDS]
     parsers += [sub for p in parsers for a in p._actions if isinstance(a.choices, dict) for sub in a.choices.values()]
     assert set(NAMES) <= {action.dest for parser in parsers for action in parser._actions}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion_prints_a_script_for_each_shell(shell: str, cli) -> None:
+def test_completion_prints_a_script_for_each_shell(shell, cli):
     script = cli.out(["completion", shell])
     assert "completion --words" in script
     assert "ccl-search" in script
@@ -250,7 +246,7 @@ def test_completion_prints_a_script_for_each_shell(shell: str, cli) -> None:
 
 @pytest.mark.parametrize("shell", START)
 @pytest.mark.parametrize("line", ["MINE=1 ccl-search run -w on", "true && ccl-search run -w 'on"])
-def test_a_person_gets_names_in_the_second_command_and_inside_quotes(shell: str, line: str, project: Path) -> None:
+def test_a_person_gets_names_in_the_second_command_and_inside_quotes(shell, line, project):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (project / "workloads").mkdir(exist_ok=True)
@@ -261,7 +257,7 @@ def test_a_person_gets_names_in_the_second_command_and_inside_quotes(shell: str,
     assert typed == line.replace("on", "onlyone") + ("' " if "'" in line else " ")
 
 
-def test_candidates_come_without_the_engine(project: Path) -> None:
+def test_candidates_come_without_the_engine(project):
     (project / "runs" / "mine").mkdir(parents=True)
     (project / "runs" / "mine" / "search.yaml").touch()
     (project / "ccl-search.yaml").write_text("runs: runs\n")
@@ -276,12 +272,12 @@ def test_candidates_come_without_the_engine(project: Path) -> None:
     assert "HEAVY []" in done.stdout
 
 
-def test_a_part_of_the_arguments_is_read_as_in_the_whole_file() -> None:
+def test_a_part_of_the_arguments_is_read_as_in_the_whole_file():
     whole = yaml.safe_load(Path(completion.__file__).with_name("arguments.yaml").read_text())
     assert {name: read_command(name) for name in COMMANDS} == {name: whole[name] for name in COMMANDS}
 
 
 @pytest.mark.parametrize("settings", ["runs: [", "- runs", "runs: elsewhere"])
-def test_settings_that_name_no_runs_offer_none(project: Path, settings: str) -> None:
+def test_settings_that_name_no_runs_offer_none(project, settings):
     (project / "ccl-search.yaml").write_text(settings)
     assert complete_words(["show", ""]) == ["last"]

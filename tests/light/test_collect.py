@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -91,18 +90,18 @@ Root Cause (first observed failure):
         ),
     ],
 )
-def test_the_root_failure_is_found_in_logs(log: str, kind: FailureKind, rank: int | None, words: str) -> None:
+def test_the_root_failure_is_found_in_logs(log, kind, rank, words):
     failure = classify_log(log)
     assert failure is not None
     assert (failure.kind, failure.rank) == (kind, rank)
     assert words in failure.message
 
 
-def test_a_log_without_exception_has_no_failure() -> None:
+def test_a_log_without_exception_has_no_failure():
     assert classify_log("step 1 loss 4.2\nINFO: no Error here at all\n") is None
 
 
-def test_the_first_rank_that_failed_by_itself_counts(tmp_path: Path) -> None:
+def test_the_first_rank_that_failed_by_itself_counts(tmp_path):
     (tmp_path / "failures").mkdir()
     records = [
         {"rank": 0, "time_ns": 1, "kind": "communication", "message": "RuntimeError: Connection closed by peer"},
@@ -159,7 +158,7 @@ NOT_FIGURES = [
         *((f'{{"status": "ok", "{name}": {value}}}', words) for name, value, words in NOT_FIGURES),
     ],
 )
-def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str, words: str) -> None:
+def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path, text, words):
     (tmp_path / "result.json").write_text(text)
     failure = collect_result(tmp_path, TrainingResult)
     assert isinstance(failure, Failure)
@@ -167,7 +166,7 @@ def test_an_invalid_result_is_a_failure_with_a_reason(tmp_path: Path, text: str,
     assert words in failure.message
 
 
-def test_whole_numbers_count_whether_a_script_writes_them_with_a_point_or_without(tmp_path: Path) -> None:
+def test_whole_numbers_count_whether_a_script_writes_them_with_a_point_or_without(tmp_path):
     given = {"step_times_s": [1, 2], "energy_j": 3, "losses": [math.nan, 2], "metrics": {"a": 4, "b": math.inf}}
     counts = {"world_size": 4.0, "peak_memory_bytes": [2.0e9, 0], "warmup_steps": 2.0, "num_params": 1e9}
     (tmp_path / "result.json").write_text(json.dumps({"status": "ok", **given, **counts}))
@@ -178,7 +177,7 @@ def test_whole_numbers_count_whether_a_script_writes_them_with_a_point_or_withou
     assert type(result.world_size) is int
 
 
-def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path: Path) -> None:
+def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path):
     (tmp_path / "exit_code").write_text("137\n")
     (tmp_path / "stderr.log").write_text("Killed\n")
     failure = collect_result(tmp_path, TrainingResult)
@@ -186,14 +185,14 @@ def test_a_signal_is_recognized_by_a_shells_exit_code(tmp_path: Path) -> None:
     assert "SIGKILL" in failure.message
 
 
-def test_the_last_line_that_is_quoted_has_words(tmp_path: Path) -> None:
+def test_the_last_line_that_is_quoted_has_words(tmp_path):
     (tmp_path / "stderr.log").write_text("train.py: no such dataset\n=======\n\n")
     failure = collect_result(tmp_path, TrainingResult, exit_code=1)
     assert isinstance(failure, Failure)
     assert failure.message.endswith("its last line on stderr: train.py: no such dataset")
 
 
-def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path: Path) -> None:
+def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path):
     (tmp_path / "stderr.log").write_bytes(b"ValueError: \x1b[31mred\x1b[0m \xff and \x07 bell\n")
     failure = collect_result(tmp_path, TrainingResult, exit_code=1)
     assert isinstance(failure, Failure)
@@ -204,7 +203,7 @@ def test_control_characters_of_a_log_do_not_reach_the_message(tmp_path: Path) ->
     "kind",
     ["allocation_ended", "preempted", "node_failed", "cancelled", "judging_error"],
 )
-def test_a_job_that_reports_what_only_its_launcher_can_know_has_crashed(tmp_path: Path, kind: str) -> None:
+def test_a_job_that_reports_what_only_its_launcher_can_know_has_crashed(tmp_path, kind):
     failure = {"stage": "run", "kind": kind, "message": "said the job"}
     (tmp_path / "result.json").write_text(json.dumps({"status": "failed", "failure": failure}))
     in_result = collect_result(tmp_path, TrainingResult)

@@ -120,7 +120,7 @@ def is_light(config: Config) -> bool:
     return config["micro_batch_size"] == 4
 
 
-def test_honest_trials_agree_and_nothing_is_revised(project: Path) -> None:
+def test_honest_trials_agree_and_nothing_is_revised(project):
     state, _, revised = run(project, train(lambda config: False), budget=6)
     assert purposes(state) == [Purpose.SEARCH] * 6
     assert revised == []
@@ -132,7 +132,7 @@ def test_honest_trials_agree_and_nothing_is_revised(project: Path) -> None:
     assert "its losses agree with those of 5 trials (1, 2, 3, 4, 5)" in verdict_of(state, 6).detail
 
 
-def test_a_cheat_that_was_best_is_refused_later_and_the_strategy_unlearns_it(project: Path) -> None:
+def test_a_cheat_that_was_best_is_refused_later_and_the_strategy_unlearns_it(project):
     """Trial 1 cheats and is ranked until an honest trial disagrees; reference trials decide and cost no budget."""
     state, session, revised = run(project, train(is_light), first=is_light, budget=14)
     light = [trial for trial in state.trials.values() if is_light(trial.config)]
@@ -156,7 +156,7 @@ def test_a_cheat_that_was_best_is_refused_later_and_the_strategy_unlearns_it(pro
     assert seen[-1][1] is None, "what the surrogate learns from no longer has the cheat"
 
 
-def test_references_overturn_a_majority_of_cheats(project: Path) -> None:
+def test_references_overturn_a_majority_of_cheats(project):
     """A strategy goes where it is fast: five cheats agree before the first honest trial."""
 
     def skips_reduction(config: Config) -> bool:
@@ -171,7 +171,7 @@ def test_references_overturn_a_majority_of_cheats(project: Path) -> None:
     assert all(verdict_of(state, number).ok is False for number in cheats)
 
 
-def test_losses_that_differ_in_every_run_rank_nothing_and_the_search_ends(project: Path) -> None:
+def test_losses_that_differ_in_every_run_rank_nothing_and_the_search_ends(project):
     def decide(job: Job) -> Ending:
         return ran(job, losses=tuple(loss + job.trial / 10 for loss in HONEST), simulated=False)
 
@@ -182,7 +182,7 @@ def test_losses_that_differ_in_every_run_rank_nothing_and_the_search_ends(projec
     assert verdict_of(state, 1).detail.startswith("undecided: its losses differ from those of")
 
 
-def test_references_that_fail_are_bounded_and_equal_groups_stay_unranked(project: Path) -> None:
+def test_references_that_fail_are_bounded_and_equal_groups_stay_unranked(project):
     def decide(job: Job) -> Ending:
         return train(is_light)(job) if job.trial <= 2 else failed(FailureKind.OUT_OF_MEMORY)
 
@@ -193,7 +193,7 @@ def test_references_that_fail_are_bounded_and_equal_groups_stay_unranked(project
     assert "no majority or reference trial has decided" in verdict_of(state, 1).detail
 
 
-def test_two_trials_that_disagree_at_the_end_of_the_budget_are_decided(project: Path) -> None:
+def test_two_trials_that_disagree_at_the_end_of_the_budget_are_decided(project):
     state, _, revised = run(project, train(is_light), first=is_light, num_first=1, budget=2)
     assert state.num_spent == 2
     assert purposes(state) == [Purpose.SEARCH] * 2 + [Purpose.REFERENCE] * 2, "until three agree"
@@ -202,7 +202,7 @@ def test_two_trials_that_disagree_at_the_end_of_the_budget_are_decided(project: 
     assert len(revised) == 3, "trial 1 is unranked, trial 2 ranked, and trial 1 refused for good"
 
 
-def test_a_script_must_report_all_losses_if_its_framework_declares_a_bound(project: Path) -> None:
+def test_a_script_must_report_all_losses_if_its_framework_declares_a_bound(project):
     state, _, _ = run(project, lambda job: ran(job, losses=HONEST[:4], simulated=False), budget=2)
     assert state.best is None
     assert verdict_of(state, 2).detail == (
@@ -214,9 +214,7 @@ def test_a_script_must_report_all_losses_if_its_framework_declares_a_bound(proje
     ("declared", "words"),
     [({}, "cpu declares no bound"), ({"none": "each layout has other data"}, "each layout has other data")],
 )
-def test_without_a_bound_a_deviation_is_shown_and_refuses_nothing(
-    project: Path, declared: dict[str, str], words: str
-) -> None:
+def test_without_a_bound_a_deviation_is_shown_and_refuses_nothing(project, declared, words):
     framework = load_framework("cpu").model_copy(update={"same_losses": LossBounds.model_validate(declared)})
     state, _, revised = run(project, train(is_light), first=is_light, framework=framework, budget=12)
     assert purposes(state) == [Purpose.SEARCH] * 12
@@ -231,7 +229,7 @@ def test_without_a_bound_a_deviation_is_shown_and_refuses_nothing(
         assert words in verdict.detail
 
 
-def test_a_resumed_search_reaches_the_same_verdicts(project: Path) -> None:
+def test_a_resumed_search_reaches_the_same_verdicts(project):
     """The groups follow from the ledger alone; a verdict that a kill kept from being written is written then."""
     state, session, _ = run(project, train(is_light), first=is_light, budget=12)
     again = TrialComparison(session.spec, SameLosses(), load_framework("cpu"))
@@ -242,7 +240,7 @@ def test_a_resumed_search_reaches_the_same_verdicts(project: Path) -> None:
         assert judged.loss == trial.outcome.loss
 
 
-def test_scores_follow_the_baseline_when_the_baseline_was_a_cheat(project: Path) -> None:
+def test_scores_follow_the_baseline_when_the_baseline_was_a_cheat(project):
     """`composite` compares with the baseline: trial 1 was it, so every later trial is scored again."""
     state, session, revised = run(project, train(is_light), first=is_light, objective="composite", budget=12)
     baseline = state.baseline
@@ -256,13 +254,13 @@ def test_scores_follow_the_baseline_when_the_baseline_was_a_cheat(project: Path)
     assert any("is compared with trial" in text for text in revised)
 
 
-def test_recorded_trials_are_not_compared(project: Path) -> None:
+def test_recorded_trials_are_not_compared(project):
     _, session = open_search(project, ScriptedLauncher(ran))
     assert session.spec.provenance is Provenance.SIMULATED
     assert make_comparison(session.spec) is None
 
 
-def test_the_first_reference_is_the_simplest_and_the_next_the_most_unlike(project: Path) -> None:
+def test_the_first_reference_is_the_simplest_and_the_next_the_most_unlike(project):
     state, session, _ = run(project, train(lambda config: False), first=is_light, budget=3)
     view = session.proposer.views[-1]  # type: ignore[attr-defined]
     voters = [trial.config for trial in state.trials.values()]
@@ -276,7 +274,7 @@ def test_the_first_reference_is_the_simplest_and_the_next_the_most_unlike(projec
     assert unlike not in voters
 
 
-def test_a_trial_has_no_vote_if_its_work_is_in_question_anyway(project: Path) -> None:
+def test_a_trial_has_no_vote_if_its_work_is_in_question_anyway(project):
     """A trial has no vote if it failed, has no losses, was not judged, or was refused by another rule."""
     state, session, _ = run(project, train(lambda config: False), budget=1)
     trial, comparison = state.trials[1], session.comparison

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -76,7 +74,7 @@ def posterior_of(objective: Objective, seen: Sequence[Observation] = ()) -> Cand
     return posterior
 
 
-def test_a_memory_constraint_is_respected_from_the_closed_form_on() -> None:
+def test_a_memory_constraint_is_respected_from_the_closed_form_on():
     third = float(np.nanquantile(PEAKS, 1 / 3))
     found = replay_search(
         RECORDING, make_sampler("default"), seed=0, budget=10, objective=limit("peak_memory_gib", third)
@@ -88,7 +86,7 @@ def test_a_memory_constraint_is_respected_from_the_closed_form_on() -> None:
     assert counts[1] < counts[0], "fewer trials exceed the limit than without a constraint"
 
 
-def test_a_trial_that_violates_a_constraint_teaches_the_models_and_is_no_failure() -> None:
+def test_a_trial_that_violates_a_constraint_teaches_the_models_and_is_no_failure():
     seen = search(limit("peak_memory_gib", 0.9 * LOWEST), 3)
     assert all(o.violation > 0 and o.loss is None for o in seen if o.failure is None)
     measured = [o for o in seen if o.failure is None]
@@ -100,7 +98,7 @@ def test_a_trial_that_violates_a_constraint_teaches_the_models_and_is_no_failure
     assert sorted(posterior.p_success_m) == pytest.approx(sorted(free.p_success_m))
 
 
-def test_a_constraint_that_nothing_can_meet_ends_with_the_closest_configuration() -> None:
+def test_a_constraint_that_nothing_can_meet_ends_with_the_closest_configuration():
     objective = limit("peak_memory_gib", 0.5 * LOWEST)
     seen = search(objective, 12)
     assert len(seen) == 12, "the search does not end early"
@@ -111,7 +109,7 @@ def test_a_constraint_that_nothing_can_meet_ends_with_the_closest_configuration(
     assert len(summarize_posterior(view_of(objective, seen), posterior, 3).top_rows) == 3
 
 
-def test_a_bound_on_accelerators_and_on_derived_metrics_is_exact() -> None:
+def test_a_bound_on_accelerators_and_on_derived_metrics_is_exact():
     assert set(RECORDING.space.num_accelerators_N.tolist()) == {32}
     assert posterior_of(limit("num_accelerators", at_most=32)).p_satisfies_m == pytest.approx(1.0)
     assert posterior_of(limit("num_accelerators", at_most=31)).p_satisfies_m == pytest.approx(0.0)
@@ -123,7 +121,7 @@ def test_a_bound_on_accelerators_and_on_derived_metrics_is_exact() -> None:
     assert 0.2 < float(np.mean(by_time)) < 0.8
 
 
-def test_a_metric_without_a_closed_form_is_learned_from_the_trials() -> None:
+def test_a_metric_without_a_closed_form_is_learned_from_the_trials():
     objective = limit("heat", at_most=50.0)
     heat = {row: 10.0 * float(RECORDING.space.config(row)["tp"]) for row in range(len(RECORDING.space))}
     seen = []
@@ -140,7 +138,7 @@ def test_a_metric_without_a_closed_form_is_learned_from_the_trials() -> None:
 
 
 @pytest.mark.parametrize("metrics", [(("step_time_s", "minimize"), ("tokens_per_s", "maximize")), None])
-def test_the_pareto_strategies_respect_constraints(metrics: Any) -> None:
+def test_the_pareto_strategies_respect_constraints(metrics):
     third = float(np.nanquantile(PEAKS, 1 / 3))
     picked = {}
     for objective in (STEP_TIME, limit("peak_memory_gib", third)):
@@ -160,7 +158,7 @@ def throughput(scale: float) -> Objective:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
-def test_a_throughput_at_fixed_work_is_searched_exactly_as_the_step_time(scale: float) -> None:
+def test_a_throughput_at_fixed_work_is_searched_exactly_as_the_step_time(scale):
     objective = throughput(scale)
     per_step = RECORDING.card.number("global_batch_size") * RECORDING.card.number("seq_len")
     by_time: list[Observation] = search(STEP_TIME, 8)
@@ -178,7 +176,7 @@ def test_a_throughput_at_fixed_work_is_searched_exactly_as_the_step_time(scale: 
         assert [p.rationale for p in found] == [p.rationale for p in expected]
 
 
-def test_the_excess_grows_with_the_distance_and_is_0_inside_the_bounds() -> None:
+def test_the_excess_grows_with_the_distance_and_is_0_inside_the_bounds():
     constraint = Constraint(metric="m", at_least=2.0, at_most=4.0)
     values = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
     assert np.expm1(log_excess(constraint, values)) == pytest.approx([constraint.excess(v) for v in values], abs=1e-5)
@@ -187,7 +185,7 @@ def test_the_excess_grows_with_the_distance_and_is_0_inside_the_bounds() -> None
 GOODPUT = MetricInfo(name="goodput", unit="1/s", direction=Direction.MAXIMIZE, source="result", is_positive=True)
 
 
-def test_a_form_of_a_metric_where_greater_is_better_is_modelled_as_its_reciprocal() -> None:
+def test_a_form_of_a_metric_where_greater_is_better_is_modelled_as_its_reciprocal():
     codes = RECORDING.space.codes_NK.astype(float)
     cost_N = np.log1p(np.abs(codes - codes[40]).sum(axis=1))
     prior = Prior(np.zeros(1), np.ones(1), KernelShape(0.1, 1.5, 0.0, 0.0), noise=0.03, dof=4.0)
@@ -201,7 +199,7 @@ def test_a_form_of_a_metric_where_greater_is_better_is_modelled_as_its_reciproca
     assert posterior.mean_m.min() == pytest.approx(np.log(0.5) - cost_N[7], abs=0.2)
 
 
-def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach() -> None:
+def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach():
     blind = DefaultProposer(lambda card, space: Predictor(read_features(space)))
     ends = [
         [replay_search(RECORDING, proposer, seed=seed, budget=20).best_over_optimum[-1] for seed in range(4)]
@@ -211,7 +209,7 @@ def test_a_task_that_predicts_nothing_is_searched_by_what_the_trials_teach() -> 
     assert max(ends[0]) <= 1.2
 
 
-def test_nothing_is_expected_of_a_metric_that_no_form_predicts_and_no_trial_measured() -> None:
+def test_nothing_is_expected_of_a_metric_that_no_form_predicts_and_no_trial_measured():
     blind = DefaultProposer(lambda card, space: Predictor(read_features(space)))
     first = blind.propose(view_of(STEP_TIME, []), 1)[0]
     assert (first.expects.metrics, first.rationale.startswith("success probability")) == ({}, True)
@@ -221,7 +219,7 @@ def test_nothing_is_expected_of_a_metric_that_no_form_predicts_and_no_trial_meas
     assert "expected step time" in second.rationale
 
 
-def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
+def test_an_optuna_study_takes_an_objective_with_constraints():
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     third = float(np.nanquantile(PEAKS, 1 / 3))
     rate = throughput(1.0).model_copy(update={"constraints": limit("peak_memory_gib", third).constraints})
@@ -247,7 +245,7 @@ def test_an_optuna_study_takes_an_objective_with_constraints() -> None:
 
 
 @pytest.mark.parametrize("bound", [LOWEST / 20, LOWEST / 4, LOWEST * 0.9])
-def test_a_bound_far_below_everything_does_not_make_failures_attractive(bound: float) -> None:
+def test_a_bound_far_below_everything_does_not_make_failures_attractive(bound):
     seen = search(limit("peak_memory_gib", at_most=bound), 8)
     peaks = [o.metrics["peak_memory_gib"] for o in seen if o.violation > 0]
     assert len(peaks) >= 6, "most trials run"
@@ -263,9 +261,7 @@ def search_with(*options: str, constraints: tuple[str, ...], name: str = "r") ->
     return main([*arguments, *given, *options])
 
 
-def test_the_closest_configuration_takes_the_place_of_the_best(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_the_closest_configuration_takes_the_place_of_the_best(project, capsys, cli):
     search_with("--quiet", constraints=("peak_memory_gib <= 10",))
     run = load_run(project / "runs" / "r")
     assert [str(constraint) for constraint in run.spec.objective.constraints] == ["peak_memory_gib <= 10 GiB"]
@@ -287,9 +283,7 @@ def test_the_closest_configuration_takes_the_place_of_the_best(
     assert any("no configuration tried satisfies" in page.read_text(encoding="utf-8") for page in pages)
 
 
-def test_the_summary_event_names_the_closest_only_without_a_best(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_event_names_the_closest_only_without_a_best(project, capsys):
     for name, limit, is_met in (("tight", "10", False), ("loose", "79", True)):
         search_with("--json", constraints=(f"peak_memory_gib <= {limit}",), name=name)
         events = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
@@ -297,7 +291,7 @@ def test_the_summary_event_names_the_closest_only_without_a_best(
         assert ("closest" in summary, summary["best"] is not None) == (not is_met, is_met)
 
 
-def test_of_several_constraints_only_the_violated_ones_count(project: Path) -> None:
+def test_of_several_constraints_only_the_violated_ones_count(project):
     wanted = ("peak_memory_gib <= 79", "tokens_per_s >= 1e6", "mfu >= 0.9")
     search_with("--quiet", constraints=wanted)
     run = load_run(project / "runs" / "r")
@@ -312,7 +306,7 @@ def test_of_several_constraints_only_the_violated_ones_count(project: Path) -> N
     assert found.violation == min(others)
 
 
-def test_without_constraints_or_with_a_ranked_trial_nothing_is_closest(project: Path) -> None:
+def test_without_constraints_or_with_a_ranked_trial_nothing_is_closest(project):
     search_with("--quiet", constraints=("peak_memory_gib <= 79",))
     run = load_run(project / "runs" / "r")
     assert find_closest(run.spec.objective, run.state) is None

@@ -98,7 +98,7 @@ def cross_package_imports() -> list[tuple[str, str]]:
     return [(module, other) for module, other in imports if package_of(module) != package_of(other)]
 
 
-def test_packages_import_only_from_lower_levels() -> None:
+def test_packages_import_only_from_lower_levels():
     level = {package: number for number, packages in enumerate(LEVELS) for package in packages}
     assert sorted({package_of(module) for module in MODULES} - set(level) - {"cclsearch"}) == []
     wrong = [
@@ -109,12 +109,12 @@ def test_packages_import_only_from_lower_levels() -> None:
     assert wrong == []
 
 
-def test_there_is_no_import_cycle_not_even_a_lazy_one() -> None:
+def test_there_is_no_import_cycle_not_even_a_lazy_one():
     graph = {module: imports_of(path) - {module} for module, path in MODULES.items()}
     assert len(tuple(TopologicalSorter(graph).static_order())) >= len(MODULES)
 
 
-def test_parts_of_a_trial_share_only_frozen_values() -> None:
+def test_parts_of_a_trial_share_only_frozen_values():
     wrong = [
         f"{module} imports {other}"
         for module, other in cross_package_imports()
@@ -124,14 +124,14 @@ def test_parts_of_a_trial_share_only_frozen_values() -> None:
     assert wrong == []
 
 
-def test_the_root_has_few_modules_and_packages_have_docstrings() -> None:
+def test_the_root_has_few_modules_and_packages_have_docstrings():
     assert {path.stem for path in (ROOT / "cclsearch").glob("*.py")} <= ROOT_MODULES
     assert [
         module for module, path in MODULES.items() if path.stem == "__init__" and not ast.get_docstring(parse(path))
     ] == []
 
 
-def test_the_architecture_page_names_every_package() -> None:
+def test_the_architecture_page_names_every_package():
     page = re.sub(r"```.*?```", "", (ROOT / "docs" / "architecture.md").read_text(), flags=re.DOTALL)
     named = {word for code in re.findall(r"`([^`]+)`", page) for word in re.findall(r"\w+", code)}
     assert sorted({package_of(module) for module in MODULES} - named - {"cclsearch", "__main__"}) == []
@@ -175,7 +175,7 @@ def words_of(path: Path) -> set[str]:
     return words
 
 
-def test_the_packages_between_name_nothing_of_training() -> None:
+def test_the_packages_between_name_nothing_of_training():
     found = {
         path.relative_to(ROOT / "cclsearch").as_posix(): hits
         for path in ENGINE
@@ -188,14 +188,14 @@ def test_the_packages_between_name_nothing_of_training() -> None:
     assert sorted(set(NAMES_TRAINING) - set(found)) == [], "no entry that is not needed"
 
 
-def test_files_that_the_architecture_page_names_exist() -> None:
+def test_files_that_the_architecture_page_names_exist():
     page = re.sub(r"```.*?```", "", (ROOT / "docs" / "architecture.md").read_text(), flags=re.DOTALL)
     named = re.findall(r"`([\w/]+\.py)`", page)
     assert len(named) > 25
     assert [name for name in named if not (ROOT / "cclsearch" / name).is_file() and not (ROOT / name).is_file()] == []
 
 
-def test_a_class_name_occurs_once() -> None:
+def test_a_class_name_occurs_once():
     classes = [
         node.name
         for path in ENGINE
@@ -205,7 +205,7 @@ def test_a_class_name_occurs_once() -> None:
     assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
-def test_dependencies_are_declared_and_imported() -> None:
+def test_dependencies_are_declared_and_imported():
     """`tzdata` is data for `zoneinfo`, not a module; `pydantic_core` is a part of pydantic."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]}
@@ -230,7 +230,7 @@ def test_dependencies_are_declared_and_imported() -> None:
     assert sorted(third_party - declared - {module.get(name, name) for name in optional}) == []
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     code = (
         "import sys; from cclsearch.cli import main; main(['--help']);"
         "heavy = {'numpy', 'pandas', 'optuna', 'openai', 'anthropic', 'torch', 'jax', 'scipy', 'pydantic', 'argparse'};"
@@ -240,7 +240,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "HEAVY []" in done.stdout
 
 
-def test_scoring_a_trace_imports_no_proposer() -> None:
+def test_scoring_a_trace_imports_no_proposer():
     code = (
         "import sys; from cclsearch.cli import main; main(['score', sys.argv[1]]);"
         "ours = [name for name in sys.modules if name.startswith(('cclsearch.stats.closed', 'cclsearch.propose.b'))];"
@@ -251,7 +251,7 @@ def test_scoring_a_trace_imports_no_proposer() -> None:
     assert "HEAVY [] []" in done.stdout
 
 
-def test_help_lists_every_command_once_in_five_groups(cli) -> None:
+def test_help_lists_every_command_once_in_five_groups(cli):
     from cclsearch.cli import COMMANDS, GROUPS
 
     shown = cli.out(["--help"])
@@ -262,7 +262,7 @@ def test_help_lists_every_command_once_in_five_groups(cli) -> None:
     assert len(COMMANDS) == sum(map(len, GROUPS.values())), "no command is in two groups"
 
 
-def test_every_command_has_help_with_an_example() -> None:
+def test_every_command_has_help_with_an_example():
     from cclsearch.cli import COMMANDS, make_parser
 
     for name in COMMANDS:
@@ -271,11 +271,11 @@ def test_every_command_has_help_with_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", ["utils.py", "helpers.py", "misc.py", "common_utils.py"])
-def test_no_module_is_a_collection_of_helpers(name: str) -> None:
+def test_no_module_is_a_collection_of_helpers(name):
     assert [path for path in ENGINE if path.name == name] == []
 
 
-def test_public_functions_and_classes_have_docstrings() -> None:
+def test_public_functions_and_classes_have_docstrings():
     undocumented = []
     for path in ENGINE:
         if "cli" in path.relative_to(ROOT).parts:
@@ -288,7 +288,7 @@ def test_public_functions_and_classes_have_docstrings() -> None:
     assert undocumented == []
 
 
-def test_files_and_functions_stay_small() -> None:
+def test_files_and_functions_stay_small():
     """Typical sizes are 250 lines per file and 12 per function; these limits catch only clear exceptions."""
     large = []
     for path in ENGINE:
@@ -301,17 +301,17 @@ def test_files_and_functions_stay_small() -> None:
     assert large == []
 
 
-def test_the_engine_has_no_unfinished_code() -> None:
+def test_the_engine_has_no_unfinished_code():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
     assert [str(path.relative_to(ROOT)) for path in ENGINE if marks.search(path.read_text())] == []
 
 
-def test_content_folders_contain_no_packages() -> None:
+def test_content_folders_contain_no_packages():
     folders = ("policies", "launchers", "objectives", "workloads")
     assert [str(p) for folder in folders for p in (ROOT / folder).rglob("__init__.py")] == []
 
 
-def test_text_avoids_phrases_that_need_a_second_reading() -> None:
+def test_text_avoids_phrases_that_need_a_second_reading():
     """A sample of them; CONTRIBUTING.md says how the project speaks."""
     odd = re.compile(
         r"\b(nobody|whoever|mend(s|ed|ing)?|goes (on with|again)|stands? (in|there|here)|lies? (in|there|beside)"
@@ -331,7 +331,7 @@ def test_text_avoids_phrases_that_need_a_second_reading() -> None:
     assert found == []
 
 
-def test_every_test_can_fail() -> None:
+def test_every_test_can_fail():
     bare = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(parse(path)):
@@ -363,7 +363,7 @@ NOT_LIMITS = {
 """Constant with such a word in its name -> what it is instead of a limit."""
 
 
-def test_limits_are_called_max_or_min() -> None:
+def test_limits_are_called_max_or_min():
     names = {
         target.id
         for path in ENGINE

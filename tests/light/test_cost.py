@@ -39,9 +39,7 @@ class Measured(ScriptedLauncher):
     provenance = Provenance.MEASURED
 
 
-def test_a_baseline_runs_first_costs_no_budget_and_is_compared_with(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_baseline_runs_first_costs_no_budget_and_is_compared_with(project, capsys):
     assert main([*REPLAY, "--budget", "3", "--baseline", SLOW]) == 0
     state = load_run(Path("runs") / "r").state
     assert [trial.purpose for trial in state.trials.values()] == [Purpose.BASELINE] + [Purpose.SEARCH] * 3
@@ -57,7 +55,7 @@ def test_a_baseline_runs_first_costs_no_budget_and_is_compared_with(
         assert "than your baseline (trial 1: " in capsys.readouterr().out
 
 
-def test_the_expected_improvement_is_a_share_of_the_best_so_far(project: Path) -> None:
+def test_the_expected_improvement_is_a_share_of_the_best_so_far(project):
     slow = "tp=2,dp=2,pp=4,ep=1,micro_batch_size=1,activation_checkpointing=none,zero_stage=0,virtual_pipeline=1"
     search = ["run", "--workload", "wl5", "--launcher", "simulate", "--budget", "1", "--name", "r", "--quiet"]
     assert main([*search, "--baseline", slow]) == 0
@@ -67,7 +65,7 @@ def test_the_expected_improvement_is_a_share_of_the_best_so_far(project: Path) -
     assert 50 < float(found[1]) < 100  # ten times as fast: a logarithm of 2.2
 
 
-def test_a_baseline_that_fails_is_said_and_the_search_goes_on(project: Path, cli) -> None:
+def test_a_baseline_that_fails_is_said_and_the_search_goes_on(project, cli):
     said = cli.out([*REPLAY, "--budget", "3", "--baseline", CRASHED])
     assert "your baseline has no result (trial 1, " in said
     assert "the baseline (" not in said
@@ -85,16 +83,14 @@ def test_a_baseline_that_fails_is_said_and_the_search_goes_on(project: Path, cli
         ([*REPLAY, "--baseline", "tp=8,pp=1"], "configurations of the search space match; give "),
     ],
 )
-def test_a_baseline_outside_the_space_is_refused_before_anything_is_written(
-    options: list[str], said: str, project: Path, cli
-) -> None:
+def test_a_baseline_outside_the_space_is_refused_before_anything_is_written(options, said, project, cli):
     error = cli.err(options)
     assert said in error
     assert error.count("\n") == 1
     assert not (project / "runs").exists()
 
 
-def test_the_cost_is_said_before_a_search_on_a_cluster_and_never_for_a_replay(project: Path, cli) -> None:
+def test_the_cost_is_said_before_a_search_on_a_cluster_and_never_for_a_replay(project, cli):
     said = cli.out([*SLURM, "--budget", "8", "--max-node-hours", "0.1"])
     assert "expected cost: about " in said
     assert "8 trials x (120 s start + 10 steps x " in said
@@ -102,7 +98,7 @@ def test_the_cost_is_said_before_a_search_on_a_cluster_and_never_for_a_replay(pr
     assert "node-hours" not in cli.out([*REPLAY[:-1], "--dry-run"])
 
 
-def test_node_hours_grow_with_trials_and_nodes() -> None:
+def test_node_hours_grow_with_trials_and_nodes():
     card = load_card("wl2")
     space = build_space(card, load_framework("megatron"))
     one, ten = estimate_search(card, space, 1), estimate_search(card, space, 10)
@@ -126,7 +122,7 @@ def run_limited(project: Path, decide: object, limit: float, *, baseline: bool =
         return writer.state, folder
 
 
-def test_no_trial_starts_whose_estimate_passes_the_limit(project: Path) -> None:
+def test_no_trial_starts_whose_estimate_passes_the_limit(project):
     state, folder = run_limited(project, lambda job: ran(job, simulated=False), 1e-4)
     assert len(state.trials) == 0
     assert state.ended is not None
@@ -136,7 +132,7 @@ def test_no_trial_starts_whose_estimate_passes_the_limit(project: Path) -> None:
     assert resume_command(load_run(folder).spec, state, "r") == "ccl-search resume r --max-node-hours 0.0002"
 
 
-def test_real_use_counts_from_submission_to_end_of_each_attempt(project: Path) -> None:
+def test_real_use_counts_from_submission_to_end_of_each_attempt(project):
     attempts: list[float] = []
 
     def decide(job: object) -> object:
@@ -154,7 +150,7 @@ def test_real_use_counts_from_submission_to_end_of_each_attempt(project: Path) -
     assert any("of at most 100 node-hours used" in line for line in lines)
 
 
-def test_a_baseline_lost_to_infrastructure_runs_again_when_the_search_resumes(project: Path) -> None:
+def test_a_baseline_lost_to_infrastructure_runs_again_when_the_search_resumes(project):
     state, _ = run_limited(project, lambda job: failed(FailureKind.PREEMPTED), 100.0, baseline=True)
     assert state.own_baseline is not None
     assert state.stopped is not None
@@ -163,7 +159,7 @@ def test_a_baseline_lost_to_infrastructure_runs_again_when_the_search_resumes(pr
     assert state.num_spent == 0
 
 
-def test_predict_shows_mfu_and_throughput_with_their_formula(cli) -> None:
+def test_predict_shows_mfu_and_throughput_with_their_formula(cli):
     answer = cli.json(["predict", "--workload", "wl2", "--top", "1", "--json"])
     [row] = answer["configurations"]
     assert row["tokens_per_s"] == pytest.approx(32 * 1024 / row["step_time_s"])
@@ -178,6 +174,6 @@ def test_predict_shows_mfu_and_throughput_with_their_formula(cli) -> None:
     assert "expected cost of a search on a cluster: about " in shown
 
 
-def test_predict_says_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_says_that_nothing_fits(capsys):
     assert main(["predict", "--workload", "wl2", "--set", "total_count=2", "--top", "1"]) == 0
     assert "note: no configuration is likely to fit into memory: the smallest needs about " in capsys.readouterr().out

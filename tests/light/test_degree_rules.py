@@ -138,11 +138,11 @@ def apply_rule(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
         (make("ep_divides_dp"), {"ep": 6, "dp": 3}, False, "ep 6 with dp 3"),
     ],
 )  # fmt: skip
-def test_a_rule_checks_and_explains_with_numbers(rule: Rule, config: dict[str, Any], ok: bool, sentence: str) -> None:
+def test_a_rule_checks_and_explains_with_numbers(rule, config, ok, sentence):
     assert apply_rule(rule, config) == (ok, sentence)
 
 
-def test_a_rule_that_a_model_cannot_violate_is_left_out() -> None:
+def test_a_rule_that_a_model_cannot_violate_is_left_out():
     assert RULES["tied_embeddings_need_one_stage"](DENSE, {}) is None
     assert RULES["moe_tp_divides_tokens"](DENSE, {}) is None
 
@@ -172,17 +172,17 @@ def test_a_rule_that_a_model_cannot_violate_is_left_out() -> None:
         (make("ep_divides_experts", MIXED), "ep divides the 12 experts"),
     ],
 )
-def test_the_summary_of_a_rule_has_the_cards_numbers(rule: Rule, summary: str) -> None:
+def test_the_summary_of_a_rule_has_the_cards_numbers(rule, summary):
     assert rule.summary == summary
 
 
-def test_a_whole_column_is_checked_at_once() -> None:
+def test_a_whole_column_is_checked_at_once():
     columns = Columns({"tp": np.array([1, 2, 5, 12]), "dp": np.array([24, 12, 5, 2])}, 4)
     assert make("num_accelerators").check(columns).tolist() == [True, True, False, True]
     assert make("tp_divides_heads").check(columns).tolist() == [True, True, False, True]
 
 
-def test_torus_axes_are_whole_and_a_missing_degree_is_one() -> None:
+def test_torus_axes_are_whole_and_a_missing_degree_is_one():
     rule = make("degrees_on_torus", change_card(DENSE, torus=(2, 4)))
     assert apply_rule(rule, {"tp": 2, "dp": 4}) == (True, "tp 2, dp 4, pp 1 on a torus of 2x4")
     assert apply_rule(rule, {"tp": 4, "dp": 1, "pp": 2}) == (True, "tp 4, dp 1, pp 2 on a torus of 2x4")

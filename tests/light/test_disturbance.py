@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from test_admission import CARD, RESULT, judge
 
@@ -26,7 +24,7 @@ LOADED = {"hosts": ("me",) * 16, "logical_cores": 16, "foreign_cpu_cores": 9.0}
     ],
     ids=["load", "load and spread", "load and traced time", "load and first step", "other work", "spread", "quiet"],
 )
-def test_a_trial_is_retried_if_load_explains_every_violated_rule(result: dict[str, Any], is_disturbed: bool) -> None:
+def test_a_trial_is_retried_if_load_explains_every_violated_rule(result, is_disturbed):
     changed = RESULT.model_copy(update=result)
     outcome = judge(changed)
     found = find_disturbance(outcome, task_of(CARD).load_effects)

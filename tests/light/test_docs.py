@@ -19,7 +19,7 @@ from cclsearch.plugins import METRICS
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-def test_the_site_builds_and_its_links_work(tmp_path: Path) -> None:
+def test_the_site_builds_and_its_links_work(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -29,7 +29,7 @@ def test_the_site_builds_and_its_links_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", *[f"benchmarks/{p.name}" for p in (ROOT / "benchmarks").glob("*.md")]]
 )
-def test_links_of_pages_outside_the_site_work(page: str) -> None:
+def test_links_of_pages_outside_the_site_work(page):
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
@@ -40,9 +40,7 @@ def commands_of(page: Path) -> list[str]:
     return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
-def test_every_command_of_the_tutorial_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_of_the_tutorial_works(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = commands_of(ROOT / "docs" / "tutorial.md")
     assert len(commands) > 10
@@ -62,7 +60,7 @@ def blocks_of(page: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-def test_the_example_files_of_the_pages_work(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_files_of_the_pages_work(project, capsys):
     card = blocks_of("your-model.md", "yaml")[0]
     [hardware] = blocks_of("accelerators.md", "yaml")
     [objective] = blocks_of("your-objective.md", "yaml")
@@ -81,9 +79,7 @@ def test_the_example_files_of_the_pages_work(project: Path, capsys: pytest.Captu
     assert main([*replay, "--objective", "roomy:headroom=0.1"]) == 0
 
 
-def test_the_example_metrics_measure_a_trace(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_example_metrics_measure_a_trace(monkeypatch, capsys):
     before = METRICS.names()
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
     for block in blocks_of("your-metric.md", "python"):
@@ -97,7 +93,7 @@ def test_the_example_metrics_measure_a_trace(
     assert all(found[name]["value"] > 0 for name in names)
 
 
-def test_the_example_optuna_study_proposes_a_valid_configuration() -> None:
+def test_the_example_optuna_study_proposes_a_valid_configuration():
     [block] = blocks_of("how-it-works.md", "python")
     made: dict[str, Any] = {}
     exec(compile(block, "how-it-works.md", "exec"), made)
@@ -107,17 +103,17 @@ def test_the_example_optuna_study_proposes_a_valid_configuration() -> None:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
-def test_every_command_in_a_page_exists(page: Path) -> None:
+def test_every_command_in_a_page_exists(page):
     named = set(re.findall(r"(?m)(?:`|^\$ |^)ccl-search ([a-z][a-z-]+)\b", page.read_text()))
     assert sorted(named - set(COMMANDS)) == []
 
 
-def test_the_changelog_names_every_command() -> None:
+def test_the_changelog_names_every_command():
     text = (ROOT / "CHANGELOG.md").read_text()
     assert [name for name in COMMANDS if f"`{name}" not in text] == []
 
 
-def test_the_page_of_benchmarks_names_every_script() -> None:
+def test_the_page_of_benchmarks_names_every_script():
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     named = set(re.findall(r"`([a-z_]+)`", (ROOT / "benchmarks" / "README.md").read_text()))
     parts = {name for name in scripts if name.startswith("gpu_")} | {"live_searches"}

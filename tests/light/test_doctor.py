@@ -40,7 +40,7 @@ def details() -> dict[str, tuple[bool, str, str]]:
     return {f.check.name: (f.check.ok, f.check.detail, f.check.remedy) for f in examine_machine()}
 
 
-def test_a_bare_machine_can_run_and_every_missing_thing_has_a_remedy(project: Path, commands: Path) -> None:
+def test_a_bare_machine_can_run_and_every_missing_thing_has_a_remedy(project, commands):
     findings = examine_machine()
     assert all(finding.check.ok for finding in findings if finding.is_required)
     assert all(finding.check.remedy for finding in findings if not finding.check.ok)
@@ -48,7 +48,7 @@ def test_a_bare_machine_can_run_and_every_missing_thing_has_a_remedy(project: Pa
     assert {"gpus", "slurm", "gcloud", "ssh", "chromium", "ANTHROPIC_API_KEY", "OPENAI_API_KEY"} <= lacking
 
 
-def test_installed_things_are_found(project: Path, commands: Path) -> None:
+def test_installed_things_are_found(project, commands):
     put_command(
         commands, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559 MiB'; echo 'NVIDIA H100 80GB HBM3, 81559 MiB'"
     )
@@ -60,7 +60,7 @@ def test_installed_things_are_found(project: Path, commands: Path) -> None:
     assert "nothing is submitted" in found["slurm"][1]
 
 
-def test_a_failing_driver_and_an_incomplete_slurm_are_reported(project: Path, commands: Path) -> None:
+def test_a_failing_driver_and_an_incomplete_slurm_are_reported(project, commands):
     put_command(commands, "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     put_command(commands, "sbatch", "exit 0")
     found = details()
@@ -69,11 +69,11 @@ def test_a_failing_driver_and_an_incomplete_slurm_are_reported(project: Path, co
     assert (found["slurm"][0], "squeue" in found["slurm"][1]) == (False, True)
 
 
-def test_there_are_no_gpus_without_nvidia_smi(commands: Path) -> None:
+def test_there_are_no_gpus_without_nvidia_smi(commands):
     assert check_gpus().detail == "no command nvidia-smi"
 
 
-def test_keys_are_named_and_never_shown(project: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_keys_are_named_and_never_shown(project, monkeypatch, cli):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-value")
     assert main(["doctor"]) == 0
     shown = cli.out(["doctor", "--json"])
@@ -81,7 +81,7 @@ def test_keys_are_named_and_never_shown(project: Path, monkeypatch: pytest.Monke
     assert "set (not shown)" in shown
 
 
-def test_wrong_settings_make_doctor_fail(project: Path, cli) -> None:
+def test_wrong_settings_make_doctor_fail(project, cli):
     (project / "ccl-search.yaml").write_text("launchr: x\n")
     answer = cli.json(["doctor", "--json"], 1)
     wrong = [check for check in answer["checks"] if check["required"] and not check["ok"]]
@@ -89,14 +89,14 @@ def test_wrong_settings_make_doctor_fail(project: Path, cli) -> None:
     assert all("launchr" in check["detail"] for check in wrong)
 
 
-def test_a_runs_folder_that_cannot_exist_is_reported(project: Path) -> None:
+def test_a_runs_folder_that_cannot_exist_is_reported(project):
     (project / "runs").write_text("a file in its place")
     found = details()
     assert not found["runs folder"][0]
     assert "--runs" in found["runs folder"][2]
 
 
-def test_a_probed_device_is_an_accelerator_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probed_device_is_an_accelerator_of_the_project(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     found = probe_device(with_collectives=False, budget_s=0.003)
     assert found.best_rate("fp32") > 1e8
@@ -111,7 +111,7 @@ def test_a_probed_device_is_an_accelerator_of_the_project(tmp_path: Path, monkey
     assert chip.peak_flops["fp32"] == pytest.approx(found.best_rate("fp32"), rel=1e-3)
 
 
-def test_a_name_that_hardware_yaml_cannot_have_is_refused(cli) -> None:
+def test_a_name_that_hardware_yaml_cannot_have_is_refused(cli):
     assert "--name must be" in cli.err(["device", "probe", "--name", "My Card: 1"])
 
 
@@ -123,21 +123,21 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
 
 
-def test_only_known_variables_are_inherited() -> None:
+def test_only_known_variables_are_inherited():
     inherited = inherited_environment()
     assert {"PATH", "HOME", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"} <= set(inherited)
     unwanted = {"MY_SITE_FLAG", "BILLING_ACCOUNT", "HF_TOKEN", "MY_DB_PASSWORD", "CCL_TRIAL_DIR", "RANK"}
     assert not unwanted & set(inherited)
 
 
-def test_a_profile_passes_more_and_a_secret_only_by_its_exact_name() -> None:
+def test_a_profile_passes_more_and_a_secret_only_by_its_exact_name():
     assert inherited_environment(["MY_*"])["MY_SITE_FLAG"] == "value of MY_SITE_FLAG"
     assert "MY_DB_PASSWORD" not in inherited_environment(["MY_*"])
     assert inherited_environment(["HF_TOKEN"])["HF_TOKEN"] == "value of HF_TOKEN"
 
 
 @pytest.mark.parametrize("wrong", ["A B", "", "*", "A;rm", "CCL_TRIAL_DIR", "CCL_*", "A*B"])
-def test_what_is_not_a_name_or_prefix_is_refused(wrong: str) -> None:
+def test_what_is_not_a_name_or_prefix_is_refused(wrong):
     profile = profile_from_mapping({"launcher": "local", "pass_environment": [wrong]}, name="mine")
     with pytest.raises(UserError, match="pass_environment"):
         profile.read_settings(LocalSettings)
@@ -152,14 +152,12 @@ def test_what_is_not_a_name_or_prefix_is_refused(wrong: str) -> None:
         ("A", "1\n2", "line break"),
     ],
 )
-def test_no_launcher_takes_a_secret_or_malformed_variable_of_a_profile(
-    launcher: str, name: str, value: str, said: str
-) -> None:
+def test_no_launcher_takes_a_secret_or_malformed_variable_of_a_profile(launcher, name, value, said):
     with pytest.raises(UserError, match=said):
         profile_from_mapping({"launcher": launcher, "environment": {name: value}}, name="mine")
 
 
-def test_shipped_profiles_are_valid() -> None:
+def test_shipped_profiles_are_valid():
     assert load_profile("local").environment.get("HF_TOKEN") is None
 
 
@@ -178,7 +176,7 @@ def add_tool(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_slurm_is_used_only_if_a_profile_is_named(project: Path, tools: Path, cli) -> None:
+def test_slurm_is_used_only_if_a_profile_is_named(project, tools, cli):
     add_tool(tools, "sbatch", f"echo called > {project}/submitted")
     shown = cli.out(["run", "--workload", "wl2", "--budget", "2", "--name", "r"])
     assert "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted" in shown
@@ -186,7 +184,7 @@ def test_slurm_is_used_only_if_a_profile_is_named(project: Path, tools: Path, cl
     assert load_run(project / "runs" / "r").spec.provenance is Provenance.RECORDED
 
 
-def test_a_machine_with_enough_accelerators_runs_trials_locally(project: Path, tools: Path) -> None:
+def test_a_machine_with_enough_accelerators_runs_trials_locally(project, tools):
     card = load_card("wl2")
     assert choose_target(card, launcher=None).recording is not None
     add_tool(tools, "nvidia-smi", "for n in 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo GPU $n: A100; done")
@@ -195,7 +193,7 @@ def test_a_machine_with_enough_accelerators_runs_trials_locally(project: Path, t
     assert target.profile.launcher == "local"
 
 
-def test_without_hardware_or_recording_trials_are_simulated_and_the_user_is_told(project: Path, tools: Path) -> None:
+def test_without_hardware_or_recording_trials_are_simulated_and_the_user_is_told(project, tools):
     target = choose_target(load_card("wl3"), launcher=None)
     assert target.profile.launcher == "simulate"
     [note] = target.notes
@@ -203,26 +201,26 @@ def test_without_hardware_or_recording_trials_are_simulated_and_the_user_is_told
         assert words in note
 
 
-def test_nothing_is_simulated_unasked_if_nobody_watches(project: Path, tools: Path) -> None:
+def test_nothing_is_simulated_unasked_if_nobody_watches(project, tools):
     with pytest.raises(UserError, match="`launcher: simulate`, which computes figures"):
         choose_target(load_card("wl3"), launcher=None, may_simulate=False)
     assert choose_target(load_card("wl3"), launcher="simulate", may_simulate=False).profile.launcher == "simulate"
     assert choose_target(load_card("wl2"), launcher=None, may_simulate=False).recording is not None
 
 
-def test_too_few_local_accelerators_give_a_warning(project: Path, tools: Path) -> None:
+def test_too_few_local_accelerators_give_a_warning(project, tools):
     [warning] = choose_target(load_card("wl2"), launcher="local").notes
     assert "needs 16 x a100-40, but this machine has none" in warning
     assert choose_target(load_card("tiny"), launcher="local").notes == ()
 
 
-def test_in_allocation_needs_a_slurm_allocation(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_allocation_needs_a_slurm_allocation(project, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="SLURM_JOB_ID is not set"):
         choose_target(load_card("wl2"), launcher=None, in_allocation=True)
 
 
-def test_an_unknown_profile_lists_only_profiles(project: Path, cli) -> None:
+def test_an_unknown_profile_lists_only_profiles(project, cli):
     error = cli.err(["run", "--workload", "wl2", "--launcher", "nope"])
     assert "slurm-generic" in error
     assert "framework" not in error

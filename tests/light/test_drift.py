@@ -71,7 +71,7 @@ def controls(state: RunState) -> list[int]:
     return [trial.number for trial in state.trials.values() if trial.purpose is Purpose.CONTROL]
 
 
-def test_a_fast_window_does_not_decide_which_configuration_is_best(project: Path) -> None:
+def test_a_fast_window_does_not_decide_which_configuration_is_best(project):
     in_order = iter((1.30, 1.25, 1.20, 1.35, 1.40, 1.10, 1.45, 1.50))  # the best one runs in the slower window
     times: dict[str, float] = {}
 
@@ -101,7 +101,7 @@ def test_a_fast_window_does_not_decide_which_configuration_is_best(project: Path
     assert best["loss"] == state.best.loss, "the ledger keeps what was measured"
 
 
-def test_the_proposer_sees_corrected_figures(project: Path) -> None:
+def test_the_proposer_sees_corrected_figures(project):
     state, session, folder = search(project, moving(5, 1.6))
     with RunWriter(folder) as writer:
         seen = {o.trial: o for o in view_search(writer, session, budget_left=0).observations}
@@ -121,7 +121,7 @@ def time_of_trial(state: RunState, number: int) -> float:
     return outcome.metrics["step_time_s"] / 1.6
 
 
-def test_one_window_needs_no_control_and_changes_nothing(project: Path) -> None:
+def test_one_window_needs_no_control_and_changes_nothing(project):
     state, _, _ = search(project, moving(0, 1.0))
     assert controls(state) == []
     assert describe_drift(state) == []
@@ -129,7 +129,7 @@ def test_one_window_needs_no_control_and_changes_nothing(project: Path) -> None:
     assert all(state.corrected_loss(n) == state.trials[n].loss for n in state.trials)
 
 
-def test_no_difference_is_an_answer() -> None:
+def test_no_difference_is_an_answer():
     runs = [(config, window, 1.0 + 0.1 * config) for config in range(20) for window in (0, 1)]
     ratio = estimate_drift(runs)[1]
     assert ratio.is_no_difference
@@ -139,7 +139,7 @@ def test_no_difference_is_an_answer() -> None:
     assert single.error > ratio.error
 
 
-def test_windows_are_compared_through_others_but_never_without_a_link() -> None:
+def test_windows_are_compared_through_others_but_never_without_a_link():
     runs = [("a", 0, 1.0), ("a", 1, 1.5), ("b", 1, 3.0), ("b", 2, 6.0), ("c", 3, 9.0)]
     ratios = estimate_drift(runs)
     assert sorted(ratios) == [0, 1, 2]
@@ -148,7 +148,7 @@ def test_windows_are_compared_through_others_but_never_without_a_link() -> None:
     assert ratios[2].error > ratios[1].error
 
 
-def test_nodes_that_change_with_every_job_do_not_double_the_search(project: Path) -> None:
+def test_nodes_that_change_with_every_job_do_not_double_the_search(project):
     def decide(job: Job) -> Any:
         return ran(job, time_of(job), simulated=False, hosts=(f"n{job.trial}",) * job.payload.num_ranks)
 
@@ -159,7 +159,7 @@ def test_nodes_that_change_with_every_job_do_not_double_the_search(project: Path
     assert len(unknown) == 1, "one line, however many windows there are"
 
 
-def test_controls_repeat_every_so_many_trials_if_asked(project: Path) -> None:
+def test_controls_repeat_every_so_many_trials_if_asked(project):
     def slowing(job: Job) -> Any:
         return ran(job, time_of(job) * 1.15**job.trial, simulated=False, hosts=("n1",) * job.payload.num_ranks)
 
@@ -168,7 +168,7 @@ def test_controls_repeat_every_so_many_trials_if_asked(project: Path) -> None:
     assert len(state.windows.names) == 3
 
 
-def test_a_simulation_has_no_controls(project: Path) -> None:
+def test_a_simulation_has_no_controls(project):
     folder, session = open_search(project, ScriptedLauncher(moving(2, 2.0)), budget=5, parallel=1, control_every=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)

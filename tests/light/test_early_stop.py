@@ -36,7 +36,7 @@ from cclsearch.tasks.training.contract import TrainingResult
 Ending = Callable[[Job, float], TrainingResult]
 
 
-def test_two_runs_of_one_configuration_rarely_differ_by_more_than_the_margin() -> None:
+def test_two_runs_of_one_configuration_rarely_differ_by_more_than_the_margin():
     rng = np.random.default_rng(1)
     pairs = np.exp(rng.normal(0.0, 0.05, size=(200_000, 2)))
     share = np.mean(pairs[:, 0] / pairs[:, 1] > find_margin(Noise(0.05, 1e6)))
@@ -79,7 +79,7 @@ def limits_of(folder: Path) -> list[float | None]:
     return [json.loads(path.read_text()).get("stop_above") for path in paths]
 
 
-def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path: Path) -> None:
+def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path):
     folder, state = search(tmp_path, [1.0, 1.02, 9.0, 1.05, 0.5, 0.9])
     assert [find_state(state.trials[n]) for n in range(1, 7)] == [
         TrialState.ADMITTED, TrialState.ADMITTED, TrialState.PRUNED, TrialState.ADMITTED, TrialState.ADMITTED,
@@ -105,7 +105,7 @@ def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path:
     assert {find_state(t) for t in run.state.trials.values()} == {TrialState.ADMITTED, TrialState.PRUNED}
 
 
-def test_the_optuna_study_has_it_as_pruned_with_what_it_measured(tmp_path: Path) -> None:
+def test_the_optuna_study_has_it_as_pruned_with_what_it_measured(tmp_path):
     folder, state = search(tmp_path, [1.0, 1.02, 9.0, 1.05])
     storage = JournalStorage(JournalFileBackend(str(folder / STUDY_FILE)))
     (summary,) = storage.get_all_studies()
@@ -119,7 +119,7 @@ def test_the_optuna_study_has_it_as_pruned_with_what_it_measured(tmp_path: Path)
     assert outcome.metrics["step_time_s"] > 2.0
 
 
-def test_what_a_trial_that_ended_early_measured_is_learned_from(tmp_path: Path) -> None:
+def test_what_a_trial_that_ended_early_measured_is_learned_from(tmp_path):
     _folder, state = search(tmp_path, [1.0, 1.02, 9.0])
     seen = state.trials.observe(None)[2]
     assert seen.is_pruned
@@ -130,7 +130,7 @@ def test_what_a_trial_that_ended_early_measured_is_learned_from(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("value", "allowed"), [(9.0, False), (1.0, True)])
-def test_a_script_that_ends_early_without_reason_has_failed(tmp_path: Path, value: float, *, allowed: bool) -> None:
+def test_a_script_that_ends_early_without_reason_has_failed(tmp_path, value, *, allowed):
     def ending(job: Job, step_time_s: float) -> TrainingResult:
         is_first = job.trial <= 2
         status = RunStatus.OK if is_first and allowed else RunStatus.PRUNED
@@ -144,7 +144,7 @@ def test_a_script_that_ends_early_without_reason_has_failed(tmp_path: Path, valu
     assert ("is not above" if allowed else "nothing allowed it to") in outcome.failure.message
 
 
-def test_no_trial_ends_early_if_the_user_says_so(tmp_path: Path) -> None:
+def test_no_trial_ends_early_if_the_user_says_so(tmp_path):
     folder, state = search(tmp_path, [1.0, 9.0, 8.0], early_stop=False)
     assert limits_of(folder) == [None] * 3
     assert all(find_state(trial) is TrialState.ADMITTED for trial in state.trials.values())
@@ -154,9 +154,7 @@ def test_no_trial_ends_early_if_the_user_says_so(tmp_path: Path) -> None:
     ("objective", "has_limit"),
     [("step_time", True), ("throughput_per_accelerator", True), ("composite", False), ("pareto", False)],
 )
-def test_only_a_loss_that_follows_from_the_step_time_sets_a_limit(
-    tmp_path: Path, objective: str, *, has_limit: bool
-) -> None:
+def test_only_a_loss_that_follows_from_the_step_time_sets_a_limit(tmp_path, objective, *, has_limit):
     launcher = ScriptedLauncher(lambda job: ran(job, 1.0, simulated=False))
     launcher.provenance = Provenance.MEASURED
     folder, session = open_search(tmp_path, launcher, budget=2)
@@ -176,7 +174,7 @@ def test_only_a_loss_that_follows_from_the_step_time_sets_a_limit(
         assert limit / find_margin(Noise(0.03, 2.0)) == pytest.approx(ranks[0] / ranks[1], rel=0.2)
 
 
-def test_a_failure_of_the_job_is_not_taken_for_an_early_end(tmp_path: Path) -> None:
+def test_a_failure_of_the_job_is_not_taken_for_an_early_end(tmp_path):
     def ending(job: Job, step_time_s: float) -> TrainingResult | Failure:
         return ran(job, 1.0, simulated=False, status=RunStatus.PRUNED, step_times_s=())
 

@@ -10,7 +10,6 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def make_data(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "first"), [("sglang", "python"), ("trtllm", "trtllm-serve")])
 @pytest.mark.parametrize("workload", ["wl1-inference", "wl3-inference"])
-def test_a_card_has_a_space_a_prediction_and_a_launch_under_every_engine(name: str, first: str, workload: str) -> None:
+def test_a_card_has_a_space_a_prediction_and_a_launch_under_every_engine(name, first, workload):
     card, framework = load_card(workload), load_framework(name)
     space = build_space(card, framework, use_fewer=True)
     assert len(space) > 500
@@ -51,7 +50,7 @@ def test_a_card_has_a_space_a_prediction_and_a_launch_under_every_engine(name: s
 
 
 @pytest.mark.parametrize(("name", "script"), [("sglang", "sglang_serve"), ("trtllm", "trtllm_serve")])
-def test_every_knob_of_a_framework_file_is_rendered(name: str, script: str, load: Any) -> None:
+def test_every_knob_of_a_framework_file_is_rendered(name, script, load):
     framework, module = load_framework(name), load(script)
     for knob in (*framework.knobs, *framework.optional_knobs):
         choices = knob.choices if isinstance(knob.choices, tuple) else (1, 2)
@@ -59,7 +58,7 @@ def test_every_knob_of_a_framework_file_is_rendered(name: str, script: str, load
         assert len(forms) == len(choices), f"{knob.name}: two choices render the same launch"
 
 
-def test_sglang_on_several_nodes_has_one_replica_in_whole_stages(load: Any) -> None:
+def test_sglang_on_several_nodes_has_one_replica_in_whole_stages(load):
     module = load("sglang_serve")
     assert module.render_nodes(2, 1, "10.0.0.1:5001") == [
         "--nnodes", "2", "--node-rank", "1", "--dist-init-addr", "10.0.0.1:5001",
@@ -74,7 +73,7 @@ def test_sglang_on_several_nodes_has_one_replica_in_whole_stages(load: Any) -> N
             module.show_launch(make_data(config, num_ranks=ranks, ranks_per_node=4))
 
 
-def test_switches_of_sglang_that_disable_are_given_for_false(load: Any) -> None:
+def test_switches_of_sglang_that_disable_are_given_for_false(load):
     words = load("sglang_serve").render_options(
         {"prefix_caching": False, "async_scheduling": True, "mixed_chunk": True, "compile": False, "ep": 2}
     )
@@ -86,7 +85,7 @@ APART = {
 }  # fmt: skip
 
 
-def test_sglang_apart_is_a_router_before_servers_on_their_nodes(load: Any) -> None:
+def test_sglang_apart_is_a_router_before_servers_on_their_nodes(load):
     module = load("sglang_disagg")
     form = module.show_launch(make_data({**APART, "kv_connector": "nixl"}, num_ranks=8, ranks_per_node=4))
     assert form.command[3:] == [
@@ -108,7 +107,7 @@ def test_sglang_apart_is_a_router_before_servers_on_their_nodes(load: Any) -> No
         module.show_launch(make_data({**APART, "kv_connector": "pigeon"}))
 
 
-def test_sglang_apart_has_a_space_and_a_prediction() -> None:
+def test_sglang_apart_has_a_space_and_a_prediction():
     sets = ["workload.hardware.xpu_spec.total_count=8", "workload.hardware.xpu_spec.count_per_node=4"]
     card, framework = load_card("wl1-inference", sets=sets), load_framework("sglang-disagg")
     space = build_space(card, framework, use_fewer=True)
@@ -117,7 +116,7 @@ def test_sglang_apart_has_a_space_and_a_prediction() -> None:
     assert predict_space(card, space) is not None
 
 
-def test_the_file_of_trtllm_is_yaml_with_its_sections(load: Any) -> None:
+def test_the_file_of_trtllm_is_yaml_with_its_sections(load):
     config = {"tp": 4, "prefix_caching": False, "kv_cache_dtype": "fp8", "dp_attention": True, "speculative": "NGram",
               "async_scheduling": False, "max_graph_size": 64, "moe_backend": "auto"}  # fmt: skip
     form = load("trtllm_serve").show_launch(make_data(config))
@@ -132,7 +131,7 @@ def test_the_file_of_trtllm_is_yaml_with_its_sections(load: Any) -> None:
 
 
 @pytest.mark.parametrize("script", ["sglang_serve", "trtllm_serve"])
-def test_what_a_script_cannot_serve_is_refused(script: str, load: Any) -> None:
+def test_what_a_script_cannot_serve_is_refused(script, load):
     module = load(script)
     with pytest.raises(module.IllegalConfig, match="has no knob 'colour'"):
         module.show_launch(make_data({"colour": "red"}))
@@ -145,9 +144,7 @@ def test_what_a_script_cannot_serve_is_refused(script: str, load: Any) -> None:
         module.show_launch(make_data({}, num_ranks=ranks, ranks_per_node=4))
 
 
-def test_a_checkpoint_is_a_folder_and_its_parameters_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Any
-) -> None:
+def test_a_checkpoint_is_a_folder_and_its_parameters_are_counted(tmp_path, monkeypatch, load):
     module = load("serving_model")
     for named, why in (("", "it is not set"), (str(tmp_path), "has no config.json")):
         monkeypatch.setenv("CCL_MODEL_PATH", named)
@@ -205,9 +202,7 @@ def port() -> Iterator[int]:
     thread.join()
 
 
-def test_what_sglang_aborts_is_an_error_though_it_counts_a_token(
-    port: int, load: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sglang_aborts_is_an_error_though_it_counts_a_token(port, load, monkeypatch):
     module = load("serving_load")
     planned = [{"arrival_s": 0.0, "input_tokens": 7, "output_tokens": 5}]
     asked = module.Load(0, planned, 1, seed=1)
@@ -216,7 +211,7 @@ def test_what_sglang_aborts_is_an_error_though_it_counts_a_token(
     assert record.error == "BadAnswer: aborted: Input length exceeds the maximum allowed length"
 
 
-def test_a_server_that_never_answers_is_an_error_after_the_time_of_a_request(load: Any) -> None:
+def test_a_server_that_never_answers_is_an_error_after_the_time_of_a_request(load):
     module = load("serving_load")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         target = module.Target(deaf.getsockname()[1], 100, timeout_s=0.2)
@@ -225,7 +220,7 @@ def test_a_server_that_never_answers_is_an_error_after_the_time_of_a_request(loa
     assert record.error == "no whole answer after 0.2 s"
 
 
-def test_the_load_generator_asks_sglangs_own_interface(port: int, load: Any) -> None:
+def test_the_load_generator_asks_sglangs_own_interface(port, load):
     module = load("serving_load")
     planned = [{"arrival_s": 0.0, "input_tokens": 7, "output_tokens": 5}] * 3
     target = module.Target(port, 100, timeout_s=20, api=module.SGLANG)

@@ -27,7 +27,7 @@ def fit(rows: Sequence[int], factor: float) -> Ensemble:
     return fit_ensemble(FORM, PREDICTOR.features, seen, ())
 
 
-def test_two_trials_teach_every_configuration_that_the_closed_form_is_off_by_a_factor_of_ten() -> None:
+def test_two_trials_teach_every_configuration_that_the_closed_form_is_off_by_a_factor_of_ten():
     everything = np.arange(len(RECORDING.space))
     predicted = FORM.predict(len(RECORDING.space))[0]
     for factor in (0.1, 10.0):
@@ -35,7 +35,7 @@ def test_two_trials_teach_every_configuration_that_the_closed_form_is_off_by_a_f
         assert np.quantile(np.abs(learned - np.log(factor)), 0.9) < np.log(1.35), factor
 
 
-def test_a_closed_form_that_fits_keeps_its_narrow_scale() -> None:
+def test_a_closed_form_that_fits_keeps_its_narrow_scale():
     ensemble = fit((0, 1, 2), 1.0)
     widths = [hypothesis.prior.sd_P[FORM.multipliers.index("scale")] for hypothesis in ensemble.hypotheses]
     assert max(widths) == FORM.prior.sd_P[FORM.multipliers.index("scale")]

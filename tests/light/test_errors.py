@@ -146,7 +146,7 @@ MISTAKES: list[tuple[str, str]] = [
 ]
 
 
-def test_a_mistake_gives_one_line_and_starts_nothing(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_gives_one_line_and_starts_nothing(mistakes, capsys):
     before = sorted(mistakes.rglob("*"))
     wrong = []
     for line, message in [(line.replace("LONG", LONG), message.replace("LONG", LONG)) for line, message in MISTAKES]:
@@ -159,9 +159,7 @@ def test_a_mistake_gives_one_line_and_starts_nothing(mistakes: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("command", RUN_COMMANDS)
-def test_a_missing_newer_or_broken_run_is_named(
-    command: str, mistakes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_newer_or_broken_run_is_named(command, mistakes, capsys):
     more = ["1"] if command in ("show", "logs") else []
     expected = {"nowhere": "there is no run 'nowhere' in", "folder": "there is no run 'folder' in"}
     if command != "replay-turns":  # `replay-turns` reads only the turns of a run
@@ -173,7 +171,7 @@ def test_a_missing_newer_or_broken_run_is_named(
         assert captured.count("\n") == 1
 
 
-def test_a_command_suggested_by_an_error_works_as_printed(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_suggested_by_an_error_works_as_printed(mistakes, capsys):
     assert main(["predict", "--workload", "wl2", "--config", "tp=16,dp=16", "--set", "model_family=my model"]) == 2
     [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
     assert main(shlex.split(command)) == 1
@@ -185,7 +183,7 @@ def test_a_command_suggested_by_an_error_works_as_printed(mistakes: Path, capsys
     assert main(shlex.split(command)) == 0
 
 
-def test_report_all_skips_unreadable_runs(mistakes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_all_skips_unreadable_runs(mistakes, capsys):
     assert main(["report", "--all", "--out", "all.html", "--no-png"]) == 0
     shown = capsys.readouterr().out
     assert "note: newer is skipped: " in shown
@@ -193,7 +191,7 @@ def test_report_all_skips_unreadable_runs(mistakes: Path, capsys: pytest.Capture
     assert (mistakes / "all.html").is_file()
 
 
-def test_a_folder_in_place_of_the_verdicts_is_moved_aside(mistakes: Path) -> None:
+def test_a_folder_in_place_of_the_verdicts_is_moved_aside(mistakes):
     verdicts = mistakes / "runs" / "first" / "trials" / "0001" / "admission.json"
     verdicts.unlink()
     verdicts.mkdir()
@@ -202,7 +200,7 @@ def test_a_folder_in_place_of_the_verdicts_is_moved_aside(mistakes: Path) -> Non
     assert verdicts.with_name("admission.json.1").is_dir()
 
 
-def test_help_with_a_command_shows_that_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_with_a_command_shows_that_commands_help(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["help", "policy"])
     assert ended.value.code == 0
@@ -213,9 +211,7 @@ def test_help_with_a_command_shows_that_commands_help(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("name", ["launcher", "llm", "objective"])
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_an_error_in_the_settings_names_the_settings_file(
-    name: str, command: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_in_the_settings_names_the_settings_file(name, command, project, capsys):
     (project / "ccl-search.yaml").write_text(f"{name}: nowhere\n")
     more = [] if name == "launcher" else ["--launcher", "replay"]
     code = main([command, "--workload", "wl2", "--dry-run", *more])
@@ -236,13 +232,13 @@ def test_an_error_in_the_settings_names_the_settings_file(
     ],
 )
 def test_ctrl_c_prints_one_line_and_how_to_continue(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    interrupted: str,
-    message: str,
-) -> None:
+    project,
+    monkeypatch,
+    capsys,
+    command,
+    interrupted,
+    message,
+):
     def interrupt(asked: object) -> None:
         raise KeyboardInterrupt
 
@@ -273,9 +269,7 @@ ODD: dict[str, Callable[[Path], object]] = {
         ("ccl-search.yaml", ()),
     ],
 )
-def test_an_odd_file_of_a_project_is_named_and_never_waited_for(
-    project: Path, capsys: pytest.CaptureFixture[str], name: str, option: tuple[str, ...], odd: str
-) -> None:
+def test_an_odd_file_of_a_project_is_named_and_never_waited_for(project, capsys, name, option, odd):
     path = project / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
@@ -286,12 +280,12 @@ def test_an_odd_file_of_a_project_is_named_and_never_waited_for(
     assert ("must be under 8 MiB" if odd == "8 GiB" else "is not a regular file") in line
 
 
-def test_an_error_while_a_file_is_read_names_the_file(tmp_path: Path) -> None:
+def test_an_error_while_a_file_is_read_names_the_file(tmp_path):
     with pytest.raises(OSError, match=r"Stale file handle: '.*ledger\.jsonl'"), reading_from(tmp_path / "ledger.jsonl"):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 
-def test_a_failed_write_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failed_write_is_a_user_error_and_leaves_no_file(tmp_path):
     with pytest.raises(UserError, match="No space left"), writing_to(tmp_path):
         raise OSError(28, "No space left on device")
     require_writable(tmp_path / "new", "--out")
@@ -302,7 +296,7 @@ def test_a_failed_write_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("command", ["score", "what-if", "run -w wl2 --recording", "bench", "init --yes", "run -w"])
-def test_an_unreadable_folder_is_a_user_error(command: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_folder_is_a_user_error(command, project, capsys):
     closed = project / "closed"
     closed.mkdir(mode=0)
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from test_admission import RESULT, TRACE
 from test_admission import judge as judge_result
@@ -19,7 +17,7 @@ def judge(result: TrainingResult = RESULT, objective: str = "step_time", **field
     return judge_result(result, objective, **fields)  # type: ignore[arg-type]
 
 
-def test_metrics_match_the_example_computed_by_hand() -> None:
+def test_metrics_match_the_example_computed_by_hand():
     energy = RESULT.model_copy(update={"step_times_s": (0.5,) * 5, "energy_j": 6553.6})
     metrics = judge(energy).metrics
     # 32 x 1024 tokens in 0.5 s on 16 accelerators; 30 of 40 GiB used
@@ -34,19 +32,19 @@ def test_metrics_match_the_example_computed_by_hand() -> None:
     assert metrics["mfu"] == pytest.approx(4096 * 4.664e10 / 312e12, rel=1e-3)
 
 
-def test_the_step_time_is_the_median_and_the_spread_its_robust_deviation() -> None:
+def test_the_step_time_is_the_median_and_the_spread_its_robust_deviation():
     outcome = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.1, 0.9, 1.2, 1.05)}))
     assert outcome.loss == 1.05
     assert outcome.spread == pytest.approx(1.4826 * 0.05 / 1.05)
 
 
-def test_memory_of_a_cpu_process_gives_no_accelerator_headroom() -> None:
+def test_memory_of_a_cpu_process_gives_no_accelerator_headroom():
     metrics = judge(RESULT.model_copy(update={"memory_kind": "rss"})).metrics
     assert metrics["peak_memory_gib"] == 30
     assert "memory_headroom_frac" not in metrics
 
 
-def test_a_failed_run_keeps_its_own_reason() -> None:
+def test_a_failed_run_keeps_its_own_reason():
     reason = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="CUDA out of memory", rank=3)
     outcome = judge(TrainingResult(status=RunStatus.FAILED, failure=reason, peak_memory_bytes=(40 * 2**30,)))
     assert outcome.failure == reason
@@ -55,19 +53,19 @@ def test_a_failed_run_keeps_its_own_reason() -> None:
 
 
 @pytest.mark.parametrize("times", [(), (1.0, 0.0, 1.0), (-1.0,), (float("nan"),) * 5, (float("inf"),) * 5])
-def test_success_without_usable_step_times_is_a_failure(times: tuple[float, ...]) -> None:
+def test_success_without_usable_step_times_is_a_failure(times):
     outcome = judge(RESULT.model_copy(update={"step_times_s": times}))
     assert outcome.failure is not None
     assert "must be finite and above 0" in outcome.failure.message
 
 
-def test_unusable_step_times_are_shown_up_to_the_fifth() -> None:
+def test_unusable_step_times_are_shown_up_to_the_fifth():
     outcome = judge(RESULT.model_copy(update={"step_times_s": (0.0, 2.5, 3.0, 4.0, 5.0, 6.0)}))
     assert outcome.failure is not None
     assert outcome.failure.message.endswith("they are 0, 2.5, 3, 4, 5")
 
 
-def test_a_failure_without_a_result_or_a_peak_has_no_metrics() -> None:
+def test_a_failure_without_a_result_or_a_peak_has_no_metrics():
     reason = Failure(stage=Stage.RUN, kind=FailureKind.TIMEOUT, message="too slow")
     silent = TrainingResult(status=RunStatus.FAILED, failure=reason)
     for result in (None, silent):
@@ -75,13 +73,13 @@ def test_a_failure_without_a_result_or_a_peak_has_no_metrics() -> None:
         assert (outcome.failure, outcome.metrics) == (reason, {})
 
 
-def test_a_failure_without_a_reason_says_so() -> None:
+def test_a_failure_without_a_reason_says_so():
     outcome = judge(TrainingResult(status=RunStatus.FAILED))
     assert outcome.failure is not None
     assert outcome.failure.message == "the run script reported a failure without a reason"
 
 
-def test_only_different_work_is_a_failure_other_violations_only_exclude() -> None:
+def test_only_different_work_is_a_failure_other_violations_only_exclude():
     uneven = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.9, 0.6, 1.4, 0.8)}))
     assert (uneven.failure, uneven.loss, uneven.is_ranked) == (None, None, False)
     other = judge(RESULT.model_copy(update={"world_size": 8, "seq_len": 512}))
@@ -92,20 +90,20 @@ def test_only_different_work_is_a_failure_other_violations_only_exclude() -> Non
 
 
 @pytest.mark.parametrize("energy_j", [0.0, -1.0, float("nan"), None])
-def test_impossible_energy_is_not_a_measurement(energy_j: float | None) -> None:
+def test_impossible_energy_is_not_a_measurement(energy_j):
     metrics = judge(RESULT.model_copy(update={"energy_j": energy_j})).metrics
     assert not {"energy_j_per_step", "energy_j_per_mtoken", "power_w"} & set(metrics)
     assert judge(RESULT.model_copy(update={"energy_j": 0.5})).metrics["energy_j_per_step"] == 0.5
 
 
-def test_two_steps_have_a_spread() -> None:
+def test_two_steps_have_a_spread():
     # 1.0 and 1.2 s: median 1.1, both 0.1 from it
     outcome = judge(RESULT.model_copy(update={"step_times_s": (1.0, 1.2)}))
     assert outcome.spread == pytest.approx(1.4826 * 0.1 / 1.1)
     assert judge(RESULT.model_copy(update={"step_times_s": (1.0,)})).spread is None
 
 
-def test_a_missing_metric_fails_the_trial_with_its_reason() -> None:
+def test_a_missing_metric_fails_the_trial_with_its_reason():
     outcome = judge(objective="energy")
     assert outcome.failure is not None
     assert "no power was recorded" in outcome.failure.message
@@ -113,7 +111,7 @@ def test_a_missing_metric_fails_the_trial_with_its_reason() -> None:
     assert outcome.metrics["step_time_s"] == 1.0
 
 
-def test_the_trial_without_a_baseline_is_the_baseline() -> None:
+def test_the_trial_without_a_baseline_is_the_baseline():
     first = judge(objective="composite")
     assert first.loss == pytest.approx(1.0)
     faster = RESULT.model_copy(update={"step_times_s": (0.5, 0.51, 0.49, 0.5, 0.52)})
@@ -121,7 +119,7 @@ def test_the_trial_without_a_baseline_is_the_baseline() -> None:
     assert second.loss == pytest.approx(1 / (0.5 * 2 + 0.5))
 
 
-def test_a_violated_constraint_excludes_a_trial_from_the_ranking(tmp_path: Path) -> None:
+def test_a_violated_constraint_excludes_a_trial_from_the_ranking(tmp_path):
     path = tmp_path / "roomy.yaml"
     path.write_text(
         "version: 1\nmetrics: [{name: step_time_s, direction: minimize}]\n"
@@ -134,14 +132,14 @@ def test_a_violated_constraint_excludes_a_trial_from_the_ranking(tmp_path: Path)
     assert outcome.admission.reasons == ("constraints: memory_headroom_frac must be at least 0.3 fraction; it is 0.25",)
 
 
-def test_a_metric_that_is_not_finite_is_left_out_with_a_note() -> None:
+def test_a_metric_that_is_not_finite_is_left_out_with_a_note():
     outcome = judge(RESULT.model_copy(update={"metrics": {"overlap": float("nan"), "stalls": 2.0}}))
     assert "overlap" not in outcome.metrics
     assert outcome.metrics["stalls"] == 2.0
     assert any("overlap is not finite" in note for note in outcome.notes)
 
 
-def test_diagnosis_and_notes_of_the_traces_are_kept() -> None:
+def test_diagnosis_and_notes_of_the_traces_are_kept():
     trace = TRACE.model_copy(
         update={"diagnosis": ("bound by the all-reduce",), "seconds_by_cause": {"compute": 0.7, "exposed": 0.45}}
     )

@@ -29,16 +29,14 @@ def example(project: Path) -> Path:
     return project
 
 
-def test_the_example_is_small_and_names_no_machine() -> None:
+def test_the_example_is_small_and_names_no_machine():
     files = kept_files()
     assert {"search.yaml", "ledger.jsonl"} <= {path.name for path in files}
     assert sum(path.stat().st_size for path in files) < 100_000
     assert [str(path) for path in files if OF_A_MACHINE.search(path.read_text())] == []
 
 
-def test_every_command_that_reads_a_run_reads_the_example(
-    example: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_every_command_that_reads_a_run_reads_the_example(example, capsys, cli):
     assert "example-wl2  ended; 5 of 5 trials admitted; best 9.548 s (recorded)" in cli.out(["status"])
     for command in ("status", "best", "show 5", "admit", "report --no-png", "export", "space --run", "predict --run"):
         name, *more = command.split()
@@ -51,6 +49,6 @@ def test_every_command_that_reads_a_run_reads_the_example(
     assert "recorded" in page
 
 
-def test_the_example_can_be_continued(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_can_be_continued(example, capsys):
     assert main(["resume", "example-wl2", "--budget", "6", "--quiet"]) == 0
     assert len(load_run(example / "runs" / "example-wl2").state.trials.observe()) == 6

@@ -34,7 +34,7 @@ def run(project: Path) -> Run:
     return search(write_recording(project / "toy"), "r", budget=9)
 
 
-def test_the_table_agrees_with_the_ledger_and_leaves_missing_cells_empty(run: Run) -> None:
+def test_the_table_agrees_with_the_ledger_and_leaves_missing_cells_empty(run):
     assert main(["export", "r", "--out", "t.csv"]) == 0
     rows = list(csv.DictReader(Path("t.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["trial"]) for row in rows] == list(run.state.trials)
@@ -49,7 +49,7 @@ def test_the_table_agrees_with_the_ledger_and_leaves_missing_cells_empty(run: Ru
     assert {row["provenance"] for row in rows} == {"recorded"}
 
 
-def test_parquet_contains_the_same_with_types(run: Run) -> None:
+def test_parquet_contains_the_same_with_types(run):
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     assert main(["export", "r", "--to", "parquet", "--out", "t.parquet"]) == 0
@@ -59,7 +59,7 @@ def test_parquet_contains_the_same_with_types(run: Run) -> None:
     assert frame["metric.step_time_s"].isna().sum() == 1
 
 
-def test_optuna_opens_the_study_and_finds_the_same_best(run: Run, cli) -> None:
+def test_optuna_opens_the_study_and_finds_the_same_best(run, cli):
     import optuna
 
     url = cli.out(["export", "r", "--to", "optuna", "--out", "study.db"]).split("optuna-dashboard ")[1].split()[0]
@@ -74,7 +74,7 @@ def test_optuna_opens_the_study_and_finds_the_same_best(run: Run, cli) -> None:
     assert failed.user_attrs["failure_kind"] == "out_of_memory"
 
 
-def test_a_pareto_objective_becomes_a_study_with_several_directions(project: Path) -> None:
+def test_a_pareto_objective_becomes_a_study_with_several_directions(project):
     import optuna
 
     toy = write_recording(project / "toy")
@@ -94,7 +94,7 @@ def export_best(name: str, folder: str = "cards") -> tuple[Path, dict[str, Any]]
     return entry, data
 
 
-def test_a_card_loads_again_and_its_manifest_is_correct(run: Run) -> None:
+def test_a_card_loads_again_and_its_manifest_is_correct(run):
     folder, data = export_best("r")
     card = load_card(str(folder / f"{folder.name}.yaml"))
     assert card.arch.model_copy(update={"num_params": None}) == run.spec.card.arch
@@ -135,7 +135,7 @@ def list_fields(section: dict[str, Any], path: str = "") -> set[str]:
     return found
 
 
-def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(project: Path) -> None:
+def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(project):
     toy = write_recording(project / "toy")
     data = yaml.safe_load((toy / "card.yaml").read_text(encoding="utf-8"))
     data |= {
@@ -180,7 +180,7 @@ def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(pro
     ("accelerator", "memory", "name"),
     [("a100-40", 40, "nvidia_a100"), ("a100-80", 80, "nvidia_a100"), ("h100", 80, "nvidia_h100"), ("cpu", 4, "cpu")],
 )
-def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerator: str, memory: int, name: str) -> None:
+def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerator, memory, name):
     from cclsearch.card.hardware import find_accelerator
     from cclsearch.card.model import Hardware
     from cclsearch.export.ccl_bench import _name_accelerator
@@ -190,13 +190,13 @@ def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerato
     assert find_accelerator(name, memory).name == accelerator
 
 
-def test_one_trial_may_be_exported_and_a_missing_one_is_named(run: Run, cli) -> None:
+def test_one_trial_may_be_exported_and_a_missing_one_is_named(run, cli):
     assert main(["export", "r", "--to", "ccl-bench", "--trial", "2", "--out", "cards"]) == 0
     assert [path.name[-5:] for path in Path("cards").iterdir()] == ["t0002"]
     assert "has no finished trial 99 to export" in cli.err(["export", "r", "--to", "ccl-bench", "--trial", "99"])
 
 
-def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path, monkeypatch):
     monkeypatch.setenv("CLUSTER_PASSWORD", SECRET)
     trial = tmp_path / "trial"
     (trial / "trace" / "deep").mkdir(parents=True)
@@ -233,7 +233,7 @@ def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path: Path, monke
     assert (tmp_path / "copy" / "evidence" / "stdout.log").read_bytes().endswith(b"\xff\xfe caf\xc3\xa9\n")
 
 
-def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run, capsys):
     Path("t.csv").write_text("mine", encoding="utf-8")
     assert main(["export", "r", "--out", "t.csv"]) == 2
     assert Path("t.csv").read_text(encoding="utf-8") == "mine"
@@ -252,7 +252,7 @@ def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run: Run, capsys: 
     assert not any(".." in part for part in made[0].parts)
 
 
-def test_text_that_a_spreadsheet_would_run_is_quoted(project: Path) -> None:
+def test_text_that_a_spreadsheet_would_run_is_quoted(project):
     from cclsearch.report.pareto import escape_formula
 
     assert escape_formula('=HYPERLINK("http://x")') == '\'=HYPERLINK("http://x")'
@@ -283,7 +283,7 @@ def runs(project: Path) -> Path:
     return project / "runs"
 
 
-def test_the_figures_are_those_of_status(runs: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+def test_the_figures_are_those_of_status(runs, capsys, cli):
     assert main(["status", "--openmetrics"]) == 0
     figures = read(capsys.readouterr().out)
     best = cli.json(["best", "one", "--json"])
@@ -299,9 +299,7 @@ def test_the_figures_are_those_of_status(runs: Path, capsys: pytest.CaptureFixtu
     assert {run for _, run, _ in read(capsys.readouterr().out)} == {"two"}
 
 
-def test_a_search_that_runs_is_seen_and_a_run_that_cannot_be_read_is_left_out(
-    runs: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_a_search_that_runs_is_seen_and_a_run_that_cannot_be_read_is_left_out(runs, capsys, cli):
     (runs / "two" / "search.yaml").write_text("{}\n")
     with FolderLock(runs / "one"):
         assert main(["status", "--openmetrics"]) == 0
@@ -311,7 +309,7 @@ def test_a_search_that_runs_is_seen_and_a_run_that_cannot_be_read_is_left_out(
     assert "two formats" in cli.err(["status", "--openmetrics", "--json"])
 
 
-def test_labels_are_one_line_without_secrets(runs: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_labels_are_one_line_without_secrets(runs, monkeypatch, cli):
     secret = "sk-" + "q7" * 20
     monkeypatch.setenv("MY_API_KEY", secret)
     spec = yaml.safe_load((runs / "one" / "search.yaml").read_text())
@@ -323,7 +321,7 @@ def test_labels_are_one_line_without_secrets(runs: Path, monkeypatch: pytest.Mon
     assert {run for _, run, _ in read(text)} == {"one"}
 
 
-def test_the_web_page_of_figures_has_runs_of_the_last_day(runs: Path) -> None:
+def test_the_web_page_of_figures_has_runs_of_the_last_day(runs):
     import os
 
     os.utime(runs / "two" / "ledger.jsonl", (0, 0))

@@ -21,7 +21,7 @@ from cclsearch.scoring.declaration import evaluate, parameter_names
         ("weight" + " " * 194, 0.25),
     ],
 )
-def test_an_expression_has_its_arithmetic_value(text: str, value: float) -> None:
+def test_an_expression_has_its_arithmetic_value(text, value):
     assert evaluate(text, {"weight": 0.25, "price": 1800.0}, "file") == pytest.approx(value)
 
 
@@ -42,17 +42,17 @@ def test_an_expression_has_its_arithmetic_value(text: str, value: float) -> None
         ("price", "there is no parameter 'price'; known: weight"),
     ],
 )
-def test_anything_else_is_rejected_with_its_location(text: str, message: str) -> None:
+def test_anything_else_is_rejected_with_its_location(text, message):
     with pytest.raises(UserError, match="file: ") as caught:
         evaluate(text, {"weight": 0.25}, "file")
     assert message in str(caught.value)
 
 
-def test_an_error_without_parameters_lists_none() -> None:
+def test_an_error_without_parameters_lists_none():
     with pytest.raises(UserError, match="there is no parameter 'price'; known: none"):
         evaluate("price", {}, "file")
 
 
-def test_parameter_names_are_found_without_values() -> None:
+def test_parameter_names_are_found_without_values():
     assert parameter_names("a * (b + 1) - a", "file") == {"a", "b"}
     assert parameter_names("2", "file") == frozenset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,9 +36,7 @@ def run_with(decide: Decide, name: str, *options: str, monkeypatch: pytest.Monke
         return list(server.requests)
 
 
-def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(project, monkeypatch, capsys):
     requests = run_with(Opener().decide, "r", "--budget", "7", "--extend", "listed", monkeypatch=monkeypatch)
     assert "threads" in read_offers(requests[0].messages[0].text)
     run = load_run(project / "runs" / "r")
@@ -67,9 +64,7 @@ def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
 
 
-def test_a_kill_between_the_request_and_the_growth_loses_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_between_the_request_and_the_growth_loses_nothing(project, monkeypatch):
     def script(request: CompletionRequest) -> Reaction:
         return Say((Opener().decide(request),))
 
@@ -95,8 +90,8 @@ def test_a_kill_between_the_request_and_the_growth_loses_nothing(
 
 @pytest.mark.parametrize("options", [(), ("--extend", "off")])
 def test_without_a_terminal_or_with_off_nothing_is_offered_and_a_request_is_an_unknown_tool(
-    project: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
+    project, monkeypatch, options
+):
     def insist(request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         return "extend_space", {"add": [{"knob": "threads", "values": [2]}], "why": "please"}
 
@@ -108,9 +103,7 @@ def test_without_a_terminal_or_with_off_nothing_is_offered_and_a_request_is_an_u
     assert len(run.state.trials) == 3, "the fallback did the work"
 
 
-def test_a_refused_request_is_explained_and_a_model_that_insists_is_put_aside(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_request_is_explained_and_a_model_that_insists_is_put_aside(project, monkeypatch):
     def hostile(request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         return "extend_space", {"add": [{"knob": "LD_PRELOAD", "values": ["/tmp/x.so"]}], "why": "faster malloc"}
 
@@ -122,7 +115,7 @@ def test_a_refused_request_is_explained_and_a_model_that_insists_is_put_aside(
     assert any("asked for what may not be added" in event.text for event in run.state.reported)
 
 
-def test_a_recording_says_why_it_cannot_grow(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_says_why_it_cannot_grow(project, monkeypatch):
     from test_agent_run import recording
 
     def script(request: CompletionRequest) -> Reaction:
@@ -135,11 +128,11 @@ def test_a_recording_says_why_it_cannot_grow(project: Path, monkeypatch: pytest.
         assert "only the measured configurations exist" in server.requests[0].messages[0].text
 
 
-def test_extend_without_an_llm_is_refused_in_one_line(project: Path, cli) -> None:
+def test_extend_without_an_llm_is_refused_in_one_line(project, cli):
     assert "--extend: no LLM is used" in cli.err(["run", "-w", "tiny", "--extend", "any"])
 
 
-def test_a_user_adds_a_knob_to_a_search_that_continues(project: Path, cli) -> None:
+def test_a_user_adds_a_knob_to_a_search_that_continues(project, cli):
     assert main(["run", "-w", "tiny", "-l", "simulate", "--budget", "2", "--name", "r", "--quiet"]) == 0
     before = (project / "runs" / "r" / LEDGER_FILE).read_bytes()
     for wrong in ("threads=2;rm", "LD_PRELOAD=x", "threads=0", "dtype=bf16", "threads=1", "threads", "omp_dynamic=2"):
@@ -154,9 +147,7 @@ def test_a_user_adds_a_knob_to_a_search_that_continues(project: Path, cli) -> No
     assert run.spec.space_size == 6 * 180
 
 
-def test_a_user_names_a_variable_and_its_values_as_they_are_written(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_a_user_names_a_variable_and_its_values_as_they_are_written(project, capsys, cli):
     assert main(["run", "-w", "tiny", "-l", "simulate", "--budget", "1", "--name", "r", "--quiet"]) == 0
     capsys.readouterr()
     command = ["resume", "r", "--budget", "2", "--extend-knob", "OMP_DYNAMIC=true", "--extend-knob", "compile=True"]
@@ -170,9 +161,7 @@ def test_a_user_names_a_variable_and_its_values_as_they_are_written(
     ("seen", "left", "best", "grown", "settled"),
     [(2, 12, 2, False, False), (4, 10, 2, False, True), (7, 7, 7, False, True), (3, 9, 3, True, True)],
 )
-def test_the_stand_in_opens_the_space_only_once_its_search_has_settled(
-    seen: int, left: int, best: int, grown: bool, settled: bool
-) -> None:
+def test_the_stand_in_opens_the_space_only_once_its_search_has_settled(seen, left, best, grown, settled):
     text = f"STATE\n{seen} trials seen; budget left {left}; best: trial {best}, loss 1"
     trials = [{"config": {}, "loss": 1.0, "trial": best}, {"config": {}, "loss": 2.0, "trial": 1}]
     choices = {"tp": [1, 2], **({"compile": [False, True]} if grown else {})}

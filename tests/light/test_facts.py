@@ -79,7 +79,7 @@ def rate(job: Job) -> Ending:
     return ran(job, 2.0 - 0.1 * job.trial, metrics={"my_quality": 10.0 + job.trial})
 
 
-def test_a_custom_objective_is_spoken_of_in_its_own_metric_and_unit(project: Path) -> None:
+def test_a_custom_objective_is_spoken_of_in_its_own_metric_and_unit(project):
     lines, summary, best = speak(project, rate, objective=QUALITY)
     finished = [line for line in lines if "best so far" in line]
     assert "11 points" in finished[0]
@@ -93,14 +93,14 @@ def test_a_custom_objective_is_spoken_of_in_its_own_metric_and_unit(project: Pat
     assert best["objective_figure"] == {"name": "my_quality", "unit": "points", "value": 13.0}
 
 
-def test_values_of_zero_and_below_are_compared_without_a_ratio(project: Path) -> None:
+def test_values_of_zero_and_below_are_compared_without_a_ratio(project):
     _, summary, _ = speak(project, lambda job: ran(job, metrics={"my_quality": job.trial - 3.0}), objective=QUALITY)
     text = "\n".join(summary)
     assert "runner-up: trial 2 (my_quality -1 points)" in text
     assert "the first ranked trial: trial 1: -2 points -> 0 points" in text
 
 
-def test_one_configuration_has_no_probability_of_being_the_best(project: Path) -> None:
+def test_one_configuration_has_no_probability_of_being_the_best(project):
     _, summary, best = speak(project, ran, budget=1)
     text = "\n".join(summary)
     assert "only one configuration was admitted: nothing to compare with" in text
@@ -109,14 +109,14 @@ def test_one_configuration_has_no_probability_of_being_the_best(project: Path) -
     assert best["confidence"]["chance_best"] is None
 
 
-def test_a_clear_winner_is_not_certain(project: Path) -> None:
+def test_a_clear_winner_is_not_certain(project):
     _, summary, _ = speak(project, lambda job: ran(job, 10.0**job.trial))
     text = "\n".join(summary)
     assert "more than 99.9% probability of being the best configuration tried" in text
     assert "100%" not in text
 
 
-def test_a_baseline_that_is_not_the_first_trial_is_called_so(project: Path) -> None:
+def test_a_baseline_that_is_not_the_first_trial_is_called_so(project):
     crash = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="boom")
     _, summary, _ = speak(project, lambda job: crash if job.trial == 1 else ran(job, 5.0 - job.trial), budget=4)
     text = "\n".join(summary)
@@ -128,11 +128,11 @@ def test_a_baseline_that_is_not_the_first_trial_is_called_so(project: Path) -> N
     ("share", "text"),
     [(0.5, "50%"), (0.989, "99%"), (0.996, "99.6%"), (0.9994, "99.9%"), (0.99951, "more than 99.9%")],
 )
-def test_no_share_below_one_is_rounded_to_100_percent(share: float, text: str) -> None:
+def test_no_share_below_one_is_rounded_to_100_percent(share, text):
     assert format_share(share) == text
 
 
-def test_a_busy_machine_is_said_before_the_first_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_said_before_the_first_trial(monkeypatch):
     launcher = object.__new__(LocalLauncher)
     monkeypatch.setattr("cclsearch.core.processes.measure_load", lambda: 7.04)
     warning = launcher.warn_at_start()
@@ -148,7 +148,7 @@ class Busy(Measured):
         return f"other processes use {7 + len(self.submitted)}.0 of 2 cores"
 
 
-def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_last_one(project: Path, cli) -> None:
+def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_last_one(project, cli):
     folder, session = open_search(project, Busy(ran), budget=1, parallel=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -162,7 +162,7 @@ def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_las
     assert [line for line in lines if "busy" in line] == ["busy machine: other processes use 8.0 of 2 cores"]
 
 
-def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path) -> None:
+def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project):
     folder, session = open_search(project, Measured(lambda job: ran(job, 0.68, simulated=False)), budget=1, parallel=1)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
@@ -185,9 +185,7 @@ def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project: Path
         ("step_time_s <= 0", "step time is always above 0"),
     ],
 )
-def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
-    project: Path, constraint: str, reason: str
-) -> None:
+def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(project, constraint, reason):
     plan = plan_search(SearchRequest("tiny", SearchLimits(budget=1), constraints=(constraint,)))
     assert plan.spec.banner[0].startswith("no trial can satisfy the constraint ")
     assert reason in plan.spec.banner[0]
@@ -195,7 +193,7 @@ def test_a_constraint_that_no_trial_can_satisfy_is_said_at_the_start(
     assert not any("no trial can satisfy" in line for line in fine.spec.banner)
 
 
-def test_report_and_trial_have_words_and_units(project: Path, cli) -> None:
+def test_report_and_trial_have_words_and_units(project, cli):
     usual = "tp=8,dp=2,pp=1,zero_stage=0,micro_batch_size=1"
     run = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "3", "--name", "w", "--quiet"]
     assert main([*run, "--baseline", usual]) == 0
@@ -238,7 +236,7 @@ def end_in_every_way(project: Path) -> Path:
     return folder
 
 
-def test_every_place_counts_the_trials_alike(project: Path, cli) -> None:
+def test_every_place_counts_the_trials_alike(project, cli):
     folder = end_in_every_way(project)
     run = load_run(folder)
     assert len(run.state.trials) == 9

@@ -74,25 +74,25 @@ def p_success(feasibility: Feasibility, tp: int, pp: int) -> float:
     return float(feasibility.predict(np.array([row_of(tp, pp)]))[2][0])
 
 
-def test_a_run_explained_only_by_sharded_states_raises_p_fits() -> None:
+def test_a_run_explained_only_by_sharded_states_raises_p_fits():
     # over tp=2, replicated states of 8 billion parameters take over 60 GB of the 40; sharded over 8 they fit
     before, after = fit([]), fit([(2, 1)])
     assert p_fits(before, 1, 2) < 0.7 < p_fits(after, 1, 2)
 
 
-def test_a_success_does_not_lower_p_fits_of_similar_configurations() -> None:
+def test_a_success_does_not_lower_p_fits_of_similar_configurations():
     known = fit([(4, 1)])
     more = fit([(4, 1), (4, 2)])
     assert p_fits(more, 2, 1) >= p_fits(known, 2, 1) - 0.02
 
 
-def test_an_out_of_memory_failure_against_sharded_states_lowers_p_fits() -> None:
+def test_an_out_of_memory_failure_against_sharded_states_lowers_p_fits():
     # over tp=4, sharded states leave half of the memory free, and replicated ones do not fit
     before, after = fit([]), fit([], failed=[(4, 1)])
     assert p_fits(after, 2, 2) < 0.7 * p_fits(before, 2, 2)
 
 
-def test_a_crash_of_unknown_cause_is_shared_between_memory_and_other_causes() -> None:
+def test_a_crash_of_unknown_cause_is_shared_between_memory_and_other_causes():
     # certainly fits by the peaks of others: something else made it crash, and its neighbours are suspected of that
     elsewhere, before = fit([(4, 1), (2, 1)], [(8, 1)], peak=20.0, failure=CRASHED), fit([(4, 1), (2, 1)], peak=20.0)
     assert p_fits(elsewhere, 8, 1) > 0.95
@@ -102,7 +102,7 @@ def test_a_crash_of_unknown_cause_is_shared_between_memory_and_other_causes() ->
     assert p_fits(named, 4, 1) < p_fits(shared, 4, 1) < p_fits(before, 4, 1)
 
 
-def test_a_crash_that_the_llm_does_not_put_down_to_memory_teaches_little_about_memory() -> None:
+def test_a_crash_that_the_llm_does_not_put_down_to_memory_teaches_little_about_memory():
     before, shared, doubted = (
         fit([]),
         fit([], [(4, 1)], failure=CRASHED),
@@ -112,13 +112,13 @@ def test_a_crash_that_the_llm_does_not_put_down_to_memory_teaches_little_about_m
     assert p_success(doubted, 4, 1) < p_success(before, 4, 1)
 
 
-def test_with_a_measured_peak_one_hypothesis_is_enough() -> None:
+def test_with_a_measured_peak_one_hypothesis_is_enough():
     assert len(fit([(4, 1)], peak=20.0).hypotheses) == 1
     assert len(fit([(4, 2)]).hypotheses) > 1
     assert fit([(4, 2)]).weight_h.sum() == pytest.approx(1.0)
 
 
-def test_kernel_choices_give_attention_speed_and_fused_norms() -> None:
+def test_kernel_choices_give_attention_speed_and_fused_norms():
     kernels = ("flash_attentionv1.0.8", "flash_attention2", "flash_attention2 + RMS kernel", "torch", "flash-attn 3")
     space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": kernel} for kernel in kernels])
     layout = read_layout(CARD, space)
@@ -129,6 +129,6 @@ def test_kernel_choices_give_attention_speed_and_fused_norms() -> None:
     assert layout.unfused_norms[order].tolist() == [1, 1, 0, 1, 1]
 
 
-def test_without_a_fused_norm_among_the_choices_no_norm_counts_as_unfused() -> None:
+def test_without_a_fused_norm_among_the_choices_no_norm_counts_as_unfused():
     space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": kernel} for kernel in ("torch", "flash")])
     assert not read_layout(CARD, space).unfused_norms.any()

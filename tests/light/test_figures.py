@@ -39,7 +39,7 @@ def make_metric(unit: str | None, *, greater: bool = True, label: str = "") -> M
         (None, 0.5, "0.5", "0.5"),
     ],
 )
-def test_a_value_has_its_unit(unit: str | None, value: float, full: str, short: str) -> None:
+def test_a_value_has_its_unit(unit, value, full, short):
     metric = make_metric(unit)
     assert format_value(metric, value) == full
     assert show_value(metric, value) == short
@@ -55,18 +55,18 @@ def test_a_value_has_its_unit(unit: str | None, value: float, full: str, short: 
         ("step_time_s", 10.11709, "step time 10.1 s"),
     ],
 )
-def test_words_that_start_with_the_unit_replace_it(name: str, value: float, text: str) -> None:
+def test_words_that_start_with_the_unit_replace_it(name, value, text):
     assert name_value(TRAINING.metric(name), value) == text
 
 
-def test_words_that_start_with_the_letter_of_the_unit_do_not_replace_it() -> None:
+def test_words_that_start_with_the_letter_of_the_unit_do_not_replace_it():
     assert (STEP_TIME.words, STEP_TIME.shown_unit) == ("step time", "s")
     assert STEP_TIME.words_with_unit == "step time (s)"
     assert TRAINING.metric("tokens_per_s").words_with_unit == "tokens/s"
     assert TRAINING.metric("mfu").words_with_unit == "MFU"
 
 
-def test_a_metric_that_the_task_does_not_list_has_its_name_only() -> None:
+def test_a_metric_that_the_task_does_not_list_has_its_name_only():
     assert TRAINING.metric("overlap").words == "overlap"
     assert name_value(TRAINING.metric("overlap"), 0.5) == "overlap 0.5"
 
@@ -83,7 +83,7 @@ def test_a_metric_that_the_task_does_not_list_has_its_name_only() -> None:
         (make_metric("GiB", greater=False), 30.0, 20.0, "1.5x as high"),
     ],
 )
-def test_difference_is_in_the_words_of_the_unit(metric: MetricInfo, other: float, best: float, text: str) -> None:
+def test_difference_is_in_the_words_of_the_unit(metric, other, best, text):
     assert describe_difference(metric, other, best) == text
 
 
@@ -99,11 +99,11 @@ def test_difference_is_in_the_words_of_the_unit(metric: MetricInfo, other: float
         (make_metric("GiB", greater=False), 30.0, 20.0, "1.5x better"),
     ],
 )
-def test_gain_follows_the_direction(metric: MetricInfo, old: float, new: float, text: str) -> None:
+def test_gain_follows_the_direction(metric, old, new, text):
     assert describe_gain(metric, old, new) == text
     assert (find_gain(metric, old, new) > 1) is not text.startswith("not")
 
 
-def test_plural_of_the_words() -> None:
+def test_plural_of_the_words():
     assert name_values(STEP_TIME) == "step times"
     assert name_values(TRAINING.metric("mfu")) == "values of MFU"

@@ -13,7 +13,7 @@ import pytest
 from paths import ROOT
 
 from cclsearch.card.load import load_card
-from cclsearch.card.model import Card, ModelArch
+from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UserError
@@ -53,7 +53,7 @@ def write_framework(project: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_frameworks())
-def test_shipped_frameworks_name_source_and_describe_their_knobs(name: str) -> None:
+def test_shipped_frameworks_name_source_and_describe_their_knobs(name):
     framework = load_framework(name)
     assert framework.source
     assert all(knob.description for knob in (*framework.knobs, *framework.optional_knobs))
@@ -62,11 +62,11 @@ def test_shipped_frameworks_name_source_and_describe_their_knobs(name: str) -> N
 
 
 @pytest.mark.parametrize("word", ["megatron", "Megatron-LM", "megatron_lm", "megatron-core"])
-def test_a_framework_is_found_by_its_aliases(word: str) -> None:
+def test_a_framework_is_found_by_its_aliases(word):
     assert load_framework(word).name == "megatron"
 
 
-def test_an_unknown_framework_lists_the_known_ones() -> None:
+def test_an_unknown_framework_lists_the_known_ones():
     with pytest.raises(
         UserError,
         match=r"no framework 'torchrun'.*; known: cpu, cpu-serving, deepspeed, gpu, hf-trainer, jax-cpu, links-probe",
@@ -74,7 +74,7 @@ def test_an_unknown_framework_lists_the_known_ones() -> None:
         load_framework("torchrun")
 
 
-def test_a_project_may_add_a_framework(project: Path) -> None:
+def test_a_project_may_add_a_framework(project):
     write_framework(project, OWN)
     framework = load_framework("My_Trainer")
     space = build_space(load_card("wl2"), framework)
@@ -127,7 +127,7 @@ def test_a_project_may_add_a_framework(project: Path) -> None:
         ("title: mine", "needs: [{env: 'a b', what: x}]", "needs"),
     ],
 )
-def test_an_invalid_field_is_named_with_its_file(project: Path, old: str, new: str, message: str) -> None:
+def test_an_invalid_field_is_named_with_its_file(project, old, new, message):
     write_framework(project, OWN.replace(old, new))
     with pytest.raises(UserError, match=message) as caught:
         load_framework("mine")
@@ -179,7 +179,7 @@ def caching(monkeypatch: pytest.MonkeyPatch) -> Card:
     return load_card("wl2").model_copy(update={"task": "caching", "work": Config({"blocks": 12})})
 
 
-def test_rules_and_numbers_of_a_plugins_task_work_in_a_projects_framework(project: Path, caching: Card) -> None:
+def test_rules_and_numbers_of_a_plugins_task_work_in_a_projects_framework(project, caching):
     write_framework(project, CACHING)
     framework = load_framework("mine")
     space = build_space(caching, framework)
@@ -191,7 +191,7 @@ def test_rules_and_numbers_of_a_plugins_task_work_in_a_projects_framework(projec
     ]
 
 
-def test_a_number_that_the_cards_task_does_not_have_is_refused(project: Path, caching: Card) -> None:
+def test_a_number_that_the_cards_task_does_not_have_is_refused(project, caching):
     write_framework(project, CACHING)
     with pytest.raises(UserError, match=r"wl2: a training workload has no number 'blocks'.*known: .*global_batch"):
         build_space(load_card("wl2"), load_framework("mine"))
@@ -231,9 +231,7 @@ def write_runnable(project: Path, text: str = LIMITED) -> None:
         ("wl6", "model_arch.num_shared_experts 2 (shared_experts): use --framework torchtitan"),
     ],
 )
-def test_a_model_that_the_run_script_cannot_build_is_rejected_before_submission(
-    project: Path, cli, card: str, message: str
-) -> None:
+def test_a_model_that_the_run_script_cannot_build_is_rejected_before_submission(project, cli, card, message):
     write_runnable(project)
     for command in (["run", *DRY_RUN], ["predict"], ["space"]):
         error = cli.err([*command, "--workload", card, "--framework", "mine"]).strip()
@@ -243,7 +241,7 @@ def test_a_model_that_the_run_script_cannot_build_is_rejected_before_submission(
     assert main(["run", "--workload", "wl2", "--framework", "mine", *DRY_RUN]) == 0
 
 
-def test_a_precision_that_the_run_script_does_not_support_is_rejected(project: Path) -> None:
+def test_a_precision_that_the_run_script_does_not_support_is_rejected(project):
     write_runnable(project)
     card = load_card("wl2", sets=("workload.model.precision=fp16",))
     with pytest.raises(UserError, match=r"workload\.model\.precision must be one of bf16, not 'fp16'"):
@@ -265,13 +263,13 @@ DENSE, MOE = load_card("wl2").arch, load_card("wl5").arch
         ("dense_layers", DENSE, {"moe": MOE.moe}),
     ],
 )
-def test_a_limit_is_detected_in_the_model(limit: str, base: ModelArch, changes: dict[str, Any]) -> None:
+def test_a_limit_is_detected_in_the_model(limit, base, changes):
     assert LIMITS[limit].read(base) is None
     assert LIMITS[limit].read(base.model_copy(update=changes))
     assert LIMITS[limit].field.startswith("workload.model.")
 
 
-def test_a_card_without_a_model_has_none_of_the_features_that_a_framework_cannot_build() -> None:
+def test_a_card_without_a_model_has_none_of_the_features_that_a_framework_cannot_build():
     card = load_card("wl2").model_copy(update={"model": None})
     limited = load_framework("megatron").model_copy(update={"cannot": {"experts": "use another"}, "precisions": ()})
     limited.require_buildable(card)
@@ -279,14 +277,14 @@ def test_a_card_without_a_model_has_none_of_the_features_that_a_framework_cannot
 
 
 @pytest.mark.parametrize("name", [f"wl{n}" for n in range(1, 8)])
-def test_every_shipped_card_names_a_framework_that_can_run_it(name: str) -> None:
+def test_every_shipped_card_names_a_framework_that_can_run_it(name):
     card = load_card(name)
     for framework in {card.framework, "megatron"}:
         load_framework(framework).require_buildable(card)
     assert load_framework(card.framework).script_path.is_file()
 
 
-def test_an_energy_objective_needs_a_run_script_that_records_energy(project: Path, cli) -> None:
+def test_an_energy_objective_needs_a_run_script_that_records_energy(project, cli):
     (project / "objectives").mkdir()
     limited = "metrics: [{name: step_time_s, direction: minimize}]\nconstraints: [{metric: power_w, at_most: 5000}]\n"
     (project / "objectives" / "cool.yaml").write_text(f"version: 1\n{limited}")
@@ -306,7 +304,7 @@ def test_an_energy_objective_needs_a_run_script_that_records_energy(project: Pat
     assert main(sweep) == 0
 
 
-def test_every_shipped_framework_but_that_of_tpus_declares_energy() -> None:
+def test_every_shipped_framework_but_that_of_tpus_declares_energy():
     declared = {name: load_framework(name).records for name in list_frameworks()}
     without = {name for name, records in declared.items() if "energy_j" not in records}
     assert without == {
@@ -320,9 +318,7 @@ def test_every_shipped_framework_but_that_of_tpus_declares_energy() -> None:
     }, "TPUs have no counter that a job can read, SGLang's are not read; the probe of links trains nothing"
 
 
-def test_required_variables_of_a_framework_are_checked_on_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_required_variables_of_a_framework_are_checked_on_the_node(tmp_path, monkeypatch):
     needs = load_framework("megatron").needs
     assert [need.env for need in needs] == ["MEGATRON_PATH"]
     named = RunScript(path=tmp_path / "megatron.py", runner="torchrun", environment={}, needs=needs)
@@ -344,7 +340,7 @@ def test_required_variables_of_a_framework_are_checked_on_the_node(
     assert check(named)[::2] == (True, "")
 
 
-def test_a_required_variable_without_a_file_accepts_any_value(tmp_path: Path) -> None:
+def test_a_required_variable_without_a_file_accepts_any_value(tmp_path):
     folder = RequiredVariable(env="MY_PATH", what="a folder of mine")
     holding = RequiredVariable(env="MY_PATH", what="a folder of mine", file="train.py")
     assert [folder.is_met(value) for value in ("/nowhere", None)] == [True, False]
@@ -356,7 +352,7 @@ def test_a_required_variable_without_a_file_accepts_any_value(tmp_path: Path) ->
     assert holding.describe("/x", is_met=True) == "'/x' is a folder of mine with train.py"
 
 
-def test_defaults_of_a_framework_file(project: Path) -> None:
+def test_defaults_of_a_framework_file(project):
     write_framework(project, OWN)
     framework = load_framework("mine")
     assert (framework.runner, framework.forks_ranks, framework.use_fewer) == ("torchrun", False, False)
@@ -368,14 +364,14 @@ def test_defaults_of_a_framework_file(project: Path) -> None:
         load_framework("mine")
 
 
-def test_a_knob_sets_its_variable_unless_it_is_at_default() -> None:
+def test_a_knob_sets_its_variable_unless_it_is_at_default():
     megatron = load_framework("megatron")
     assert megatron.knob_environment({"nccl_algo": "Ring", "tp": 2}) == {"NCCL_ALGO": "Ring"}
     assert megatron.knob_environment({"nccl_algo": "default", "tp": 2}) == {}
     assert megatron.knob_environment({"tp": 2}) == {}
 
 
-def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:
+def test_a_slurm_launcher_knows_what_its_framework_needs():
     for framework in ("megatron", None):
         launcher = make_launcher(load_profile("slurm-generic"), framework=framework)
         assert isinstance(launcher, SlurmLauncher)
@@ -388,9 +384,7 @@ def test_a_slurm_launcher_knows_what_its_framework_needs() -> None:
     assert launcher.run_script.needs == ()
 
 
-def test_the_local_launcher_is_checked_with_a_framework_and_without(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_the_local_launcher_is_checked_with_a_framework_and_without(monkeypatch, tmp_path, capsys, cli):
     monkeypatch.delenv("MEGATRON_PATH", raising=False)
     assert main(["launcher", "check", "local"]) == 0
     assert "NO  MEGATRON_PATH: not set" in cli.out(["launcher", "check", "local", "--framework", "megatron"], 1)
@@ -401,7 +395,7 @@ def test_the_local_launcher_is_checked_with_a_framework_and_without(
     assert main(["launcher", "list", "--framework", "megatron"]) == 2
 
 
-def test_settings_are_defaults_without_a_file_or_with_an_empty_file(project: Path) -> None:
+def test_settings_are_defaults_without_a_file_or_with_an_empty_file(project):
     (project / "ccl-search.yaml").unlink()
     assert load_settings() == Settings()
     (project / "ccl-search.yaml").write_text("# nothing yet\n")
@@ -421,7 +415,7 @@ def test_settings_are_defaults_without_a_file_or_with_an_empty_file(project: Pat
         ("- a\n", "must be a mapping"),
     ],
 )
-def test_invalid_settings_are_named_by_field(project: Path, text: str, message: str) -> None:
+def test_invalid_settings_are_named_by_field(project, text, message):
     (project / "ccl-search.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         load_settings()
@@ -439,7 +433,7 @@ def test_invalid_settings_are_named_by_field(project: Path, text: str, message: 
         ({"bf16": "small"}, "same_losses.bounds.bf16"),
     ],
 )
-def test_a_framework_declares_how_closely_losses_agree(tmp_path: Path, declared: dict[str, Any], message: str) -> None:
+def test_a_framework_declares_how_closely_losses_agree(tmp_path, declared, message):
     fields = {"name": "mine", "knobs": [{"name": "tp", "choices": [1]}], "same_losses": declared}
     if message:
         with pytest.raises(UserError, match=re.escape(message)):
@@ -452,12 +446,12 @@ def test_a_framework_declares_how_closely_losses_agree(tmp_path: Path, declared:
 
 
 @pytest.mark.parametrize("name", [name for name in list_frameworks() if load_framework(name).script])
-def test_every_shipped_framework_says_whether_its_losses_agree(name: str) -> None:
+def test_every_shipped_framework_says_whether_its_losses_agree(name):
     declared = load_framework(name).same_losses
     assert bool(declared.bounds) != bool(declared.none)
 
 
-def test_a_broken_framework_file_harms_only_those_that_name_it(project: Path) -> None:
+def test_a_broken_framework_file_harms_only_those_that_name_it(project):
     (project / "launchers").mkdir()
     (project / "launchers" / "broken.framework.yaml").write_text("title: x\nscript: x.py\nrunner: process\nknobs: []\n")
     assert load_framework("megatron-lm").name == "megatron"
@@ -466,7 +460,7 @@ def test_a_broken_framework_file_harms_only_those_that_name_it(project: Path) ->
         load_framework("broken")
 
 
-def test_no_knob_of_a_shipped_framework_sets_a_variable_of_the_trial_contract() -> None:
+def test_no_knob_of_a_shipped_framework_sets_a_variable_of_the_trial_contract():
     """A knob `devices` would be the order of a rank's devices if that had its variable."""
     stated = {"CCL_TRIAL_DIR", "CCL_CONFIG", "CCL_NONCE", DEVICES_VARIABLE, "CCL_JOB_NAME", "CCL_TIMEOUT_S"}
     stated |= {"CCL_NUM_NODES", "CCL_PROCESS_ID", "CCL_NUM_PROCESSES", "CCL_COORDINATOR", "CCL_MODEL_PATH"}

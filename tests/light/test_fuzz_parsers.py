@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +61,7 @@ def check_one_line(error: UserError) -> None:
 
 @LIGHT
 @given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_card_is_a_card_or_one_line(path: int, value: Any) -> None:
+def test_a_spoiled_card_is_a_card_or_one_line(path, value):
     data = spoil(yaml.safe_load((ROOT / "workloads" / "wl2.yaml").read_text()), path, value)
     try:
         assert isinstance(card_from_mapping(data, "fuzzed"), Card)
@@ -72,7 +71,7 @@ def test_a_spoiled_card_is_a_card_or_one_line(path: int, value: Any) -> None:
 
 @LIGHT
 @given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_profile_is_a_profile_or_one_line(path: int, value: Any) -> None:
+def test_a_spoiled_profile_is_a_profile_or_one_line(path, value):
     data = spoil(yaml.safe_load((ROOT / "launchers" / "perlmutter.yaml").read_text()), path, value)
     try:
         assert isinstance(profile_from_mapping(data, name="fuzzed"), Profile)
@@ -91,7 +90,7 @@ LINES = st.sampled_from(
 
 @LIGHT
 @given(st.lists(LINES | st.text(max_size=20), max_size=6), st.binary(max_size=2))
-def test_any_file_is_a_profile_or_one_line(tmp_path: Path, lines: list[str], junk: bytes) -> None:
+def test_any_file_is_a_profile_or_one_line(tmp_path, lines, junk):
     file = tmp_path / "fuzzed.yaml"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass") + junk)
     try:
@@ -102,7 +101,7 @@ def test_any_file_is_a_profile_or_one_line(tmp_path: Path, lines: list[str], jun
 
 @LIGHT
 @given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_objective_is_an_objective_or_one_line(tmp_path: Path, path: int, value: Any) -> None:
+def test_a_spoiled_objective_is_an_objective_or_one_line(tmp_path, path, value):
     data = spoil(yaml.safe_load((ROOT / "objectives" / "composite.yaml").read_text()), path, value)
     file = tmp_path / "fuzzed.yaml"
     file.write_text(yaml.safe_dump(data, allow_unicode=True), encoding="utf-8", errors="replace")
@@ -124,7 +123,7 @@ NIGHT = {
 
 @LIGHT
 @given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_nightly_file_is_nights_or_one_line(path: int, value: Any) -> None:
+def test_a_spoiled_nightly_file_is_nights_or_one_line(path, value):
     import copy
 
     try:
@@ -135,7 +134,7 @@ def test_a_spoiled_nightly_file_is_nights_or_one_line(path: int, value: Any) -> 
 
 @LIGHT
 @given(st.text(max_size=80) | st.sampled_from(["a: &a [*a]", "!!python/object/apply:os.system [id]", "? {a: b}", "\t"]))
-def test_any_text_is_a_mapping_or_one_line(text: str) -> None:
+def test_any_text_is_a_mapping_or_one_line(text):
     try:
         assert isinstance(parse_yaml(text, "fuzzed"), dict)
     except UserError as error:
@@ -144,9 +143,7 @@ def test_any_text_is_a_mapping_or_one_line(text: str) -> None:
 
 @LIGHT
 @given(st.binary(max_size=60), st.booleans())
-def test_a_torn_last_line_never_happened_and_a_spoiled_line_is_named(
-    tmp_path: Path, junk: bytes, in_the_middle: bool
-) -> None:
+def test_a_torn_last_line_never_happened_and_a_spoiled_line_is_named(tmp_path, junk, in_the_middle):
     start = SearchStarted(time_s=1.0, run_id="r", engine_version="0", spec_sha256="0").model_dump_json().encode()
     note = Note(time_s=2.0, topic="t", text="x").model_dump_json().encode()
     junk = junk.replace(b"\n", b"")

@@ -30,7 +30,7 @@ from cclsearch.space.opening import Extend
 from cclsearch.space.variables import load_catalogue, refuse_name
 
 
-def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project: Path) -> None:
+def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project):
     folder, session = open_search(project, ScriptedLauncher(ran))
     size = len(session.space)
     with RunWriter(folder) as writer:
@@ -61,7 +61,7 @@ def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project: P
     assert len(numbers) == 8, "no configuration ran twice, in its old or its new form"
 
 
-def test_what_the_space_has_already_is_not_offered_again(project: Path) -> None:
+def test_what_the_space_has_already_is_not_offered_again(project):
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -72,7 +72,7 @@ def test_what_the_space_has_already_is_not_offered_again(project: Path) -> None:
     assert openings["omp_proc_bind"].values == ("close", "spread", "false")
 
 
-def test_a_recording_cannot_grow(project: Path) -> None:
+def test_a_recording_cannot_grow(project):
     run = search(write_recording(project / "toy"), "r", budget=2)
     with RunWriter(run.folder) as writer, pytest.raises(UserError, match="is a recording: no choices can be added"):
         grow_space(writer, open_session(run.folder), {"threads": [2]})
@@ -127,7 +127,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize("level", [Extend.LISTED, Extend.ANY])
-def test_what_may_not_be_added_is_refused_and_leaves_nothing_behind(project: Path, level: Extend) -> None:
+def test_what_may_not_be_added_is_refused_and_leaves_nothing_behind(project, level):
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -160,16 +160,16 @@ def test_what_may_not_be_added_is_refused_and_leaves_nothing_behind(project: Pat
         *("xla_gpu_unsafe_fallback_to_driver", "xla_gpu_exhaustive_autotune_cache_dir", "torch_nccl_dump_on_timeout"),
     ],
 )
-def test_a_name_that_says_what_is_forbidden_is_denied_although_no_list_has_it(name: str) -> None:
+def test_a_name_that_says_what_is_forbidden_is_denied_although_no_list_has_it(name):
     assert refuse_name(name)
 
 
 @pytest.mark.parametrize("name", ["nccl_p2p_net_chunksize", "xla_gpu_enable_cudnn_layer_norm_fusion2", "omp_stacksize"])
-def test_a_name_that_says_nothing_of_the_kind_is_not_denied(name: str) -> None:
+def test_a_name_that_says_nothing_of_the_kind_is_not_denied(name):
     assert bool(refuse_name(name)) == ("layer" in name)
 
 
-def test_no_reviewed_variable_names_a_place_or_the_precision() -> None:
+def test_no_reviewed_variable_names_a_place_or_the_precision():
     harmless = {"CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NET_GDR_READ", "NCCL_NET_SHARED_BUFFERS"}
     for name, variable in load_catalogue().variables.items():
         own = (variable.flag or variable.env).lower()
@@ -178,7 +178,7 @@ def test_no_reviewed_variable_names_a_place_or_the_precision() -> None:
         assert all(isinstance(value, bool | int) or value.isalnum() for value in variable.values)
 
 
-def test_an_opened_variable_reaches_the_job_and_no_other_does() -> None:
+def test_an_opened_variable_reaches_the_job_and_no_other_does():
     jax, cpu = load_framework("jax-cpu"), load_framework("cpu")
     flags = {"xla_cpu_multi_thread_eigen": False, "flag_xla_cpu_small_while_loop": 3, "xla_cpu_vector_width": "default"}
     assert jax.knob_environment(flags) == {
@@ -198,7 +198,7 @@ def test_an_opened_variable_reaches_the_job_and_no_other_does() -> None:
     assert cpu.knob_environment({"omp_wait_policy": "active"}) == {"OMP_WAIT_POLICY": "active"}
 
 
-def test_a_growth_is_bounded(project: Path) -> None:
+def test_a_growth_is_bounded(project):
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -211,7 +211,7 @@ def test_a_growth_is_bounded(project: Path) -> None:
             grow_space(writer, session, {"threads": [64]})
 
 
-def test_what_the_user_limited_stays_limited(project: Path) -> None:
+def test_what_the_user_limited_stays_limited(project):
     from cclsearch.loop.growth import plan_growth
     from cclsearch.plan.plan import plan_search
     from cclsearch.plan.request import SearchRequest
@@ -223,7 +223,7 @@ def test_what_the_user_limited_stays_limited(project: Path) -> None:
         plan_growth(plan_search(request).spec, None, 0, {"threads": [4]}, level=Extend.LISTED)
 
 
-def test_divisors_above_the_limit_of_the_framework_file_may_be_added() -> None:
+def test_divisors_above_the_limit_of_the_framework_file_may_be_added():
     from cclsearch.card.load import load_card
     from cclsearch.space.build import resolve_knobs
     from cclsearch.space.opening import find_opening, find_openings
@@ -268,9 +268,7 @@ def edit_ledger(folder: Path, **changes: Any) -> None:
         ({"zero_stage": [0, 1, 9]}, {}),
     ],
 )
-def test_a_hand_edited_growth_ends_a_resume_in_one_line(
-    project: Path, choices: dict[str, Any], neutral: dict[str, Any]
-) -> None:
+def test_a_hand_edited_growth_ends_a_resume_in_one_line(project, choices, neutral):
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -293,7 +291,7 @@ def test_a_hand_edited_growth_ends_a_resume_in_one_line(
         {"choices": {"threads": [1, 2]}, "growth_version": 9},
     ],
 )
-def test_a_growth_that_no_version_would_write_is_not_used_and_said(project: Path, changes: dict[str, Any]) -> None:
+def test_a_growth_that_no_version_would_write_is_not_used_and_said(project, changes):
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -304,7 +302,7 @@ def test_a_growth_that_no_version_would_write_is_not_used_and_said(project: Path
     assert len(open_session(folder).space) == 180
 
 
-def test_a_growth_survives_a_kill_between_any_two_bytes(project: Path) -> None:
+def test_a_growth_survives_a_kill_between_any_two_bytes(project):
     folder, session = open_search(project, ScriptedLauncher(ran))
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -321,6 +319,6 @@ def test_a_growth_survives_a_kill_between_any_two_bytes(project: Path) -> None:
         assert len(open_session(folder).space) == len(again.space) == 360
 
 
-def test_a_grown_event_is_written_and_read_alike() -> None:
+def test_a_grown_event_is_written_and_read_alike():
     event = SpaceGrown(choices={"threads": (1, 2)}, neutral={"threads": 1}, space_sha256="0", space_size=2)
     assert b'"neutral":{"threads":1}' in encode_line(event)

@@ -36,7 +36,7 @@ def finished(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("max_bytes", [9_000, 20_000, 33_333])
-def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project: Path, max_bytes: int) -> None:
+def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project, max_bytes):
     """No file can grow beyond `max_bytes` bytes: as on a full disk, writing the ledger fails at some moment."""
     done = run_command(*SEARCH, "--budget", "30", cwd=project, max_file_bytes=max_bytes)
     assert done.returncode == 2, done.stderr
@@ -49,7 +49,7 @@ def test_a_full_disk_stops_the_search_with_one_line_and_resume_continues(project
     assert sorted(after) == list(range(1, 31))
 
 
-def test_resume_on_a_full_disk_fails_with_one_line(project: Path) -> None:
+def test_resume_on_a_full_disk_fails_with_one_line(project):
     assert main([*SEARCH, "--budget", "2"]) == 0
     max_bytes = (project / "runs" / "r" / LEDGER_FILE).stat().st_size + 20
     done = run_command("resume", "r", "--budget", "4", "--quiet", cwd=project, max_file_bytes=max_bytes)
@@ -60,7 +60,7 @@ def test_resume_on_a_full_disk_fails_with_one_line(project: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "optuna", "ccl-bench", "report"])
-def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> None:
+def test_a_full_disk_leaves_no_incomplete_output(project, form):
     assert main([*SEARCH, "--budget", "12"]) == 0
     before = set(project.rglob("*"))
     arguments = ["report", "r"] if form == "report" else ["export", "r", "--to", form]
@@ -71,7 +71,7 @@ def test_a_full_disk_leaves_no_incomplete_output(project: Path, form: str) -> No
     assert main(arguments) == 0, "it works once there is space"
 
 
-def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_space(project: Path) -> None:
+def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_space(project):
     jobs = "jobs: [{workload: wl2, launcher: replay, name: a, budget: {trials: 4}}]"
     (project / "nightly.yaml").write_text(jobs)
     done = run_command("nightly", "nightly.yaml", "--once", cwd=project, max_file_bytes=100)
@@ -80,7 +80,7 @@ def test_a_night_on_a_full_disk_ends_in_one_line_and_runs_once_there_is_space(pr
     assert main(["nightly", "nightly.yaml", "--once"]) == 0
 
 
-def test_a_search_whose_ledger_was_lost_does_not_run_its_trials_again(project: Path, cli) -> None:
+def test_a_search_whose_ledger_was_lost_does_not_run_its_trials_again(project, cli):
     assert main([*SEARCH, "--budget", "3"]) == 0
     ledger = project / "runs" / "r" / LEDGER_FILE
     kept, results = ledger.read_bytes(), everything_under(project / "runs" / "r" / "trials")
@@ -96,7 +96,7 @@ def test_a_search_whose_ledger_was_lost_does_not_run_its_trials_again(project: P
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOSPC])
-def test_a_failing_file_system_gives_one_line(project: Path, number: int, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_a_failing_file_system_gives_one_line(project, number, monkeypatch, cli):
     assert main([*SEARCH, "--budget", "3"]) == 0
     real = os.open
 
@@ -112,7 +112,7 @@ def test_a_failing_file_system_gives_one_line(project: Path, number: int, monkey
     assert os.strerror(number) in output
 
 
-def test_a_clock_that_jumps_uses_up_no_hours(project: Path) -> None:
+def test_a_clock_that_jumps_uses_up_no_hours(project):
     assert main([*SEARCH, "--budget", "1", "--max-hours", "1"]) == 0
     run = project / "runs" / "r"
     jumps = itertools.cycle((0.0, 172_800.0, -172_800.0))
@@ -129,9 +129,7 @@ def everything_under(folder: Path) -> str:
     return "\n".join(p.read_bytes().decode("utf-8", "replace") for p in sorted(folder.rglob("*")) if p.is_file())
 
 
-def test_planted_secrets_do_not_appear_in_any_output(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_planted_secrets_do_not_appear_in_any_output(project, monkeypatch, capsys):
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     folder = project / "landscape"
@@ -150,9 +148,7 @@ def test_planted_secrets_do_not_appear_in_any_output(
     assert [name for name, value in KEYS.items() if value in held] == []
 
 
-def test_a_secret_in_a_job_log_is_masked_when_the_trial_finishes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_in_a_job_log_is_masked_when_the_trial_finishes(tmp_path, monkeypatch):
     from cclsearch.run.log_masking import scrub_logs
 
     monkeypatch.setenv("MY_SERVICE_TOKEN", KEYS["MY_SERVICE_TOKEN"])
@@ -169,7 +165,7 @@ HOSTILE = (
 )
 
 
-def test_hostile_text_in_a_recording_is_shown_as_text(project: Path, cli) -> None:
+def test_hostile_text_in_a_recording_is_shown_as_text(project, cli):
     folder = project / "landscape"
     folder.mkdir()
     card = yaml.safe_load((RECORDING / "card.yaml").read_text())
@@ -189,7 +185,7 @@ def test_hostile_text_in_a_recording_is_shown_as_text(project: Path, cli) -> Non
     assert "<script>alert(1)" not in html
 
 
-def test_a_run_folder_left_empty_by_a_kill_is_reused(project: Path, cli) -> None:
+def test_a_run_folder_left_empty_by_a_kill_is_reused(project, cli):
     folder = project / "runs" / "r"
     folder.mkdir(parents=True)
     (folder / ".search.yaml.torn").write_text("schema_ver")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -69,7 +68,7 @@ SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16", "t4": "fp16"}
         ("TPUv6e-Trillium", "tpu-v6e"),
     ],
 )
-def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
+def test_device_names_resolve_to_their_accelerator(name, key):
     assert find_accelerator(name).name == key
 
 
@@ -77,13 +76,13 @@ def test_device_names_resolve_to_their_accelerator(name: str, key: str) -> None:
     "name",
     ["gh100x", "h100x", "h10", "NVIDIA H100 XYZ", "NVIDIA A100-PG506-230", "GB10X 480GB", "v6", "", "gpu", "NVIDIA"],
 )
-def test_a_name_that_only_resembles_a_known_one_is_unknown(name: str) -> None:
+def test_a_name_that_only_resembles_a_known_one_is_unknown(name):
     assert match_accelerator(name) is None
     with pytest.raises(UserError, match="there is no accelerator"):
         find_accelerator(name)
 
 
-def test_memory_decides_between_variants_and_is_required() -> None:
+def test_memory_decides_between_variants_and_is_required():
     assert find_accelerator("nvidia_a100", 40).name == "a100-40"
     assert find_accelerator("nvidia_a100", 79.2).name == "a100-80"
     assert match_accelerator("nvidia_a100") is None
@@ -92,24 +91,24 @@ def test_memory_decides_between_variants_and_is_required() -> None:
 
 
 @pytest.mark.parametrize(("memory_gib", "key"), [(39.4, "a100-40"), (79.2, "a100-80")])
-def test_the_number_of_a_board_is_decided_by_its_memory(memory_gib: float, key: str) -> None:
+def test_the_number_of_a_board_is_decided_by_its_memory(memory_gib, key):
     assert find_accelerator("NVIDIA A100-PG509-200", memory_gib).name == key
 
 
 @pytest.mark.parametrize(("memory_gib", "key"), [(95.6, "gh200-96"), (143.0, "gh200-144")])
-def test_the_memory_of_the_cpu_in_a_name_is_not_that_of_the_accelerator(memory_gib: float, key: str) -> None:
+def test_the_memory_of_the_cpu_in_a_name_is_not_that_of_the_accelerator(memory_gib, key):
     assert find_accelerator("NVIDIA GH200 480GB", memory_gib).name == key
     with pytest.raises(UserError, match="may be gh200-96 and gh200-144"):
         find_accelerator("NVIDIA GH200 480GB")
 
 
-def test_more_memory_than_the_chip_has_is_no_match() -> None:
+def test_more_memory_than_the_chip_has_is_no_match():
     with pytest.raises(UserError, match="not 141 GiB"):
         find_accelerator("h100", 141)
 
 
 @pytest.mark.parametrize("key", sorted(load_accelerators()))
-def test_every_entry_is_complete_and_plausible(key: str) -> None:
+def test_every_entry_is_complete_and_plausible(key):
     chip = load_accelerators()[key]
     assert chip.source
     assert chip.scale_up_gbps >= chip.scale_out_gbps
@@ -123,7 +122,7 @@ def test_every_entry_is_complete_and_plausible(key: str) -> None:
     assert chip.nominal == (key == "cpu")
 
 
-def test_published_numbers_are_kept() -> None:
+def test_published_numbers_are_kept():
     h100, a100 = find_accelerator("h100"), find_accelerator("a100-40")
     assert (h100.peak_flops["bf16"], h100.memory_gib, h100.hbm_bytes_per_s) == (989.4e12, 80, 3.35e12)
     assert (a100.peak_flops["bf16"], a100.memory_bytes, a100.scale_up_gbps) == (312e12, 40 * 2**30, 2400)
@@ -138,27 +137,27 @@ OWN = """accelerators:
 """
 
 
-def test_a_project_may_add_an_accelerator(project: Path) -> None:
+def test_a_project_may_add_an_accelerator(project):
     assert match_accelerator("My Chip") is None
     (project / "hardware.yaml").write_text(OWN)
     assert find_accelerator("My Chip").name == "mychip"
     assert find_accelerator("h100").name == "h100"
 
 
-def test_an_invalid_field_of_an_added_accelerator_is_named(project: Path) -> None:
+def test_an_invalid_field_of_an_added_accelerator_is_named(project):
     (project / "hardware.yaml").write_text(OWN.replace("memory_gib: 24", "memory_gib: -1"))
     with pytest.raises(UserError, match=r"hardware\.yaml: accelerators\.mychip: memory_gib"):
         find_accelerator("h100")
 
 
-def test_names_without_a_size_stand_for_the_smallest_that_is_sold() -> None:
+def test_names_without_a_size_stand_for_the_smallest_that_is_sold():
     usual = find_usual("nvidia a100")
     assert usual is not None
     assert usual.name == "a100-40"
     assert find_usual("wonder-9000") is None
 
 
-def test_a_scale_up_domain_beyond_the_node_reaches_the_card() -> None:
+def test_a_scale_up_domain_beyond_the_node_reaches_the_card():
     card = load_card("wl2", sets=("accelerator=GB200", "memory_gb=186", "total_count=144", "count_per_node=4"))
     assert (card.hardware.accelerators_per_node, card.hardware.domain) == (4, 72)
     assert load_card("wl2").hardware.domain == 4
@@ -168,16 +167,14 @@ def test_a_scale_up_domain_beyond_the_node_reaches_the_card() -> None:
     ("precision", "dtype"),
     [("bf16", "fp32"), ("fp16", "fp16"), ("fp8", "fp16"), ("fp32", "fp32"), ("tf32", "fp32"), ("mxfp8", "fp16")],
 )
-def test_a_precision_without_a_rate_is_computed_in_a_wider_one(precision: str, dtype: str) -> None:
+def test_a_precision_without_a_rate_is_computed_in_a_wider_one(precision, dtype):
     assert find_accelerator("v100").rate_for(precision)[0] == dtype
     assert find_accelerator("tpu-v4").rate_for("fp32")[0] == "bf16"
     assert find_accelerator("gb200").rate_for("nvfp4")[0] == "fp4"
 
 
 @pytest.mark.parametrize("command", [["space"], ["predict"], ["run"]])
-def test_an_unknown_accelerator_stops_every_command_and_lists_the_numbers_to_give(
-    command: list[str], project: Path, cli
-) -> None:
+def test_an_unknown_accelerator_stops_every_command_and_lists_the_numbers_to_give(command, project, cli):
     unknown = [*command, "--workload", "wl1", "--set", "accelerator=h10o", "--overlay", "no-memory"]
     (project / "workloads").mkdir(exist_ok=True)
     (project / "workloads" / "no-memory.yaml").write_text("workload: {hardware: {xpu_spec: {memory_gb: N/A}}}\n")
@@ -187,9 +184,7 @@ def test_an_unknown_accelerator_stops_every_command_and_lists_the_numbers_to_giv
     assert "--set peak_flops=N --set memory_gb_per_s=N --set memory_gb=N" in error
 
 
-def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(project, capsys, cli):
     def predict(*sets: str) -> float:
         words = [word for setting in sets for word in ("--set", setting)]
         assert main(["predict", "--workload", "wl1", "--top", "1", "--json", *words]) == 0
@@ -211,19 +206,19 @@ def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(
         ("total_count=4", "scale_up_gbps 2400; source: the catalogue of accelerators"),
     ],
 )
-def test_links_that_a_card_does_not_state_are_inferred(setting: str, said: str, project: Path, cli) -> None:
+def test_links_that_a_card_does_not_state_are_inferred(setting, said, project, cli):
     (project / "no-links.yaml").write_text("workload: {hardware: {network_topo: {bandwidth_gbps: [N/A, ~]}}}\n")
     words = ["--workload", "wl1", "--overlay", "no-links.yaml", "--set", setting]
     assert f"inferred: {said}" in cli.out(["predict", *words, "--top", "1"])
 
 
 @pytest.mark.parametrize("rates", ["-1", "fast", "{bf16: -1}", "[1]", "1e30", "{}"])
-def test_rates_of_a_card_must_be_numbers(rates: str) -> None:
+def test_rates_of_a_card_must_be_numbers(rates):
     with pytest.raises(UserError, match="peak_flops must be a number above 0"):
         load_card("wl1", sets=("accelerator=mine", "memory_gb_per_s=1", f"peak_flops={rates}"))
 
 
-def test_accelerators_are_listed_with_their_sources(cli) -> None:
+def test_accelerators_are_listed_with_their_sources(cli):
     listed = cli.out(["accelerators"])
     assert all(f"\n{name} " in listed for name in ("v100", "gb300", "mi355x", "trainium2", "tpu-v7"))
     assert cli.out(["accelerators", "a100"]).count("NVIDIA A100 Tensor Core GPU datasheet") == 2
@@ -232,9 +227,7 @@ def test_accelerators_are_listed_with_their_sources(cli) -> None:
     assert main(["accelerators", "wonder"]) == 2
 
 
-def test_the_accelerator_of_a_profile_replaces_all_figures_of_the_cards(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_accelerator_of_a_profile_replaces_all_figures_of_the_cards(project, capsys):
     def resolve(hardware: str, *sets: str) -> tuple[Hardware, tuple[str, ...]]:
         profile = profile_from_mapping(yaml.safe_load(f"{{launcher: local, hardware: {{{hardware}}}}}"), name="site")
         return resolve_hardware(load_card("wl1", sets=sets), profile)
@@ -253,13 +246,13 @@ def test_the_accelerator_of_a_profile_replaces_all_figures_of_the_cards(
 
 
 @pytest.mark.parametrize(("gbps", "is_noted"), [(3600, False), (3000, False), (7000, True), (1200, True)])
-def test_scale_up_links_far_from_the_catalogue_are_noted(gbps: int, is_noted: bool) -> None:
+def test_scale_up_links_far_from_the_catalogue_are_noted(gbps, is_noted):
     card = load_card("wl2", sets=("accelerator=h100", "memory_gb=80", f"bandwidth_gbps=[400,{gbps}]"))
     assert card.hardware.scale_up_gbps == gbps
     assert any("h100 has 3600 per direction" in note for note in card.notes) is is_noted
 
 
-def test_both_directions_of_scale_up_links_are_halved_unless_the_field_itself_says_so() -> None:
+def test_both_directions_of_scale_up_links_are_halved_unless_the_field_itself_says_so():
     sets = ("accelerator=h100", "memory_gb=80", "bandwidth_gbps=[400,7200]")
     card = load_card("wl2", sets=sets)
     assert card.hardware.scale_up_gbps == 3600

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -80,11 +79,11 @@ def write(folder: Path, config: object) -> Path:
         (DEEPSEEK_V2_LITE, 15_706_484_224),
     ],
 )
-def test_a_config_has_the_parameters_that_its_publisher_states(config: dict[str, Any], published: int) -> None:
+def test_a_config_has_the_parameters_that_its_publisher_states(config, published):
     assert count_hf_parameters(config, "x") == pytest.approx(published, rel=0.006)
 
 
-def test_a_card_of_a_folder_loads_once_hardware_and_data_are_filled_in(tmp_path: Path) -> None:
+def test_a_card_of_a_folder_loads_once_hardware_and_data_are_filled_in(tmp_path):
     write(tmp_path, MIXTRAL | {"_name_or_path": "mistralai/Mixtral-8x7B-v0.1"})
     data = make_hf_card(tmp_path)
     assert data["workload"]["model"]["model_family"] == "Mixtral-8x7B-v0.1"
@@ -98,7 +97,7 @@ def test_a_card_of_a_folder_loads_once_hardware_and_data_are_filled_in(tmp_path:
     assert [inferred.field for inferred in card.inferred] == ["scale_up_gbps"], "all but the links"
 
 
-def test_defaults_of_families_without_those_settings(tmp_path: Path) -> None:
+def test_defaults_of_families_without_those_settings(tmp_path):
     arch = make_hf_card(write(tmp_path, GPT2))["workload"]["model"]["model_arch"]
     assert (arch["intermediate_size"], arch["num_kv_heads"], arch["head_dim"]) == (3072, 12, 64)
     assert (arch["tied_embeddings"], arch["gated_mlp"]) == (True, False)
@@ -122,14 +121,14 @@ def test_defaults_of_families_without_those_settings(tmp_path: Path) -> None:
         (MIXTRAL | {"num_local_experts": None}, "has no num_local_experts"),
     ],
 )
-def test_what_is_not_a_known_config_is_one_line(tmp_path: Path, config: object, message: str) -> None:
+def test_what_is_not_a_known_config_is_one_line(tmp_path, config, message):
     with pytest.raises(UserError) as caught:
         make_hf_card(write(tmp_path, config))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_prints_or_writes_the_card(tmp_path: Path, cli) -> None:
+def test_the_command_prints_or_writes_the_card(tmp_path, cli):
     write(tmp_path, QWEN3_MOE)
     printed = yaml.safe_load(cli.out(["card", "from-hf", str(tmp_path)]))
     assert printed["workload"]["model"]["model_arch"]["num_experts"] == 128

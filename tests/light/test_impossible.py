@@ -48,7 +48,7 @@ def predict_metrics(workload: str, framework: str) -> tuple[Space, dict[str, np.
 
 
 @pytest.mark.parametrize("framework", [*FRAMEWORKS, "gpu"])
-def test_no_predicted_figure_is_called_impossible(framework: str) -> None:
+def test_no_predicted_figure_is_called_impossible(framework):
     built = ["tiny-gpu"] if framework == "gpu" else [name for name in WORKLOADS if can_build(name, framework)]
     assert len(built) >= 3 or framework == "gpu"
     for workload in built:
@@ -70,7 +70,7 @@ def check_possible(workload: str, framework: str) -> None:
 
 
 @pytest.mark.parametrize(("gib", "is_said"), [(2, True), (40, False)])
-def test_a_model_that_no_device_holds_is_said_before_anything_runs(gib: float, is_said: bool) -> None:
+def test_a_model_that_no_device_holds_is_said_before_anything_runs(gib, is_said):
     card = load_card("wl1-inference", sets=[f"workload.hardware.xpu_spec.memory_gib={gib}"])
     said = describe_no_room(card, build_space(card, load_framework("vllm"), use_fewer=True))
     assert bool(said) == is_said

@@ -30,7 +30,7 @@ def predict(recording: Recording, rows: list[int], wrong: int, factor: float) ->
 
 @pytest.mark.parametrize("factor", BOUND)
 @pytest.mark.parametrize("name", NAMES)
-def test_one_outlier_of_six_teaches_little_about_others(name: str, factor: float) -> None:
+def test_one_outlier_of_six_teaches_little_about_others(name, factor):
     recording = load_recording(LANDSCAPES / name)
     fine = [n for n, row in enumerate(recording.rows) if "step_time_s" in row.metrics]
     for seed in range(2):

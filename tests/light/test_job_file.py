@@ -43,7 +43,7 @@ ODD: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", ODD)
-def test_what_is_not_a_small_regular_file_is_a_failure_of_the_trial_that_says_so(tmp_path: Path, what: str) -> None:
+def test_what_is_not_a_small_regular_file_is_a_failure_of_the_trial_that_says_so(tmp_path, what):
     ODD[what](tmp_path / "result.json")
     found = collect_result(tmp_path, TrainingResult)
     assert isinstance(found, Failure)
@@ -55,9 +55,7 @@ def test_what_is_not_a_small_regular_file_is_a_failure_of_the_trial_that_says_so
 
 @pytest.mark.parametrize("what", ODD)
 @pytest.mark.parametrize("name", ["failures/0.json", "exit_code", "stderr.log", "stdout.log"])
-def test_odd_files_beside_a_missing_result_leave_the_end_that_the_launcher_saw(
-    tmp_path: Path, what: str, name: str
-) -> None:
+def test_odd_files_beside_a_missing_result_leave_the_end_that_the_launcher_saw(tmp_path, what, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     ODD[what](tmp_path / name)
     found = collect_end(tmp_path, exit_code=3)
@@ -81,9 +79,7 @@ BAD_FAILURES = {
 
 
 @pytest.mark.parametrize("text", BAD_FAILURES, ids=range(len(BAD_FAILURES)))
-def test_a_failure_of_a_rank_that_cannot_be_read_is_named_in_the_failure_of_the_trial(
-    tmp_path: Path, text: str
-) -> None:
+def test_a_failure_of_a_rank_that_cannot_be_read_is_named_in_the_failure_of_the_trial(tmp_path, text):
     (tmp_path / "failures").mkdir()
     (tmp_path / "failures" / "0.json").write_text(text)
     found = collect_end(tmp_path, exit_code=1)
@@ -107,7 +103,7 @@ BAD_RESULTS = {
 
 
 @pytest.mark.parametrize("text", BAD_RESULTS, ids=range(len(BAD_RESULTS)))
-def test_a_result_that_cannot_be_parsed_is_a_short_failure_that_says_why(tmp_path: Path, text: str) -> None:
+def test_a_result_that_cannot_be_parsed_is_a_short_failure_that_says_why(tmp_path, text):
     (tmp_path / "result.json").write_bytes(text.encode(errors="surrogateescape"))
     found = collect_result(tmp_path, TrainingResult)
     assert isinstance(found, Failure)
@@ -115,12 +111,12 @@ def test_a_result_that_cannot_be_parsed_is_a_short_failure_that_says_why(tmp_pat
     assert len(found.message) <= 1000
 
 
-def test_a_whole_number_beyond_64_bits_is_a_float() -> None:
+def test_a_whole_number_beyond_64_bits_is_a_float():
     assert parse_json(f"[{2**63 - 1}, {2**63}, -{2**70}]") == [2**63 - 1, float(2**63), float(-(2**70))]
     assert [type(value) for value in parse_json(f"[{2**63 - 1}, {2**63}]")] == [int, float]
 
 
-def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path: Path) -> None:
+def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("[1, 2]")
     assert (read_job_bytes(path, 6), read_job_json(path, 6)) == (b"[1, 2]", [1, 2])
@@ -129,7 +125,7 @@ def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path: Path) -> None:
         read_job_bytes(path, 5)
 
 
-def test_a_result_of_more_than_64_mib_is_not_read(tmp_path: Path) -> None:
+def test_a_result_of_more_than_64_mib_is_not_read(tmp_path):
     with (tmp_path / "result.json").open("wb") as file:
         file.truncate((64 << 20) + 1)
     found = collect_result(tmp_path, TrainingResult)
@@ -137,7 +133,7 @@ def test_a_result_of_more_than_64_mib_is_not_read(tmp_path: Path) -> None:
     assert found.message == "result.json has 67,108,865 bytes, more than the 67,108,864 allowed"
 
 
-def test_a_record_that_a_job_replaced_by_a_fifo_is_a_missing_record(tmp_path: Path) -> None:
+def test_a_record_that_a_job_replaced_by_a_fifo_is_a_missing_record(tmp_path):
     class Record(Model):
         pid: int
 

@@ -37,7 +37,7 @@ def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tup
         return writer.state, launcher
 
 
-def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project: Path) -> None:
+def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project):
     state, launcher = search(project, lambda job: failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job))
     assert len(state.trials) == 4
     assert all(trial.loss is not None and len(trial.retries) == 1 for trial in state.trials.values())
@@ -45,7 +45,7 @@ def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project: Path)
 
 
 @pytest.mark.parametrize("kind", [FailureKind.PREEMPTED, FailureKind.LAUNCHER, FailureKind.CRASHED])
-def test_what_a_scheduler_or_ssh_says_is_stored_without_its_secrets(kind: FailureKind, project: Path) -> None:
+def test_what_a_scheduler_or_ssh_says_is_stored_without_its_secrets(kind, project):
     said = "scontrol: Comment=HF_TOKEN=hf_Zq3vT8mK1xW5bN7cR2dL9f ssh: proxy http://me:p@ss-w0rd@proxy:3128 refused"
     failure = failed(kind).model_copy(update={"message": said})
     state, _ = search(project, lambda job: failure if job.attempt == 1 else ran(job), budget=1)
@@ -55,7 +55,7 @@ def test_what_a_scheduler_or_ssh_says_is_stored_without_its_secrets(kind: Failur
     assert [path for path, text in kept.items() if "hf_Zq3" in text or "ss-w0rd" in text] == []
 
 
-def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(project: Path) -> None:
+def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(project):
     """The ledger keeps it, so that a job cannot choose the nonce that its traces must contain."""
     jobs: list[Job] = []
 
@@ -78,7 +78,7 @@ def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(p
         assert trial_environment(job.trial_dir, job.payload)["CCL_NONCE"] == job.payload.nonce
 
 
-def test_a_search_stops_after_3_consecutive_infrastructure_failures(project: Path) -> None:
+def test_a_search_stops_after_3_consecutive_infrastructure_failures(project):
     state, launcher = search(project, lambda job: failed(FailureKind.NODE_FAILED))
     assert state.ended is None
     assert state.stopped is not None
@@ -87,7 +87,7 @@ def test_a_search_stops_after_3_consecutive_infrastructure_failures(project: Pat
     assert len(launcher.submitted) == 9
 
 
-def test_a_search_stops_when_its_allocation_ends_and_can_resume(project: Path) -> None:
+def test_a_search_stops_when_its_allocation_ends_and_can_resume(project):
     """The allocation is too short for the second trial: the search stops at once, and a resume runs that trial."""
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.ALLOCATION_ENDED) if job.trial == 2 else ran(job))
     folder, session = open_search(project, launcher)
@@ -105,7 +105,7 @@ def test_a_search_stops_when_its_allocation_ends_and_can_resume(project: Path) -
         assert len(writer.state.trials) == 4
 
 
-def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project: Path) -> None:
+def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project):
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.NODE_FAILED))
     folder, session = open_search(project, launcher, budget=1000)
     with RunWriter(folder) as writer:
@@ -121,7 +121,7 @@ def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project: Path)
     assert len(ranked) == len(session.space)
 
 
-def test_the_baseline_stays_the_first_trial_that_finished(project: Path) -> None:
+def test_the_baseline_stays_the_first_trial_that_finished(project):
     launcher = FirstJobFinishesLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
     folder, session = open_search(project, launcher, budget=3, parallel=2)
     with RunWriter(folder) as writer:
@@ -133,7 +133,7 @@ def test_the_baseline_stays_the_first_trial_that_finished(project: Path) -> None
     assert set(baselines) == {None, 2}
 
 
-def test_a_configuration_failure_costs_budget_and_is_not_retried(project: Path) -> None:
+def test_a_configuration_failure_costs_budget_and_is_not_retried(project):
     state, launcher = search(project, lambda job: failed(FailureKind.OUT_OF_MEMORY))
     assert [
         trial.outcome.failure.kind for trial in state.trials.values() if trial.outcome and trial.outcome.failure
@@ -142,7 +142,7 @@ def test_a_configuration_failure_costs_budget_and_is_not_retried(project: Path) 
     assert state.ended is not None
 
 
-def test_jobs_of_a_killed_search_are_adopted_not_submitted_again(project: Path) -> None:
+def test_jobs_of_a_killed_search_are_adopted_not_submitted_again(project):
     """The search was killed after the launcher accepted the job and before the ledger recorded it."""
     launcher = ScriptedLauncher(ran)
     folder, session = open_search(project, launcher, budget=1)
@@ -163,7 +163,7 @@ def test_jobs_of_a_killed_search_are_adopted_not_submitted_again(project: Path) 
     assert launcher.submitted == [job.name]
 
 
-def test_a_result_of_a_job_the_launcher_no_longer_lists_is_used(project: Path) -> None:
+def test_a_result_of_a_job_the_launcher_no_longer_lists_is_used(project):
     launcher = ScriptedLauncher(ran)
     folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
@@ -183,7 +183,7 @@ def test_a_result_of_a_job_the_launcher_no_longer_lists_is_used(project: Path) -
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_a_stop_cancels_running_jobs_unless_detached(project: Path, detach: bool) -> None:
+def test_a_stop_cancels_running_jobs_unless_detached(project, detach):
     stop = StopSignal(leave_jobs=detach)
 
     def decide(job: Job) -> Ending:
@@ -209,7 +209,7 @@ def run_session(folder: Path, session: Session) -> RunState:
         return writer.state
 
 
-def test_an_unreachable_run_folder_does_not_fail_a_job(project: Path) -> None:
+def test_an_unreachable_run_folder_does_not_fail_a_job(project):
     """A poll that finds no result because a shared file system is unreachable does not prove that the job failed."""
     away = project / "away"
 
@@ -233,7 +233,7 @@ def test_an_unreachable_run_folder_does_not_fail_a_job(project: Path) -> None:
     assert len(launcher.submitted) == 1
 
 
-def test_files_of_earlier_attempts_are_kept(project: Path) -> None:
+def test_files_of_earlier_attempts_are_kept(project):
     def decide(job: Job) -> Ending:
         (job.trial_dir / "stderr.log").write_text(f"attempt {job.attempt}")
         return failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job)
@@ -244,7 +244,7 @@ def test_files_of_earlier_attempts_are_kept(project: Path) -> None:
     assert (folder / "attempts" / "1" / "stderr.log").read_text() == "attempt 1"
 
 
-def test_a_folder_where_the_next_trials_files_belong_is_moved_aside(project: Path) -> None:
+def test_a_folder_where_the_next_trials_files_belong_is_moved_aside(project):
     def decide(job: Job) -> Ending:
         if job.trial == 1:
             (job.trial_dir.parent / "0002" / "config.json").mkdir(parents=True)
@@ -260,9 +260,7 @@ def test_a_folder_where_the_next_trials_files_belong_is_moved_aside(project: Pat
 
 @pytest.mark.parametrize("place", ["0002", "0002/attempts", "0002/attempts/1"])
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_file_or_link_where_the_next_trials_folder_belongs_is_moved_aside(
-    project: Path, place: str, is_link: bool
-) -> None:
+def test_a_file_or_link_where_the_next_trials_folder_belongs_is_moved_aside(project, place, is_link):
     elsewhere = project / "elsewhere"
     elsewhere.mkdir()
 
@@ -293,7 +291,7 @@ class OneAtATime(ScriptedLauncher):
         return super().submit(jobs)
 
 
-def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_other(project: Path) -> None:
+def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_other(project):
     launcher = OneAtATime(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     folder, session = open_search(project, launcher, confirm=2)
     jobs = replace(session.jobs, evaluate=lambda t, p, b, f: admit(TrialEvaluator(session.spec)(t, p, b, f)))
@@ -308,7 +306,7 @@ def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_
     assert len({trial.config for trial in state.trials.values()}) == 4
 
 
-def test_a_multi_objective_search_confirms_its_pareto_front(project: Path) -> None:
+def test_a_multi_objective_search_confirms_its_pareto_front(project):
     """Fewer ranks are slower, so the fastest configuration of each size is on the Pareto front."""
     launcher = ScriptedLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
     launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
@@ -323,7 +321,7 @@ def test_a_multi_objective_search_confirms_its_pareto_front(project: Path) -> No
     assert sorted(sizes) == [1, 4]
 
 
-def test_a_stop_does_not_count_as_an_attempt(project: Path) -> None:
+def test_a_stop_does_not_count_as_an_attempt(project):
     """The search is stopped three times while its trial runs; the trial is then preempted twice and still succeeds."""
     stop = StopSignal()
 
@@ -345,7 +343,7 @@ def test_a_stop_does_not_count_as_an_attempt(project: Path) -> None:
     assert len(trial.retries) == 5
 
 
-def test_an_expectation_that_is_not_a_finite_number_is_left_out(project: Path) -> None:
+def test_an_expectation_that_is_not_a_finite_number_is_left_out(project):
     folder, session = open_search(project, ScriptedLauncher(ran), budget=1)
 
     class Expecting(Proposer):

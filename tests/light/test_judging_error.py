@@ -50,7 +50,7 @@ def search(project: Path, decide: Any, **limits: int) -> RunState:
 
 
 @pytest.mark.parametrize("what", ABSURD)
-def test_an_absurd_figure_costs_no_other_trial(project: Path, what: str) -> None:
+def test_an_absurd_figure_costs_no_other_trial(project, what):
     def decide(job: Job) -> TrainingResult:
         valid = ran(job)
         return valid.model_copy(update=ABSURD[what]) if job.trial == 2 else valid
@@ -68,7 +68,7 @@ def test_an_absurd_figure_costs_no_other_trial(project: Path, what: str) -> None
     assert absurd.failure is None or absurd.failure.kind in own_fault
 
 
-def test_a_derived_metric_that_is_not_finite_is_left_out_and_a_note_says_so(project: Path) -> None:
+def test_a_derived_metric_that_is_not_finite_is_left_out_and_a_note_says_so(project):
     state = search(project, lambda job: ran(job, energy_j=1e308), budget=1)
     outcome = state.trials[1].outcome
     assert outcome is not None
@@ -93,9 +93,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return numbers
 
 
-def test_a_judging_error_costs_no_budget_teaches_nothing_and_keeps_its_traceback(
-    project: Path, broken: set[int]
-) -> None:
+def test_a_judging_error_costs_no_budget_teaches_nothing_and_keeps_its_traceback(project, broken):
     broken.add(2)
     state = search(project, ran, parallel=1)
     outcome = state.trials[2].outcome
@@ -115,9 +113,7 @@ def test_a_judging_error_costs_no_budget_teaches_nothing_and_keeps_its_traceback
     assert "hf_aaaa" not in kept + outcome.failure.message
 
 
-def test_three_judging_errors_in_a_row_stop_the_search_with_their_own_exit_code(
-    project: Path, broken: set[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_three_judging_errors_in_a_row_stop_the_search_with_their_own_exit_code(project, broken, monkeypatch, capsys):
     broken.update({1, 2, 4, 5, 6, 7})
     folder, session = open_search(project, ScriptedLauncher(ran), budget=9, parallel=1)
     monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
@@ -132,9 +128,7 @@ def test_three_judging_errors_in_a_row_stop_the_search_with_their_own_exit_code(
     assert "(5 judging errors do not count)" in capsys.readouterr().out
 
 
-def test_admit_judges_such_a_trial_later_and_writes_it(
-    project: Path, broken: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_admit_judges_such_a_trial_later_and_writes_it(project, broken, monkeypatch):
     broken.add(2)
     search(project, ran, parallel=1)
     folder = project / "runs" / "r"
@@ -153,9 +147,7 @@ def test_admit_judges_such_a_trial_later_and_writes_it(
     assert [o.trial for o in state.trials.observe()] == [1, 2, 3, 4, 5]
 
 
-def test_verdicts_that_another_process_wrote_in_the_meantime_are_not_overwritten(
-    project: Path, broken: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_that_another_process_wrote_in_the_meantime_are_not_overwritten(project, broken, monkeypatch):
     broken.add(2)
     search(project, ran, parallel=1)
     folder = project / "runs" / "r"
@@ -168,7 +160,7 @@ def test_verdicts_that_another_process_wrote_in_the_meantime_are_not_overwritten
     assert (folder / "ledger.jsonl").read_bytes() == before
 
 
-def test_only_the_engine_can_say_that_judging_failed(tmp_path: Path) -> None:
+def test_only_the_engine_can_say_that_judging_failed(tmp_path):
     claim = {"stage": "score", "kind": "judging_error", "message": "free of charge"}
     (tmp_path / "result.json").write_text(json.dumps({"status": "failed", "failure": claim}))
     found = collect_end(tmp_path)
@@ -176,7 +168,7 @@ def test_only_the_engine_can_say_that_judging_failed(tmp_path: Path) -> None:
     assert (found.kind, found.message) == (FailureKind.CRASHED, "free of charge")
 
 
-def test_a_folder_in_place_of_our_own_files_does_not_stop_the_search(project: Path) -> None:
+def test_a_folder_in_place_of_our_own_files_does_not_stop_the_search(project):
     def decide(job: Job) -> TrainingResult:
         for name in ("metrics.json", "admission.json", "judging_error.txt"):
             (job.trial_dir / name / "of-the-job").mkdir(parents=True)
@@ -189,9 +181,7 @@ def test_a_folder_in_place_of_our_own_files_does_not_stop_the_search(project: Pa
     assert (folder / "metrics.json.1" / "of-the-job").is_dir()
 
 
-def test_an_interrupt_while_a_trial_is_judged_is_not_a_judging_error(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_while_a_trial_is_judged_is_not_a_judging_error(project, monkeypatch):
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -201,7 +191,7 @@ def test_an_interrupt_while_a_trial_is_judged_is_not_a_judging_error(
     assert load_run(project / "runs" / "r").state.trials[1].outcome is None
 
 
-def test_a_search_that_a_launcher_refused_is_stopped_with_the_reason_not_killed(project: Path) -> None:
+def test_a_search_that_a_launcher_refused_is_stopped_with_the_reason_not_killed(project):
     class Refusing(ScriptedLauncher):
         def submit(self, jobs: Any) -> Any:
             raise UserError("no such partition: token=hf_" + "b" * 34)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +30,7 @@ def read_names() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_names_of_public_sources_have_the_class_that_their_source_states() -> None:
+def test_names_of_public_sources_have_the_class_that_their_source_states():
     rows = read_names()
     assert len({row["name"] for row in rows}) >= 500
     assert all(row["source"] and row["class"] in CLASSES for row in rows)
@@ -39,7 +38,7 @@ def test_names_of_public_sources_have_the_class_that_their_source_states() -> No
     assert wrong == {row["name"]: (row["class"], "other") for row in rows if row["name"] in SAID_BY_CONTEXT_ONLY}
 
 
-def test_the_names_cover_every_class() -> None:
+def test_the_names_cover_every_class():
     assert set(Counter(row["class"] for row in read_names())) == set(CLASSES)
 
 
@@ -69,7 +68,7 @@ def test_the_names_cover_every_class() -> None:
         ("\x00<<<(((", "other"),
     ],
 )
-def test_names_that_contain_words_of_another_class(name: str, found: str) -> None:
+def test_names_that_contain_words_of_another_class(name, found):
     assert kernel_class(name) == found
 
 
@@ -92,7 +91,7 @@ def test_names_that_contain_words_of_another_class(name: str, found: str) -> Non
         ("", "", ""),
     ],
 )
-def test_a_name_is_split_from_its_return_type_arguments_and_parameters(text: str, name: str, arguments: str) -> None:
+def test_a_name_is_split_from_its_return_type_arguments_and_parameters(text, name, arguments):
     found = split_kernel_name(text)
     assert (found.name, found.arguments) == (name, arguments)
 
@@ -113,11 +112,11 @@ def test_a_name_is_split_from_its_return_type_arguments_and_parameters(text: str
         ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
     ],
 )
-def test_a_family_names_the_operation_of_a_wrapper(text: str, family: str) -> None:
+def test_a_family_names_the_operation_of_a_wrapper(text, family):
     assert kernel_family(text) == family
 
 
-def test_lines_of_a_user_come_before_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_user_come_before_ours(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     before = current_version()
@@ -132,7 +131,7 @@ def test_lines_of_a_user_come_before_ours(tmp_path: Path, monkeypatch: pytest.Mo
     assert current_version() != before, "columns that were cached with other classes must not be used"
 
 
-def test_a_table_in_the_project_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_in_the_project_is_used(tmp_path, monkeypatch):
     (tmp_path / "kernel_classes.csv").write_text("class,match,pattern,source\nrope,last,^zz_,us\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert kernel_class("ns::zz_1") == "rope"
@@ -149,14 +148,14 @@ def test_a_table_in_the_project_is_used(tmp_path: Path, monkeypatch: pytest.Monk
         ("class,match,pattern\ngemm,somewhere,x\n", "match must be last, name, qualified or all"),
     ],
 )
-def test_a_malformed_table_is_one_line_that_says_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+def test_a_malformed_table_is_one_line_that_says_what_is_wrong(tmp_path, text, says):
     table = tmp_path / "mine.csv"
     table.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=says.replace("(", r"\(")):
         check_classes(table)
 
 
-def test_a_table_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
+def test_a_table_that_is_missing_or_not_text_is_refused(tmp_path):
     binary = tmp_path / "mine.csv"
     binary.write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "none.csv", binary):
@@ -164,7 +163,7 @@ def test_a_table_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
             check_classes(path)
 
 
-def test_the_table_names_a_source_for_every_line() -> None:
+def test_the_table_names_a_source_for_every_line():
     path = ROOT / "cclsearch" / "trace" / "rules" / "kernel_classes.csv"
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -174,19 +173,19 @@ def test_the_table_names_a_source_for_every_line() -> None:
 
 @given(st.text(max_size=300) | st.from_regex(r"(void )?[_a-zA-Z:<>() ,0-9.\[\]]{0,200}", fullmatch=True))
 @settings(max_examples=150, deadline=None)
-def test_any_text_has_a_class_and_a_family(text: str) -> None:
+def test_any_text_has_a_class_and_a_family(text):
     assert kernel_class(text) in CLASSES
     assert len(kernel_family(text)) <= 120
     assert len(split_kernel_name(text).arguments) <= MAX_ARGUMENTS
 
 
-def test_a_name_of_any_length_is_cut_before_it_is_searched() -> None:
+def test_a_name_of_any_length_is_cut_before_it_is_searched():
     found = split_kernel_name("triton_red_fused_" + "mean_" * 100_000)
     assert len(found.all) <= MAX_NAME
     assert kernel_class("triton_red_fused_" + "mean_" * 100_000) == "reduction"
 
 
-def test_a_search_does_not_begin_with_a_malformed_table(project: Path, cli) -> None:
+def test_a_search_does_not_begin_with_a_malformed_table(project, cli):
     (project / "kernel_classes.csv").write_text("class,pattern\ngemm,(\n", encoding="utf-8")
     assert "is not a regular expression" in cli.err(["run", "--workload", "wl2", "--budget", "1"])
     assert not (project / "runs").exists()

@@ -28,11 +28,11 @@ def check_refused(sets: tuple[str, ...], problem: str, workload: str = "wl2-infe
     assert "\n" not in str(refused.value)
 
 
-def test_other_tables_are_refused_in_one_line() -> None:
+def test_other_tables_are_refused_in_one_line():
     check_refused(("kernel_tables=nvidia",), "kernel_tables must be aiconfigurator; it is 'nvidia'")
 
 
-def test_without_the_package_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'ccl-search\[aiconfigurator\]'"):
         require_kernel_tables(make_card(ASKED))

@@ -11,7 +11,6 @@ from cclsearch.card.load import load_card
 from cclsearch.cli import main
 from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Value
 from cclsearch.propose.agent.policy.knob_aliases import find_knob
 from cclsearch.report.predicted import shorten_labels
 from cclsearch.space import knobs
@@ -60,7 +59,7 @@ def make_space(*rows: dict[str, Any]) -> Space:
 
 
 @pytest.mark.parametrize("name", list_frameworks())
-def test_every_knob_of_a_shipped_framework_has_a_meaning_or_is_free(name: str) -> None:
+def test_every_knob_of_a_shipped_framework_has_a_meaning_or_is_free(name):
     framework = load_framework(name)
     declared = [*framework.knobs, *framework.optional_knobs]
     assert {knob.name for knob in declared if knob.name not in KNOBS} <= FREE
@@ -68,7 +67,7 @@ def test_every_knob_of_a_shipped_framework_has_a_meaning_or_is_free(name: str) -
 
 
 @pytest.mark.parametrize("meaning", KNOBS.values(), ids=list(KNOBS))
-def test_an_entry_is_consistent(meaning: KnobMeaning) -> None:
+def test_an_entry_is_consistent(meaning):
     assert meaning.words
     assert canonical_name(meaning.name) == meaning.name
     assert {canonical_name(alias) for alias in (*meaning.aliases, *meaning.short)} <= {meaning.name}
@@ -81,7 +80,7 @@ def test_an_entry_is_consistent(meaning: KnobMeaning) -> None:
         assert meaning.neutral == meaning.order[0]
 
 
-def test_degrees_are_declared_once() -> None:
+def test_degrees_are_declared_once():
     assert list_degrees() == ("tp", "dp", "pp", "cp", "devices", "ep")
     assert rank_degrees() == ("tp", "dp", "pp", "cp", "devices")
     assert stated_knobs(rank_degrees(), ()) == ["tp", "dp", "pp"]
@@ -119,7 +118,7 @@ def test_degrees_are_declared_once() -> None:
         ("kernel", "kernel"),
     ],
 )
-def test_a_knob_is_found_by_the_names_of_other_frameworks(alias: str, name: str) -> None:
+def test_a_knob_is_found_by_the_names_of_other_frameworks(alias, name):
     assert canonical_name(alias) == name
     space = make_space({name: 1}, {name: 2})
     assert find_knob(space, alias) == find_knob(space, alias.upper().replace("_", "-")) == space.knobs[0]
@@ -127,13 +126,13 @@ def test_a_knob_is_found_by_the_names_of_other_frameworks(alias: str, name: str)
     assert other.find(name) == other.knobs[0], "a recording may use the other name"
 
 
-def test_the_exact_name_comes_before_an_alias() -> None:
+def test_the_exact_name_comes_before_an_alias():
     space = make_space({"zero": 1, "zero_stage": 2})
     assert space.find("zero_stage") == space.knobs[1]
     assert space.find("tp") is None
 
 
-def test_a_missing_knob_is_neutral_and_a_free_knob_is_one() -> None:
+def test_a_missing_knob_is_neutral_and_a_free_knob_is_one():
     assert [Columns({}, 1)[name].tolist() for name in ("tp", "cp", "zero_stage", "sequence_parallel", "free")] == [
         *([1], [1], [0], [0], [1]),
     ]
@@ -154,17 +153,17 @@ def test_a_missing_knob_is_neutral_and_a_free_knob_is_one() -> None:
         (Knob("mixed", (1, "auto")), None),
     ],
 )
-def test_numbers_and_declared_text_have_an_order(knob: Knob, ordered: tuple[Value, ...] | None) -> None:
+def test_numbers_and_declared_text_have_an_order(knob, ordered):
     assert knob.ordered_choices == ordered
 
 
-def test_an_order_of_text_does_not_change_the_features_of_the_surrogate() -> None:
+def test_an_order_of_text_does_not_change_the_features_of_the_surrogate():
     space = make_space(*({"activation_checkpointing": word} for word in ("none", "selective", "full")))
     assert read_features(space).numbers_ND.shape == (3, 0)
     assert len(set(read_features(space).categories_NC[:, 0].tolist())) == 3
 
 
-def test_a_knob_without_effect_does_not_distinguish_configurations() -> None:
+def test_a_knob_without_effect_does_not_distinguish_configurations():
     space = make_space(*({"dp": dp, "cp": cp, "zero_stage": zero} for dp in (1, 2) for cp in (1, 2) for zero in (0, 1)))
     stage = [k.name for k in space.knobs].index("zero_stage")
     codes = read_features(space).categories_NC[:, stage].reshape(2, 2, 2)
@@ -172,7 +171,7 @@ def test_a_knob_without_effect_does_not_distinguish_configurations() -> None:
     assert codes[0, 1].tolist() == codes[1, 0].tolist() == codes[1, 1].tolist() == [0, 1]
 
 
-def test_labels_name_every_degree_and_what_differs() -> None:
+def test_labels_name_every_degree_and_what_differs():
     configs = [
         {"tp": 2, "cp": 4, "micro_batch_size": 1, "activation_checkpointing": word, "zero_stage": 1, "flag": word}
         for word in ("none", "full")
@@ -180,7 +179,7 @@ def test_labels_name_every_degree_and_what_differs() -> None:
     assert shorten_labels(configs) == ["tp=2 cp=4 ckpt=none flag=none", "tp=2 cp=4 ckpt=full flag=full"]
 
 
-def test_the_prediction_reads_a_recordings_own_names() -> None:
+def test_the_prediction_reads_a_recordings_own_names():
     card = load_card("wl2")
     names = make_space({"tensor_parallel_size": 4, "mbs": 2, "distributed_optimizer": True, "recompute": "full"})
     layout = read_layout(card, names)
@@ -190,7 +189,7 @@ def test_the_prediction_reads_a_recordings_own_names() -> None:
 
 
 @pytest.mark.usefixtures("table")
-def test_a_knob_of_a_plugin_is_known_everywhere() -> None:
+def test_a_knob_of_a_plugin_is_known_everywhere():
     register_knob(
         KnobMeaning("kv_blocks", "blocks of the cache", minimum=2, label="kv", aliases=("cache_blocks",), short=("kb",))
     )
@@ -203,7 +202,7 @@ def test_a_knob_of_a_plugin_is_known_everywhere() -> None:
 
 
 @pytest.mark.usefixtures("table")
-def test_a_degree_of_a_plugin_multiplies_the_ranks() -> None:
+def test_a_degree_of_a_plugin_multiplies_the_ranks():
     register_knob(KnobMeaning("xp", "toy", "ranks", minimum=1, splits="extra", multiplies_ranks=True))
     card, framework = load_card("wl2"), load_framework("megatron")
     config = {"tp": 2, "dp": 2, "pp": 2, "xp": 2}
@@ -230,7 +229,7 @@ def test_a_degree_of_a_plugin_multiplies_the_ranks() -> None:
         KnobMeaning("mbs", "is a short name of another"),
     ],
 )
-def test_a_name_means_one_knob(meaning: KnobMeaning) -> None:
+def test_a_name_means_one_knob(meaning):
     with pytest.raises(ValueError, match=r"registered twice|already a name of knob"):
         register_knob(meaning)
     assert meaning_of("tp").splits == "tensor"
@@ -238,7 +237,7 @@ def test_a_name_means_one_knob(meaning: KnobMeaning) -> None:
     assert register_knob(KNOBS["tp"]) == KNOBS["tp"], "a second import of a plugin is no conflict"
 
 
-def test_the_command_shows_order_and_unit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_order_and_unit(capsys):
     knobs = ["--knob", "ac=full,none", "--knob", "tp=4,1"]
     assert main(["space", "--workload", "wl2", "--framework", "megatron", *knobs]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

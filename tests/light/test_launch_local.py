@@ -77,7 +77,7 @@ def fail(start, script: str, **options: float) -> Failure:
     return status.failure
 
 
-def test_a_job_runs_under_the_trial_contract(start) -> None:
+def test_a_job_runs_under_the_trial_contract(start):
     launcher, handle = start(WRITE_RESULT)
     assert wait_until_done(launcher, handle).failure is None
     result = collect_result(handle.trial_dir, TrainingResult)
@@ -86,7 +86,7 @@ def test_a_job_runs_under_the_trial_contract(start) -> None:
     assert result.extra == {"tp": "2"}
 
 
-def test_a_job_inherits_no_secret(start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_inherits_no_secret(start, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "sk-do-not-tell-anyone")
     launcher, handle = start("import os; print(sorted(os.environ))" + WRITE_RESULT)
     wait_until_done(launcher, handle)
@@ -96,9 +96,7 @@ def test_a_job_inherits_no_secret(start, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("field", "value"), [("timeout_s", -1), ("timeout_s", True), ("pid", "7")])
-def test_a_job_that_spoils_its_own_record_has_failed_and_the_message_says_what_is_wrong(
-    start, field: str, value: object
-) -> None:
+def test_a_job_that_spoils_its_own_record_has_failed_and_the_message_says_what_is_wrong(start, field, value):
     launcher, handle = start("import time; time.sleep(600)")
     path = handle.trial_dir / "job.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
@@ -110,7 +108,7 @@ def test_a_job_that_spoils_its_own_record_has_failed_and_the_message_says_what_i
     assert start_ticks(int(handle.job_id)) is None, "its processes must not be left behind"
 
 
-def test_a_job_that_is_found_without_its_record_keeps_its_time_limit(start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_found_without_its_record_keeps_its_time_limit(start, monkeypatch):
     launcher, handle = start("import time; time.sleep(600)", timeout_s=100.0)
     (handle.trial_dir / "job.json").unlink()
     [found] = launcher.find("run")
@@ -122,7 +120,7 @@ def test_a_job_that_is_found_without_its_record_keeps_its_time_limit(start, monk
     assert start_ticks(int(handle.job_id)) is None, "its processes must not be left behind"
 
 
-def test_a_job_over_its_time_limit_is_ended_with_all_its_processes(start) -> None:
+def test_a_job_over_its_time_limit_is_ended_with_all_its_processes(start):
     script = (
         "import subprocess, sys, time, os\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
@@ -146,7 +144,7 @@ def test_a_job_over_its_time_limit_is_ended_with_all_its_processes(start) -> Non
         'open("exit_code", "w").write("0")',
     ],
 )
-def test_a_job_keeps_its_time_limit_whatever_it_does_to_its_own_files(start, spoil: str) -> None:
+def test_a_job_keeps_its_time_limit_whatever_it_does_to_its_own_files(start, spoil):
     """Also a script that clears its working folder before it starts."""
     script = f"import json, os, time\nwhile not os.path.exists('job.json'): time.sleep(0.01)\n{spoil}\ntime.sleep(20)"
     launcher, handle = start(script, timeout_s=1.0)
@@ -155,7 +153,7 @@ def test_a_job_keeps_its_time_limit_whatever_it_does_to_its_own_files(start, spo
     assert (status.failure.kind, "no result after 1 s" in status.failure.message) == (FailureKind.TIMEOUT, True)
 
 
-def test_cancel_ends_the_whole_job(start) -> None:
+def test_cancel_ends_the_whole_job(start):
     launcher, handle = start("import time; time.sleep(600)")
     assert launcher.poll([handle])[0].state is JobState.RUNNING
     launcher.cancel([handle])
@@ -163,13 +161,13 @@ def test_cancel_ends_the_whole_job(start) -> None:
     assert launcher.poll([handle])[0].state is JobState.DONE
 
 
-def test_exit_code_0_without_a_result_is_a_failure(start) -> None:
+def test_exit_code_0_without_a_result_is_a_failure(start):
     failure = fail(start, "pass")
     assert failure.kind is FailureKind.CRASHED
     assert "exited with 0 but wrote no result.json" in failure.message
 
 
-def test_a_result_that_is_not_json_is_a_failure_that_says_so(start) -> None:
+def test_a_result_that_is_not_json_is_a_failure_that_says_so(start):
     script = "import os; open(os.environ['CCL_TRIAL_DIR'] + '/result.json', 'w').write('{\"status\": \"o')"
     launcher, handle = start(script)
     assert wait_until_done(launcher, handle).state is JobState.DONE
@@ -178,25 +176,25 @@ def test_a_result_that_is_not_json_is_a_failure_that_says_so(start) -> None:
     assert "result.json is not JSON" in failure.message
 
 
-def test_a_signal_is_named(start) -> None:
+def test_a_signal_is_named(start):
     failure = fail(start, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert failure.kind is FailureKind.CRASHED
     assert "SIGSEGV" in failure.message
 
 
-def test_a_full_disk_is_not_the_configurations_fault(start) -> None:
+def test_a_full_disk_is_not_the_configurations_fault(start):
     failure = fail(start, "open('/dev/full', 'w').write('x' * 100000)")
     assert failure.kind is FailureKind.LAUNCHER
     assert "No space left on device" in failure.message
 
 
-def test_the_root_exception_is_reported_instead_of_its_wrapper(start) -> None:
+def test_the_root_exception_is_reported_instead_of_its_wrapper(start):
     failure = fail(start, "raise ValueError('heads must be divisible by tp')")
     assert failure.kind is FailureKind.CRASHED
     assert failure.message == "ValueError: heads must be divisible by tp"
 
 
-def test_a_job_left_by_a_killed_search_is_found_and_finished(start, project: Path) -> None:
+def test_a_job_left_by_a_killed_search_is_found_and_finished(start, project):
     gate = project / "gate"
     script = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.05)\n" + WRITE_RESULT
     _, handle = start(script, run_id="killed")
@@ -213,7 +211,7 @@ def test_a_job_left_by_a_killed_search_is_found_and_finished(start, project: Pat
     assert wait_until_done(later, found).failure is None
 
 
-def test_a_job_survives_the_death_of_its_search(project: Path) -> None:
+def test_a_job_survives_the_death_of_its_search(project):
     """A real search process is killed with SIGKILL while its trial runs."""
     (project / "launchers").mkdir()
     gate = project / "gate"
@@ -247,7 +245,7 @@ def test_a_job_survives_the_death_of_its_search(project: Path) -> None:
     assert json.loads((folder / "result.json").read_text())["status"] == "ok"
 
 
-def test_a_process_with_a_reused_id_is_not_mistaken_for_the_job(start) -> None:
+def test_a_process_with_a_reused_id_is_not_mistaken_for_the_job(start):
     launcher, handle = start(WRITE_RESULT)
     wait_until_done(launcher, handle)
     (handle.trial_dir / "result.json").unlink()
@@ -257,11 +255,11 @@ def test_a_process_with_a_reused_id_is_not_mistaken_for_the_job(start) -> None:
     assert start_ticks(os.getpid()) is not None
 
 
-def test_terminating_no_process_succeeds_at_once() -> None:
+def test_terminating_no_process_succeeds_at_once():
     assert terminate_processes([]) is True
 
 
-def test_the_job_script_quotes_special_characters(start, project: Path) -> None:
+def test_the_job_script_quotes_special_characters(start, project):
     launcher, handle = start(WRITE_RESULT)
     wait_until_done(launcher, handle)
     payload = make_input({"tp": 2, "micro_batch_size": 2, "note": "a b; rm -rf $HOME"})

@@ -56,14 +56,14 @@ def texts(path: Path) -> list[str]:
     return [event.text for event in read_events(path) if isinstance(event, Note)]
 
 
-def test_events_come_back_in_order(tmp_path: Path) -> None:
+def test_events_come_back_in_order(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "b\nwith a newline", "ü")
     assert texts(path) == ["a", "b\nwith a newline", "ü"]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 40])
-def test_an_incomplete_last_line_is_ignored_and_cut_before_the_next_write(tmp_path: Path, cut: int) -> None:
+def test_an_incomplete_last_line_is_ignored_and_cut_before_the_next_write(tmp_path, cut):
     path = tmp_path / "ledger.jsonl"
     write(path, "kept", "torn")
     data = path.read_bytes()
@@ -73,7 +73,7 @@ def test_an_incomplete_last_line_is_ignored_and_cut_before_the_next_write(tmp_pa
     assert texts(path) == ["kept", "after"]
 
 
-def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.append(note("before"))
@@ -103,7 +103,7 @@ def bad_lines(path: Path) -> list[BadLine]:
     return found
 
 
-def test_a_damaged_line_is_named_by_its_number_and_all_others_are_read(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named_by_its_number_and_all_others_are_read(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "b", "c")
     path.write_bytes(path.read_bytes().replace(b'"text":"b"', b'"text":7'))
@@ -113,7 +113,7 @@ def test_a_damaged_line_is_named_by_its_number_and_all_others_are_read(tmp_path:
     assert "line 2 (note): its checksum does not match" in explain_bad_lines(path, [line])
 
 
-def test_a_number_that_json_does_not_have_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_number_that_json_does_not_have_is_named_with_its_line(tmp_path):
     path = tmp_path / "ledger.jsonl"
     body = b'{"event":"note","time_s":NaN,"topic":"t","text":"a"'
     path.write_bytes(body + b',"crc":"%08x"}\n' % zlib.crc32(body))
@@ -121,7 +121,7 @@ def test_a_number_that_json_does_not_have_is_named_with_its_line(tmp_path: Path)
     assert line.describe() == "line 1 (note): time_s: Input should be a finite number"
 
 
-def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path) -> None:
+def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "ü")
     for line in path.read_bytes().splitlines():
@@ -138,9 +138,7 @@ def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path: Path)
         (b'"}\n{"event":"note","time_s":1.0,"text":"c"', b'"\n{"event":"note","time_s":1.0,"text":"c"', "no checksum"),
     ],
 )
-def test_a_changed_line_is_not_used_and_named_with_its_number(
-    tmp_path: Path, old: bytes, new: bytes, problem: str
-) -> None:
+def test_a_changed_line_is_not_used_and_named_with_its_number(tmp_path, old, new, problem):
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "b", "c")
     first, rest = path.read_bytes().split(b"\n", 1)
@@ -151,7 +149,7 @@ def test_a_changed_line_is_not_used_and_named_with_its_number(
     assert texts(path) == ["a", "c"]
 
 
-def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_every_event_comes_back_as_it_was_written(tmp_path):
     submitted = SubmittedConfig(Config(tp=2), ExpectedOutcome({"step_time_s": 1.5}), rationale="why")
     failure = Failure(stage=Stage.RUN, kind=FailureKind.PREEMPTED, message="gone")
     events: list[Event] = [
@@ -178,7 +176,7 @@ def test_every_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert state.stopped == events[-1]
 
 
-def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path) -> None:
+def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path):
     path = tmp_path / "ledger.jsonl"
     start = SearchStarted(time_s=0, run_id="r", engine_version="9", spec_sha256="0").model_dump(mode="json")
     path.write_text(json.dumps({**start, "ledger_version": 99, "unheard_of": 1}) + "\n")
@@ -186,12 +184,12 @@ def test_a_ledger_of_a_newer_version_is_rejected_with_what_to_do(tmp_path: Path)
         list(read_events(path))
 
 
-def test_a_folder_without_a_ledger_is_not_a_run_folder(tmp_path: Path) -> None:
+def test_a_folder_without_a_ledger_is_not_a_run_folder(tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
         list(read_events(tmp_path / "ledger.jsonl"))
 
 
-def test_a_follower_reads_each_line_once_and_begins_anew_if_the_ledger_is_replaced(tmp_path: Path) -> None:
+def test_a_follower_reads_each_line_once_and_begins_anew_if_the_ledger_is_replaced(tmp_path):
     path = tmp_path / LEDGER_FILE
     write(path, "one", "two", "three")
     follower = LedgerFollower(path)

@@ -115,9 +115,7 @@ def is_newer(line: bytes) -> bool:
 
 @pytest.mark.parametrize("spoil", [spoil_bytes, spoil_field, spoil_whole], ids=["a byte", "a field", "the line"])
 @pytest.mark.parametrize("ledger", sorted(RECORDED.rglob(LEDGER_FILE)), ids=lambda path: path.parent.name)
-def test_one_spoiled_line_costs_at_most_its_own_trial(
-    tmp_path: Path, ledger: Path, spoil: Callable[[bytes, random.Random], bytes]
-) -> None:
+def test_one_spoiled_line_costs_at_most_its_own_trial(tmp_path, ledger, spoil):
     """A sample of the lines of each ledger; a spoiled field gets a right checksum, as a bug of ours would write it."""
     rng = random.Random(ledger.parent.name)
     lines = [encode_line(event) for event in read_events(ledger)]
@@ -142,7 +140,7 @@ def test_one_spoiled_line_costs_at_most_its_own_trial(
             assert [bad.number for bad in state.bad_lines] == [index + 1]
 
 
-def test_no_event_holds_a_number_that_json_does_not_have() -> None:
+def test_no_event_holds_a_number_that_json_does_not_have():
     """So no derived figure can make a line unreadable."""
     outcome = {"provenance": "measured", "metrics": {"power_w": 1.0}}
     finished = {"event": "trial_finished", "time_s": 1.0, "trial": 1, "attempt": 1, "outcome": outcome}
@@ -155,7 +153,7 @@ def test_no_event_holds_a_number_that_json_does_not_have() -> None:
                 EVENT.validate_python(spoiled)
 
 
-def test_an_event_that_would_be_read_as_another_one_is_not_written(tmp_path: Path) -> None:
+def test_an_event_that_would_be_read_as_another_one_is_not_written(tmp_path):
     ledger = Ledger(tmp_path / LEDGER_FILE)
     good = Outcome(provenance=Provenance.MEASURED, metrics={"power_w": 1.0})
     for changes in ({"metrics": {"power_w": math.inf}}, {"loss": math.inf}, {"spread": math.nan}):
@@ -169,12 +167,12 @@ def test_an_event_that_would_be_read_as_another_one_is_not_written(tmp_path: Pat
     assert [event.event for event in read_events(tmp_path / LEDGER_FILE)] == ["note"]
 
 
-def test_expected_figures_that_are_not_finite_are_left_out() -> None:
+def test_expected_figures_that_are_not_finite_are_left_out():
     expects = ExpectedOutcome({"step_time_s": math.inf, "mfu": 0.4}, fits=math.nan)
     assert (expects.metrics, expects.fits) == ({"mfu": 0.4}, None)
 
 
-def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_used_again(tmp_path: Path) -> None:
+def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_used_again(tmp_path):
     path = tmp_path / LEDGER_FILE
     start = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
     events = [TrialProposed(time_s=1, trial=n, config=Config(tp=n), proposer="random") for n in (1, 2, 3)]
@@ -193,7 +191,7 @@ def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_use
     )
 
 
-def test_a_line_of_more_than_64_mib_is_left_out_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_line_of_more_than_64_mib_is_left_out_and_the_others_are_read(tmp_path):
     path = tmp_path / LEDGER_FILE
     with path.open("wb") as file:
         file.truncate((64 << 20) + 5)
@@ -207,7 +205,7 @@ def test_a_line_of_more_than_64_mib_is_left_out_and_the_others_are_read(tmp_path
 
 
 @pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 200_000])
-def test_a_torn_line_of_any_length_is_cut_and_nothing_before_it(tmp_path: Path, size: int) -> None:
+def test_a_torn_line_of_any_length_is_cut_and_nothing_before_it(tmp_path, size):
     path = tmp_path / LEDGER_FILE
     line = encode_line(Note(topic="t", text="kept"))
     for kept in (line, b""):
@@ -216,7 +214,7 @@ def test_a_torn_line_of_any_length_is_cut_and_nothing_before_it(tmp_path: Path, 
         assert path.read_bytes() == kept
 
 
-def test_a_fifo_in_place_of_the_ledger_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_in_place_of_the_ledger_is_refused_and_not_waited_for(tmp_path):
     path = tmp_path / LEDGER_FILE
     os.mkfifo(path)
     writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -235,7 +233,7 @@ EDITED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("edit", EDITED)
-def test_a_ledger_that_an_editor_on_windows_saved_is_read_in_full_and_continued(tmp_path: Path, edit: str) -> None:
+def test_a_ledger_that_an_editor_on_windows_saved_is_read_in_full_and_continued(tmp_path, edit):
     path = tmp_path / LEDGER_FILE
     start = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
     trials = [TrialProposed(time_s=1, trial=n, config=Config(tp=n), proposer="random") for n in (1, 2)]
@@ -251,9 +249,7 @@ def test_a_ledger_that_an_editor_on_windows_saved_is_read_in_full_and_continued(
 
 @pytest.mark.parametrize("name", [LEDGER_FILE, "search.yaml", "lock"])
 @pytest.mark.parametrize("odd", ["a link to itself", "a FIFO", "a link to a device", "UTF-16"])
-def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waited_for(
-    damaged: Path, cli, name: str, odd: str
-) -> None:
+def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waited_for(damaged, cli, name, odd):
     path = damaged.parent / name
     text = path.read_text() if path.exists() else "{}"
     path.unlink(missing_ok=True)
@@ -275,7 +271,7 @@ def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waite
         assert any(word in line for word in ("is not a regular file", "symbolic links", "UTF-16", "must be UTF-8"))
 
 
-def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path: Path) -> None:
+def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path):
     path = tmp_path / LEDGER_FILE
     events = [TrialProposed(time_s=1, trial=1, config=Config(tp=n), proposer="random") for n in (1, 2)]
     path.write_bytes(b"".join(map(encode_line, events)))
@@ -337,7 +333,7 @@ MERGED: dict[str, tuple[list[Event], dict[int, float | None], list[str]]] = {
 
 
 @pytest.mark.parametrize("merged", MERGED)
-def test_no_event_of_merged_ledgers_changes_what_a_trial_was_or_how_it_ended(tmp_path: Path, merged: str) -> None:
+def test_no_event_of_merged_ledgers_changes_what_a_trial_was_or_how_it_ended(tmp_path, merged):
     """Copies of a run that were continued separately, and whose ledgers git or rsync put together."""
     path = tmp_path / LEDGER_FILE
     events, losses, problems = MERGED[merged]
@@ -368,9 +364,7 @@ OF_ONE_RUN = [f"status {RUN} --json", f"best {RUN} --json", f"show {RUN} 1", f"a
 
 
 @pytest.mark.parametrize("command", ["status", f"status {RUN}", *OF_ONE_RUN, f"report {RUN}"])
-def test_every_command_uses_what_remains_and_says_once_what_is_missing(
-    damaged: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_every_command_uses_what_remains_and_says_once_what_is_missing(damaged, capsys, command):
     before = damaged.read_bytes()
     assert main(command.split()) in (0, 1)
     out, err = capsys.readouterr()
@@ -385,9 +379,7 @@ IN_OUTPUT = [f"status {RUN} --json", "status --json", f"show {RUN} 1 --json", f"
 
 
 @pytest.mark.parametrize("command", [*IN_OUTPUT, f"report {RUN}", f"pareto {RUN}"])
-def test_what_a_person_or_a_program_reads_later_names_the_lines_as_the_terminal_does(
-    damaged: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_what_a_person_or_a_program_reads_later_names_the_lines_as_the_terminal_does(damaged, capsys, command):
     assert main(command.split()) == 0
     out, err = capsys.readouterr()
     line = err.partition(": ")[2].strip().replace(str(damaged.parent.parent) + "/", "")

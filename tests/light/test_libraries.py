@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from shells import complete_typed
@@ -15,9 +14,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.record.lock import FolderLock
 
 
-def test_psutils_start_time_moves_when_the_clock_is_set_and_ours_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_psutils_start_time_moves_when_the_clock_is_set_and_ours_does_not(tmp_path, monkeypatch):
     """A lock or a job that is recorded today must be recognized after NTP has set the clock."""
     psutil = pytest.importorskip("psutil")
     own = tmp_path / str(os.getpid())
@@ -35,7 +32,7 @@ def test_psutils_start_time_moves_when_the_clock_is_set_and_ours_does_not(
     assert found[1][1] == found[0][1]
 
 
-def test_filelock_refuses_without_naming_the_holder(tmp_path: Path) -> None:
+def test_filelock_refuses_without_naming_the_holder(tmp_path):
     """A refusal names process, host and command, so that the user can stop the right one."""
     filelock = pytest.importorskip("filelock")
     with FolderLock(tmp_path), pytest.raises(UserError, match=rf"in use by process {os.getpid()} on \S+ \(search\)"):
@@ -45,7 +42,7 @@ def test_filelock_refuses_without_naming_the_holder(tmp_path: Path) -> None:
     assert str(os.getpid()) not in str(caught.value).replace(str(tmp_path), "")
 
 
-def test_protobuf_reads_nothing_of_a_message_that_is_cut() -> None:
+def test_protobuf_reads_nothing_of_a_message_that_is_cut():
     """An XSpace file is one message. Ours are read up to the cut (`test_a_file_cut_inside_a_node_is_partial`)."""
     descriptors = pytest.importorskip("google.protobuf.descriptor_pb2")
     message = pytest.importorskip("google.protobuf.message")
@@ -54,7 +51,7 @@ def test_protobuf_reads_nothing_of_a_message_that_is_cut() -> None:
         descriptors.FileDescriptorProto().ParseFromString(whole[:-1])
 
 
-def test_argcomplete_offers_nothing_after_an_assignment_in_zsh(tmp_path: Path) -> None:
+def test_argcomplete_offers_nothing_after_an_assignment_in_zsh(tmp_path):
     """`test_a_person_gets_names_in_the_second_command_and_inside_quotes` is what ours does there."""
     argcomplete = pytest.importorskip("argcomplete")
     if shutil.which("zsh") is None:

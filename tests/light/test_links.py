@@ -50,7 +50,7 @@ def uneven() -> LinkMatrix:
     )
 
 
-def test_a_ring_is_as_fast_as_its_slowest_link() -> None:
+def test_a_ring_is_as_fast_as_its_slowest_link():
     ring = slowest_ring(uneven(), np.array([[0, 1, 2, 3]]), ring_per_port=False)
     around = slowest_ring(uneven(), np.array([[0, 2, 1, 3]]), ring_per_port=False)
     assert (ring.bytes_s, ring.crosses) == (GB / 8, True)
@@ -58,20 +58,20 @@ def test_a_ring_is_as_fast_as_its_slowest_link() -> None:
     assert around.bytes_s == GB  # c and d are no neighbours there
 
 
-def test_of_several_groups_the_slowest_decides() -> None:
+def test_of_several_groups_the_slowest_decides():
     pairs = slowest_ring(uneven(), np.array([[0, 1], [2, 3]]), ring_per_port=True)
     crossed = slowest_ring(uneven(), np.array([[0, 2], [1, 3]]), ring_per_port=True)
     assert (pairs.bytes_s, crossed.bytes_s) == (GB / 8, GB)
 
 
-def test_members_of_one_node_use_all_ports_if_each_has_a_ring() -> None:
+def test_members_of_one_node_use_all_ports_if_each_has_a_ring():
     whole = np.arange(8)[None]
     assert slowest_ring(two_nodes(), whole, ring_per_port=True).bytes_s == 40 * GB
     assert slowest_ring(two_nodes(), whole, ring_per_port=False).bytes_s == 10 * GB
     assert slowest_ring(two_nodes(places_per_port=4), whole, ring_per_port=True).bytes_s == 10 * GB
 
 
-def test_groups_that_cross_at_once_share_the_ports() -> None:
+def test_groups_that_cross_at_once_share_the_ports():
     strided = np.array([[0, 4], [1, 5], [2, 6], [3, 7]])
     assert slowest_ring(two_nodes(), strided, ring_per_port=True).bytes_s == 10 * GB
     assert slowest_ring(two_nodes(places_per_port=4), strided, ring_per_port=True).bytes_s == 2.5 * GB
@@ -80,32 +80,32 @@ def test_groups_that_cross_at_once_share_the_ports() -> None:
     assert (inside.bytes_s, inside.crosses) == (100 * GB, False)
 
 
-def test_chains_pass_only_their_own_links() -> None:
+def test_chains_pass_only_their_own_links():
     assert slowest_chain(uneven(), np.array([[2, 0, 1, 3]])).bytes_s == GB  # a ring would close over c and d
     assert slowest_ring(uneven(), np.array([[2, 0, 1, 3]]), ring_per_port=False).bytes_s == GB / 8
 
 
-def test_an_exchange_spends_time_on_every_pair() -> None:
+def test_an_exchange_spends_time_on_every_pair():
     link = slowest_exchange(uneven(), np.array([[0, 1, 2, 3]]))
     assert link.bytes_s == pytest.approx(3 / (1 / 1 + 1 / 1 + 8 / 1) * GB)  # c sends a third over the slow link
     shared = slowest_exchange(two_nodes(places=2, places_per_port=2), np.array([[0, 1, 2, 3]]))
     assert shared.bytes_s == pytest.approx(3 / (1 / 100 + 2 * 2 / 10) * GB)
 
 
-def test_a_written_matrix_is_read_the_same(tmp_path: Path) -> None:
+def test_a_written_matrix_is_read_the_same(tmp_path):
     for links in (uneven(), two_nodes(places_per_port=2).model_copy(update={"source": "made up"})):
         path = tmp_path / "links.csv"
         path.write_text(write_links(links))
         assert read_links(path) == links
 
 
-def test_a_selection_has_its_own_figures_also_after_the_whole_was_used() -> None:
+def test_a_selection_has_its_own_figures_also_after_the_whole_was_used():
     links, ring = uneven(), np.array([[0, 1, 2]])
     assert slowest_ring(links, ring, ring_per_port=False).bytes_s == GB
     assert slowest_ring(links.select([3, 2, 0]), ring, ring_per_port=False).bytes_s == GB / 8
 
 
-def test_units_are_converted_by_the_name_of_the_column(tmp_path: Path) -> None:
+def test_units_are_converted_by_the_name_of_the_column(tmp_path):
     path = tmp_path / "links.csv"
     path.write_text("src,dst,GB_s,latency_ms\na,b,2,0.5\nb,a,1,0.25\n")
     assert read_links(path).gbps == ((0.0, 16.0), (8.0, 0.0))
@@ -141,7 +141,7 @@ def test_units_are_converted_by_the_name_of_the_column(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_matrix_is_refused_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_bad_matrix_is_refused_in_one_line(tmp_path, text, words):
     path = tmp_path / "links.csv"
     path.write_text(text)
     with pytest.raises(UserError) as error:
@@ -167,7 +167,7 @@ NCCL = """# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warm
 """
 
 
-def test_outputs_of_nccl_tests_make_a_matrix(tmp_path: Path) -> None:
+def test_outputs_of_nccl_tests_make_a_matrix(tmp_path):
     paths = []
     for a, b, rate in (("n1", "n2", "22.86"), ("n1", "n3", "22.5"), ("n2", "n3", "2.5")):
         paths.append(tmp_path / f"{a}-{b}.txt")
@@ -182,7 +182,7 @@ def test_outputs_of_nccl_tests_make_a_matrix(tmp_path: Path) -> None:
         read_nccl_tests([paths[0], paths[2]])
 
 
-def test_what_is_not_an_output_of_nccl_tests_is_refused(tmp_path: Path) -> None:
+def test_what_is_not_an_output_of_nccl_tests_is_refused(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("nothing\n")
     with pytest.raises(UserError, match="lists 0 ranks"):
@@ -231,7 +231,7 @@ def parts_of(links: LinkMatrix | None, *rows: dict[str, object], ranks: int = 32
     return time_parts(card, read_layout(card, space_of(list(rows))), read_machine(card))
 
 
-def test_a_uniform_matrix_agrees_with_the_two_bandwidths() -> None:
+def test_a_uniform_matrix_agrees_with_the_two_bandwidths():
     """The card has 300 GB/s inside a node and 25 between: the same figures as a matrix."""
     rows = [row_of(tp=8, dp=4, pp=1), row_of(tp=4, dp=4, pp=2)]
     plain, measured = parts_of(None, *rows), parts_of(nodes(4), *rows)
@@ -240,7 +240,7 @@ def test_a_uniform_matrix_agrees_with_the_two_bandwidths() -> None:
     assert measured.p2p == pytest.approx(plain.p2p)
 
 
-def test_only_groups_on_the_slow_link_pay_for_it() -> None:
+def test_only_groups_on_the_slow_link_pay_for_it():
     row = row_of(tp=8, dp=4, pp=1)
     fast, slow = parts_of(nodes(4), row), parts_of(nodes(4, slow=(1, 2)), row)
     assert slow.dp[0] == pytest.approx(10 * fast.dp[0], rel=0.02)  # the ring passes from node 1 to node 2
@@ -252,7 +252,7 @@ def test_only_groups_on_the_slow_link_pay_for_it() -> None:
     assert parts_of(nodes(4, slow=(0, 2)), staged).p2p[0] == pytest.approx(10 * parts_of(nodes(4), staged).p2p[0])
 
 
-def test_the_order_of_the_degrees_decides_what_crosses_nodes() -> None:
+def test_the_order_of_the_degrees_decides_what_crosses_nodes():
     rows = [row_of(tp=8, dp=1, pp=4, rank_order=order) for order in ("tp-dp-pp", "pp-tp-dp")]
     layout_rows = space_of(rows)
     parts = parts_of(nodes(4), *rows)
@@ -261,14 +261,14 @@ def test_the_order_of_the_degrees_decides_what_crosses_nodes() -> None:
     assert parts.p2p[at[0]] > parts.p2p[at[1]]
 
 
-def test_the_host_order_avoids_a_slow_link() -> None:
+def test_the_host_order_avoids_a_slow_link():
     rows = [row_of(tp=8, dp=4, pp=1, host_order=order) for order in ("given", "links")]
     parts = parts_of(nodes(4, slow=(1, 2)), *rows)
     fast = parts_of(nodes(4), rows[0])
     assert sorted(parts.dp / fast.dp[0]) == [pytest.approx(1.0), pytest.approx(10.0, rel=0.02)]
 
 
-def test_a_trial_gets_the_places_that_its_host_order_asks_for() -> None:
+def test_a_trial_gets_the_places_that_its_host_order_asks_for():
     card = with_links(load_card("wl2"), nodes(4, slow=(1, 2)), 32)
     task, knobs = task_of(card), {"tp": 8, "dp": 4, "pp": 1, "micro_batch_size": 1}
 
@@ -282,7 +282,7 @@ def test_a_trial_gets_the_places_that_its_host_order_asks_for() -> None:
     assert abs(hosts.index(1) - hosts.index(2)) == 2  # opposite in the ring of four
 
 
-def test_an_improved_order_is_never_worse_and_finds_the_best_of_small_cases() -> None:
+def test_an_improved_order_is_never_worse_and_finds_the_best_of_small_cases():
     rng = np.random.default_rng(3)
     for _ in range(20):
         rates = rng.uniform(1, 100, (6, 6))
@@ -305,11 +305,11 @@ def test_an_improved_order_is_never_worse_and_finds_the_best_of_small_cases() ->
         ("dp-pp-tp", ("dp", "pp", "tp", "cp")),
     ],
 )
-def test_an_order_names_the_innermost_degree_first(choice: str, order: tuple[str, ...]) -> None:
+def test_an_order_names_the_innermost_degree_first(choice, order):
     assert read_order(choice) == order
 
 
-def test_groups_of_a_mesh_are_those_of_megatron() -> None:
+def test_groups_of_a_mesh_are_those_of_megatron():
     """The example in megatron/core/parallel_state.py, initialize_model_parallel: 16 ranks, tp 2, pp 4."""
     mesh = Mesh((("tp", 2), ("cp", 1), ("dp_shard", 2), ("dp_replicate", 1), ("pp", 4)))
     assert mesh.groups("dp_shard").tolist()[:2] == [[0, 2], [1, 3]]
@@ -322,7 +322,7 @@ def test_groups_of_a_mesh_are_those_of_megatron() -> None:
     ]
 
 
-def test_predict_uses_the_matrix_beside_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_predict_uses_the_matrix_beside_the_profile(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "launchers"
     folder.mkdir()
@@ -348,7 +348,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_place_writes_the_host_of_each_rank(site: Path, cli) -> None:
+def test_place_writes_the_host_of_each_rank(site, cli):
     place = ["links", "place", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
     assert "profile site has no measured links" in cli.err(place)
     (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
@@ -363,7 +363,7 @@ def test_place_writes_the_host_of_each_rank(site: Path, cli) -> None:
     assert "`place` and `what-if` do" in cli.err(["links", "show", "--launcher", "site", "--config", "tp=8"])
 
 
-def test_what_if_says_what_mending_a_slow_link_brings(site: Path, cli) -> None:
+def test_what_if_says_what_mending_a_slow_link_brings(site, cli):
     ask = ["links", "what-if", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
     assert "profile site has no measured links" in cli.err(ask)
     (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))

@@ -30,7 +30,7 @@ def holder(**changes: object) -> str:
     return json.dumps({**me, **changes})
 
 
-def test_a_second_process_is_rejected_with_the_holder(tmp_path: Path) -> None:
+def test_a_second_process_is_rejected_with_the_holder(tmp_path):
     with FolderLock(tmp_path):
         assert is_locked(tmp_path)
         here = rf"in use by process {os.getpid()} on {re.escape(socket.gethostname())} \(search\)"
@@ -40,7 +40,7 @@ def test_a_second_process_is_rejected_with_the_holder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
         "lock = FolderLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); time.sleep(600)"
@@ -59,7 +59,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"boot": "another boot"}, {"start": "1"}, {"pid": 2**22 + 1, "start": "1"}, {"pid": "no number"}]
 )
-def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_stale(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_stale(tmp_path, changes):
     (tmp_path / "lock").write_text(holder(**changes))
     os.utime(tmp_path / "lock", (1, 1))  # before this boot
     assert not is_locked(tmp_path)
@@ -69,8 +69,8 @@ def test_a_lock_from_before_a_reboot_or_of_a_reused_pid_is_stale(tmp_path: Path,
 
 @pytest.mark.parametrize(("answer", "runs"), [(PermissionError, True), (ProcessLookupError, False)])
 def test_a_holder_without_a_known_start_runs_if_a_signal_can_reach_it_or_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: type[OSError], runs: bool
-) -> None:
+    tmp_path, monkeypatch, answer, runs
+):
     """Without `/proc`, the kernel says only whether there is such a process, perhaps another user's."""
 
     def refuse(*_: int) -> None:
@@ -82,7 +82,7 @@ def test_a_holder_without_a_known_start_runs_if_a_signal_can_reach_it_or_is_refu
     assert is_locked(tmp_path) is runs
 
 
-def test_a_lock_of_another_host_is_valid_while_it_is_refreshed(tmp_path: Path) -> None:
+def test_a_lock_of_another_host_is_valid_while_it_is_refreshed(tmp_path):
     path = tmp_path / "lock"
     path.write_text(holder(host="another-host", pid_ns="pid:[1]"))
     with pytest.raises(UserError, match=r"another-host \(search\)"), FolderLock(tmp_path):
@@ -93,7 +93,7 @@ def test_a_lock_of_another_host_is_valid_while_it_is_refreshed(tmp_path: Path) -
         assert is_locked(tmp_path)
 
 
-def test_another_machine_with_the_same_name_keeps_its_lock(tmp_path: Path) -> None:
+def test_another_machine_with_the_same_name_keeps_its_lock(tmp_path):
     """Its boot is another one, but the lock was refreshed after this machine started."""
     (tmp_path / "lock").write_text(holder(boot="the boot of another machine"))
     with pytest.raises(UserError, match="in use"), FolderLock(tmp_path):
@@ -101,7 +101,7 @@ def test_another_machine_with_the_same_name_keeps_its_lock(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("hard_links", [True, False])
-def test_a_search_in_another_pid_namespace_keeps_its_lock_until_it_ends(tmp_path: Path, hard_links: bool) -> None:
+def test_a_search_in_another_pid_namespace_keeps_its_lock_until_it_ends(tmp_path, hard_links):
     """Each side cannot see the other's processes; the kernel says whether the lock is held, whatever its age."""
     code = (
         "import os, sys; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
@@ -128,7 +128,7 @@ def test_a_search_in_another_pid_namespace_keeps_its_lock_until_it_ends(tmp_path
         assert is_locked(tmp_path)
 
 
-def test_a_lock_of_another_namespace_on_a_file_system_without_locks_goes_by_its_age(tmp_path: Path) -> None:
+def test_a_lock_of_another_namespace_on_a_file_system_without_locks_goes_by_its_age(tmp_path):
     path = tmp_path / "lock"
     path.write_text(holder(pid_ns="pid:[1]", held=False))
     assert is_locked(tmp_path)
@@ -143,7 +143,7 @@ def wait_until_free(folder: Path) -> None:
         time.sleep(0.02)
 
 
-def test_the_lock_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lock_works_without_hard_links(tmp_path, monkeypatch):
     def refuse(*names: object, **options: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -152,7 +152,7 @@ def test_the_lock_works_without_hard_links(tmp_path: Path, monkeypatch: pytest.M
         pass
 
 
-def test_exactly_one_of_many_processes_takes_over_a_stale_lock(tmp_path: Path) -> None:
+def test_exactly_one_of_many_processes_takes_over_a_stale_lock(tmp_path):
     (tmp_path / "lock").write_text(holder(boot="another boot"))
     os.utime(tmp_path / "lock", (1, 1))
     code = (
@@ -171,7 +171,7 @@ def test_exactly_one_of_many_processes_takes_over_a_stale_lock(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
-def test_a_zombie_process_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_zombie_process_does_not_keep_the_lock(tmp_path):
     code = (
         "import sys; from pathlib import Path; from cclsearch.record.lock import FolderLock\n"
         "FolderLock(Path(sys.argv[1])).__enter__(); print('held', flush=True); sys.stdin.read()"
@@ -188,7 +188,7 @@ def test_a_zombie_process_does_not_keep_the_lock(tmp_path: Path) -> None:
             assert is_locked(tmp_path)
 
 
-def test_a_search_that_counted_as_dead_does_not_write_after_its_successor(tmp_path: Path) -> None:
+def test_a_search_that_counted_as_dead_does_not_write_after_its_successor(tmp_path):
     note = Note(time_s=1.0, topic="test", text="one")
     with RunWriter(tmp_path) as writer:
         writer.record(note)
@@ -205,7 +205,7 @@ def test_a_search_that_counted_as_dead_does_not_write_after_its_successor(tmp_pa
     assert "elsewhere" in path.read_text(), "the other's lock stays"
 
 
-def test_a_ledger_written_by_another_process_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_ledger_written_by_another_process_is_not_overwritten(tmp_path):
     note = Note(time_s=1.0, topic="test", text="one")
     with RunWriter(tmp_path) as writer:
         writer.record(note)
@@ -216,7 +216,7 @@ def test_a_ledger_written_by_another_process_is_not_overwritten(tmp_path: Path) 
     assert len(list(read_events(tmp_path / LEDGER_FILE))) == 2
 
 
-def test_a_search_whose_folder_was_replaced_stops_before_it_writes(tmp_path: Path) -> None:
+def test_a_search_whose_folder_was_replaced_stops_before_it_writes(tmp_path):
     note = Note(time_s=1.0, topic="test", text="one")
     folder = tmp_path / "r"
     folder.mkdir()

@@ -37,7 +37,7 @@ def mask(run: Path, *unfinished: tuple[int, int]) -> None:
     masker.finish(lambda: None)
 
 
-def test_logs_of_ended_and_retried_attempts_are_masked_and_those_of_running_ones_are_not(tmp_path: Path) -> None:
+def test_logs_of_ended_and_retried_attempts_are_masked_and_those_of_running_ones_are_not(tmp_path):
     trials = tmp_path / "trials"
     ended = [write_log(trials / "0001"), write_log(trials / "0001", "failures/0.json")]
     ended += [
@@ -53,7 +53,7 @@ def test_logs_of_ended_and_retried_attempts_are_masked_and_those_of_running_ones
     assert len((tmp_path / DONE_FILE).read_text().splitlines()) == 5
 
 
-def test_a_masked_log_is_not_read_again_unless_it_changed(tmp_path: Path) -> None:
+def test_a_masked_log_is_not_read_again_unless_it_changed(tmp_path):
     log = write_log(tmp_path / "trials" / "0001")
     mask(tmp_path)
     first = log.stat()
@@ -65,7 +65,7 @@ def test_a_masked_log_is_not_read_again_unless_it_changed(tmp_path: Path) -> Non
     assert SECRET not in log.read_text()
 
 
-def test_links_and_fifos_in_place_of_logs_are_left_alone(tmp_path: Path) -> None:
+def test_links_and_fifos_in_place_of_logs_are_left_alone(tmp_path):
     outside = write_log(tmp_path / "outside")
     folder = tmp_path / "trials" / "0001"
     folder.mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_links_and_fifos_in_place_of_logs_are_left_alone(tmp_path: Path) -> None
     assert SECRET in outside.read_text()
 
 
-def test_what_a_job_left_beside_its_log_is_neither_waited_for_nor_written_to(tmp_path: Path) -> None:
+def test_what_a_job_left_beside_its_log_is_neither_waited_for_nor_written_to(tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("as it was")
     logs = [write_log(tmp_path / "trials" / f"000{number}") for number in (1, 2, 3)]
@@ -94,7 +94,7 @@ def test_what_a_job_left_beside_its_log_is_neither_waited_for_nor_written_to(tmp
     assert [SECRET in log.read_text() for log in logs] == [False] * 3
 
 
-def test_a_key_that_begins_in_one_piece_of_a_log_and_ends_in_the_next_is_masked(tmp_path: Path) -> None:
+def test_a_key_that_begins_in_one_piece_of_a_log_and_ends_in_the_next_is_masked(tmp_path):
     part = "QyNTUxOQAAACBThXCzdeUgGFSkiVzA+f6i98MRUY5qZL4Z6K1VNcVVLAAAAJDrYtfb62LX"
     line = "step 7 loss 2.5\n"
     before = line * (PIECE_BYTES // len(line))
@@ -107,7 +107,7 @@ def test_a_key_that_begins_in_one_piece_of_a_log_and_ends_in_the_next_is_masked(
 
 
 @pytest.mark.parametrize("shift", [0, 1, 7, 14, 21, 35])
-def test_secrets_at_the_end_of_a_piece_of_one_long_line_are_masked(shift: int, tmp_path: Path) -> None:
+def test_secrets_at_the_end_of_a_piece_of_one_long_line_are_masked(shift, tmp_path):
     """A trace on one line: its piece ends in the middle of a secret, wherever that is."""
     field, mark = f'{{"token": "{SECRET}"}},', "abcdefghij-k1"
     line = "[" + " " * (2 * PIECE_BYTES - shift - 1) + field + f'{{"password": "{mark}"}}' + "]"
@@ -119,11 +119,11 @@ def test_secrets_at_the_end_of_a_piece_of_one_long_line_are_masked(shift: int, t
     assert mark[-6:] not in text
 
 
-def test_separators_of_lines_and_marks_of_direction_are_removed_from_text() -> None:
+def test_separators_of_lines_and_marks_of_direction_are_removed_from_text():
     assert plain("a\u2028b\u2029c\u202ed") == "abcd"
 
 
-def test_publishing_moves_logs_that_are_masked_later(tmp_path: Path) -> None:
+def test_publishing_moves_logs_that_are_masked_later(tmp_path):
     from cclsearch.launch.base import JobState, JobStatus
 
     attempt = tmp_path / "trials" / "0001" / "attempts" / "1"
@@ -134,9 +134,7 @@ def test_publishing_moves_logs_that_are_masked_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "link", "folder"])
-def test_what_lies_in_place_of_the_list_of_masked_logs_is_not_waited_for_and_logs_are_masked(
-    what: str, tmp_path: Path
-) -> None:
+def test_what_lies_in_place_of_the_list_of_masked_logs_is_not_waited_for_and_logs_are_masked(what, tmp_path):
     outside = tmp_path / "outside"
     outside.write_text("as it was")
     log, done = write_log(tmp_path / "trials" / "0001"), tmp_path / DONE_FILE
@@ -148,9 +146,7 @@ def test_what_lies_in_place_of_the_list_of_masked_logs_is_not_waited_for_and_log
 
 @pytest.mark.parametrize("call", ["os.fdopen", "pathlib.Path.chmod", "pathlib.Path.replace"])
 @pytest.mark.parametrize("is_after", [False, True])
-def test_a_kill_while_a_log_is_masked_leaves_no_secret_once_the_search_goes_on(
-    call: str, is_after: bool, tmp_path: Path
-) -> None:
+def test_a_kill_while_a_log_is_masked_leaves_no_secret_once_the_search_goes_on(call, is_after, tmp_path):
     folder = tmp_path / "trials" / "0001"
     log = write_log(folder)
     with log.open("a") as file:
@@ -183,7 +179,7 @@ scrub_logs(pathlib.Path(sys.argv[1]))
         assert [path.name for path in folder.iterdir()] == ["stdout.log"]
 
 
-def test_packed_traces_and_names_of_files_are_masked_and_files_behind_links_are_not(tmp_path: Path) -> None:
+def test_packed_traces_and_names_of_files_are_masked_and_files_behind_links_are_not(tmp_path):
     folder, outside = tmp_path / "trials" / "0001", write_log(tmp_path / "outside")
     trace = folder / "trace" / f"rank0-{SECRET}.json.gz"
     trace.parent.mkdir(parents=True)
@@ -197,9 +193,7 @@ def test_packed_traces_and_names_of_files_are_masked_and_files_behind_links_are_
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_long_wait_for_the_masker_says_so_once_and_ends_if_it_is_stopped(
-    is_stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_wait_for_the_masker_says_so_once_and_ends_if_it_is_stopped(is_stopped, tmp_path, monkeypatch):
     log = write_log(tmp_path / "trials" / "0001")
     may_go_on, told, seconds = threading.Event(), [], []
     monkeypatch.setattr(log_masking, "_WAIT_S", 0.01)

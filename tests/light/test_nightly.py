@@ -27,7 +27,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 
 
-def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Path) -> None:
+def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project):
     first = night(code=0)
     assert first.jobs[0].verdict == "first"
     assert first.jobs[0].best is not None
@@ -40,7 +40,7 @@ def test_the_best_of_earlier_nights_is_measured_again_first(nightly_project: Pat
     assert job.nights_before == 1
 
 
-def test_a_slower_configuration_is_a_regression_with_the_changes_around_it(nightly_project: Path) -> None:
+def test_a_slower_configuration_is_a_regression_with_the_changes_around_it(nightly_project):
     night(code=0)
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job), versions={"torch": "2.2"}, hosts=("n1",)))
@@ -55,7 +55,7 @@ def test_a_slower_configuration_is_a_regression_with_the_changes_around_it(night
     assert json.loads((home / "summary.json").read_text())["exit_code"] == 3
 
 
-def test_a_regression_names_changes_of_the_profile_but_no_secret(nightly_project: Path) -> None:
+def test_a_regression_names_changes_of_the_profile_but_no_secret(nightly_project):
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.4 * time_of(job)))
     profile = {"launcher": "scripted-night", "scratch": "/away", "my_token": 7, "environment": {"OMP_NUM_THREADS": 1}}
@@ -66,7 +66,7 @@ def test_a_regression_names_changes_of_the_profile_but_no_secret(nightly_project
     assert "the launcher's my_token changed" in why
 
 
-def test_a_configuration_that_ran_and_now_fails_is_a_regression(nightly_project: Path) -> None:
+def test_a_configuration_that_ran_and_now_fails_is_a_regression(nightly_project):
     night(code=0)
     DECIDE.append(lambda job: failed(FailureKind.OUT_OF_MEMORY))
     summary = night(code=3)
@@ -74,7 +74,7 @@ def test_a_configuration_that_ran_and_now_fails_is_a_regression(nightly_project:
     assert "out_of_memory" in summary.jobs[0].worse[0].why[0]
 
 
-def test_faster_beyond_noise_is_an_improvement_but_one_percent_is_not(nightly_project: Path) -> None:
+def test_faster_beyond_noise_is_an_improvement_but_one_percent_is_not(nightly_project):
     night(code=0)
     DECIDE.append(lambda job: ran(job, 1.01 * time_of(job)))
     assert night(code=0).jobs[0].verdict == "unchanged"
@@ -82,7 +82,7 @@ def test_faster_beyond_noise_is_an_improvement_but_one_percent_is_not(nightly_pr
     assert night(code=0).jobs[0].verdict == "improved"
 
 
-def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(nightly_project: Path) -> None:
+def test_failing_infrastructure_is_trouble_and_a_crash_is_no_result(nightly_project):
     DECIDE.append(lambda job: failed(FailureKind.CRASHED))
     assert night(code=1).jobs[0].verdict == "no result"
     DECIDE.append(lambda job: failed(FailureKind.NODE_FAILED))
@@ -94,7 +94,7 @@ def strange(job: Job) -> Ending:
     return ran(job, time_of(job), devices=("NVIDIA H100 80GB HBM3",) * job.payload.num_ranks)
 
 
-def test_trials_that_are_not_admitted_are_counted_with_a_reason(nightly_project: Path) -> None:
+def test_trials_that_are_not_admitted_are_counted_with_a_reason(nightly_project):
     night(code=0)
     DECIDE.append(lambda job: strange(job) if job.trial == 1 else ran(job, time_of(job)))
     job = night(code=0).jobs[0]
@@ -109,7 +109,7 @@ def test_trials_that_are_not_admitted_are_counted_with_a_reason(nightly_project:
     assert (job.trials, job.failed) == (6, 6)
 
 
-def test_a_failing_job_does_not_end_the_night_of_the_others(nightly_project: Path) -> None:
+def test_a_failing_job_does_not_end_the_night_of_the_others(nightly_project):
     def broken(job: Job) -> Ending:
         if "-bad-" in job.name or "bad" in str(job.trial_dir):
             raise RuntimeError("a bug of somebody's")
@@ -123,9 +123,7 @@ def test_a_failing_job_does_not_end_the_night_of_the_others(nightly_project: Pat
     assert "a bug of somebody's" in kept.read_text()
 
 
-def test_an_unavailable_launcher_is_trouble_and_the_other_jobs_run(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_launcher_is_trouble_and_the_other_jobs_run(nightly_project, monkeypatch):
     poll = NightLauncher.poll
 
     def away(self: NightLauncher, handles: Sequence[Handle]) -> list[JobStatus]:
@@ -139,9 +137,7 @@ def test_an_unavailable_launcher_is_trouble_and_the_other_jobs_run(
     assert "does not answer" in summary.jobs[0].text
 
 
-def test_a_night_stopped_while_the_launcher_is_unavailable_is_not_complete(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_stopped_while_the_launcher_is_unavailable_is_not_complete(nightly_project, monkeypatch):
     def away(self: NightLauncher, handles: Sequence[Handle]) -> None:
         raise UnavailableError("the queue does not answer, so jobs may go on")
 
@@ -152,8 +148,8 @@ def test_a_night_stopped_while_the_launcher_is_unavailable_is_not_complete(
 
 
 def test_a_trial_that_lost_its_node_is_trouble_and_one_that_only_waits_is_not(
-    nightly_project: Path,
-) -> None:
+    nightly_project,
+):
     from cclsearch.nightly.config import load_nightly
 
     def stop_at(attempt: int, name: str) -> NightSummary:
@@ -175,9 +171,7 @@ def test_a_trial_that_lost_its_node_is_trouble_and_one_that_only_waits_is_not(
     assert "1 did not finish; " in waiting.jobs[0].text
 
 
-def test_the_time_until_the_deadline_is_shared_among_the_jobs(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_until_the_deadline_is_shared_among_the_jobs(nightly_project, monkeypatch):
     from cclsearch.nightly import night as module
 
     hours: list[float] = []
@@ -196,7 +190,7 @@ def test_the_time_until_the_deadline_is_shared_among_the_jobs(
     assert 7 < hours[1] <= 8
 
 
-def test_trials_are_shared_by_priority_and_the_rest_goes_to_later_jobs(nightly_project: Path) -> None:
+def test_trials_are_shared_by_priority_and_the_rest_goes_to_later_jobs(nightly_project):
     jobs = [
         {**BASE["jobs"][0], "name": "large", "priority": 2, "budget": {"trials": 50}},
         {**BASE["jobs"][0], "name": "small", "priority": 1, "budget": {"trials": 2}},
@@ -212,7 +206,7 @@ def mixed(job: Job) -> Ending:
     return strange(job) if job.trial == 3 else ran(job, time_of(job))
 
 
-def test_the_totals_of_a_night_are_the_sums_of_its_jobs(nightly_project: Path) -> None:
+def test_the_totals_of_a_night_are_the_sums_of_its_jobs(nightly_project):
     DECIDE.append(mixed)
     jobs = [{**BASE["jobs"][0], "name": name, "seed": seed} for seed, name in enumerate("ab")]
     summary = night(jobs=jobs)
@@ -229,9 +223,7 @@ def test_the_totals_of_a_night_are_the_sums_of_its_jobs(nightly_project: Path) -
     assert "8 of 12 trials admitted (2 failed, 2 not admitted); 12 of the budget" in next(iter(text)).read_text()
 
 
-def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(nightly_project, monkeypatch):
     monkeypatch.setattr(NightLauncher, "provenance", Provenance.MEASURED)
     DECIDE.append(lambda job: failed(FailureKind.CRASHED))
     job = night(code=1).jobs[0]
@@ -243,8 +235,8 @@ def test_a_night_says_that_a_job_ended_because_its_trials_end_alike(
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "no result"), (1, "infrastructure trouble")])
 def test_a_night_does_not_blame_the_infrastructure_for_what_it_could_not_judge_and_names_ignored_ledger_lines(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, lost: int, verdict: str
-) -> None:
+    nightly_project, monkeypatch, lost, verdict
+):
     from cclsearch.evaluation import evaluate
     from cclsearch.nightly import night as module
 
@@ -271,9 +263,7 @@ def test_a_night_does_not_blame_the_infrastructure_for_what_it_could_not_judge_a
     assert "1 line is not used" in page.read_text()
 
 
-def test_node_hours_are_counted_by_a_clock_that_nobody_sets(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_hours_are_counted_by_a_clock_that_nobody_sets(nightly_project, monkeypatch):
     from cclsearch.loop import meter as module
 
     run = load_run(Path("runs") / str(night().jobs[0].run))

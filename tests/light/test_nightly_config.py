@@ -29,7 +29,7 @@ def utc(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-def test_a_night_never_lets_an_llm_add_to_a_search_space() -> None:
+def test_a_night_never_lets_an_llm_add_to_a_search_space():
     with pytest.raises(UserError, match="extend"):
         parse_nightly({"jobs": [{**JOB, "extend": "any"}]}, "nightly.yaml")
     job = parse_nightly({"jobs": [{**JOB, "llm": "http://127.0.0.1:1/v1#m"}]}, "nightly.yaml").jobs[0]
@@ -50,7 +50,7 @@ def test_a_night_never_lets_an_llm_add_to_a_search_space() -> None:
         ("2026-12-31T23:59", "0:00 UTC", "2027-01-01T00:00"),
     ],
 )
-def test_a_moment_is_the_next_one_by_the_zones_own_clock(now: str, moment: str, expected: str) -> None:
+def test_a_moment_is_the_next_one_by_the_zones_own_clock(now, moment, expected):
     assert parse_moment(moment).next_after(utc(now)) == utc(expected)
 
 
@@ -64,9 +64,7 @@ def test_a_moment_is_the_next_one_by_the_zones_own_clock(now: str, moment: str, 
         ("2026-10-24T20:00:03", "2026-10-25T20:30:00", True),  # the day has 25 hours
     ],
 )
-def test_a_night_without_a_deadline_ends_before_the_next_start(
-    tmp_path: Path, started: str, now: str, is_same: bool
-) -> None:
+def test_a_night_without_a_deadline_ends_before_the_next_start(tmp_path, started, now, is_same):
     config = parse_nightly({"jobs": [JOB], "start": "22:00 Europe/Paris"}, "nightly.yaml")
     night = tmp_path / "nights" / "nightly" / "20260101-000000"
     night.mkdir(parents=True)
@@ -111,19 +109,19 @@ BAD = [
 
 
 @pytest.mark.parametrize(("data", "says"), BAD, ids=[says for _, says in BAD])
-def test_a_wrong_field_is_named_in_one_line(data: dict[str, object], says: str) -> None:
+def test_a_wrong_field_is_named_in_one_line(data, says):
     with pytest.raises(UserError) as raised:
         parse_nightly(data, "nightly.yaml")
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_slurm_may_write_its_log_into_any_file() -> None:
+def test_slurm_may_write_its_log_into_any_file():
     config = parse_nightly({"jobs": [JOB], "scrontab": {"options": {"output": "/logs/n-%j.out"}}}, "nightly.yaml")
     assert config.scrontab.options == {"output": "/logs/n-%j.out"}
 
 
-def test_a_job_that_cannot_run_is_named_and_nothing_is_created(project: Path, cli) -> None:
+def test_a_job_that_cannot_run_is_named_and_nothing_is_created(project, cli):
     Path("nightly.yaml").write_text(yaml.safe_dump({"jobs": [JOB, {"workload": "nope", "name": "x"}]}))
     message = cli.err(["nightly", "nightly.yaml"])
     assert "job 'x'" in message
@@ -133,7 +131,7 @@ def test_a_job_that_cannot_run_is_named_and_nothing_is_created(project: Path, cl
     assert main(["nightly", "install", "nightly.yaml", "--cron"]) == 2
 
 
-def test_a_matrix_is_every_combination_and_priorities_order_jobs(tmp_path: Path) -> None:
+def test_a_matrix_is_every_combination_and_priorities_order_jobs(tmp_path):
     matrix = {"workloads": ["wl1", "wl2"], "launchers": ["a", "b"], "objectives": ["step_time", "cost"]}
     path = tmp_path / "n.yaml"
     path.write_text(yaml.safe_dump({"matrix": matrix, "jobs": [{**JOB, "name": "first", "priority": 5}]}))
@@ -143,7 +141,7 @@ def test_a_matrix_is_every_combination_and_priorities_order_jobs(tmp_path: Path)
     assert "wl2-b-cost" in keys
 
 
-def test_shares_follow_priorities_in_whole_trials_and_never_exceed_the_rest() -> None:
+def test_shares_follow_priorities_in_whole_trials_and_never_exceed_the_rest():
     budget = Budget(trials=10, hours=6)
     left = find_remaining(budget, Spent(trials=4, hours=3))
     assert left["trials"] == 6
@@ -157,7 +155,7 @@ def test_shares_follow_priorities_in_whole_trials_and_never_exceed_the_rest() ->
     )
 
 
-def test_a_job_without_an_objective_takes_that_of_its_task_and_keeps_its_series(project: Path) -> None:
+def test_a_job_without_an_objective_takes_that_of_its_task_and_keeps_its_series(project):
     jobs = parse_nightly({"version": 1, "jobs": [JOB | {"constraints": ["peak_memory_gib <= 70"]}]}, "file").all_jobs
     assert [(job.objective, job.objective_name, job.key) for job in jobs] == [
         (None, "step_time", "wl2-replay-step_time")
@@ -168,7 +166,7 @@ def test_a_job_without_an_objective_takes_that_of_its_task_and_keeps_its_series(
     assert unknown.key == "nowhere-replay", "the search of the job says what is wrong with the card"
 
 
-def test_dry_run_shows_jobs_and_repeated_configurations_and_writes_nothing(nightly_project: Path, cli) -> None:
+def test_dry_run_shows_jobs_and_repeated_configurations_and_writes_nothing(nightly_project, cli):
     write(deadline="06:00 Europe/Paris")
     assert main(["nightly", "nightly.yaml", "--dry-run"]) == 0
     assert not Path("runs").exists()
@@ -192,9 +190,7 @@ def put_tables_tool(nightly_project: Path, name: str, monkeypatch: pytest.Monkey
     return table
 
 
-def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(nightly_project, monkeypatch):
     table = put_tables_tool(nightly_project, "crontab", monkeypatch)
     table.write_text("# mine\n5 5 * * * echo hello\n")
     write(start="22:00 Europe/Paris")
@@ -206,9 +202,7 @@ def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(
     assert text.count("CRON_TZ=Europe/Paris") == 1
 
 
-def test_reinstalling_into_a_scrontab_keeps_the_lines_around_it(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reinstalling_into_a_scrontab_keeps_the_lines_around_it(nightly_project, monkeypatch):
     table = put_tables_tool(nightly_project, "scrontab", monkeypatch)
     above = "#SCRON --qos=mine\n5 5 * * * echo hello\n#SCRON --mem=4G\n"
     below = "#SCRON --time=00:10:00\n7 7 * * * echo more\n"
@@ -227,9 +221,7 @@ def test_reinstalling_into_a_scrontab_keeps_the_lines_around_it(
     assert main(["nightly", "install", "nightly.yaml", "--scrontab"]) == 2
 
 
-def test_cron_warns_about_another_zone_and_systemd_about_a_skipped_time(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_cron_warns_about_another_zone_and_systemd_about_a_skipped_time(nightly_project, monkeypatch, cli):
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
@@ -241,9 +233,7 @@ def test_cron_warns_about_another_zone_and_systemd_about_a_skipped_time(
     time.tzset()
 
 
-def test_scrontab_warns_about_another_zone_and_a_missing_limit(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scrontab_warns_about_another_zone_and_a_missing_limit(nightly_project, monkeypatch, capsys):
     write(start="22:00 Europe/Paris", budget={"hours": 7})
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "UTC")
@@ -261,7 +251,7 @@ def test_scrontab_warns_about_another_zone_and_a_missing_limit(
     assert "no time limit" in second.err
 
 
-def test_installed_commands_quote_hostile_paths(tmp_path: Path) -> None:
+def test_installed_commands_quote_hostile_paths(tmp_path):
     from cclsearch.nightly.clock import parse_moment
     from cclsearch.nightly.install import InstallPlan, quote_systemd, render_cron, render_systemd
 
@@ -281,7 +271,7 @@ def test_installed_commands_quote_hostile_paths(tmp_path: Path) -> None:
     assert f"WorkingDirectory={tmp_path}/back\\/\n" in render_systemd(odd)["ccl-search-nightly-n.service"]
 
 
-def test_systemd_itself_accepts_the_units(tmp_path: Path) -> None:
+def test_systemd_itself_accepts_the_units(tmp_path):
     from cclsearch.nightly.clock import parse_moment
     from cclsearch.nightly.install import InstallPlan, render_systemd
 
@@ -308,9 +298,7 @@ def verify_units(runtime: Path, *units: Path) -> str | None:
     return done.stderr if done.returncode == 0 or done.stderr else f"exit code {done.returncode}"
 
 
-def test_systemd_units_are_written_to_the_users_folder(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_systemd_units_are_written_to_the_users_folder(nightly_project, monkeypatch, cli):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(nightly_project / "etc"))
     write(start="22:00 Europe/Paris")
     assert main(["nightly", "install", "nightly.yaml", "--systemd", "--dry-run"]) == 0

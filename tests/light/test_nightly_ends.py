@@ -37,9 +37,7 @@ class _Chat(BaseHTTPRequestHandler):
         pass
 
 
-def test_the_chat_gets_the_message_and_its_url_is_in_no_file(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_chat_gets_the_message_and_its_url_is_in_no_file(nightly_project, monkeypatch):
     with HTTPServer(("127.0.0.1", 0), _Chat) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/hook/very-secret-part"
@@ -52,9 +50,7 @@ def test_the_chat_gets_the_message_and_its_url_is_in_no_file(
     assert b"very-secret-part" not in content
 
 
-def test_a_night_that_cannot_be_written_is_trouble_and_the_chat_gets_a_message(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_night_that_cannot_be_written_is_trouble_and_the_chat_gets_a_message(project, monkeypatch):
     job = {"workload": "wl2", "launcher": "replay", "name": "a", "budget": {"trials": 2}}
     write(jobs=[job], webhook_env="NIGHT_HOOK")
     with HTTPServer(("127.0.0.1", 0), _Chat) as server:
@@ -88,8 +84,8 @@ class _Moved(BaseHTTPRequestHandler):
 
 
 def test_a_redirect_of_the_chat_to_another_host_is_not_followed_and_its_answer_is_not_shown(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    nightly_project, monkeypatch, capsys
+):
     with HTTPServer(("127.0.0.1", 0), _Moved) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{server.server_address[1]}/hook/very-secret-part")
@@ -112,7 +108,7 @@ def test_a_redirect_of_the_chat_to_another_host_is_not_followed_and_its_answer_i
         ("//other.example/hook", False),
     ],
 )
-def test_a_chat_is_followed_only_over_https_on_the_same_host(target: str, is_followed: bool) -> None:
+def test_a_chat_is_followed_only_over_https_on_the_same_host(target, is_followed):
     from email.message import Message
     from io import BytesIO
     from urllib.request import Request
@@ -122,9 +118,7 @@ def test_a_chat_is_followed_only_over_https_on_the_same_host(target: str, is_fol
     assert (new is not None) == is_followed
 
 
-def test_an_unreachable_chat_is_a_note_and_not_a_failure(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreachable_chat_is_a_note_and_not_a_failure(nightly_project, monkeypatch):
     monkeypatch.setenv("NIGHT_HOOK", "http://127.0.0.1:1/very-secret-part")
     summary = night(code=0, webhook_env="NIGHT_HOOK")
     assert "may not have arrived" in summary.notes[-1]
@@ -136,9 +130,7 @@ def test_an_unreachable_chat_is_a_note_and_not_a_failure(
     assert "is not an http" in night(code=0, webhook_env="NIGHT_HOOK").notes[-1]
 
 
-def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(nightly_project, monkeypatch, capsys):
     from cclsearch.launch.environment import inherited_environment
 
     url = "https://chat.example/hook/very-hidden-part"
@@ -156,7 +148,7 @@ def test_a_webhooks_url_is_a_secret_in_messages_and_jobs(
     assert b"very-hidden-part" not in content
 
 
-def test_a_stopped_night_continues_the_same_search(nightly_project: Path) -> None:
+def test_a_stopped_night_continues_the_same_search(nightly_project):
     from cclsearch.nightly.config import load_nightly
 
     stop, count = StopSignal(), iter(range(100))
@@ -179,7 +171,7 @@ def test_a_stopped_night_continues_the_same_search(nightly_project: Path) -> Non
     assert len({trial.config for trial in run.state.trials.values()}) == 6
 
 
-def test_a_killed_night_is_continued_with_what_it_spent(nightly_project: Path) -> None:
+def test_a_killed_night_is_continued_with_what_it_spent(nightly_project):
     from cclsearch.nightly import window as module
     from cclsearch.nightly.config import load_nightly
 
@@ -199,7 +191,7 @@ def test_a_killed_night_is_continued_with_what_it_spent(nightly_project: Path) -
     assert module.find_window(other, Path("runs").absolute(), time.time()).stamp != first.night
 
 
-def test_a_night_stopped_by_a_signal_is_continued_and_its_spending_counts(nightly_project: Path) -> None:
+def test_a_night_stopped_by_a_signal_is_continued_and_its_spending_counts(nightly_project):
     jobs = [{**BASE["jobs"][0], "name": "a"}, {**BASE["jobs"][0], "name": "b"}]
     more: dict[str, Any] = {"jobs": jobs, "budget": {"trials": 7}}
     interrupted = run_stopped(2, **more)
@@ -214,7 +206,7 @@ def test_a_night_stopped_by_a_signal_is_continued_and_its_spending_counts(nightl
     assert night(**more).night != interrupted.night
 
 
-def test_an_interrupted_trial_counts_for_the_night_that_finishes_it(nightly_project: Path) -> None:
+def test_an_interrupted_trial_counts_for_the_night_that_finishes_it(nightly_project):
     interrupted = run_stopped(2)
     assert interrupted.spent.trials == 2
     again = night(budget={"trials": 3})
@@ -223,14 +215,14 @@ def test_an_interrupted_trial_counts_for_the_night_that_finishes_it(nightly_proj
     assert len(load_run(Path("runs") / str(interrupted.jobs[0].run)).state.trials) == 5
 
 
-def test_a_stop_after_the_last_trial_completes_the_night(nightly_project: Path) -> None:
+def test_a_stop_after_the_last_trial_completes_the_night(nightly_project):
     interrupted = run_stopped(4, budget={"trials": 4})
     assert interrupted.spent.trials == 4
     assert not interrupted.stopped
     assert night(budget={"trials": 4}).night != interrupted.night
 
 
-def test_two_nights_never_overlap(nightly_project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_nights_never_overlap(nightly_project, capsys):
     from cclsearch.nightly.config import load_nightly
 
     home = Path("runs") / "nights"
@@ -243,9 +235,7 @@ def test_two_nights_never_overlap(nightly_project: Path, capsys: pytest.CaptureF
     assert sorted(p.name for p in Path("runs").iterdir()) == ["nights"]
 
 
-def test_a_process_that_runs_every_night_survives_a_failing_night(
-    nightly_project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_that_runs_every_night_survives_a_failing_night(nightly_project, monkeypatch, capsys):
     from cclsearch.nightly import service
 
     starts = iter([True, True, False])
@@ -266,7 +256,7 @@ def test_a_process_that_runs_every_night_survives_a_failing_night(
     assert "1 job: 1 without an earlier night" in output.out
 
 
-def test_pruning_does_not_touch_a_run_that_tonight_continued(nightly_project: Path) -> None:
+def test_pruning_does_not_touch_a_run_that_tonight_continued(nightly_project):
     interrupted = run_stopped(1, start="22:00 UTC")
     summary = night(keep={"nights": 1})
     assert summary.jobs[0].resumed
@@ -280,7 +270,7 @@ def test_pruning_does_not_touch_a_run_that_tonight_continued(nightly_project: Pa
     assert {int(path.parent.name) for path in trials.glob("*/result.json")} == winners
 
 
-def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_else(nightly_project: Path) -> None:
+def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_else(nightly_project):
     scratch = nightly_project / "scratch"
     Path("launchers/sim.yaml").write_text(f"launcher: scripted-night\nscratch: {scratch}\n")
     first = night().jobs[0]
@@ -304,7 +294,7 @@ def test_pruning_counts_and_removes_traces_on_scratch_and_nothing_else(nightly_p
     assert others.is_dir()
 
 
-def test_pruning_keeps_winners_ledgers_and_the_targets_of_links(nightly_project: Path) -> None:
+def test_pruning_keeps_winners_ledgers_and_the_targets_of_links(nightly_project):
     first = night()
     run = Path("runs") / str(first.jobs[0].run)
     outside = nightly_project / "outside"
@@ -329,7 +319,7 @@ def test_pruning_keeps_winners_ledgers_and_the_targets_of_links(nightly_project:
     assert len(list(tonight.glob("*/result.json"))) == 6
 
 
-def test_pruning_keeps_the_winner_of_a_renamed_run_and_accepts_a_damaged_summary(nightly_project: Path) -> None:
+def test_pruning_keeps_the_winner_of_a_renamed_run_and_accepts_a_damaged_summary(nightly_project):
     first = night()
     run = Path("runs") / str(first.jobs[0].run)
     assert first.jobs[0].best is not None

@@ -21,13 +21,13 @@ from cclsearch.stats.noise import (
 )
 
 
-def test_without_repeats_the_noise_is_the_prior() -> None:
+def test_without_repeats_the_noise_is_the_prior():
     noise = estimate_noise([[1.0], [2.0]])
     assert noise.relative == PRIOR_RELATIVE
     assert not noise.is_measured
 
 
-def test_many_repeats_determine_the_noise() -> None:
+def test_many_repeats_determine_the_noise():
     draws = np.random.default_rng(3)
     runs = [2.0 * np.exp(0.08 * draws.standard_normal(40)) for _ in range(10)]
     noise = estimate_noise([list(group) for group in runs])
@@ -35,18 +35,18 @@ def test_many_repeats_determine_the_noise() -> None:
     assert noise.num_repeats == 390
 
 
-def test_a_wide_spread_inside_a_run_raises_the_prior_noise() -> None:
+def test_a_wide_spread_inside_a_run_raises_the_prior_noise():
     assert estimate_noise([[1.0]], spreads=[0.4]).relative > PRIOR_RELATIVE
 
 
-def test_a_gap_inside_the_noise_is_not_better_and_a_gap_far_beyond_it_is() -> None:
+def test_a_gap_inside_the_noise_is_not_better_and_a_gap_far_beyond_it_is():
     noise = estimate_noise([[1.0, 1.02, 0.98, 1.01]])
     assert not is_better([0.99], [1.0], noise)
     assert is_better([0.7], [1.0], noise)
     assert confidence_better([1.0], [1.0], noise) == pytest.approx(0.5)
 
 
-def test_more_runs_of_the_same_gap_raise_the_confidence() -> None:
+def test_more_runs_of_the_same_gap_raise_the_confidence():
     noise = estimate_noise([[1.0, 1.02, 0.98]])
     once = confidence_better([0.95], [1.0], noise)
     often = confidence_better([0.95, 0.95, 0.95], [1.0, 1.0, 1.0], noise)
@@ -68,7 +68,7 @@ HIGHER = math.exp(0.2)
         (8, 2, 0.936436),
     ],
 )
-def test_the_confidence_of_a_gap_agrees_with_students_closed_form(num_new: int, num_old: int, chance: float) -> None:
+def test_the_confidence_of_a_gap_agrees_with_students_closed_form(num_new, num_old, chance):
     new, old = [1.0] * num_new, [HIGHER] * num_old
     assert confidence_better(new, old, TWO_DOF) == pytest.approx(chance, abs=1e-6)
     assert confidence_better(old, new, TWO_DOF) == pytest.approx(1 - chance, abs=1e-6)
@@ -76,19 +76,19 @@ def test_the_confidence_of_a_gap_agrees_with_students_closed_form(num_new: int, 
     assert drawn["new"] == pytest.approx(chance, abs=0.01)
 
 
-def test_the_unit_of_a_loss_does_not_change_the_confidence() -> None:
+def test_the_unit_of_a_loss_does_not_change_the_confidence():
     noise = Noise(relative=0.5**0.5, dof=2.0)
     # e times the loss is 1 on the log scale; x = 1 / (sqrt(1/2) sqrt(2)) = 1
     for unit in (1e-6, 0.01, 1.0, 1000.0):
         assert confidence_better([unit], [unit * math.e], noise) == pytest.approx(0.788675, abs=1e-6)
 
 
-def test_reaching_the_confidence_exactly_is_enough() -> None:
+def test_reaching_the_confidence_exactly_is_enough():
     assert is_better([1.0], [1.0], TWO_DOF, confidence=0.5)
     assert not is_better([1.0], [1.0], TWO_DOF, confidence=0.501)
 
 
-def test_the_interval_agrees_with_students_closed_form() -> None:
+def test_the_interval_agrees_with_students_closed_form():
     one = confidence_interval([2.0], TWO_DOF)
     assert (one.low, one.high) == pytest.approx((2 * math.exp(-0.430265), 2 * math.exp(0.430265)), rel=1e-5)
     four = confidence_interval([1.0] * 4, TWO_DOF)
@@ -98,17 +98,17 @@ def test_the_interval_agrees_with_students_closed_form() -> None:
     assert (one.confidence, one.num_runs, four.num_runs) == (0.95, 1, 4)
 
 
-def test_a_loss_of_zero_among_the_runs_gives_a_finite_interval() -> None:
+def test_a_loss_of_zero_among_the_runs_gives_a_finite_interval():
     interval = confidence_interval([0.0, 1.0, 2.0], TWO_DOF)
     assert 0 < interval.low < 1 < interval.high < 2
 
 
-def test_losses_that_are_mostly_zero_are_compared_unscaled() -> None:
+def test_losses_that_are_mostly_zero_are_compared_unscaled():
     # deviations -4/3, -4/3 and 8/3 from the mean: squares of 32/3, and 2 x 0.03^2 of the prior, over 2 + 2
     assert estimate_noise([], own=[[0.0, 0.0, 4.0]]).relative == pytest.approx(math.sqrt((32 / 3 + 0.0018) / 4))
 
 
-def test_one_repeat_is_a_measurement_and_single_runs_are_not() -> None:
+def test_one_repeat_is_a_measurement_and_single_runs_are_not():
     one = estimate_noise([[1.0, 1.1], [5.0], []])
     assert (one.num_repeats, one.dof, one.is_measured) == (1, 3.0, True)
     # half the squared gap of ln 1.1 = 0.0953102, and 2 x 0.03^2 of the prior, over 2 + 1
@@ -116,20 +116,20 @@ def test_one_repeat_is_a_measurement_and_single_runs_are_not() -> None:
     assert not Noise(relative=0.03, dof=2.0).is_measured
 
 
-def test_noise_and_interval_are_frozen() -> None:
+def test_noise_and_interval_are_frozen():
     for value in (TWO_DOF, confidence_interval([1.0], TWO_DOF)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             value.confidence = 1.0  # type: ignore[union-attr, misc]
 
 
-def test_losses_that_are_not_positive_can_be_compared() -> None:
+def test_losses_that_are_not_positive_can_be_compared():
     noise = estimate_noise([[-2.0], [-1.0]])
     assert confidence_better([-2.0], [-1.0], noise) > 0.95
     interval = confidence_interval([-2.0], noise)
     assert interval.low < -2.0 < interval.high
 
 
-def test_the_interval_covers_the_truth_at_its_confidence() -> None:
+def test_the_interval_covers_the_truth_at_its_confidence():
     draws = np.random.default_rng(11)
     hits = 0
     for _ in range(400):
@@ -141,13 +141,13 @@ def test_the_interval_covers_the_truth_at_its_confidence() -> None:
     assert 0.88 <= hits / 400 <= 0.99
 
 
-def test_the_interval_narrows_with_runs() -> None:
+def test_the_interval_narrows_with_runs():
     noise = estimate_noise([[1.0, 1.05, 0.97]])
     one, four = confidence_interval([1.0], noise), confidence_interval([1.0] * 4, noise)
     assert math.log(one.high / one.low) == pytest.approx(2 * math.log(four.high / four.low))
 
 
-def test_chances_to_be_best_add_up_and_favor_the_lowest() -> None:
+def test_chances_to_be_best_add_up_and_favor_the_lowest():
     noise = estimate_noise([])
     chances = chances_to_be_best({"a": [1.0], "b": [1.01], "c": [3.0]}, noise)
     assert sum(chances.values()) == pytest.approx(1.0)
@@ -156,45 +156,43 @@ def test_chances_to_be_best_add_up_and_favor_the_lowest() -> None:
     assert chances_to_be_best({}, noise) == {}
 
 
-def test_repeats_count_by_their_mean_and_not_by_their_number() -> None:
+def test_repeats_count_by_their_mean_and_not_by_their_number():
     chances = chances_to_be_best({"often": [0.5] * 4, "once": [0.5]}, estimate_noise([]))
     assert chances["often"] == pytest.approx(0.5, abs=0.02)
     slow = chances_to_be_best({"a": [500.0], "b": [500.0]}, estimate_noise([]))
     assert slow["a"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_beyond_twelve_standard_deviations_the_chance_is_zero() -> None:
+def test_beyond_twelve_standard_deviations_the_chance_is_zero():
     behind = {n: chances_to_be_best({"best": [1.0], "far": [math.exp(0.1 * n)]}, TWO_DOF)["far"] for n in (11.9, 12.1)}
     assert behind[11.9] > 0.0
     assert behind[12.1] == 0.0
 
 
-def test_finalists_are_those_within_the_noise_of_the_best() -> None:
+def test_finalists_are_those_within_the_noise_of_the_best():
     noise = estimate_noise([[1.0, 1.01, 0.99, 1.0, 1.01]])
     assert pick_finalists({"a": [1.0], "b": [1.005], "c": [5.0]}, noise, 3) == ["a", "b"]
     assert pick_finalists({"a": [1.0], "c": [5.0]}, noise, 2) == ["a"]
 
 
-def test_a_spread_inside_runs_raises_the_prior_to_half_of_it() -> None:
+def test_a_spread_inside_runs_raises_the_prior_to_half_of_it():
     assert estimate_noise([], spreads=[0.2, 0.2]).relative == pytest.approx(0.1)
 
 
-def test_noise_of_losses_around_zero_does_not_depend_on_their_unit() -> None:
+def test_noise_of_losses_around_zero_does_not_depend_on_their_unit():
     two, four = (estimate_noise([], own=[[0.0, value]]).relative for value in (2.0, 4.0))
     assert two == pytest.approx(four)
     assert two > PRIOR_RELATIVE
 
 
 @pytest.mark.parametrize(("choices", "numeric"), [((1, 2.5), True), ((False, True), False), (("a", "b"), False)])
-def test_only_numbers_with_an_order_make_a_numeric_knob(
-    choices: tuple[bool | int | float | str, ...], numeric: bool
-) -> None:
+def test_only_numbers_with_an_order_make_a_numeric_knob(choices, numeric):
     from cclsearch.space.table import Knob
 
     assert Knob("k", choices).is_numeric is numeric
 
 
-def test_one_outlier_does_not_make_the_other_configurations_uncertain() -> None:
+def test_one_outlier_does_not_make_the_other_configurations_uncertain():
     noise = estimate_noise([[36.0, 4.8], [70.0, 70.9], [4.6]])
     assert (noise.num_outliers, noise.num_repeats) == (1, 1)
     assert noise.relative < PRIOR_RELATIVE
@@ -203,19 +201,19 @@ def test_one_outlier_does_not_make_the_other_configurations_uncertain() -> None:
     assert (alone.relative, alone.is_measured, alone.num_outliers) == (PRIOR_RELATIVE, False, 1)
 
 
-def test_what_is_said_of_an_outlier_itself_counts_its_own_runs() -> None:
+def test_what_is_said_of_an_outlier_itself_counts_its_own_runs():
     noise = estimate_noise([[70.0, 70.9]], own=[[36.0, 4.8]])
     assert (noise.num_outliers, noise.num_repeats) == (0, 2)
     assert noise.relative > 0.5
 
 
-def test_runs_that_often_differ_are_the_noise_and_no_outliers() -> None:
+def test_runs_that_often_differ_are_the_noise_and_no_outliers():
     noise = estimate_noise([[1.0, 1.6], [3.4, 2.0], [5.0, 3.1]])
     assert noise.num_outliers == 0
     assert noise.relative > 0.2
 
 
-def test_normal_noise_is_seldom_taken_for_an_outlier() -> None:
+def test_normal_noise_is_seldom_taken_for_an_outlier():
     draws = np.random.default_rng(5)
     searches = [[list(np.exp(0.04 * draws.standard_normal(2))) for _ in range(6)] for _ in range(500)]
     found = [estimate_noise(runs) for runs in searches]
@@ -223,7 +221,7 @@ def test_normal_noise_is_seldom_taken_for_an_outlier() -> None:
     assert np.mean([noise.relative**2 for noise in found]) ** 0.5 == pytest.approx(0.04, rel=0.1)
 
 
-def test_a_run_that_two_others_contradict_is_not_compared() -> None:
+def test_a_run_that_two_others_contradict_is_not_compared():
     assert find_outliers({"a": [36.0, 4.6, 4.7], "b": [4.8, 4.9]}) == {"a": {0}}
     assert find_outliers({"a": [4.6, 0.6, 4.7], "b": [4.8]}) == {"a": {1}}
     assert find_outliers({"two": [36.0, 4.6], "b": [4.8]}) == {}

@@ -55,9 +55,7 @@ def contents(folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["option", "settings"])
-def test_the_chat_gets_the_result_and_its_address_is_in_no_file(
-    project: Path, chat: Chat, how: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_chat_gets_the_result_and_its_address_is_in_no_file(project, chat, how, capsys):
     if how == "settings":
         (project / "ccl-search.yaml").write_text("webhook_env: TEAM_CHAT\n")
     assert main([*RUN, *(["--notify", "TEAM_CHAT"] if how == "option" else [])]) == 0
@@ -71,7 +69,7 @@ def test_the_chat_gets_the_result_and_its_address_is_in_no_file(
     assert len(chat.texts) == 2
 
 
-def test_the_chat_hears_why_a_search_broke_off(project: Path, chat: Chat) -> None:
+def test_the_chat_hears_why_a_search_broke_off(project, chat):
     """The disk is full after the search has begun."""
     assert main([*RUN, "--dry-run", "--notify", "TEAM_CHAT"]) == 0
     assert chat.texts == []
@@ -84,7 +82,7 @@ def test_the_chat_hears_why_a_search_broke_off(project: Path, chat: Chat) -> Non
 
 
 @pytest.mark.parametrize("chat", [500], indirect=True)
-def test_a_chat_that_refuses_changes_no_exit_code(project: Path, chat: Chat, cli) -> None:
+def test_a_chat_that_refuses_changes_no_exit_code(project, chat, cli):
     error = cli.err([*RUN, "--notify", "TEAM_CHAT"], 0)
     assert "note: the message may not have arrived: status 500" in error
     assert SECRET not in error
@@ -101,14 +99,14 @@ def test_a_chat_that_refuses_changes_no_exit_code(project: Path, chat: Chat, cli
     ],
 )
 def test_a_message_that_cannot_be_sent_stops_the_search_before_it_begins(
-    project: Path,
-    command: list[str],
-    variable: str,
-    value: str | None,
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
+    project,
+    command,
+    variable,
+    value,
+    says,
+    monkeypatch,
     cli,
-) -> None:
+):
     monkeypatch.delenv("TEAM_CHAT", raising=False)
     if value is not None:
         monkeypatch.setenv("TEAM_CHAT", value)
@@ -119,7 +117,7 @@ def test_a_message_that_cannot_be_sent_stops_the_search_before_it_begins(
     assert not (project / "runs").exists()
 
 
-def test_offline_refuses_a_chat_on_another_machine(project: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_offline_refuses_a_chat_on_another_machine(project, monkeypatch, cli):
     monkeypatch.setenv("TEAM_CHAT", f"https://chat.example/hook/{SECRET}")
     error = cli.err([*RUN, "--notify", "TEAM_CHAT", "--offline"])
     assert "leave out --notify" in error

@@ -47,11 +47,11 @@ def write(folder: Path, data: object, name: str = "own") -> str:
         ("pareto", 0.5),
     ],
 )
-def test_a_shipped_objective_matches_the_example_computed_by_hand(spec: str, loss: float) -> None:
+def test_a_shipped_objective_matches_the_example_computed_by_hand(spec, loss):
     assert load_objective(spec).loss(METRICS) == pytest.approx(loss, rel=1e-12)
 
 
-def test_every_shipped_objective_loads_and_has_a_description() -> None:
+def test_every_shipped_objective_loads_and_has_a_description():
     shipped = {path.stem for path in (shipped_root() / "objectives").glob("*.yaml")}
     assert shipped == {
         *("step_time", "throughput_per_accelerator", "cost", "energy", "composite", "pareto"),
@@ -61,7 +61,7 @@ def test_every_shipped_objective_loads_and_has_a_description() -> None:
     assert all(load_objective(name).description for name in shipped)
 
 
-def test_the_baseline_scores_one_and_fills_the_open_references() -> None:
+def test_the_baseline_scores_one_and_fills_the_open_references():
     composite = load_objective("composite:weight=0.3")
     assert composite.needs_baseline
     baseline = {"step_time_s": 2.0, "num_accelerators": 32.0}
@@ -73,18 +73,18 @@ def test_the_baseline_scores_one_and_fills_the_open_references() -> None:
         composite.score(METRICS)
 
 
-def test_a_price_changes_the_unit() -> None:
+def test_a_price_changes_the_unit():
     assert load_objective("cost").terms[0].unit == "accelerator-s/Mtoken"
     assert load_objective("cost:price_per_accelerator_hour=2").terms[0].unit == "money/Mtoken"
 
 
-def test_an_objective_survives_a_round_trip_through_spec_and_json() -> None:
+def test_an_objective_survives_a_round_trip_through_spec_and_json():
     objective = load_objective("composite:weight=0.3,reference_num_accelerators=16")
     assert load_objective(objective.spec) == objective
     assert Objective.model_validate_json(objective.model_dump_json()) == objective
 
 
-def test_pareto_converts_each_metric_so_that_less_is_better(tmp_path: Path) -> None:
+def test_pareto_converts_each_metric_so_that_less_is_better(tmp_path):
     metrics = [
         {"name": "step_time_s", "direction": "minimize"},
         {"name": "tokens_per_s_per_accelerator", "direction": "maximize"},
@@ -95,7 +95,7 @@ def test_pareto_converts_each_metric_so_that_less_is_better(tmp_path: Path) -> N
     assert objective.values(METRICS) == (0.5, 1 / 4096, -0.04)
 
 
-def test_a_constraint_explains_its_violation(tmp_path: Path) -> None:
+def test_a_constraint_explains_its_violation(tmp_path):
     data = {
         "version": 1,
         "metrics": [{"name": "step_time_s", "direction": "minimize"}],
@@ -108,7 +108,7 @@ def test_a_constraint_explains_its_violation(tmp_path: Path) -> None:
         objective.broken_constraints({"step_time_s": 1.0})
 
 
-def test_a_message_names_the_objective_or_the_constraint_that_needs_a_metric() -> None:
+def test_a_message_names_the_objective_or_the_constraint_that_needs_a_metric():
     bounds = (Constraint(metric="mfu", at_least=0.3), Constraint(metric="step_time_s", at_most=2))
     objective = load_objective("step_time").model_copy(update={"constraints": bounds})
     assert objective.what_needs("step_time_s") == "--objective step_time", "also if a constraint bounds it"
@@ -116,24 +116,24 @@ def test_a_message_names_the_objective_or_the_constraint_that_needs_a_metric() -
     assert objective.what_needs("other") == "--objective step_time"
 
 
-def test_a_missing_metric_is_a_failure_with_its_reason() -> None:
+def test_a_missing_metric_is_a_failure_with_its_reason():
     with pytest.raises(TrialError, match="energy_j_per_mtoken was not measured: no power was recorded"):
         load_objective("energy").loss({"step_time_s": 1.0})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_metric_that_is_not_a_number_is_a_failure(value: float) -> None:
+def test_a_metric_that_is_not_a_number_is_a_failure(value):
     with pytest.raises(TrialError, match="must be finite"):
         load_objective("step_time").loss({"step_time_s": value})
 
 
-def test_a_weighted_metric_of_zero_is_a_failure_not_infinity() -> None:
+def test_a_weighted_metric_of_zero_is_a_failure_not_infinity():
     objective = load_objective("composite:reference_step_time_s=1,reference_num_accelerators=1")
     with pytest.raises(TrialError, match="above 0"):
         objective.loss({"step_time_s": 0.0, "num_accelerators": 1.0})
 
 
-def test_a_metric_of_the_run_script_can_be_an_objective(tmp_path: Path) -> None:
+def test_a_metric_of_the_run_script_can_be_an_objective(tmp_path):
     metric = {"name": "stalls", "direction": "minimize", "source": "script"}
     objective = load_objective(write(tmp_path, {"version": 1, "metrics": [metric]}))
     assert objective.loss({"stalls": 0.0}) == 0.0
@@ -155,7 +155,7 @@ def test_a_metric_of_the_run_script_can_be_an_objective(tmp_path: Path) -> None:
         ("fastest", "there is no objective 'fastest'; known: composite"),
     ],
 )
-def test_a_bad_parameter_is_named(spec: str, message: str) -> None:
+def test_a_bad_parameter_is_named(spec, message):
     with pytest.raises(UserError, match=message):
         load_objective(spec)
 
@@ -206,27 +206,27 @@ TIME = {"name": "step_time_s", "direction": "minimize"}
         ("version: [", "own.yaml: "),
     ],
 )
-def test_a_mistake_in_a_file_is_named_by_its_field(tmp_path: Path, data: object, message: str) -> None:
+def test_a_mistake_in_a_file_is_named_by_its_field(tmp_path, data, message):
     with pytest.raises(UserError, match=message) as caught:
         load_objective(write(tmp_path, data))
     assert "own.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_mixture_of_weighted_and_unweighted_metrics_is_rejected(tmp_path: Path) -> None:
+def test_a_mixture_of_weighted_and_unweighted_metrics_is_rejected(tmp_path):
     metrics = [TIME | {"weight": 1, "reference": 1}, {"name": "num_accelerators", "direction": "minimize"}]
     with pytest.raises(UserError, match=r"metrics\[1\]\.weight is missing"):
         load_objective(write(tmp_path, {"version": 1, "metrics": metrics}))
 
 
-def test_more_than_three_metrics_need_weights(tmp_path: Path) -> None:
+def test_more_than_three_metrics_need_weights(tmp_path):
     names = ("step_time_s", "num_accelerators", "peak_memory_gib", "power_w")
     metrics = [{"name": name, "direction": "minimize"} for name in names]
     with pytest.raises(UserError, match="at most 3 metrics; there are 4"):
         load_objective(write(tmp_path, {"version": 1, "metrics": metrics}))
 
 
-def test_a_loss_converts_back_to_the_displayed_score() -> None:
+def test_a_loss_converts_back_to_the_displayed_score():
     metrics = {"step_time_s": 2.0, "num_accelerators": 8.0, "tokens_per_s_per_accelerator": 400.0}
     for spec in ("step_time", "throughput_per_accelerator", "composite:weight=0.3"):
         objective = load_objective(spec)
@@ -244,7 +244,7 @@ THROUGHPUT = {"name": "tokens_per_s_per_accelerator", "direction": "maximize"}
 HEADROOM = {"name": "memory_headroom_frac", "direction": "maximize"}
 
 
-def test_a_weighted_metric_is_divided_by_its_reference_in_the_scaled_unit(tmp_path: Path) -> None:
+def test_a_weighted_metric_is_divided_by_its_reference_in_the_scaled_unit(tmp_path):
     # 0.5 s is 500 ms: 0.25 x 1000/500 = 0.5; 4096 tokens/s are 4.096 k: 0.75 x 4.096/8.192 = 0.375
     objective = own_objective(
         tmp_path,
@@ -256,7 +256,7 @@ def test_a_weighted_metric_is_divided_by_its_reference_in_the_scaled_unit(tmp_pa
     assert load_objective("composite").score_label == "composite score"
 
 
-def test_a_baseline_reference_is_scaled_like_its_metric(tmp_path: Path) -> None:
+def test_a_baseline_reference_is_scaled_like_its_metric(tmp_path):
     # the baseline's 1 s is 1000 ms: 1000/500 = 2; a reference that the file gives stays: 3 x 4096/8192 = 1.5
     objective = own_objective(
         tmp_path,
@@ -267,14 +267,14 @@ def test_a_baseline_reference_is_scaled_like_its_metric(tmp_path: Path) -> None:
     assert objective.score(METRICS, baseline) == pytest.approx(3.5)
 
 
-def test_a_score_of_zero_cannot_be_ranked(tmp_path: Path) -> None:
+def test_a_score_of_zero_cannot_be_ranked(tmp_path):
     objective = own_objective(tmp_path, HEADROOM | {"weight": 1, "reference": 0.5})
     assert objective.loss({"memory_headroom_frac": 0.25}) == pytest.approx(2.0)
     with pytest.raises(TrialError, match="the score must be above 0 to be ranked; it is 0"):
         objective.loss({"memory_headroom_frac": 0.0})
 
 
-def test_a_single_metric_is_displayed_in_its_scaled_unit(tmp_path: Path) -> None:
+def test_a_single_metric_is_displayed_in_its_scaled_unit(tmp_path):
     cost = load_objective("cost:price_per_accelerator_hour=3.6")
     assert cost.score(METRICS) == pytest.approx(0.244140625)
     assert cost.score_label == "accelerator_seconds_per_mtoken (money/Mtoken)"
@@ -283,19 +283,19 @@ def test_a_single_metric_is_displayed_in_its_scaled_unit(tmp_path: Path) -> None
     assert throughput.loss(METRICS) == pytest.approx(1 / 4.096)
 
 
-def test_a_metric_that_may_be_negative_is_negated(tmp_path: Path) -> None:
+def test_a_metric_that_may_be_negative_is_negated(tmp_path):
     objective = own_objective(tmp_path, HEADROOM)
     assert objective.loss(METRICS) == pytest.approx(-0.04)
     assert objective.score_from_loss(-0.04) == pytest.approx(0.04)
 
 
-def test_a_term_with_defaults_uses_the_metric_unchanged() -> None:
+def test_a_term_with_defaults_uses_the_metric_unchanged():
     low, high = (Term(metric="stalls", direction=way, unit=None) for way in Direction)
     assert (low.minimized(2.0), high.minimized(2.0)) == (2.0, -2.0)
     assert (low.restored(2.0), high.restored(-2.0)) == (2.0, 2.0)
 
 
-def test_only_several_metrics_without_weights_are_a_pareto_objective(tmp_path: Path) -> None:
+def test_only_several_metrics_without_weights_are_a_pareto_objective(tmp_path):
     weighted = [TIME | {"weight": 1, "reference": 1}, THROUGHPUT | {"weight": 1, "reference": 1}]
     assert not own_objective(tmp_path, TIME).is_multi
     assert not own_objective(tmp_path, *weighted).is_multi
@@ -305,7 +305,7 @@ def test_only_several_metrics_without_weights_are_a_pareto_objective(tmp_path: P
     assert front.metrics == ("step_time_s", "tokens_per_s_per_accelerator")
 
 
-def test_the_bounds_of_a_constraint_are_inclusive(tmp_path: Path) -> None:
+def test_the_bounds_of_a_constraint_are_inclusive(tmp_path):
     between = {"metric": "peak_memory_gib", "at_least": 10, "at_most": 30}
     objective = own_objective(tmp_path, TIME, constraints=[between])
     assert objective.broken_constraints({"peak_memory_gib": 10.0}) == ()
@@ -317,7 +317,7 @@ def test_the_bounds_of_a_constraint_are_inclusive(tmp_path: Path) -> None:
     assert exact.broken_constraints({"peak_memory_gib": 30.0}) == ()
 
 
-def test_a_constraint_may_use_a_metric_of_the_run_script(tmp_path: Path) -> None:
+def test_a_constraint_may_use_a_metric_of_the_run_script(tmp_path):
     own = {"metric": "stalls", "at_most": 3, "source": "script", "unit": "stalls"}
     objective = own_objective(tmp_path, TIME, constraints=[own])
     assert objective.broken_constraints({"stalls": 4.0}) == ("stalls must be at most 3 stalls; it is 4",)
@@ -325,13 +325,13 @@ def test_a_constraint_may_use_a_metric_of_the_run_script(tmp_path: Path) -> None
         own_objective(tmp_path, TIME, constraints=[{"metric": "stalls", "at_most": 3}])
 
 
-def test_a_metric_of_the_run_script_has_the_unit_given_in_the_file(tmp_path: Path) -> None:
+def test_a_metric_of_the_run_script_has_the_unit_given_in_the_file(tmp_path):
     stalls = {"name": "stalls", "direction": "minimize", "source": "script"}
     assert own_objective(tmp_path, stalls | {"unit": "1/s"}).score_label == "stalls (1/s)"
     assert own_objective(tmp_path, stalls).score_label == "stalls"
 
 
-def test_a_scale_of_zero_is_rejected(tmp_path: Path) -> None:
+def test_a_scale_of_zero_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"metrics\[0\]\.scale: must be above 0; it is 0"):
         own_objective(tmp_path, TIME | {"scale": 0})
 
@@ -346,22 +346,22 @@ def test_a_scale_of_zero_is_rejected(tmp_path: Path) -> None:
         ("weight=0.3", "weight=0.3", {}),
     ],
 )  # fmt: skip
-def test_a_spec_is_a_name_and_parameters_after_a_colon(spec: str, name: str, given: dict[str, str]) -> None:
+def test_a_spec_is_a_name_and_parameters_after_a_colon(spec, name, given):
     assert split_spec(spec) == (name, given)
 
 
 @pytest.mark.parametrize("rest", ["weight=", "=0.3", "weight=0.3,scale"])
-def test_an_incomplete_parameter_is_rejected(rest: str) -> None:
+def test_an_incomplete_parameter_is_rejected(rest):
     with pytest.raises(UserError, match=r"objective parameters are written `name:parameter=value,\.\.\.`"):
         split_spec(f"composite:{rest}")
 
 
 @pytest.mark.parametrize("weight", [0, 1])
-def test_a_parameter_may_equal_its_bound(weight: int) -> None:
+def test_a_parameter_may_equal_its_bound(weight):
     assert load_objective(f"composite:weight={weight}").terms[0].weight == weight
 
 
-def test_a_mistake_shows_at_most_eighty_characters_of_the_value(tmp_path: Path) -> None:
+def test_a_mistake_shows_at_most_eighty_characters_of_the_value(tmp_path):
     def complain(value: str) -> str:
         with pytest.raises(UserError) as caught:
             own_objective(tmp_path, TIME | {"direction": value})
@@ -373,7 +373,7 @@ def test_a_mistake_shows_at_most_eighty_characters_of_the_value(tmp_path: Path) 
         own_objective(tmp_path, {"name": "step_time_s"})
 
 
-def test_an_objective_is_frozen_and_its_file_needs_a_bound_for_each_constraint(tmp_path: Path) -> None:
+def test_an_objective_is_frozen_and_its_file_needs_a_bound_for_each_constraint(tmp_path):
     with pytest.raises(ValidationError):
         load_objective("step_time").name = "other"  # type: ignore[misc]
     with pytest.raises(UserError, match=r"constraints\[0\]: needs `at_least` or `at_most`"):
@@ -381,13 +381,13 @@ def test_an_objective_is_frozen_and_its_file_needs_a_bound_for_each_constraint(t
 
 
 @pytest.mark.parametrize("text", ["mfu >= 30%", "mfu >= 30 %", "mfu>=30.0%", "mfu >= 0.3"])
-def test_a_bound_on_a_fraction_may_be_in_percent(text: str) -> None:
+def test_a_bound_on_a_fraction_may_be_in_percent(text):
     [constraint] = choose_objective("step_time", (text,), task="training").constraints
     assert constraint.at_least == pytest.approx(0.3)
     assert constraint.unit == "fraction" or constraint.unit is None
 
 
 @pytest.mark.parametrize("text", ["step_time_s <= 30%", "mfu >= 30 percent", "peak_memory_gib <= 90%"])
-def test_percent_of_anything_else_is_refused(text: str) -> None:
+def test_percent_of_anything_else_is_refused(text):
     with pytest.raises(UserError, match="is measured in '"):
         choose_objective("step_time", (text,), task="training")

@@ -28,9 +28,7 @@ def space() -> Space:
 
 
 @pytest.mark.parametrize(("single_run", "best"), [(0.995, 1), (0.95, 2)])
-def test_one_run_beats_a_configuration_with_more_runs_only_if_it_is_clearly_lower(
-    tmp_path: Path, single_run: float, best: int
-) -> None:
+def test_one_run_beats_a_configuration_with_more_runs_only_if_it_is_clearly_lower(tmp_path, single_run, best):
     """The winner's curse: the best of many single runs is lower than its mean."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
     for number, (tp, loss) in enumerate([(1, 1.00), (1, 1.02), (1, 0.98), (2, single_run)], 1):
@@ -83,7 +81,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def test_each_observation_is_read_back_unchanged(space: Space, path: Path) -> None:
+def test_each_observation_is_read_back_unchanged(space, path):
     added = some_observations(space)
     seen = record(path, added).observe(space)
     assert tuple(seen) == tuple(added)
@@ -97,7 +95,7 @@ def test_each_observation_is_read_back_unchanged(space: Space, path: Path) -> No
     assert [type(o.config["tp"]) for o in seen] == [int, int, int, int, float]
 
 
-def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space: Space, path: Path) -> None:
+def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space, path):
     first = [Observation(trial, space.config(trial), trial, float(trial)) for trial in (2, 5, 1)]
     later = [Observation(3, space.config(3), 3, None, failure=OOM), Observation(4, Config(tp=16), None, 4.0)]
     record(path, [*first, *later])
@@ -117,7 +115,7 @@ def test_a_snapshot_is_sorted_by_trial_and_does_not_change(space: Space, path: P
     assert sorted(observed_rows(after).tolist()) == sorted(observed_rows(tuple(after)).tolist()) == [1, 2, 3, 5]
 
 
-def test_an_empty_table_and_one_without_a_space_work(space: Space, path: Path) -> None:
+def test_an_empty_table_and_one_without_a_space_work(space, path):
     assert len(TrialTable(None).observe(space)) == 0
     assert TrialTable(None).observe(space).rows.dtype == np.int64
     table = record(path, [Observation(1, space.config(2), 2, 1.0)])
@@ -125,14 +123,14 @@ def test_an_empty_table_and_one_without_a_space_work(space: Space, path: Path) -
     assert table.observe(space)[0].row == 2, "the rows are those of the last space"
 
 
-def test_infrastructure_failures_are_not_observed(space: Space, path: Path) -> None:
+def test_infrastructure_failures_are_not_observed(space, path):
     lost = Failure(stage=Stage.RUN, kind=FailureKind.NODE_FAILED, message="gone")
     table = record(path, [Observation(1, space.config(2), 2, None, failure=lost), *some_observations(space)[1:2]])
     assert [o.trial for o in table.observe(space)] == [2]
     assert list(table.finish_order) == [1, 2]
 
 
-def test_a_revised_trial_is_observed_with_its_new_outcome(space: Space, path: Path) -> None:
+def test_a_revised_trial_is_observed_with_its_new_outcome(space, path):
     record(path, some_observations(space))
     state = fold_ledger(path)
     assert [o.loss for o in state.trials.observe(space)][:3] == [2.5, None, 0.0]
@@ -145,7 +143,7 @@ def test_a_revised_trial_is_observed_with_its_new_outcome(space: Space, path: Pa
     assert state.trials.observe(space)[2].metrics == {}
 
 
-def test_more_observations_than_are_cached_are_built_again(space: Space, path: Path) -> None:
+def test_more_observations_than_are_cached_are_built_again(space, path):
     added = [
         Observation(n, space.config(n % 6), n % 6, float(n), metrics={"step_time_s": n / 3}) for n in range(1, 700)
     ]

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from cclsearch.cli import main
 from cclsearch.plan.plan import find_command, find_commit
 from cclsearch.report.evidence import gather_environment
@@ -27,7 +25,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(["git", "-C", str(folder), *who, *words], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_commit_of_the_run_script_and_whether_files_differ(project: Path) -> None:
+def test_the_commit_of_the_run_script_and_whether_files_differ(project):
     (project / "launchers").mkdir(exist_ok=True)
     (project / "launchers" / "mine.framework.yaml").write_text(FRAMEWORK)
     script = project / "launchers" / "train.py"
@@ -47,7 +45,7 @@ def test_the_commit_of_the_run_script_and_whether_files_differ(project: Path) ->
     assert find_commit("no such framework") == ""
 
 
-def test_the_report_has_the_command_line_without_secrets(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_has_the_command_line_without_secrets(project, monkeypatch):
     secret = "sk-ant-api03-" + "a1B2c3D4e5F6g7H8" * 4
     monkeypatch.setenv("ANTHROPIC_API_KEY", secret)
     words = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1", "--name", "first", "--quiet"]
@@ -59,6 +57,6 @@ def test_the_report_has_the_command_line_without_secrets(project: Path, monkeypa
     assert secret not in rows["command line"]
 
 
-def test_another_programs_command_line_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_programs_command_line_is_not_kept(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["notebook.py", "--token", "x"])
     assert find_command() == ""

@@ -71,7 +71,7 @@ def decided(recording: Recording) -> list[Observation]:
     return measured(recording, sorted_rows(recording)[:12])
 
 
-def test_the_best_is_repeated_once_if_nothing_else_is_likely_to_win(recording, decided) -> None:
+def test_the_best_is_repeated_once_if_nothing_else_is_likely_to_win(recording, decided):
     proposer = DefaultProposer()
     first = proposer.propose(view_of(recording, decided, can_repeat=True), 2)
     assert [proposal.is_repeat for proposal in first] == [True, False]
@@ -85,11 +85,11 @@ def test_the_best_is_repeated_once_if_nothing_else_is_likely_to_win(recording, d
     assert not proposer.take_events(), "the ledger has the note"
 
 
-def test_a_recording_is_not_repeated(recording, decided) -> None:
+def test_a_recording_is_not_repeated(recording, decided):
     assert not SurrogateProposer().propose(view_of(recording, decided), 1)[0].is_repeat
 
 
-def test_the_search_ends_with_a_reason_if_the_user_wants_that(recording, decided) -> None:
+def test_the_search_ends_with_a_reason_if_the_user_wants_that(recording, decided):
     proposer = SurrogateProposer()
     assert not proposer.propose(view_of(recording, decided, ends_without_chance=True), 1)
     assert "likely to beat the best by 1%" in (proposer.ending() or "")
@@ -98,7 +98,7 @@ def test_the_search_ends_with_a_reason_if_the_user_wants_that(recording, decided
 
 
 @pytest.mark.parametrize("num_measured", [1, 4])
-def test_few_trials_that_are_far_faster_than_predicted_do_not_end_a_search(recording, num_measured) -> None:
+def test_few_trials_that_are_far_faster_than_predicted_do_not_end_a_search(recording, num_measured):
     """The closed form may be wrong by any factor on a machine or framework that it does not know."""
     rows = sorted_rows(recording)[:5]
     seen = measured(recording, rows, dict.fromkeys(rows, 0.05))
@@ -109,7 +109,7 @@ def test_few_trials_that_are_far_faster_than_predicted_do_not_end_a_search(recor
 
 @pytest.mark.parametrize("factor", [50.0, 1 / 3])
 @pytest.mark.parametrize("name", ["nanotron-8b-4n", "nanotron-3b-8n", "nanotron-1b-16n"])
-def test_a_trial_that_the_others_contradict_is_measured_once_more(name, factor) -> None:
+def test_a_trial_that_the_others_contradict_is_measured_once_more(name, factor):
     recording = load_recording(LANDSCAPE.parent / name)
     rows = sorted_rows(recording)[:8]
     seen = measured(recording, rows, {rows[0]: factor})
@@ -122,7 +122,7 @@ def test_a_trial_that_the_others_contradict_is_measured_once_more(name, factor) 
     assert recording.space.row(again[0].config) != rows[0], "once is enough"
 
 
-def test_two_runs_that_contradict_each_other_get_a_third_if_the_better_one_would_win(recording) -> None:
+def test_two_runs_that_contradict_each_other_get_a_third_if_the_better_one_would_win(recording):
     rows = sorted_rows(recording)[:8]
     seen = measured(recording, rows, {rows[0]: 8.0})
     right = measured(recording, rows[:1])[0]
@@ -139,7 +139,7 @@ def test_two_runs_that_contradict_each_other_get_a_third_if_the_better_one_would
     assert recording.space.row(other.config) != rows[-1], "its better run would not win"
 
 
-def test_a_slow_trial_of_a_configuration_that_would_not_win_anyway_is_not_repeated(recording) -> None:
+def test_a_slow_trial_of_a_configuration_that_would_not_win_anyway_is_not_repeated(recording):
     rows = sorted_rows(recording)[:7]
     slow = sorted_rows(recording)[-1]
     seen = measured(recording, [*rows, slow], {slow: 50.0})
@@ -170,7 +170,7 @@ def search(project: Path, proposer: Proposer, first_s: float = 1.0) -> RunState:
         return writer.state
 
 
-def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configuration(tmp_path: Path) -> None:
+def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configuration(tmp_path):
     state = search(tmp_path, _Repeating())
     assert [trial.purpose for trial in state.trials.values()] == [Purpose.SEARCH, Purpose.REPEAT, Purpose.REPEAT]
     assert state.num_spent == 3
@@ -180,7 +180,7 @@ def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configurat
     assert state.ended.kind is EndKind.BUDGET_USED
 
 
-def test_a_first_run_that_two_repeats_contradict_is_not_compared(tmp_path: Path) -> None:
+def test_a_first_run_that_two_repeats_contradict_is_not_compared(tmp_path):
     state = search(tmp_path, _Repeating(), first_s=8.0)
     assert state.list_outliers() == [1]
     assert state.best is not None
@@ -189,7 +189,7 @@ def test_a_first_run_that_two_repeats_contradict_is_not_compared(tmp_path: Path)
     assert len(state.runs_of(state.best.config)) == 3, "it stays a ranked run"
 
 
-def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: Path) -> None:
+def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path):
     """Answers: a configuration; the same again, with doubt; the same a third time, which is refused; then another."""
     asked: list[CompletionRequest] = []
 
@@ -212,14 +212,14 @@ def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path: P
     assert "trial 1 is doubted" not in asked[2].messages[0].text, "it has run again"
 
 
-def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided) -> None:
+def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided):
     assert describe_noise(view_of(recording, decided), "").startswith("unknown")
     first = decided[0]
     again = replace(first, trial=13, loss=1.1 * (first.loss or 0.0), is_confirmation=True)
     assert "differ by up to 10.0%" in describe_noise(view_of(recording, [*decided, again]), "scatter")
 
 
-def test_a_resumed_search_ends_early_if_asked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_search_ends_early_if_asked(project, capsys):
     """Without the option, the search goes on until the budget is used or nothing is left."""
     assert cli.main(["run", "--workload", "wl2", "--budget", "14", "--name", "r", "--quiet"]) == 0
     assert cli.main(["resume", "r", "--budget", "60", "--stop-early", "--quiet"]) == 0
@@ -257,23 +257,23 @@ def chosen(posterior: CandidatePosterior, count: int = 1) -> list[int]:
     return [m for m, _ in choose_batch(posterior, count, MAX_FAILURE_PENALTY)]
 
 
-def test_a_safe_configuration_that_is_ten_times_slower_does_not_displace_one_that_may_win() -> None:
+def test_a_safe_configuration_that_is_ten_times_slower_does_not_displace_one_that_may_win():
     assert chosen(posterior_of([2.3, 0.0, 2.5], [1.0, 0.5, 1.0])) == [1]
 
 
-def test_of_two_that_may_win_the_safe_one_is_chosen() -> None:
+def test_of_two_that_may_win_the_safe_one_is_chosen():
     assert chosen(posterior_of([0.0, 0.0], [0.5, 0.99])) == [1]
 
 
 @pytest.mark.parametrize(("log_time", "row"), [(0.05, 1), (0.3, 1), (30.0, 0)])
-def test_among_the_hopeless_the_larger_chance_wins_until_no_chance_is_left(log_time: float, row: int) -> None:
+def test_among_the_hopeless_the_larger_chance_wins_until_no_chance_is_left(log_time, row):
     assert chosen(posterior_of([log_time + 0.05, log_time], [1.0, 0.7])) == [row]
 
 
-def test_a_batch_holds_each_configuration_once() -> None:
+def test_a_batch_holds_each_configuration_once():
     assert sorted(chosen(posterior_of([0.0, 0.01, 3.0, 4.0], [0.9, 0.8, 1.0, 1.0]), 4)) == [0, 1, 2, 3]
 
 
-def test_once_nothing_is_likely_to_win_the_safer_configuration_is_chosen() -> None:
+def test_once_nothing_is_likely_to_win_the_safer_configuration_is_chosen():
     posterior = posterior_of([0.1, 0.05], [1.0, 0.7])
     assert [m for m, _ in choose_batch(posterior, 1, MAX_FAILURE_PENALTY, is_won=True)] == [0]

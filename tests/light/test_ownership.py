@@ -40,7 +40,7 @@ def make_run(folder: Path) -> Path:
     return folder
 
 
-def test_a_moved_run_keeps_its_jobs_and_a_copy_gets_none(tmp_path: Path) -> None:
+def test_a_moved_run_keeps_its_jobs_and_a_copy_gets_none(tmp_path):
     run = make_run(tmp_path / "run")
     trial, place = run / "trials" / "0001" / "attempts" / "1", RunPlace.of(run)
     assert is_own(run, trial, place.inode)
@@ -57,13 +57,13 @@ def test_a_moved_run_keeps_its_jobs_and_a_copy_gets_none(tmp_path: Path) -> None
     assert is_own(moved, trial), "a job of an earlier version, which recorded no inode"
 
 
-def test_a_job_is_taken_for_own_if_nothing_says_whose_run_it_is(tmp_path: Path) -> None:
+def test_a_job_is_taken_for_own_if_nothing_says_whose_run_it_is(tmp_path):
     run = make_run(tmp_path / "run")
     assert is_own(None, run / "trials" / "0001", "7"), "a launcher without a run folder"
     assert is_own(run, tmp_path / "elsewhere", "7"), "a job that was started in no run"
 
 
-def test_the_handle_of_a_moved_run_points_to_where_the_run_is(tmp_path: Path) -> None:
+def test_the_handle_of_a_moved_run_points_to_where_the_run_is(tmp_path):
     run = make_run(tmp_path / "run")
     trial = run / "trials" / "0001"
     details = {"folder": str(trial / "slurm-a1"), "note": "run"}
@@ -74,7 +74,7 @@ def test_the_handle_of_a_moved_run_points_to_where_the_run_is(tmp_path: Path) ->
     assert (moved.details["note"], moved.job_id) == ("run", "1")
 
 
-def test_a_copy_of_a_run_on_a_tpu_gets_its_own_token(tmp_path: Path) -> None:
+def test_a_copy_of_a_run_on_a_tpu_gets_its_own_token(tmp_path):
     run = make_run(tmp_path / "run")
     token = make_token(run)
     copy = shutil.copytree(run, tmp_path / "copy")
@@ -112,7 +112,7 @@ def open_launcher(run: Path) -> LocalLauncher:
     return launcher
 
 
-def test_runs_of_one_name_in_two_projects_do_not_end_each_others_jobs(start, project: Path) -> None:
+def test_runs_of_one_name_in_two_projects_do_not_end_each_others_jobs(start, project):
     first, mine = start(project / "a" / "night")
     second, other = start(project / "b" / "night")
     assert mine.job_name == other.job_name
@@ -121,7 +121,7 @@ def test_runs_of_one_name_in_two_projects_do_not_end_each_others_jobs(start, pro
     assert second.poll([other])[0].state is JobState.RUNNING
 
 
-def test_a_copied_run_folder_does_not_touch_the_originals_local_job(start, project: Path) -> None:
+def test_a_copied_run_folder_does_not_touch_the_originals_local_job(start, project):
     launcher, handle = start(project / "run")
     copy = open_launcher(shutil.copytree(project / "run", project / "copy"))
     handles = copy.find("run")
@@ -131,7 +131,7 @@ def test_a_copied_run_folder_does_not_touch_the_originals_local_job(start, proje
     assert [found.job_id for found in launcher.find("run")] == [handle.job_id]
 
 
-def test_the_local_job_of_a_moved_run_is_still_found_and_cancelled(start, project: Path) -> None:
+def test_the_local_job_of_a_moved_run_is_still_found_and_cancelled(start, project):
     _, handle = start(project / "run")
     moved = (project / "run").rename(project / "moved")
     later = open_launcher(moved)
@@ -141,7 +141,7 @@ def test_the_local_job_of_a_moved_run_is_still_found_and_cancelled(start, projec
     assert start_ticks(int(handle.job_id)) is None
 
 
-def test_a_process_that_got_the_id_and_start_time_of_a_job_is_not_ended(start, project: Path) -> None:
+def test_a_process_that_got_the_id_and_start_time_of_a_job_is_not_ended(start, project):
     """After a restart of a container, ids and start times come again; name and folder do not."""
     launcher, handle = start(project / "run")
     stranger = handle.model_copy(update={"job_id": str(os.getpid())})
@@ -152,7 +152,7 @@ def test_a_process_that_got_the_id_and_start_time_of_a_job_is_not_ended(start, p
 
 
 @pytest.mark.parametrize("changed", ["boot_id", "pid_ns"])
-def test_a_restart_of_machine_or_container_is_not_the_trials_fault(start, project: Path, changed: str) -> None:
+def test_a_restart_of_machine_or_container_is_not_the_trials_fault(start, project, changed):
     launcher, handle = start(project / "run")
     os.kill(int(handle.job_id), 9)
     launcher.cancel([handle])
@@ -181,7 +181,7 @@ print(json.dumps([status.state, answer]))
 """
 
 
-def test_a_job_is_not_taken_for_dead_in_another_pid_namespace(start, project: Path) -> None:
+def test_a_job_is_not_taken_for_dead_in_another_pid_namespace(start, project):
     """The kernel says that its processes hold its lock; they cannot be ended from there, which is said."""
     launcher, handle = start(project / "run")
     command = [*NEW_NAMESPACE, sys.executable, "-c", IN_NAMESPACE, str(project / "run")]
@@ -226,7 +226,7 @@ def run_session(folder: Path, session: Session) -> RunState:
         return writer.state
 
 
-def test_an_attempt_is_cancelled_before_it_is_repeated(project: Path) -> None:
+def test_an_attempt_is_cancelled_before_it_is_repeated(project):
     """Also if the scheduler does not answer at first: the next attempt waits."""
     launcher = LateJobs(lambda job: failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job))
     launcher.refuse_cancel = 2
@@ -236,7 +236,7 @@ def test_an_attempt_is_cancelled_before_it_is_repeated(project: Path) -> None:
     assert state.trials[1].loss == 1.0
 
 
-def test_a_job_that_writes_late_changes_nothing_that_is_read(project: Path) -> None:
+def test_a_job_that_writes_late_changes_nothing_that_is_read(project):
     jobs: list[Job] = []
 
     def decide(job: Job) -> Ending:
@@ -261,9 +261,7 @@ def test_a_job_that_writes_late_changes_nothing_that_is_read(project: Path) -> N
 
 @pytest.mark.parametrize("at", range(1, 6))
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_a_kill_while_evidence_is_moved_changes_nothing(
-    project: Path, monkeypatch: pytest.MonkeyPatch, at: int, ends_well: bool
-) -> None:
+def test_a_kill_while_evidence_is_moved_changes_nothing(project, monkeypatch, at, ends_well):
     """The search dies at one of the renames; a resumed search records what an undisturbed one would have."""
 
     class Killed(BaseException):
@@ -305,7 +303,7 @@ def test_a_kill_while_evidence_is_moved_changes_nothing(
     assert len(launcher.submitted) == 1
 
 
-def test_a_copied_run_repeats_its_running_trial_and_leaves_the_originals_job(project: Path) -> None:
+def test_a_copied_run_repeats_its_running_trial_and_leaves_the_originals_job(project):
     """`cp -a` of a search whose trial runs, the lock removed, `resume` in the copy."""
     launcher = LateJobs(lambda job: None)
     folder, session = open_search(project, launcher, budget=1)

@@ -51,7 +51,7 @@ def read_metadata(path: Path) -> Message:
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_the_description_renders_on_an_index(kind: str, request: pytest.FixtureRequest) -> None:
+def test_the_description_renders_on_an_index(kind, request):
     markdown = pytest.importorskip("readme_renderer.markdown")
     metadata = read_metadata(request.getfixturevalue(kind))
     assert metadata["Description-Content-Type"] == "text/markdown"
@@ -73,7 +73,7 @@ def test_the_description_renders_on_an_index(kind: str, request: pytest.FixtureR
         assert f"Documentation, {ADDRESS}/docs/index.md" in metadata.get_all("Project-URL", [])
 
 
-def test_every_address_of_the_description_is_a_file_of_the_source_package(sdist: Path) -> None:
+def test_every_address_of_the_description_is_a_file_of_the_source_package(sdist):
     text = read_metadata(sdist).get_payload()
     assert isinstance(text, str)
     paths = {part.partition(")")[0].partition("#")[0] for part in text.split(f"]({ADDRESS}/")[1:]}
@@ -84,7 +84,7 @@ def test_every_address_of_the_description_is_a_file_of_the_source_package(sdist:
     assert {"CHANGELOG.md", "README.md", "tests/light/test_package.py", "docs/index.md", "LICENSE"} <= inside
 
 
-def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_address_that_is_none_is_refused(tmp_path):
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     kept = {**os.environ, "CCL_SEARCH_URL": "over there"}
     done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=300, check=False)
@@ -92,7 +92,7 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "CCL_SEARCH_URL is the address of this version's files" in done.stderr
 
 
-def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_in_an_empty_folder(wheel, tmp_path):
     installed, empty = tmp_path / "site", tmp_path / "empty"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)  # what installing a wheel does with these files

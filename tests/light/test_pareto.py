@@ -34,15 +34,15 @@ from cclsearch.stats.pareto import (
 POINTS = np.array([[4.0, 1.0], [3.0, 2.0], [2.0, 2.0], [2.0, 4.0], [1.5, 4.0]])
 
 
-def test_the_pareto_front_is_what_no_other_point_dominates() -> None:
+def test_the_pareto_front_is_what_no_other_point_dominates():
     assert find_pareto_front(POINTS).tolist() == [True, False, True, False, True]
 
 
-def test_equal_points_are_all_on_the_pareto_front() -> None:
+def test_equal_points_are_all_on_the_pareto_front():
     assert find_pareto_front(np.array([[1.0, 1.0], [1.0, 1.0], [2.0, 0.5]])).all()
 
 
-def test_the_hypervolume_agrees_with_an_area_computed_by_hand() -> None:
+def test_the_hypervolume_agrees_with_an_area_computed_by_hand():
     # below (5, 5): x 1.5-2 height 1, x 2-4 height 3, x 4-5 height 4
     assert measure_hypervolume(POINTS, np.array([5.0, 5.0])) == pytest.approx(0.5 * 1 + 2 * 3 + 1 * 4)
     assert measure_hypervolume(POINTS, np.array([1.0, 1.0])) == 0.0
@@ -53,37 +53,37 @@ def test_the_hypervolume_agrees_with_an_area_computed_by_hand() -> None:
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=40)
 @given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=8))
-def test_the_volume_agrees_with_counting_cells(points: list[tuple[int, int, int]]) -> None:
+def test_the_volume_agrees_with_counting_cells(points):
     values = np.array(points, dtype=float)
     cells = {(x, y, z) for p in points for x in range(p[0], 6) for y in range(p[1], 6) for z in range(p[2], 6)}
     assert measure_hypervolume(values, np.array([6.0, 6.0, 6.0])) == pytest.approx(len(cells))
 
 
-def test_the_cumulative_hypervolume_never_falls_and_ends_at_the_total() -> None:
+def test_the_cumulative_hypervolume_never_falls_and_ends_at_the_total():
     reference = choose_reference_point(POINTS)
     growth = cumulative_hypervolume(POINTS, reference)
     assert np.all(np.diff(growth) >= 0)
     assert growth[-1] == measure_hypervolume(POINTS, reference) > 0
 
 
-def test_a_dominated_point_contributes_no_hypervolume() -> None:
+def test_a_dominated_point_contributes_no_hypervolume():
     hypervolume_share = hypervolume_contributions(POINTS.tolist(), np.array([5.0, 5.0]))
     assert (hypervolume_share > 0).tolist() == find_pareto_front(POINTS).tolist()
 
 
-def test_the_knee_is_where_the_front_bends() -> None:
+def test_the_knee_is_where_the_front_bends():
     bent = np.array([[10.0, 1.0], [1.2, 1.2], [1.0, 10.0]])
     assert find_knee(bent) == 1
     assert find_knee(bent[:2]) is None
     assert find_knee(np.array([[4.0, 1.0], [2.0, 2.0], [1.0, 4.0]])) is None
 
 
-def test_axes_of_positive_metrics_are_ratios() -> None:
+def test_axes_of_positive_metrics_are_ratios():
     spread = log_axes(np.array([[1.0, -1.0], [np.e, 2.0]]))
     np.testing.assert_allclose(spread, [[0.0, -1.0], [1.0, 2.0]], rtol=1e-12)
 
 
-def test_the_weight_at_which_the_choice_changes_is_exact() -> None:
+def test_the_weight_at_which_the_choice_changes_is_exact():
     # score = w x speed + (1 - w) x thrift: a (1, 4), b (2, 3), c (5, 1), d dominated
     thrift, speed = np.array([4.0, 3.0, 1.0, 0.5]), np.array([1.0, 2.0, 5.0, 0.5])
     choices = choose_by_weight(thrift, speed)
@@ -95,7 +95,7 @@ def test_the_weight_at_which_the_choice_changes_is_exact() -> None:
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=12))
-def test_the_choice_at_every_weight_has_the_greatest_score(points: list[tuple[int, int]]) -> None:
+def test_the_choice_at_every_weight_has_the_greatest_score(points):
     at_0, at_1 = np.array(points, dtype=float).T
     choices = choose_by_weight(at_0, at_1)
     assert choices[0].from_weight == 0.0
@@ -108,17 +108,17 @@ def test_the_choice_at_every_weight_has_the_greatest_score(points: list[tuple[in
         assert scores[choice.point] == pytest.approx(scores.max())
 
 
-def test_without_points_there_is_no_choice() -> None:
+def test_without_points_there_is_no_choice():
     assert choose_by_weight(np.array([]), np.array([])) == []
 
 
-def test_weights_include_both_ends() -> None:
+def test_weights_include_both_ends():
     assert parse_weights("0:1:0.1") == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     assert parse_weights("1,0,0.5") == (0.0, 0.5, 1.0)
 
 
 @pytest.mark.parametrize("text", ["", "0:1", "0:1:0", "0:1:-1", "1:0:0.1", "0:2:0.1", "a", "nan", "-1,0", "0:1:inf:1"])
-def test_invalid_weights_are_refused(text: str) -> None:
+def test_invalid_weights_are_refused(text):
     with pytest.raises(UserError, match="weights must be from:to:step"):
         parse_weights(text)
 
@@ -164,7 +164,7 @@ def ask(recording: Recording, proposer: ParetoProposer, count: int) -> list[int]
     return rows
 
 
-def test_the_pareto_front_is_found_in_two_thirds_of_the_rows_without_repeats(joined: Recording) -> None:
+def test_the_pareto_front_is_found_in_two_thirds_of_the_rows_without_repeats(joined):
     rows = ask(joined, ParetoProposer(), 18)
     assert len(set(rows)) == len(rows) == 18
     found = {int(joined.space.num_accelerators_N[row]): np.inf for row in rows}
@@ -174,11 +174,11 @@ def test_the_pareto_front_is_found_in_two_thirds_of_the_rows_without_repeats(joi
     assert found == {4: 4.0, 8: 2.0, 16: 1.0}
 
 
-def test_it_proposes_until_every_row_was_tried(joined: Recording) -> None:
+def test_it_proposes_until_every_row_was_tried(joined):
     assert sorted(ask(joined, ParetoProposer(), 99)) == list(range(27))
 
 
-def test_a_batch_is_deterministic_distinct_and_not_running(joined: Recording) -> None:
+def test_a_batch_is_deterministic_distinct_and_not_running(joined):
     pending = frozenset({0, 9})
     view = view_of(joined, [4, 13], pending)
     first, again = ParetoProposer().propose(view, 5), ParetoProposer().propose(view, 5)
@@ -189,7 +189,7 @@ def test_a_batch_is_deterministic_distinct_and_not_running(joined: Recording) ->
     assert all(p.proposer == "pareto" and p.rationale and p.expects.metrics["step_time_s"] for p in first)
 
 
-def test_a_proposer_used_on_another_space_does_not_mix_them(joined: Recording, tmp_path: Path) -> None:
+def test_a_proposer_used_on_another_space_does_not_mix_them(joined, tmp_path):
     proposer = ParetoProposer()
     ask(joined, proposer, 2)
     family = find_family(tmp_path / "r" / "toy-4")
@@ -197,13 +197,13 @@ def test_a_proposer_used_on_another_space_does_not_mix_them(joined: Recording, t
     assert all(smaller.space.row(p.config) is not None for p in proposer.propose(view_of(smaller, []), 3))
 
 
-def test_other_metrics_form_a_pareto_front_too(joined: Recording) -> None:
+def test_other_metrics_form_a_pareto_front_too(joined):
     proposer = ParetoProposer([("step_time_s", "minimize"), ("peak_memory_gib", "minimize")])
     rows = ask(joined, proposer, 4)
     assert len(set(rows)) == 4
 
 
-def test_the_parts_by_size_cover_the_space(joined: Recording) -> None:
+def test_the_parts_by_size_cover_the_space(joined):
     sizes = split_by_size(joined.space)
     assert [size.num_accelerators for size in sizes] == [4, 8, 16]
     assert sorted(row for size in sizes for row in size.row_of) == list(range(27))

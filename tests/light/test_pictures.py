@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -12,7 +11,7 @@ from paths import ROOT
 PICTURES = sorted((ROOT / "docs" / "pictures").iterdir())
 
 
-def test_the_first_minute_says_what_the_demo_finds(tmp_path: Path) -> None:
+def test_the_first_minute_says_what_the_demo_finds(tmp_path):
     pytest.importorskip("playwright")
     script = runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))
     (tmp_path / "ccl-search.yaml").write_text("{}\n")
@@ -25,7 +24,7 @@ def test_the_first_minute_says_what_the_demo_finds(tmp_path: Path) -> None:
     assert (ROOT / "docs" / "pictures" / "first-minute.svg").read_text() == drawn, "make screenshots draws it again"
 
 
-def test_pictures_are_small_and_load_nothing() -> None:
+def test_pictures_are_small_and_load_nothing():
     assert {path.name: path.stat().st_size for path in PICTURES if path.stat().st_size > 200_000} == {}
     for path in PICTURES:
         if path.suffix == ".svg":

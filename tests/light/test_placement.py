@@ -92,7 +92,7 @@ def input_of(card: Card, **knobs: object) -> TrialInput:
     return task_of(card).make_input(card, config, is_measured=True, run_id="r", trial=1)
 
 
-def test_nccl_finds_the_ring_of_a_dgx_1_and_gloo_keeps_the_order_of_the_ranks() -> None:
+def test_nccl_finds_the_ring_of_a_dgx_1_and_gloo_keeps_the_order_of_the_ranks():
     """NCCL prints the ring 0 3 2 1 5 6 7 4 there: every pair has two NVLinks."""
     group = np.arange(8)[None]
     assert slowest_ring(dgx1(), group, ring_per_port=True).bytes_s == 50e9
@@ -101,7 +101,7 @@ def test_nccl_finds_the_ring_of_a_dgx_1_and_gloo_keeps_the_order_of_the_ranks() 
     assert slowest_ring(dgx1(), ring, ring_per_port=False).bytes_s == 50e9
 
 
-def test_a_port_that_one_pair_cannot_fill_passes_more_of_several(tmp_path: Path) -> None:
+def test_a_port_that_one_pair_cannot_fill_passes_more_of_several(tmp_path):
     """Two nodes of 8: a pair alone has 8 GB/s, all of a node together 47, as Galvatron's all-reduce of 16 ranks."""
     links = LinkMatrix(
         endpoints=("a", "b"), places=8, gbps=((1300, 64), (64, 1300)), latency_us=((3, 9), (9, 3)), places_per_port=8,
@@ -140,9 +140,7 @@ class FakeLinks:
 @pytest.mark.parametrize(
     ("together", "sharers", "port"), [(8.0, 1, None), (4.0, 2, None), (2.1, 4, None), (5.5, 4, 22.0)]
 )
-def test_the_probe_tells_shared_ports_from_those_that_one_rank_cannot_fill(
-    together: float, sharers: int, port: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_tells_shared_ports_from_those_that_one_rank_cannot_fill(together, sharers, port, monkeypatch):
     monkeypatch.syspath_prepend(str(COMMON))
     import links_matrix
 
@@ -151,7 +149,7 @@ def test_the_probe_tells_shared_ports_from_those_that_one_rank_cannot_fill(
     assert found.get("port_bytes_s") == port
 
 
-def test_devices_are_paired_where_two_links_join_them() -> None:
+def test_devices_are_paired_where_two_links_join_them():
     card = with_links(dgx1(), 8, 8)
     config = {"tp": 2, "dp": 4, "pp": 1}
     devices = input_of(card, **config, device_order="links").devices
@@ -160,13 +158,13 @@ def test_devices_are_paired_where_two_links_join_them() -> None:
     assert seconds(card, **config, device_order="links") < seconds(card, **config, device_order="given")
 
 
-def test_fewer_ranks_than_devices_take_those_that_are_joined_best() -> None:
+def test_fewer_ranks_than_devices_take_those_that_are_joined_best():
     devices = input_of(with_links(dgx1(), 2, 8), tp=2, dp=1, pp=1, device_order="links").devices
     assert len(devices) == 2
     assert NVLINKS[devices[0]][devices[1]] == 2
 
 
-def test_ranks_placed_one_by_one_reach_what_the_best_order_of_the_degrees_does() -> None:
+def test_ranks_placed_one_by_one_reach_what_the_best_order_of_the_degrees_does():
     """Two regions, tp 4, dp 8: the default crosses between them in its ring of gradients."""
     card = with_links(zones(), 32, 4)
     config = {"tp": 4, "dp": 8, "pp": 1}
@@ -182,7 +180,7 @@ def test_ranks_placed_one_by_one_reach_what_the_best_order_of_the_degrees_does()
         assert mine == sorted(mine)
 
 
-def test_what_is_searched_is_never_slower_than_the_default() -> None:
+def test_what_is_searched_is_never_slower_than_the_default():
     rng = np.random.default_rng(5)
     for _ in range(6):
         rates = rng.choice([1.0, 10.0, 100.0], (4, 4))
@@ -196,7 +194,7 @@ def test_what_is_searched_is_never_slower_than_the_default() -> None:
             assert seconds(card, **config, host_order="ranks") <= default * 1.001
 
 
-def test_axes_that_share_the_ports_of_nodes_take_turns() -> None:
+def test_axes_that_share_the_ports_of_nodes_take_turns():
     """A step takes at least as long as the ports need for all that passes them: gradients cannot hide behind messages
     of tensor parallelism that fill the same ports."""
     row = {"tp": 8, "dp": 4, "pp": 1, "micro_batch_size": 64, "zero_stage": 0, "activation_checkpointing": "none"}
@@ -210,7 +208,7 @@ def test_axes_that_share_the_ports_of_nodes_take_turns() -> None:
     assert combine_time(replace(parts, shared_tp=np.zeros(1)), np.zeros(len(MULTIPLIERS)))[0] < step_s[0]
 
 
-def test_an_order_of_devices_is_set_by_the_run_script_on_any_scheduler() -> None:
+def test_an_order_of_devices_is_set_by_the_run_script_on_any_scheduler():
     card = with_links(dgx1(2), 16, 8)
     payload = input_of(card, tp=2, dp=8, pp=1, device_order="links")
     assert not payload.moves_nodes
@@ -228,7 +226,7 @@ def order_devices(accelerator: str, **variables: str) -> subprocess.CompletedPro
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_visible_devices_are_put_in_order_once() -> None:
+def test_the_visible_devices_are_put_in_order_once():
     assert order_devices("v100", CCL_RANK_DEVICES="2,0,1").stdout == "CUDA_VISIBLE_DEVICES=2,0,1\n"
     ordered = order_devices("v100", CCL_RANK_DEVICES="2,0,1", CUDA_VISIBLE_DEVICES="4,5,6,7")
     assert ordered.stdout == "CUDA_VISIBLE_DEVICES=6,4,5\n"
@@ -238,7 +236,7 @@ def test_the_visible_devices_are_put_in_order_once() -> None:
     assert order_devices("v100").stdout == ""
 
 
-def test_the_launch_by_hand_has_the_order_of_the_devices() -> None:
+def test_the_launch_by_hand_has_the_order_of_the_devices():
     card = with_links(dgx1(), 8, 8)
     config = Config({"tp": 2, "dp": 4, "pp": 1, "micro_batch_size": 1, "device_order": "links"})
     form = make_launch(card, "megatron", config)
@@ -260,7 +258,7 @@ def write_site(project: Path, framework: str, links: LinkMatrix, *, accelerator:
     (project / "launchers" / "site.links.csv").write_text(write_links(links))
 
 
-def test_place_searches_degrees_nodes_and_ranks_together(project: Path, cli) -> None:
+def test_place_searches_degrees_nodes_and_ranks_together(project, cli):
     write_site(project, "torchtitan", zones(), accelerator="a100-40", per_node=4)
     place = ["links", "place", "-l", "site", "-w", "wl2", "--config", "tp=4,dp=8,pp=1,micro_batch_size=1"]
     found = cli.json([*place, "--json", "--write", "hosts"])
@@ -274,7 +272,7 @@ def test_place_searches_degrees_nodes_and_ranks_together(project: Path, cli) -> 
     assert "torchrun: --node-rank N" not in out, "nothing was written"
 
 
-def test_place_prints_the_devices_of_a_node(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_place_prints_the_devices_of_a_node(project, capsys):
     write_site(project, "megatron", dgx1(2), accelerator="v100", per_node=8)
     assert main(["links", "place", "-l", "site", "-w", "wl2", "--config", "tp=2,dp=2,pp=4,micro_batch_size=1"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "CUDA_VISIBLE_DEVICES=" in line)
@@ -291,5 +289,5 @@ def test_place_prints_the_devices_of_a_node(project: Path, capsys: pytest.Captur
         ("maxtext", "device_order", "orders the devices by their coordinates"),
     ],
 )
-def test_a_framework_without_an_order_says_why(framework: str, knob: str, reason: str, cli) -> None:
+def test_a_framework_without_an_order_says_why(framework, knob, reason, cli):
     assert reason in cli.err(["space", "-w", "wl2", "--framework", framework, "--knob", f"{knob}=given,links"])

@@ -50,7 +50,7 @@ def trace_stages(request: SearchRequest) -> tuple[Plan, list[str]]:
 
 
 @pytest.mark.parametrize("launcher", [None, "slurm-generic"])
-def test_planning_runs_each_stage_once_in_order(project: Path, launcher: str | None) -> None:
+def test_planning_runs_each_stage_once_in_order(project, launcher):
     plan, entered = trace_stages(SearchRequest(workload="wl2", limits=SearchLimits(budget=3), launcher=launcher))
     assert entered == STAGES
     assert plan.spec.space_size == len(plan.space) > 0
@@ -75,9 +75,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("command", "message"), IMPOSSIBLE, ids=[message for _, message in IMPOSSIBLE])
-def test_impossible_requests_are_refused_in_one_line(
-    project: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_requests_are_refused_in_one_line(project, command, message, capsys):
     (project / "broken.yaml").write_text("workload: [\n")
     (project / "text.yaml").write_text("only words\n")
     assert main(command) == 2
@@ -88,9 +86,7 @@ def test_impossible_requests_are_refused_in_one_line(
     assert not (project / "runs").exists()
 
 
-def test_a_misspelled_column_of_a_recording_gives_a_note(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_misspelled_column_of_a_recording_gives_a_note(project, capsys, monkeypatch):
     folder = project / "mine"
     shutil.copytree(RECORDING, folder)
     table = (folder / "trials.csv").read_text()
@@ -106,7 +102,7 @@ def test_a_misspelled_column_of_a_recording_gives_a_note(
     assert "no column" not in capsys.readouterr().out, "a task without the rule may use fewer accelerators"
 
 
-def test_confirm_is_ignored_for_a_recording(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_confirm_is_ignored_for_a_recording(project, capsys):
     assert main([*REPLAY, "--budget", "2", "--confirm", "1"]) == 0
     assert "--confirm is ignored: a recorded figure cannot be confirmed" in capsys.readouterr().out
 
@@ -115,9 +111,7 @@ def test_confirm_is_ignored_for_a_recording(project: Path, capsys: pytest.Captur
     ("objective", "use_fewer", "fewer", "said"),
     [(None, False, False, False), ("cost", False, True, True), ("cost", True, True, False)],
 )
-def test_an_objective_that_counts_accelerators_may_use_fewer_and_says_so(
-    project: Path, objective: str | None, use_fewer: bool, fewer: bool, said: bool
-) -> None:
+def test_an_objective_that_counts_accelerators_may_use_fewer_and_says_so(project, objective, use_fewer, fewer, said):
     limits = SearchLimits(budget=3)
     request = SearchRequest("wl5", limits, launcher="simulate", objective=objective, use_fewer=use_fewer)
     plan = plan_search(request)

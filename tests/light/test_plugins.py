@@ -59,9 +59,7 @@ THING = "from cclsearch import plugins\nclass Thing:\n    unit = 's'\nplugins.FR
         ("from cclsearch import plugins; plugins.FRESH.register('thing')(str)", "has no unit"),
     ],
 )
-def test_a_broken_plugin_warns_once_and_is_left_out_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: Registry[object], source: str, says: str
-) -> None:
+def test_a_broken_plugin_warns_once_and_is_left_out_as_a_whole(tmp_path, monkeypatch, fresh, source, says):
     install(tmp_path, monkeypatch, THING + source)
     fresh.register("ours")(type("Ours", (), {"unit": "s"}))
     with pytest.warns(BrokenPlugin, match=f"plugin their-plugin .their_plugin. is left out: .*{says}") as caught:
@@ -77,9 +75,7 @@ def test_a_broken_plugin_warns_once_and_is_left_out_as_a_whole(
         fresh.get("thing")
 
 
-def test_a_good_plugin_is_found_and_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: Registry[object]
-) -> None:
+def test_a_good_plugin_is_found_and_listed(tmp_path, monkeypatch, fresh):
     install(tmp_path, monkeypatch, THING)
     assert fresh.names() == ["thing"]
     assert load_plugins() == [Plugin("their-plugin (their_plugin)")]
@@ -87,9 +83,7 @@ def test_a_good_plugin_is_found_and_listed(
         fresh.get("thong")
 
 
-def test_a_plugin_that_takes_a_built_in_name_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: Registry[object]
-) -> None:
+def test_a_plugin_that_takes_a_built_in_name_is_left_out(tmp_path, monkeypatch, fresh):
     (tmp_path / "built_in.py").write_text(THING.replace("Thing", "BuiltIn"))
     install(tmp_path, monkeypatch, THING)
     late: Registry[object] = Registry("metric", {"thing": "built_in"}, needs=("unit",))
@@ -101,13 +95,13 @@ def test_a_plugin_that_takes_a_built_in_name_is_left_out(
 
 
 @pytest.mark.parametrize("name", plugins.__all__)
-def test_built_in_names_are_those_that_their_modules_register(name: str) -> None:
+def test_built_in_names_are_those_that_their_modules_register(name):
     registry: Registry[object] = getattr(plugins, name)
     assert len(registry.entries()) == len(registry.names()) > (0 if registry.kind != "trial metric" else -1)
     assert sorted(registry._entries) == registry.names(), "no built-in module registers a name that is not listed"
 
 
-def test_a_plugin_may_be_the_first_to_import_what_is_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_may_be_the_first_to_import_what_is_built_in(tmp_path, monkeypatch):
     """A failed plugin must not take the built-in entries away that its own imports registered."""
     install(tmp_path, monkeypatch, "import cclsearch.propose.baselines.simple\n1 / 0")
     code = "from cclsearch.plugins import LAUNCHERS, PROPOSERS; LAUNCHERS.names(); print('random' in PROPOSERS.names())"
@@ -133,7 +127,7 @@ def test_a_plugin_may_be_the_first_to_import_what_is_built_in(tmp_path: Path, mo
         (["score", "--metric", "nope", "."], 2),
     ],
 )
-def test_commands_work_beside_a_broken_plugin(tmp_path: Path, arguments: list[str], exit_code: int) -> None:
+def test_commands_work_beside_a_broken_plugin(tmp_path, arguments, exit_code):
     with pytest.MonkeyPatch.context() as patch:
         install(tmp_path, patch, "raise RuntimeError('it is broken')")
     path = f"{tmp_path}:{Path(plugins.__file__).parent.parent}"

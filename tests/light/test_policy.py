@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,14 +47,14 @@ def choose(program: str, search: Search | None = None) -> object:
     return SandboxRunner().choose(program, (search or Search()).view, plain_table())
 
 
-def test_a_program_of_the_published_form_runs_unchanged() -> None:
+def test_a_program_of_the_published_form_runs_unchanged():
     choice = SandboxRunner().choose(PUBLISHED_FORM, Search().view, plain_table())
     assert choice.config is not None
     assert dict(choice.config) == {"tp": 4, "pp": 2, "dp": 2, "micro_batch_size": 2}
     assert choice.note == "left out: activation_checkpointing, compile_mode"
 
 
-def test_inputs_contain_the_fields_of_published_programs() -> None:
+def test_inputs_contain_the_fields_of_published_programs():
     search = Search(observations=[run_trial(1, SPACE.config(0))])
     workload, environment, history = policy_inputs(search.view)
     knob = workload["config_space"][0]
@@ -66,7 +65,7 @@ def test_inputs_contain_the_fields_of_published_programs() -> None:
     assert history[0]["status"] == "success"
 
 
-def test_knobs_that_a_program_does_not_name_are_filled_in_and_noted() -> None:
+def test_knobs_that_a_program_does_not_name_are_filled_in_and_noted():
     choice = SandboxRunner().choose("def generate_config(w, e):\n    return {'tp': 4}", Search().view, plain_table())
     assert choice.config is not None
     assert choice.config["tp"] == 4
@@ -74,7 +73,7 @@ def test_knobs_that_a_program_does_not_name_are_filled_in_and_noted() -> None:
     assert choice.note.endswith(" were added")
 
 
-def test_boolean_means_the_full_and_none_of_a_framework() -> None:
+def test_boolean_means_the_full_and_none_of_a_framework():
     knobs = (Knob("tp", (1, 2)), Knob("activation_checkpointing", ("none", "full")))
     rows = [{"tp": tp, "activation_checkpointing": word} for tp in (1, 2) for word in ("none", "full")]
     space = space_from_rows(knobs, rows)
@@ -92,14 +91,14 @@ def test_boolean_means_the_full_and_none_of_a_framework() -> None:
         ("{}", "named no knob"),
     ],
 )
-def test_a_wrong_choice_is_explained(returned: str, words: str) -> None:
+def test_a_wrong_choice_is_explained(returned, words):
     choice = SandboxRunner().choose(f"def generate_config(w, e):\n    return {returned}", Search().view, plain_table())
     assert choice.config is None
     assert words in choice.problem
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "composite"])
-def test_shipped_seeds_pick_a_configuration_that_the_card_allows(name: str) -> None:
+def test_shipped_seeds_pick_a_configuration_that_the_card_allows(name):
     program = find_content("policies", name, ".py").read_text()
     choice = SandboxRunner().choose(program, Search().view, plain_table())
     assert choice.config is not None, choice.problem
@@ -108,7 +107,7 @@ def test_shipped_seeds_pick_a_configuration_that_the_card_allows(name: str) -> N
     assert CARD.number("global_batch_size") % (config["dp"] * config["micro_batch_size"]) == 0  # type: ignore[operator]
 
 
-def test_the_moe_seed_spreads_the_experts() -> None:
+def test_the_moe_seed_spreads_the_experts():
     moe = MoEArch(num_experts=64, top_k=6, expert_intermediate_size=1408)
     knobs = [{"key": "ep", "type": "int", "choices": [1, 2, 4, 8, 16], "description": ""}]
     knobs += [{"key": k, "type": "int", "choices": [1, 2, 4, 8, 16], "description": ""} for k in ("tp", "pp", "dp")]
@@ -127,20 +126,18 @@ def test_the_moe_seed_spreads_the_experts() -> None:
         ("composite", ["wl3"]),
     ],
 )
-def test_shipped_seeds_pick_valid_configurations_that_likely_fit_the_shipped_cards(
-    name: str, workloads: list[str]
-) -> None:
+def test_shipped_seeds_pick_valid_configurations_that_likely_fit_the_shipped_cards(name, workloads):
     program = find_content("policies", name, ".py").read_text()
     for verdict in check_policy(program, workloads, use_fewer=name == "composite"):
         assert verdict.is_legal, verdict
         assert (verdict.fits or 0.0) >= 0.5, verdict
 
 
-def test_policies_are_found_by_name() -> None:
+def test_policies_are_found_by_name():
     assert {"dense", "moe", "composite"} <= set(list_content("policies", ".py"))
 
 
-def test_policy_test_reports_picks_and_rejections(tmp_path: Path, cli) -> None:
+def test_policy_test_reports_picks_and_rejections(tmp_path, cli):
     good = find_content("policies", "dense", ".py")
     out = cli.out(["policy", "test", str(good), "--workload", "wl2", "tiny"])
     assert "wl2: tp=" in out
@@ -153,7 +150,7 @@ def test_policy_test_reports_picks_and_rejections(tmp_path: Path, cli) -> None:
     assert "num_accelerators" in out
 
 
-def test_policy_test_names_an_unknown_file_or_workload(cli) -> None:
+def test_policy_test_names_an_unknown_file_or_workload(cli):
     assert "there is no policy 'no-such-policy'" in cli.err(["policy", "test", "no-such-policy"])
     assert "wl99" in cli.err(["policy", "test", "dense", "--workload", "wl99"])
 
@@ -194,9 +191,7 @@ SPELLINGS_SPACE = space_from_rows(
         ("zero", True, "zero_stage", 1),
     ],
 )
-def test_knob_is_found_by_names_and_values_of_other_frameworks(
-    key: str, value: object, knob: str, choice: object
-) -> None:
+def test_knob_is_found_by_names_and_values_of_other_frameworks(key, value, knob, choice):
     found = read_choice(SPELLINGS_SPACE, {key: value}, [])
     assert found.config is not None, found.problem
     assert found.config[knob] == choice
@@ -214,13 +209,13 @@ def test_knob_is_found_by_names_and_values_of_other_frameworks(
         ({"sequence_parallel": 2}, "sequence_parallel must be one of"),
     ],
 )
-def test_unknown_value_is_refused_with_the_choices(returned: dict[str, object], words: str) -> None:
+def test_unknown_value_is_refused_with_the_choices(returned, words):
     found = read_choice(SPELLINGS_SPACE, returned, [])
     assert found.config is None
     assert words in found.problem
 
 
-def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(tmp_path: Path, cli) -> None:
+def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(tmp_path, cli):
     trust_project(tmp_path)
     file = tmp_path / "few.py"
     file.write_text("def generate_config(workload, environment):\n    return {'tp': 4, 'dp': 1, 'pp': 1}\n")
@@ -228,7 +223,7 @@ def test_policy_test_lets_a_policy_use_fewer_accelerators_when_asked(tmp_path: P
     assert "wl2: tp=4 dp=1 pp=1" in cli.out(["policy", "test", str(file), "--workload", "wl2", "--use-fewer"])
 
 
-def test_rows_that_the_surrogate_does_not_rank_have_a_predicted_probability_to_fit() -> None:
+def test_rows_that_the_surrogate_does_not_rank_have_a_predicted_probability_to_fit():
     """Of a large space the surrogate ranks a part; the others do not count as configurations that cannot fit."""
     card = load_card("wl3")
     space = build_space(card, load_framework(card.framework), use_fewer=True)
@@ -239,7 +234,7 @@ def test_rows_that_the_surrogate_does_not_rank_have_a_predicted_probability_to_f
     assert np.isfinite(table.memory_gib_N).all()
 
 
-def test_a_policy_for_another_task_is_rejected_in_one_line() -> None:
+def test_a_policy_for_another_task_is_rejected_in_one_line():
     from cclsearch.checks.policy import check_policy
 
     (verdict,) = check_policy("def generate_config(w, e):\n    return {'tp': w['batch_size']}\n", ["tiny-serving"])

@@ -100,9 +100,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
     ("how", "end", "code"),
     [("ends", None, 0), ("raises", None, 1), ("waits", signal.SIGTERM, -15), ("waits", signal.SIGKILL, -9)],
 )
-def test_limits_hold_during_a_trial_and_are_restored_whatever_ends_it(
-    tmp_path: Path, rapl: Path, how: str, end: signal.Signals | None, code: int
-) -> None:
+def test_limits_hold_during_a_trial_and_are_restored_whatever_ends_it(tmp_path, rapl, how, end, code):
     runs = Runs(tmp_path, CCL_POWERCAP=str(rapl))
     script = runs.start({"power_cap_w": 90}, how)
     if end is not None:
@@ -114,9 +112,7 @@ def test_limits_hold_during_a_trial_and_are_restored_whatever_ends_it(
     wait_for(lambda: not (tmp_path / "records" / "left.json").exists())
 
 
-def test_what_a_killed_supervisor_left_is_restored_by_the_next_trial_even_without_the_knob(
-    tmp_path: Path, rapl: Path
-) -> None:
+def test_what_a_killed_supervisor_left_is_restored_by_the_next_trial_even_without_the_knob(tmp_path, rapl):
     runs = Runs(tmp_path, CCL_POWERCAP=str(rapl))
     script = runs.start({"power_cap_w": 90}, "waits")
     runs.await_start()
@@ -131,7 +127,7 @@ def test_what_a_killed_supervisor_left_is_restored_by_the_next_trial_even_withou
     assert not (tmp_path / "records" / "left.json").exists()
 
 
-def test_a_second_trial_on_the_node_does_not_change_what_the_first_holds(tmp_path: Path, rapl: Path) -> None:
+def test_a_second_trial_on_the_node_does_not_change_what_the_first_holds(tmp_path, rapl):
     runs = Runs(tmp_path, CCL_POWERCAP=str(rapl))
     first = runs.start({"power_cap_w": 90}, "waits")
     runs.await_start()
@@ -152,9 +148,7 @@ def test_a_second_trial_on_the_node_does_not_change_what_the_first_holds(tmp_pat
         ({"gpu_clock_mhz": 1000}, "illegal_config", "gpu_clock_mhz: a processor is not a GPU"),
     ],
 )
-def test_what_a_processor_cannot_do_is_refused_in_one_line(
-    tmp_path: Path, rapl: Path, config: dict[str, int], kind: str, words: str
-) -> None:
+def test_what_a_processor_cannot_do_is_refused_in_one_line(tmp_path, rapl, config, kind, words):
     runs = Runs(tmp_path, CCL_POWERCAP=str(rapl))
     assert runs.start(config).wait(30) == 1
     assert (runs.failure["kind"], runs.failure["message"].split(": ", 1)[1]) == (kind, words)
@@ -162,14 +156,14 @@ def test_what_a_processor_cannot_do_is_refused_in_one_line(
     assert not (runs.trial / "runs").exists(), "nothing ran"
 
 
-def test_a_host_without_limits_fails_as_a_missing_requirement(tmp_path: Path) -> None:
+def test_a_host_without_limits_fails_as_a_missing_requirement(tmp_path):
     runs = Runs(tmp_path, CCL_POWERCAP=str(tmp_path / "none"))
     assert runs.start({"power_cap_w": 90}).wait(30) == 1
     assert runs.failure["kind"] == "launcher"
     assert "no processor package has a power limit" in runs.failure["message"]
 
 
-def test_limits_that_may_not_be_written_are_a_missing_requirement(tmp_path: Path, rapl: Path) -> None:
+def test_limits_that_may_not_be_written_are_a_missing_requirement(tmp_path, rapl):
     path = rapl / "intel-rapl:1" / "constraint_1_power_limit_uw"
     readable = path.read_text()
     path.unlink()
@@ -196,7 +190,7 @@ def gpus(tmp_path: Path) -> tuple[Runs, Path]:
     return Runs(tmp_path, LD_LIBRARY_PATH=str(tmp_path), FAKE_NVML=str(state)), state
 
 
-def test_gpus_are_set_and_restored(gpus: tuple[Runs, Path]) -> None:
+def test_gpus_are_set_and_restored(gpus):
     runs, state = gpus
     script = runs.start({"power_cap_w": 400, "gpu_clock_mhz": 1200}, "waits", accelerator="h100")
     runs.await_start()
@@ -207,7 +201,7 @@ def test_gpus_are_set_and_restored(gpus: tuple[Runs, Path]) -> None:
     assert "power: GPU-0 400 W, GPU-0 1200 MHz, GPU-1 400 W, GPU-1 1200 MHz" in said
 
 
-def test_only_the_gpus_that_the_trial_sees_are_set(gpus: tuple[Runs, Path]) -> None:
+def test_only_the_gpus_that_the_trial_sees_are_set(gpus):
     runs, state = gpus
     runs.environment["CUDA_VISIBLE_DEVICES"] = "GPU-1"
     script = runs.start({"power_cap_w": 400}, "waits", accelerator="h100")
@@ -220,7 +214,7 @@ def test_only_the_gpus_that_the_trial_sees_are_set(gpus: tuple[Runs, Path]) -> N
     assert "a part of a GPU (MIG) has no power limit" in runs.failure["message"]
 
 
-def test_gpus_that_may_not_be_set_or_cannot_be_set_so_are_refused(gpus: tuple[Runs, Path]) -> None:
+def test_gpus_that_may_not_be_set_or_cannot_be_set_so_are_refused(gpus):
     runs, state = gpus
     assert runs.start({"power_cap_w": 100}, accelerator="h100").wait(30) == 1
     assert runs.failure["kind"] == "illegal_config"
@@ -245,9 +239,7 @@ PROFILE = {"launcher": "local", "allow_power_caps": True}
         ("cpu", "power_cap_w=default,90", PROFILE, None),
     ],
 )
-def test_a_search_sets_power_only_if_profile_script_and_devices_allow_it(
-    framework: str, knob: str, profile: dict[str, Any], message: str | None
-) -> None:
+def test_a_search_sets_power_only_if_profile_script_and_devices_allow_it(framework, knob, profile, message):
     card, found = load_card("tiny"), load_framework(framework)
     knobs = resolve_knobs(card, found, [parse_knob(knob)])
     where = profile_from_mapping(profile, name="mine")
@@ -258,7 +250,7 @@ def test_a_search_sets_power_only_if_profile_script_and_devices_allow_it(
         check_power_knobs(card, found, knobs, where)
 
 
-def test_the_command_refuses_the_knob_in_one_line(project: Path, cli) -> None:
+def test_the_command_refuses_the_knob_in_one_line(project, cli):
     (project / "launchers").mkdir()
     (project / "launchers" / "mine.yaml").write_text("launcher: local\nknobs: [{name: power_cap_w, choices: [90]}]\n")
     error = cli.err(["run", "-w", "tiny", "-l", "mine", "-b", "1"])
@@ -266,7 +258,7 @@ def test_the_command_refuses_the_knob_in_one_line(project: Path, cli) -> None:
     assert "add `allow_power_caps: true`" in error
 
 
-def test_the_launch_by_hand_says_how_to_set_the_same() -> None:
+def test_the_launch_by_hand_says_how_to_set_the_same():
     card = load_card("wl1-inference")
     form = make_launch(card, "vllm", {"tp": 4, "power_cap_w": 400, "gpu_clock_mhz": 1200})
     assert form.notes[0] == "Before it, as root on each node: nvidia-smi -pl 400."

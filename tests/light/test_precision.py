@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from paths import ROOT
 
@@ -18,7 +16,7 @@ from cclsearch.stats.closed_form import predict_space
 ALTERNATIVE = "alternative_precisions=[bf16]"
 
 
-def test_a_card_without_alternatives_has_one_precision_in_every_trial() -> None:
+def test_a_card_without_alternatives_has_one_precision_in_every_trial():
     card = load_card("wl2")
     assert card.precisions == ("bf16",)
     assert not build_space(card, load_framework("megatron")).has("precision")
@@ -26,18 +24,18 @@ def test_a_card_without_alternatives_has_one_precision_in_every_trial() -> None:
 
 
 @pytest.mark.parametrize("knob", ["precision=bf16,fp16", "precision=fp8"])
-def test_a_knob_cannot_change_the_precision_that_the_card_fixes(knob: str) -> None:
+def test_a_knob_cannot_change_the_precision_that_the_card_fixes(knob):
     with pytest.raises(UserError, match=r"precision is part of the work, and wl2 allows bf16 \(list others in"):
         build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(knob)])
 
 
-def test_the_command_line_narrows_listed_precisions_and_refuses_others(project: Path, cli) -> None:
+def test_the_command_line_narrows_listed_precisions_and_refuses_others(project, cli):
     fixed = ["space", "--workload", "wl2", "--knob", "precision=fp16"]
     assert "precision is part of the work, and wl2 allows bf16" in cli.err(fixed)
     assert "precision" in cli.out([*fixed, "--set", "alternative_precisions=[fp16]"])
 
 
-def test_listed_alternatives_double_the_space_and_can_be_narrowed() -> None:
+def test_listed_alternatives_double_the_space_and_can_be_narrowed():
     plain, frame = load_card("wl2"), load_framework("megatron")
     card = load_card("wl2", sets=("alternative_precisions=[fp16]",))
     space = build_space(card, frame)
@@ -48,13 +46,13 @@ def test_listed_alternatives_double_the_space_and_can_be_narrowed() -> None:
     assert (card.for_trial({"precision": "fp16"}).precision, card.for_trial({"tp": 1}).precision) == ("fp16", "bf16")
 
 
-def test_a_framework_must_support_every_listed_precision() -> None:
+def test_a_framework_must_support_every_listed_precision():
     card = load_card("wl2", sets=("alternative_precisions=[fp8]",))
     with pytest.raises(UserError, match=r"workload\.model\.alternative_precisions must be one of .*, not 'fp8'"):
         build_space(card, load_framework("torchtitan"))
 
 
-def test_each_precision_is_predicted_as_a_card_of_it_alone() -> None:
+def test_each_precision_is_predicted_as_a_card_of_it_alone():
     frame = load_framework("megatron")
     both = load_card("wl2", sets=("alternative_precisions=[fp32]",))
     space = build_space(both, frame)
@@ -70,7 +68,7 @@ def test_each_precision_is_predicted_as_a_card_of_it_alone() -> None:
         assert sum(prediction.parts.values())[rows].tolist() == pytest.approx(expected.value_N.tolist())
 
 
-def test_a_recording_keeps_the_rows_in_precisions_that_its_card_lists(tmp_path: Path) -> None:
+def test_a_recording_keeps_the_rows_in_precisions_that_its_card_lists(tmp_path):
     source = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
     card = (source / "card.yaml").read_text()
     header, *rows = (source / "trials.csv").read_text().splitlines()
@@ -89,7 +87,7 @@ def test_a_recording_keeps_the_rows_in_precisions_that_its_card_lists(tmp_path: 
 
 
 @pytest.mark.parametrize("given", ["fp8", "[]", "[[bf16]]"])
-def test_alternatives_must_be_a_list_of_dtypes(given: str) -> None:
+def test_alternatives_must_be_a_list_of_dtypes(given):
     notes = "alternative_precisions must be a list of dtypes"
     with pytest.raises(UserError, match=notes):
         load_card("wl2", sets=(f"workload.model.alternative_precisions={given}",))

@@ -39,9 +39,7 @@ def predict(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[f
     return [each["step_time_s"] for each in configurations], found
 
 
-def test_a_slower_machine_is_learned_from_trials_of_another_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slower_machine_is_learned_from_trials_of_another_model(tmp_path, capsys):
     config = ("--config", "tp=2,pp=2")
     before, _ = predict(capsys, *config)
     ratios = {}
@@ -54,7 +52,7 @@ def test_a_slower_machine_is_learned_from_trials_of_another_model(
     assert 1.3 < ratios[3.0] / ratios[1.0] < 3.2, "part of it may be of the model: it is not taken over whole"
 
 
-def test_a_run_teaches_as_a_recording_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_teaches_as_a_recording_does(tmp_path, capsys):
     source, runs = str(LANDSCAPES / "nanotron-3b-2n"), str(tmp_path / "runs")
     assert main(["run", "--recording", source, "--budget", "5", "--name", "first", "--runs", runs]) == 0
     capsys.readouterr()
@@ -64,7 +62,7 @@ def test_a_run_teaches_as_a_recording_does(tmp_path: Path, capsys: pytest.Captur
     assert "first (" in str(found["notes"])
 
 
-def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(cli) -> None:
+def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(cli):
     """The longer prompts were measured too: what the short ones teach brings the prediction nearer to it."""
     short, long = "srv-llama-3-1-70b-h100-1024x1024", "srv-llama-3-1-70b-h100-8192x1024"
     predicted = []
@@ -86,7 +84,7 @@ def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(cli) -> None:
         ("nowhere", "there are no runs in"),
     ],
 )
-def test_what_cannot_teach_is_refused(source: str, why: str, tmp_path: Path, cli) -> None:
+def test_what_cannot_teach_is_refused(source, why, tmp_path, cli):
     name = str(LANDSCAPES / source) if (LANDSCAPES / source).exists() else source
     arguments = ["--recording", str(LANDSCAPES / "nanotron-8b-4n"), "--learn-from", name]
     line = cli.err(["predict", *arguments, "--runs", str(tmp_path)])

@@ -71,17 +71,17 @@ def pipeline_shift(num_trials: int, level: str) -> float:
     return float(change[pipelined].mean() - change[~pipelined].mean())
 
 
-def test_a_pipeline_hint_shifts_the_expected_time_of_pipelined_rows() -> None:
+def test_a_pipeline_hint_shifts_the_expected_time_of_pipelined_rows():
     assert pipeline_shift(0, "much_more") > 0.05
     assert pipeline_shift(0, "much_less") < -0.01
     assert pipeline_shift(0, "as_predicted") == pytest.approx(0, abs=1e-9)
 
 
-def test_trials_outweigh_a_hint() -> None:
+def test_trials_outweigh_a_hint():
     assert abs(pipeline_shift(12, "much_more")) < 0.5 * pipeline_shift(0, "much_more")
 
 
-def test_the_latest_hint_of_each_part_counts() -> None:
+def test_the_latest_hint_of_each_part_counts():
     events = (
         *hint_events(pipeline="more", optimizer="less"),
         Note(topic="test", text="moved"),
@@ -94,13 +94,13 @@ def test_the_latest_hint_of_each_part_counts() -> None:
     }
 
 
-def test_a_hint_decays_unless_it_is_repeated() -> None:
+def test_a_hint_decays_unless_it_is_repeated():
     old, fresh = hint_events(pipeline="more"), hint_events(6, pipeline="more")
     assert collect_hints(view_with(old, 6))["pipeline"].weight == pytest.approx(0.25)
     assert collect_hints(view_with((*old, *fresh), 6))["pipeline"].weight == 1.0
 
 
-def test_only_known_parts_and_levels_are_accepted() -> None:
+def test_only_known_parts_and_levels_are_accepted():
     view, known = view_with(()), {*HINT_PARTS, *MEMORY_HINT_PARTS, "zero_stage=0", "micro_batch_size=2"}
     every = [
         {"part": part, "is": level} for part in (*known, "zero_stage=7", "zero_stage", "=", "x=1") for level in LEVELS
@@ -110,7 +110,7 @@ def test_only_known_parts_and_levels_are_accepted() -> None:
         assert parse_hints(wrong, view) == {}
 
 
-def test_a_belief_about_a_value_moves_its_configurations_and_trials_outweigh_it() -> None:
+def test_a_belief_about_a_value_moves_its_configurations_and_trials_outweigh_it():
     def shift(num_trials: int, level: str) -> float:
         hints = (LlmTurn(turn=1, beliefs={"zero_stage=0": level}),)
         before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hints))
@@ -127,7 +127,7 @@ def test_a_belief_about_a_value_moves_its_configurations_and_trials_outweigh_it(
     assert abs(shift(12, "much_more")) < 0.1
 
 
-def test_a_belief_about_memory_moves_the_memory_but_not_the_time() -> None:
+def test_a_belief_about_memory_moves_the_memory_but_not_the_time():
     before, after = (fit_posterior(view_with(events)) for events in ((), hint_events(activation_memory="much_more")))
     assert before is not None
     assert after is not None
@@ -136,7 +136,7 @@ def test_a_belief_about_memory_moves_the_memory_but_not_the_time() -> None:
     assert np.allclose(after.log_cost_m, before.log_cost_m)
 
 
-def test_a_belief_changes_odds_of_earlier_searches_as_it_does_those_of_the_shipped_prior() -> None:
+def test_a_belief_changes_odds_of_earlier_searches_as_it_does_those_of_the_shipped_prior():
     view = view_with(hint_events(**{"sequence=sharded": "much_more"}))
     combinations = weigh_combinations(view.predictor, ())
     replicated = [ways for ways in combinations if ("replicated", 0.0) in ways]
@@ -160,7 +160,7 @@ def test_a_belief_changes_odds_of_earlier_searches_as_it_does_those_of_the_shipp
     assert find_odds(apply_hints(taken_over, view)) / find_odds(taken_over) == pytest.approx(factor)
 
 
-def test_the_parts_of_a_prediction_with_beliefs_add_up_to_it() -> None:
+def test_the_parts_of_a_prediction_with_beliefs_add_up_to_it():
     view = view_with(hint_events(**{"zero_stage=0": "much_more", "pipeline": "less"}))
     form = apply_hints(view.predictor, view).forms["step_time_s"]
     log_cost_N, parts = form.predict(len(view.space))
@@ -170,7 +170,7 @@ def test_the_parts_of_a_prediction_with_beliefs_add_up_to_it() -> None:
 
 
 @pytest.mark.parametrize(("num_trials", "factor"), [(3, 2.0), (6, 1.5), (4, 0.5)])
-def test_a_doubted_trial_teaches_almost_nothing(num_trials: int, factor: float) -> None:
+def test_a_doubted_trial_teaches_almost_nothing(num_trials, factor):
     """The fastest row gets a wrong time. If it is doubted, the others are predicted as if it had not run."""
     plain = view_with((), num_trials)
     first, *others = plain.observations
@@ -188,7 +188,7 @@ def test_a_doubted_trial_teaches_almost_nothing(num_trials: int, factor: float) 
     assert off_by[1] < 0.4 * off_by[0]
 
 
-def test_one_trial_in_five_may_be_doubted_and_a_second_run_settles_it() -> None:
+def test_one_trial_in_five_may_be_doubted_and_a_second_run_settles_it():
     view = view_with((), 10)
     assert parse_doubts([3, 3, 99, True, "4", 5, 6], view) == (3, 5)
     assert parse_doubts("3", view) == ()
@@ -198,7 +198,7 @@ def test_one_trial_in_five_may_be_doubted_and_a_second_run_settles_it() -> None:
     assert find_doubted(replace(after, observations=(*view.observations, again))) == {5}
 
 
-def test_a_crash_may_be_doubted_only_if_its_cause_is_not_known() -> None:
+def test_a_crash_may_be_doubted_only_if_its_cause_is_not_known():
     view = view_with((), 3)
     crashed, oom = (
         Failure(stage=Stage.RUN, kind=kind, message="") for kind in (FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY)
@@ -266,7 +266,7 @@ def predict(feasibility: Feasibility, space: Space, micro_batch: int) -> tuple[f
     return float(gib[0]), float(p_fits[0])
 
 
-def test_two_measured_peaks_predict_the_next_micro_batch(card: Card) -> None:
+def test_two_measured_peaks_predict_the_next_micro_batch(card):
     space = make_space()
     before, _ = predict(fit(card, space, {}), space, 16)
     assert before > 1.5 * MEASURED_GIB[16], "as much as without recomputation counts, too"
@@ -275,7 +275,7 @@ def test_two_measured_peaks_predict_the_next_micro_batch(card: Card) -> None:
     assert p_fits > 0.9
 
 
-def test_peaks_without_recomputation_keep_the_other_hypothesis(card: Card) -> None:
+def test_peaks_without_recomputation_keep_the_other_hypothesis(card):
     space = make_space()
     form = predictor_of(card, space).memory
     assert form is not None
@@ -285,7 +285,7 @@ def test_peaks_without_recomputation_keep_the_other_hypothesis(card: Card) -> No
     assert gib == pytest.approx(at[4], rel=0.1)
 
 
-def test_what_ran_against_the_prediction_makes_recomputation_likely(card: Card) -> None:
+def test_what_ran_against_the_prediction_makes_recomputation_likely(card):
     space = make_space()
     _, before = predict(fit(card, space, {}), space, 8)
     _, after = predict(fit(card, space, {4: MEASURED_GIB[4]}), space, 8)
@@ -294,7 +294,7 @@ def test_what_ran_against_the_prediction_makes_recomputation_likely(card: Card) 
     assert failed < predict(fit(card, space, {}), space, 4)[1]
 
 
-def test_a_declared_knob_or_the_frameworks_own_leaves_nothing_open(card: Card) -> None:
+def test_a_declared_knob_or_the_frameworks_own_leaves_nothing_open(card):
     space = make_space()
     declared = make_space(activation_checkpointing="none")
     for leaves_open, at in ((True, space), (False, declared)):
@@ -307,7 +307,7 @@ def test_a_declared_knob_or_the_frameworks_own_leaves_nothing_open(card: Card) -
     assert not has_knob("some-trainer", "activation_checkpointing")
 
 
-def test_the_ends_of_the_open_form_are_those_that_a_space_declares(card: Card) -> None:
+def test_the_ends_of_the_open_form_are_those_that_a_space_declares(card):
     def gib(log_kept: float, **more: str) -> np.ndarray:
         layout = read_layout(card, make_space(**more))
         log_multipliers = np.zeros(len(MULTIPLIERS))

@@ -46,9 +46,7 @@ def write_stat(proc: Path, *seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("field", "cores"), [(n, 0 if n in (3, 4, 8, 9) else 200) for n in range(10)])
-def test_the_load_is_all_cpu_time_but_idle_io_wait_and_guests(
-    proc: Path, monkeypatch: pytest.MonkeyPatch, field: int, cores: float
-) -> None:
+def test_the_load_is_all_cpu_time_but_idle_io_wait_and_guests(proc, monkeypatch, field, cores):
     """Fields of `proc_stat(5)`: time of guests is contained in that of users; 400 CPU seconds in 2 seconds."""
     before = [1000.0] * 10
     write_stat(proc, *before)
@@ -60,7 +58,7 @@ def test_the_load_is_all_cpu_time_but_idle_io_wait_and_guests(
     assert measure_load() == pytest.approx(cores)
 
 
-def test_the_own_cpu_time_is_no_load_and_a_load_is_not_negative(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_own_cpu_time_is_no_load_and_a_load_is_not_negative(proc, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: write_stat(proc, 106, *[0.0] * 9))
     for own_s, cores in ((4.0, 1.0), (20.0, 0.0)):
         write_stat(proc, 100, *[0.0] * 9)
@@ -70,7 +68,7 @@ def test_the_own_cpu_time_is_no_load_and_a_load_is_not_negative(proc: Path, monk
         assert measure_load() == pytest.approx(cores)
 
 
-def test_nothing_is_said_without_proc(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_said_without_proc(proc, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert measure_load() is None
     assert count_oom_kills() == 0
@@ -78,7 +76,7 @@ def test_nothing_is_said_without_proc(proc: Path, monkeypatch: pytest.MonkeyPatc
     assert find_processes_by_variable("CCL_RUN", "") == {}
 
 
-def test_processes_that_the_kernel_killed_for_memory_are_counted(proc: Path) -> None:
+def test_processes_that_the_kernel_killed_for_memory_are_counted(proc):
     (proc / "vmstat").write_text("pgfault 9\noom_kill_x 8\noom_kill 3\n")
     assert count_oom_kills() == 3
 
@@ -90,7 +88,7 @@ def write_process(proc: Path, pid: int, state: str, environ: bytes) -> None:
     (proc / str(pid) / "stat").write_text(f"{pid} (a (strange) name) {state} {fields}\n")
 
 
-def test_a_process_is_found_by_its_variables_and_a_zombie_is_none(proc: Path) -> None:
+def test_a_process_is_found_by_its_variables_and_a_zombie_is_none(proc):
     write_process(proc, 11, "S", b"HOME=/h\0CCL_RUN=/runs/a=b/trials\0CCL_JOB=j")
     write_process(proc, 12, "Z", b"CCL_RUN=/runs/a=b/trials")
     write_process(proc, 13, "X", b"CCL_RUN=/runs/a=b/trials")
@@ -103,7 +101,7 @@ def test_a_process_is_found_by_its_variables_and_a_zombie_is_none(proc: Path) ->
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
-def test_a_process_that_ignores_sigterm_is_killed_and_another_one_with_its_id_is_not() -> None:
+def test_a_process_that_ignores_sigterm_is_killed_and_another_one_with_its_id_is_not():
     code = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
     with subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
@@ -131,9 +129,7 @@ def step_clock(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("by_s", [STEP_S, -STEP_S])
-def test_a_moment_counts_by_the_boot_clock_and_after_a_restart_by_the_wall_clock(
-    step_clock, monkeypatch: pytest.MonkeyPatch, by_s: float
-) -> None:
+def test_a_moment_counts_by_the_boot_clock_and_after_a_restart_by_the_wall_clock(step_clock, monkeypatch, by_s):
     then = BootMoment.now()
     step_clock(by_s)
     assert 0 <= then.elapsed_s() < 60
@@ -142,7 +138,7 @@ def test_a_moment_counts_by_the_boot_clock_and_after_a_restart_by_the_wall_clock
     assert then.elapsed_s() == pytest.approx(max(0.0, by_s), abs=60)
 
 
-def test_the_age_of_a_process_is_counted_from_its_start() -> None:
+def test_the_age_of_a_process_is_counted_from_its_start():
     with subprocess.Popen(["sleep", "60"]) as child:
         ticks = start_ticks(child.pid)
         assert ticks is not None
@@ -158,7 +154,7 @@ def test_the_age_of_a_process_is_counted_from_its_start() -> None:
 
 
 @pytest.mark.parametrize("by_s", [STEP_S, -STEP_S])
-def test_a_local_trial_is_not_ended_when_the_clock_is_set(project: Path, step_clock, by_s: float) -> None:
+def test_a_local_trial_is_not_ended_when_the_clock_is_set(project, step_clock, by_s):
     """Also not by a search that was resumed after the step."""
     (project / "launchers").mkdir()
     (project / "launchers" / "mine.py").write_text("import time; time.sleep(600)")
@@ -180,7 +176,7 @@ def test_a_local_trial_is_not_ended_when_the_clock_is_set(project: Path, step_cl
         launcher.cancel(handles)
 
 
-def test_a_worker_of_a_tpu_slice_counts_by_the_boot_clock(tmp_path: Path, step_clock) -> None:
+def test_a_worker_of_a_tpu_slice_counts_by_the_boot_clock(tmp_path, step_clock):
     (tmp_path / "trial").mkdir()
     with subprocess.Popen(["sleep", "0.5"]) as script:
         step_clock(STEP_S)

@@ -19,14 +19,14 @@ def write(project: Path, text: str, name: str = "site") -> None:
     (project / "launchers" / f"{name}.yaml").write_text(text)
 
 
-def test_the_shipped_local_profile_makes_a_launcher(project: Path) -> None:
+def test_the_shipped_local_profile_makes_a_launcher(project):
     launcher = make_launcher(load_profile("local"), framework="cpu")
     assert isinstance(launcher, LocalLauncher)
     assert launcher.framework.name == "cpu"
     assert launcher.max_parallel == 1
 
 
-def test_a_profile_overrides_hardware_environment_and_framework(project: Path) -> None:
+def test_a_profile_overrides_hardware_environment_and_framework(project):
     write(
         project,
         "launcher: local\nframework: cpu\nhardware: {num_accelerators: 2, memory_gib: 1.5}\n"
@@ -41,7 +41,7 @@ def test_a_profile_overrides_hardware_environment_and_framework(project: Path) -
     assert "site" in list_profiles()
 
 
-def test_framework_files_are_not_profiles(project: Path) -> None:
+def test_framework_files_are_not_profiles(project):
     assert not [name for name in list_profiles() if "framework" in name]
     with pytest.raises(UserError, match=r"is a framework file, not a launcher profile"):
         load_profile("cpu.framework")
@@ -65,7 +65,7 @@ def test_framework_files_are_not_profiles(project: Path) -> None:
         ("launcher: local\nknobs: [{name: Bad Name, choices: [1]}]\n", "knobs.0.name"),
     ],
 )
-def test_a_malformed_profile_is_one_clear_line(project: Path, text: str, words: str) -> None:
+def test_a_malformed_profile_is_one_clear_line(project, text, words):
     write(project, text)
     with pytest.raises(UserError, match=words) as error:
         load_profile("site")
@@ -73,7 +73,7 @@ def test_a_malformed_profile_is_one_clear_line(project: Path, text: str, words: 
     assert "site" in str(error.value)
 
 
-def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(project: Path, cli) -> None:
+def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(project, cli):
     write(project, "launcher: slurm\ntime_limit: 2001-13-45\n", "dates")
     write(project, f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "deep")
     out = cli.out(["launcher", "list"]).splitlines()
@@ -84,7 +84,7 @@ def test_an_invalid_profile_is_listed_with_the_reason_and_hides_no_other(project
     assert "this machine" in lines["local"]
 
 
-def test_unquoted_times_and_leading_zeros_are_read_as_written(project: Path) -> None:
+def test_unquoted_times_and_leading_zeros_are_read_as_written(project):
     write(
         project,
         "launcher: slurm\ntime_limit: 12:00:00\nqueue_limit: 1:30:00\naccount: 0123\nmem: 0\nmax_jobs: 12\n"
@@ -98,20 +98,18 @@ def test_unquoted_times_and_leading_zeros_are_read_as_written(project: Path) -> 
     assert profile.environment == {"OFFSET": "010", "AT": "-1:30"}
 
 
-def test_an_unknown_field_is_named(project: Path) -> None:
+def test_an_unknown_field_is_named(project):
     write(project, "launcher: local\npartition: gpu\n")
     with pytest.raises(UserError, match=r"site\.yaml: unknown field 'partition'"):
         make_launcher(load_profile("site"), framework="cpu")
 
 
-def test_an_unknown_profile_lists_the_existing_ones(project: Path) -> None:
+def test_an_unknown_profile_lists_the_existing_ones(project):
     with pytest.raises(UserError, match=r"no launcher profile 'nowhere'; known: .*local"):
         load_profile("nowhere")
 
 
-def test_a_profile_is_shown_and_copied_into_the_project_but_never_over_a_file(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_a_profile_is_shown_and_copied_into_the_project_but_never_over_a_file(project, capsys, cli):
     shown = cli.out(["launcher", "show", "slurm-generic"])
     assert main(["launcher", "copy", "slurm-generic", "mine"]) == 0
     copy = project / "launchers" / "mine.yaml"
@@ -123,5 +121,5 @@ def test_a_profile_is_shown_and_copied_into_the_project_but_never_over_a_file(
     assert "exists already" in capsys.readouterr().err
 
 
-def test_the_list_of_profiles_has_those_that_run_no_job() -> None:
+def test_the_list_of_profiles_has_those_that_run_no_job():
     assert {"local", "replay", "slurm-generic"} <= set(list_profiles())

@@ -35,7 +35,7 @@ def money(project: Path) -> Path:
     return project
 
 
-def test_a_search_ranks_by_a_metric_of_the_projects_code(money: Path) -> None:
+def test_a_search_ranks_by_a_metric_of_the_projects_code(money):
     call(money, "run", "-w", "wl2", "-b", "5", "--objective", "usd_per_mtoken", "--name", "one", "--quiet")
     trials = [json.loads(path.read_text())["metrics"] for path in sorted(money.glob("runs/one/trials/*/metrics.json"))]
     assert len(trials) == 5
@@ -51,7 +51,7 @@ def test_a_search_ranks_by_a_metric_of_the_projects_code(money: Path) -> None:
     assert "closest" in call(money, "status", "two").stdout
 
 
-def test_a_file_of_the_project_defines_a_metric_of_traces(project: Path) -> None:
+def test_a_file_of_the_project_defines_a_metric_of_traces(project):
     (project / "metrics").mkdir()
     assert KERNEL is not None
     (project / "metrics" / "mine.py").write_text(KERNEL[1])
@@ -60,7 +60,7 @@ def test_a_file_of_the_project_defines_a_metric_of_traces(project: Path) -> None
     assert "longest_kernel" in call(project, "score", "--list").stdout
 
 
-def test_an_untrusted_file_does_not_run_and_one_line_says_how_it_may(money: Path) -> None:
+def test_an_untrusted_file_does_not_run_and_one_line_says_how_it_may(money):
     (money / "metrics" / "money.py").write_text(f"open({str(money / 'RAN')!r}, 'w').close()\n")
     (money / "objectives").mkdir()
     (money / "objectives" / "money.py").write_text(f"open({str(money / 'RAN')!r}, 'w').close()\n")
@@ -74,7 +74,7 @@ def test_an_untrusted_file_does_not_run_and_one_line_says_how_it_may(money: Path
     assert done.returncode == 0
 
 
-def test_code_that_fails_is_one_line_or_a_note(money: Path) -> None:
+def test_code_that_fails_is_one_line_or_a_note(money):
     (money / "metrics" / "worse.py").write_text("raise SystemExit('gone')\n")
     (money / "metrics" / "half.py").write_text(
         "from cclsearch.scoring.trial_metric import trial_metric\n\n"
@@ -108,9 +108,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("command", "folder", "shipped", "suffix"), KINDS)
-def test_what_ships_is_listed_shown_and_copied(
-    project: Path, command: str, folder: str, shipped: str, suffix: str, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_what_ships_is_listed_shown_and_copied(project, command, folder, shipped, suffix, capsys, cli):
     assert main([command, "copy", shipped, "mine"]) == 0
     copy = project / folder / f"mine{suffix}"
     assert copy.read_text() == (ROOT / folder / f"{shipped}{suffix}").read_text()
@@ -126,7 +124,7 @@ def test_what_ships_is_listed_shown_and_copied(
     assert not (project / folder / f"other{suffix}").exists()
 
 
-def test_a_link_to_code_elsewhere_is_not_the_projects(money: Path, tmp_path: Path) -> None:
+def test_a_link_to_code_elsewhere_is_not_the_projects(money, tmp_path):
     elsewhere = tmp_path / "elsewhere" / "metrics"
     elsewhere.mkdir(parents=True)
     (elsewhere / "evil.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'w').close()\n")

@@ -292,12 +292,12 @@ def view_of(space: Space, count: int, **fields: Any) -> SearchView:
     return SearchView(CARD, space, observe_rows(space, rows), frozenset(), 50, 0, **fields)
 
 
-def test_all_observations_are_kept_up_to_the_bound() -> None:
+def test_all_observations_are_kept_up_to_the_bound():
     seen = view_of(make_space(100), MAX_OBSERVATIONS).observations
     assert select_window(seen) is seen
 
 
-def test_a_window_keeps_the_best_the_latest_and_some_failures_in_their_order() -> None:
+def test_a_window_keeps_the_best_the_latest_and_some_failures_in_their_order():
     seen = view_of(make_space(100), 700).observations
     window = select_window(seen)
     assert len(window) == MAX_OBSERVATIONS
@@ -308,15 +308,13 @@ def test_a_window_keeps_the_best_the_latest_and_some_failures_in_their_order() -
     assert min(o.trial for o in window if o.trial not in {b.trial for b in best}) < 100, "early trials are kept too"
 
 
-def test_a_window_of_failures_only_is_full() -> None:
+def test_a_window_of_failures_only_is_full():
     failures = tuple(Observation(n, make_space(1).config(0), 0, None, FAILED) for n in range(1, 200))
     assert len(select_window(failures)) == MAX_OBSERVATIONS
 
 
 @pytest.mark.parametrize("count", [100, 1000])
-def test_models_are_fitted_to_as_many_observations_however_many_there_are(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_fitted_to_as_many_observations_however_many_there_are(count, monkeypatch):
     from cclsearch.propose.bayes import ensemble, feasibility
 
     sizes = []
@@ -336,7 +334,7 @@ def test_models_are_fitted_to_as_many_observations_however_many_there_are(
     assert posterior.best == pytest.approx(np.log(min(o.loss for o in view.observations if o.loss is not None)))
 
 
-def test_a_large_space_is_ranked_once_until_the_trials_double(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_space_is_ranked_once_until_the_trials_double(monkeypatch):
     space = make_space(1000)
     assert len(space) > candidates.MAX_RANKED
     ranked: list[int] = []
@@ -356,7 +354,7 @@ def test_a_large_space_is_ranked_once_until_the_trials_double(monkeypatch: pytes
     assert sum(ranked) - 5 * candidates.MAX_RANKED == 2 * len(space), "at 32 and at 64 trials, in chunks"
 
 
-def test_neighbours_of_the_best_are_candidates_of_a_large_space() -> None:
+def test_neighbours_of_the_best_are_candidates_of_a_large_space():
     space = make_space(1000)
     view = view_of(space, 90)
     posterior = fit_posterior(view)
@@ -369,14 +367,14 @@ def test_neighbours_of_the_best_are_candidates_of_a_large_space() -> None:
     assert not view.taken_N[posterior.rows_m].any()
 
 
-def test_the_same_view_gets_the_same_proposals_from_a_new_process_state() -> None:
+def test_the_same_view_gets_the_same_proposals_from_a_new_process_state():
     view = view_of(make_space(1000), 70)
     first = DefaultProposer().propose(view, 3)
     candidates._RANKINGS.clear()
     assert [p.config for p in DefaultProposer().propose(view, 3)] == [p.config for p in first]
 
 
-def test_rows_are_found_by_their_codes_and_others_are_not() -> None:
+def test_rows_are_found_by_their_codes_and_others_are_not():
     space = make_space(50)
     order = np.random.default_rng(0).permutation(len(space))
     shuffled = Space(space.knobs, space.codes_NK[order], space.num_raw)
@@ -386,7 +384,7 @@ def test_rows_are_found_by_their_codes_and_others_are_not() -> None:
     assert shuffled.row(shuffled.config(17)) == 17
 
 
-def test_held_back_rows_are_a_set_and_are_never_proposed() -> None:
+def test_held_back_rows_are_a_set_and_are_never_proposed():
     space = make_space(100)
     mask_N = np.zeros(len(space), dtype=bool)
     mask_N[5:] = True

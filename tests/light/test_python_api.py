@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ def measure(config: dict[str, Any]) -> float:
     return 0.2 + 0.1 * config["dp"] + 0.01 * config["micro_batch_size"]
 
 
-def test_every_name_is_offered_documented_and_has_a_docstring() -> None:
+def test_every_name_is_offered_documented_and_has_a_docstring():
     table = "\n".join(line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| "))
     documented = set(re.findall(r"`(\w+)", table))
     assert sorted(set(cclsearch.__all__) ^ documented) == []
@@ -44,7 +43,7 @@ def test_every_name_is_offered_documented_and_has_a_docstring() -> None:
         _ = cclsearch.nothing  # type: ignore[attr-defined]
 
 
-def test_the_page_names_every_argument() -> None:
+def test_the_page_names_every_argument():
     import inspect
 
     for name in ("search", "resume", "open_run", "load_card", "build_space", "predict", "read_traces", "score"):
@@ -54,7 +53,7 @@ def test_the_page_names_every_argument() -> None:
         assert re.findall(r"(\w+)(?:=[^,]+)?(?:, |$)", shown[1]) == wanted, name
 
 
-def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
+def test_type_checkers_see_the_names_that_are_loaded_lazily():
     tree = ast.parse((ROOT / "cclsearch" / "__init__.py").read_text())
     [block] = [node for node in tree.body if isinstance(node, ast.If)]
     typed = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
@@ -63,7 +62,7 @@ def test_type_checkers_see_the_names_that_are_loaded_lazily() -> None:
     assert (ROOT / "cclsearch" / "py.typed").is_file()
 
 
-def test_functions_of_the_api_are_imported_lazily_and_are_functions() -> None:
+def test_functions_of_the_api_are_imported_lazily_and_are_functions():
     code = (
         "import sys, cclsearch; before = set(sys.modules);"
         "import cclsearch.loop.loop, cclsearch.scoring.evaluate;"
@@ -78,13 +77,13 @@ def test_functions_of_the_api_are_imported_lazily_and_are_functions() -> None:
     assert done.stdout.startswith(shown), done.stderr
 
 
-def test_import_loads_nothing_else() -> None:
+def test_import_loads_nothing_else():
     code = "import sys; old = set(sys.modules); import cclsearch; print(sorted(set(sys.modules) - old))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['__future__', 'cclsearch']"
 
 
-def test_the_examples_of_the_page_run(project: Path) -> None:
+def test_the_examples_of_the_page_run(project):
     names: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 4
@@ -93,7 +92,7 @@ def test_the_examples_of_the_page_run(project: Path) -> None:
     assert names["result"].provenance == "caller-measured"
 
 
-def test_the_notebook_runs_and_has_no_outputs(project: Path) -> None:
+def test_the_notebook_runs_and_has_no_outputs(project):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
@@ -104,7 +103,7 @@ def test_the_notebook_runs_and_has_no_outputs(project: Path) -> None:
     assert names["more"].best is not None
 
 
-def test_a_search_with_a_function_ranks_and_says_what_was_not_checked(project: Path) -> None:
+def test_a_search_with_a_function_ranks_and_says_what_was_not_checked(project):
     seen: list[dict[str, Any]] = []
 
     def remember(config: dict[str, Any]) -> dict[str, float]:
@@ -133,7 +132,7 @@ def test_a_search_with_a_function_ranks_and_says_what_was_not_checked(project: P
     assert main(["admit", "own"]) == 0
 
 
-def test_a_step_time_that_the_accelerators_cannot_reach_is_not_ranked(project: Path) -> None:
+def test_a_step_time_that_the_accelerators_cannot_reach_is_not_ranked(project):
     result = cclsearch.search("wl2", lambda config: 1e-6, budget=5, name="fast")
     assert result.best is None
     assert result.status == "stopped", "three in a row failed for the same reason"
@@ -155,7 +154,7 @@ def test_a_step_time_that_the_accelerators_cannot_reach_is_not_ranked(project: P
         ({"step_time_s": 1.0, "peak_memory_gib": -2.0}, "peak_memory_bytes"),
     ],
 )
-def test_what_is_no_measurement_is_a_failed_trial(project: Path, returned: Any, text: str) -> None:
+def test_what_is_no_measurement_is_a_failed_trial(project, returned, text):
     result = cclsearch.search("tiny", lambda config: returned, budget=1)
     [reason] = result.to_frame()["reason"]
     assert text in reason
@@ -163,7 +162,7 @@ def test_what_is_no_measurement_is_a_failed_trial(project: Path, returned: Any, 
     assert result.best is None
 
 
-def test_an_exception_is_a_failed_trial_with_its_root(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_a_failed_trial_with_its_root(project, monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "sk-verysecret-0123456789abcdef")
     outofmemory = type("OutOfMemoryError", (RuntimeError,), {"__module__": "torch"})
     raised = iter([MemoryError("no room"), outofmemory("CUDA out of memory."), Odd("sk-verysecret-0123456789abcdef")])
@@ -190,7 +189,7 @@ class Odd(Exception):
     """Has no name that ends as those of errors."""
 
 
-def test_several_calls_run_at_a_time(project: Path) -> None:
+def test_several_calls_run_at_a_time(project):
     together = threading.Barrier(3, timeout=20)
 
     def wait(config: dict[str, Any]) -> float:
@@ -203,7 +202,7 @@ def test_several_calls_run_at_a_time(project: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_ctrl_c_keeps_what_finished_and_resume_runs_the_rest(project: Path, parallel: int) -> None:
+def test_ctrl_c_keeps_what_finished_and_resume_runs_the_rest(project, parallel):
     calls: list[dict[str, Any]] = []
 
     def interrupt(config: dict[str, Any]) -> float:
@@ -228,7 +227,7 @@ def test_ctrl_c_keeps_what_finished_and_resume_runs_the_rest(project: Path, para
     assert result.status == "ended"
 
 
-def test_a_killed_search_is_resumed(project: Path) -> None:
+def test_a_killed_search_is_resumed(project):
     program = (
         "import cclsearch, os\n"
         "calls = []\n"
@@ -262,13 +261,13 @@ def test_a_killed_search_is_resumed(project: Path) -> None:
         ({"measure": measure, "objective": "nothing"}, "nothing"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(project: Path, options: dict[str, Any], text: str) -> None:
+def test_bad_input_is_refused_before_anything_is_written(project, options, text):
     with pytest.raises(cclsearch.UserError, match=re.escape(text)):
         cclsearch.search("tiny", **options)
     assert list(project.glob("runs/*")) == []
 
 
-def test_a_profile_cannot_name_a_function(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_cannot_name_a_function(project, capsys):
     (project / "launchers").mkdir()
     (project / "launchers" / "mine.yaml").write_text("launcher: in-process\n")
     assert main(["run", "-w", "tiny", "--launcher", "mine"]) == 2
@@ -276,7 +275,7 @@ def test_a_profile_cannot_name_a_function(project: Path, capsys: pytest.CaptureF
     assert list(project.glob("runs/*")) == []
 
 
-def test_a_job_cannot_claim_that_a_function_measured_it() -> None:
+def test_a_job_cannot_claim_that_a_function_measured_it():
     from cclsearch.launch.contract import RunStatus
     from cclsearch.scoring.admission import check_provenance
     from cclsearch.scoring.evidence import Evidence
@@ -289,7 +288,7 @@ def test_a_job_cannot_claim_that_a_function_measured_it() -> None:
     assert check_provenance(Evidence(payload, result, card, Provenance.CALLER, None)).ok is True
 
 
-def test_figures_of_a_function_are_not_learned_from_by_a_search_of_another_kind(project: Path) -> None:
+def test_figures_of_a_function_are_not_learned_from_by_a_search_of_another_kind(project):
     cclsearch.search("tiny", measure, budget=2, name="own")
     with pytest.raises(cclsearch.UserError, match="provenance"):
         cclsearch.search("tiny", launcher="simulate", learn_from=["own"])
@@ -298,7 +297,7 @@ def test_figures_of_a_function_are_not_learned_from_by_a_search_of_another_kind(
     assert (again.folder / "trials" / "0002" / RESULT_FILE).is_file()
 
 
-def test_cards_are_names_files_mappings_or_cards() -> None:
+def test_cards_are_names_files_mappings_or_cards():
     by_name = cclsearch.load_card("tiny")
     path = ROOT / "workloads" / "tiny.yaml"
     assert cclsearch.load_card(path) == by_name
@@ -311,7 +310,7 @@ def test_cards_are_names_files_mappings_or_cards() -> None:
     assert len(cclsearch.build_space("tiny", knobs={"tp": [1]})) < len(cclsearch.build_space("tiny"))
 
 
-def test_predictions_are_those_of_the_command_line(cli) -> None:
+def test_predictions_are_those_of_the_command_line(cli):
     frame = cclsearch.predict("wl2", {"tp": 2}, top=3)
     shown = cli.json(["predict", "-w", "wl2", "--config", "tp=2", "--top", "3", "--json"])["configurations"]
     assert list(frame["step_time_s"]) == [each["step_time_s"] for each in shown]
@@ -320,7 +319,7 @@ def test_predictions_are_those_of_the_command_line(cli) -> None:
         cclsearch.predict("wl2", {"tp": 3})
 
 
-def test_traces_are_scored(capsys: pytest.CaptureFixture[str]) -> None:
+def test_traces_are_scored(capsys):
     trace = ROOT / "tests" / "recorded" / "gloo-ddp2"
     view = cclsearch.read_traces(trace)
     scored = cclsearch.score(view, ["trace_step_time"])

@@ -34,7 +34,7 @@ def fields_of(data: Any, path: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_line_is_read_and_written_with_the_same_fields(kind: str) -> None:
+def test_every_line_is_read_and_written_with_the_same_fields(kind):
     lines = (RUNS / kind / LEDGER_FILE).read_bytes().splitlines(keepends=True)
     events = list(read_events(RUNS / kind / LEDGER_FILE))
     assert len(events) == len(lines)
@@ -44,7 +44,7 @@ def test_every_line_is_read_and_written_with_the_same_fields(kind: str) -> None:
     assert json.loads(lines[0])["ledger_version"] == LEDGER_VERSION == 2
 
 
-def test_a_search_with_an_llm_opens_with_its_turns_and_its_best_trial() -> None:
+def test_a_search_with_an_llm_opens_with_its_turns_and_its_best_trial():
     run = load_run(RUNS / "hybrid")
     assert (run.status, run.spec.sampler, run.spec.strategy) == (Standing.ENDED, "surrogate", "hybrid")
     turns = [event for event in run.state.reported if isinstance(event, LlmTurn)]
@@ -57,7 +57,7 @@ def test_a_search_with_an_llm_opens_with_its_turns_and_its_best_trial() -> None:
     assert count_states(run.state.trials.values()) == {TrialState.ADMITTED: 7, TrialState.FAILED: 1}
 
 
-def test_a_measured_search_opens_with_its_failures_retries_and_confirmation() -> None:
+def test_a_measured_search_opens_with_its_failures_retries_and_confirmation():
     run = load_run(RUNS / "measured")
     trials = run.state.trials
     outcome = trials[1].outcome

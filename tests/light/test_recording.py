@@ -133,7 +133,7 @@ def own(project: Path) -> Path:
     return folder
 
 
-def test_a_correct_table_is_described(own: Path, cli) -> None:
+def test_a_correct_table_is_described(own, cli):
     for given in ("own", "own/trials.csv", "own/card.yaml"):
         shown = cli.out(["recording", "check", given])
         assert "own: 4 configurations (2 ok, 1 oom, 1 failed)" in shown
@@ -142,9 +142,7 @@ def test_a_correct_table_is_described(own: Path, cli) -> None:
     assert cli.json(["recording", "check", "nanotron-8b-2n", "--json"])["rows"] == {"failed": 79, "ok": 35}
 
 
-def test_rows_of_more_accelerators_than_the_card_has_are_named(
-    own: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_rows_of_more_accelerators_than_the_card_has_are_named(own, capsys, cli):
     assert "more than" not in cli.out(["recording", "check", "own"])
     card = (own / "card.yaml").read_text()
     (own / "card.yaml").write_text(re.sub(r"total_count: \d+", "total_count: 8", card))
@@ -164,9 +162,7 @@ def test_rows_of_more_accelerators_than_the_card_has_are_named(
         ("status", "state", "needs a column 'status'"),
     ],
 )
-def test_each_mistake_in_a_table_is_one_line(
-    own: Path, capsys: pytest.CaptureFixture[str], wrong: str, right: str, message: str
-) -> None:
+def test_each_mistake_in_a_table_is_one_line(own, capsys, wrong, right, message):
     table = own / "trials.csv"
     table.write_text(table.read_text().replace(wrong, right, 1))
     assert main(["recording", "check", "own"]) == 2
@@ -175,7 +171,7 @@ def test_each_mistake_in_a_table_is_one_line(
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
-def test_all_mistakes_are_named_at_once(own: Path, cli) -> None:
+def test_all_mistakes_are_named_at_once(own, cli):
     table, card = own / "trials.csv", own / "card.yaml"
     table.write_text(table.read_text().replace("8,1,2,1,ok", "-8,1,2,1,ok").replace("oom", "dead"))
     card.write_text(card.read_text().replace("num_kv_heads: 32", "num_kv_heads: 5").replace("total_count: 16", ""))
@@ -188,13 +184,13 @@ def test_all_mistakes_are_named_at_once(own: Path, cli) -> None:
         assert f"{name} is missing" in cli.err(["recording", "check", "own"])
 
 
-def test_a_column_that_nothing_uses_is_noted(own: Path, cli) -> None:
+def test_a_column_that_nothing_uses_is_noted(own, cli):
     table = own / "trials.csv"
     table.write_text(table.read_text().replace("peak_memory_gib", "peak_memry"))
     assert "column 'peak_memry' is not used" in cli.out(["recording", "check", "own"])
 
 
-def test_a_recording_is_searched_by_itself(own: Path, cli) -> None:
+def test_a_recording_is_searched_by_itself(own, cli):
     assert "(recorded)" in cli.out(["run", "--recording", "own", "--budget", "2", "--name", "r", "--quiet"])
     assert main(["status", "r"]) == 0
 
@@ -203,7 +199,7 @@ def plan_tiny(**changes: object) -> SearchRequest:
     return SearchRequest("tiny", SearchLimits(budget=1), sets=("seq_len=64",), **changes)  # type: ignore[arg-type]
 
 
-def test_measurements_of_ones_own_are_a_warm_start(project: Path) -> None:
+def test_measurements_of_ones_own_are_a_warm_start(project):
     plan = plan_search(plan_tiny())
     names = [knob.name for knob in plan.space.knobs]
     rows = [[str(plan.space.config(row)[name]).lower() for name in names] for row in (0, 1, 2)]
@@ -226,9 +222,7 @@ def test_measurements_of_ones_own_are_a_warm_start(project: Path) -> None:
         plan_search(SearchRequest("tiny", SearchLimits(budget=1), learn_from=(str(folder),)))
 
 
-def test_a_replay_does_not_learn_from_the_recording_that_it_replays(
-    own: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_does_not_learn_from_the_recording_that_it_replays(own, capsys):
     assert main(["run", "--recording", "own", "--learn-from", "own", "--dry-run"]) == 2
     assert "is the recording that this search replays" in capsys.readouterr().err
     shutil.copytree(own, own.parent / "other")

@@ -58,7 +58,7 @@ def write(folder: Path, rows: str = ROWS, head: str = HEAD, **data: object) -> P
     return folder
 
 
-def test_rows_of_one_configuration_are_the_loads_of_one_trial(tmp_path: Path) -> None:
+def test_rows_of_one_configuration_are_the_loads_of_one_trial(tmp_path):
     recording = load_recording(write(tmp_path / "r"))
     assert recording.card.task == "serving", "a table of concurrencies is no batch, though its card says inference only"
     assert recording.card.work["max_concurrency"] == 16
@@ -73,18 +73,14 @@ def test_rows_of_one_configuration_are_the_loads_of_one_trial(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("limit", "best"), [("0.02", "800"), ("0.01", "700"), ("0.0075", "500")])
-def test_a_replay_answers_with_the_best_load_that_keeps_the_limit(
-    limit: str, best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_answers_with_the_best_load_that_keeps_the_limit(limit, best, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = str(write(tmp_path / "r"))
     assert main(["run", "--recording", folder, "--budget", "4", "--constraint", f"tpot_mean_s <= {limit}"]) == 0
     assert f"per accelerator {best} tokens/s (recorded)" in capsys.readouterr().out
 
 
-def test_a_percentile_that_a_recording_lacks_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_a_percentile_that_a_recording_lacks_is_refused_in_one_line(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     folder = str(write(tmp_path / "r"))
     for more in (["--constraint", "tpot_p99_s <= 0.02"], ["--objective", "ttft_p90_s"]):
@@ -94,7 +90,7 @@ def test_a_percentile_that_a_recording_lacks_is_refused_in_one_line(
         assert not (tmp_path / "runs").exists()
 
 
-def test_a_recording_is_searched_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_a_recording_is_searched_by_its_own_name(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "workloads" / "recordings" / "my-server")
     assert "made for this test (Apache-2.0)" in cli.out(["run", "--workload", "my-server", "--budget", "4"])
@@ -102,8 +98,8 @@ def test_a_recording_is_searched_by_its_own_name(tmp_path: Path, monkeypatch: py
 
 
 def test_a_rate_of_requests_follows_from_tokens_so_that_the_fewest_accelerators_for_it_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     folder = write(tmp_path / "r")
     assert load_recording(folder).rows[1].metrics["requests_per_s"] == pytest.approx(700 * 2 / 128)
     monkeypatch.chdir(tmp_path)
@@ -113,7 +109,7 @@ def test_a_rate_of_requests_follows_from_tokens_so_that_the_fewest_accelerators_
     assert (best["config"]["tp"], best["num_accelerators"]) == (2, 2), "one accelerator answers 6.25 requests/s"
 
 
-def test_the_time_of_a_batch_gives_its_throughput(tmp_path: Path) -> None:
+def test_the_time_of_a_batch_gives_its_throughput(tmp_path):
     head, rows = "engine,num_devices,batch_size,status,latency_s\n", "a,1,1,ok,2\na,1,8,ok,4\nb,2,8,ok,3.2\n"
     recording = load_recording(write(tmp_path / "r", rows, head))
     assert recording.card.task == "inference"
@@ -121,21 +117,21 @@ def test_the_time_of_a_batch_gives_its_throughput(tmp_path: Path) -> None:
     assert list(recording.space.num_accelerators_N) == [1, 2]
 
 
-def test_degrees_of_attention_inside_tensor_parallelism_are_no_further_accelerators(tmp_path: Path) -> None:
+def test_degrees_of_attention_inside_tensor_parallelism_are_no_further_accelerators(tmp_path):
     head = "tp,dp,dp_attention,status,output_tok_s\n"
     recording = load_recording(write(tmp_path / "r", "8,1,false,ok,800\n8,8,true,ok,1600\n", head, concurrency=8))
     assert [row.metrics[recording.primary.name] for row in recording.rows] == [100, 200]
 
 
 @pytest.mark.parametrize("cell", ["0", "-4", "many", "nan"])
-def test_a_load_that_is_no_number_is_named(cell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_that_is_no_number_is_named(cell, tmp_path, capsys):
     folder = write(tmp_path / "r", ROWS + f"b,fp8,8,1,{cell},ok,8,0.1,0.01,10\n")
     assert main(["recording", "check", str(folder)]) == 2
     captured = capsys.readouterr()
     assert f"row 9: concurrency must be a number above 0; it is {cell!r}" in captured.out + captured.err
 
 
-def test_bench_searches_a_cell_for_each_limit_that_is_a_problem(tmp_path: Path) -> None:
+def test_bench_searches_a_cell_for_each_limit_that_is_a_problem(tmp_path):
     recording = load_recording(write(tmp_path / "r"))
     labels = [problem.label for problem in list_problems([recording], ["r"])]
     assert labels == [f"r tpot_mean_s <= {limit}" for limit in ("0.008", "0.01", "0.015", "0.02", "0.03", "0.05")]
@@ -149,9 +145,7 @@ def test_bench_searches_a_cell_for_each_limit_that_is_a_problem(tmp_path: Path) 
     assert figures["regret_of_many"] is None, "it has four configurations"
 
 
-def test_a_data_set_in_place_of_lengths_is_answered_by_a_recording_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_a_data_set_in_place_of_lengths_is_answered_by_a_recording_only(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     lengths = {"input_len": None, "output_len": None}
     head = "tp,status,output_tok_s\n"
@@ -164,7 +158,7 @@ def test_a_data_set_in_place_of_lengths_is_answered_by_a_recording_only(
         task_of(card).freeze(card.model_copy(update={"recording": None}), objective)
 
 
-def test_every_shipped_table_of_a_server_loads_with_its_source() -> None:
+def test_every_shipped_table_of_a_server_loads_with_its_source():
     names = [name for name in list_recordings() if name.startswith(("srv-", "gpustack-"))]
     assert len(names) == 36
     for name in names:

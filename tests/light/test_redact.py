@@ -35,7 +35,7 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"
         ("postgres://user:sesame@host/db", "sesame"),
     ],
 )
-def test_a_secret_in_text_is_masked(text: str, secret: str) -> None:
+def test_a_secret_in_text_is_masked(text, secret):
     masked = redact(text, {})
     assert secret not in masked
     assert MASK in masked
@@ -66,11 +66,11 @@ def test_a_secret_in_text_is_masked(text: str, secret: str) -> None:
         "token[5] = vocabulary99",
     ],
 )
-def test_ordinary_text_is_unchanged(text: str) -> None:
+def test_ordinary_text_is_unchanged(text):
     assert redact(text, {}) == text
 
 
-def test_a_long_text_is_redacted_in_linear_time() -> None:
+def test_a_long_text_is_redacted_in_linear_time():
     text = "a-b." * 50_000 + "password" * 20_000 + "=" * 50_000 + "http://" * 20_000 + "x=" * 20_000
     assert redact(text, {}) == text
 
@@ -107,7 +107,7 @@ SECRET_TEXTS = [
 
 
 @pytest.mark.parametrize("text", SECRET_TEXTS)
-def test_names_and_formats_of_secrets_are_masked(text: str) -> None:
+def test_names_and_formats_of_secrets_are_masked(text):
     masked = redact(text, {})
     assert RANDOM not in masked
     assert redact(masked, {}) == masked
@@ -135,7 +135,7 @@ def test_names_and_formats_of_secrets_are_masked(text: str) -> None:
         ("Authorization: Bearer credential", "credential"),
     ],
 )
-def test_values_that_look_a_little_like_code_or_words_are_masked(text: str, secret: str) -> None:
+def test_values_that_look_a_little_like_code_or_words_are_masked(text, secret):
     masked = redact(f"before\n{text}\nafter", {})
     assert secret not in masked
     assert masked.endswith("\nafter")
@@ -150,7 +150,7 @@ KEY_LINES = [
 
 @pytest.mark.parametrize("prefix", ["", "[rank0]: ", "    ", "2024-05-06 12:34:56 stderr | ", "  key: |\n    "])
 @pytest.mark.parametrize("is_cut", ["", "end", "begin"])
-def test_private_keys_over_lines_are_masked(prefix: str, is_cut: str) -> None:
+def test_private_keys_over_lines_are_masked(prefix, is_cut):
     lines = KEY_LINES[1 if is_cut == "begin" else 0 : -1 if is_cut == "end" else None]
     text = "before /usr/lib/python3\n" + "".join(f"{prefix}{line}\n" for line in lines) + "step 7 loss 2.5\n" * 3
     masked = redact(text, {})
@@ -159,7 +159,7 @@ def test_private_keys_over_lines_are_masked(prefix: str, is_cut: str) -> None:
     assert masked.endswith("step 7 loss 2.5\n" * 3)
 
 
-def test_private_keys_on_one_line_and_between_lines_of_other_ranks_are_masked() -> None:
+def test_private_keys_on_one_line_and_between_lines_of_other_ranks_are_masked():
     escaped = '{"key": "' + "\\n".join(KEY_LINES) + '", "n": 1}'
     assert redact(escaped, {}) == f'{{"key": "{MASK}", "n": 1}}'
     assert redact(escaped.replace(KEY_LINES[-1], ""), {}) == f'{{"key": "{MASK}", "n": 1}}'
@@ -169,7 +169,7 @@ def test_private_keys_on_one_line_and_between_lines_of_other_ranks_are_masked() 
     assert masked.count("step 7 of 100") == len(KEY_LINES)
 
 
-def test_passwords_in_addresses_of_the_environment_are_masked_wherever_they_occur() -> None:
+def test_passwords_in_addresses_of_the_environment_are_masked_wherever_they_occur():
     environment = {
         "HTTPS_PROXY": "http://me:p%40ss-w0rd@proxy:3128",
         "STUDY": "mysql://o:tr0mbone@h/s",
@@ -179,7 +179,7 @@ def test_passwords_in_addresses_of_the_environment_are_masked_wherever_they_occu
     assert redact(text, environment) == f"407 for user me with {MASK} ({MASK}); {MASK} at proxy:3128"
 
 
-def test_values_of_the_environment_are_masked_in_every_spelling() -> None:
+def test_values_of_the_environment_are_masked_in_every_spelling():
     import base64
     import json
     from urllib.parse import quote
@@ -225,12 +225,12 @@ def test_values_of_the_environment_are_masked_in_every_spelling() -> None:
         "    token = make_token(\n        name, 12)\n    secret = base64.b64decode(text)[0]\n    key = f(a,\n b)",
     ],
 )
-def test_honest_logs_and_settings_are_unchanged(text: str) -> None:
+def test_honest_logs_and_settings_are_unchanged(text):
     assert redact(text, {}) == text
 
 
 @pytest.mark.parametrize("piece", ["token=", "eyJ", "-----BEGIN PRIVATE KEY-----", "token='", "eyJ_", "authorization:"])
-def test_repeated_pieces_end(piece: str) -> None:
+def test_repeated_pieces_end(piece):
     masked = redact(piece * (2**17 // len(piece)), {})
     assert masked == redact(masked, {})
 
@@ -244,7 +244,7 @@ LINES = st.one_of(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(LINES, max_size=60), st.sampled_from(["\n", "\r", " "]))
-def test_a_long_text_is_masked_as_a_short_one(lines: list[str], between: str) -> None:
+def test_a_long_text_is_masked_as_a_short_one(lines, between):
     """A long text is scanned in another way (`Trigrams`), which must not show."""
     environment = {"HF_TOKEN": RANDOM[::-1], "DB_PASS": 'corr"ect/h\u00f6rse'}
     text = between.join([*lines, RANDOM[::-1], 'corr"ect/h\u00f6rse'])
@@ -252,7 +252,7 @@ def test_a_long_text_is_masked_as_a_short_one(lines: list[str], between: str) ->
     assert redact(text + filler, environment) == redact(text, environment) + filler
 
 
-def test_lines_after_words_about_a_private_key_are_unchanged() -> None:
+def test_lines_after_words_about_a_private_key_are_unchanged():
     assert redact("`-----BEGIN PRIVATE KEY-----`\n    break\nend\n", {}) == f"`{MASK}\n    break\nend\n"
 
 
@@ -262,7 +262,7 @@ def test_lines_after_words_about_a_private_key_are_unchanged() -> None:
         LINES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(LINES, inner | st.integers(), max_size=4)
     )
 )
-def test_a_masked_json_text_is_still_json(value: object) -> None:
+def test_a_masked_json_text_is_still_json(value):
     import json
 
     for indent in (None, 1):

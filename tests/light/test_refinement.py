@@ -56,7 +56,7 @@ def make_trace(folder: Path, count: int = 60) -> str:
 
 
 @pytest.mark.parametrize("knobs", [{"tp": (1, 2, 8)}, {"tp": (4,), "pp": (1, 2)}, {"tp": (2,), "batch_bucket": (1, 8)}])
-def test_a_step_without_prompts_is_the_decode_step_of_the_closed_form(knobs: dict[str, Any]) -> None:
+def test_a_step_without_prompts_is_the_decode_step_of_the_closed_form(knobs):
     card, space = make_card(), make_space(**knobs)
     at = read_replica(card, space)
     closed = time_parts(compute_load(card, at, 16.0, 1024, 256), ZERO)
@@ -66,7 +66,7 @@ def test_a_step_without_prompts_is_the_decode_step_of_the_closed_form(knobs: dic
     assert StepTimes.calibrated(read_costs(card, at), ZERO).seconds(mix) == pytest.approx(closed.step)
 
 
-def test_a_step_with_one_prompt_alone_is_the_prompt_of_the_closed_form() -> None:
+def test_a_step_with_one_prompt_alone_is_the_prompt_of_the_closed_form():
     card, space = make_card(), make_space(tp=(1, 4), max_num_batched_tokens=(1024,))
     at = read_replica(card, space)
     closed = time_parts(compute_load(card, at, 1.0, 1024, 256), ZERO)
@@ -76,7 +76,7 @@ def test_a_step_with_one_prompt_alone_is_the_prompt_of_the_closed_form() -> None
     assert found == pytest.approx(closed.alone, rel=0.01)
 
 
-def test_a_step_with_prompts_and_answers_takes_less_than_both_apart_and_no_less_than_either() -> None:
+def test_a_step_with_prompts_and_answers_takes_less_than_both_apart_and_no_less_than_either():
     card, space = make_card(), make_space(tp=(1, 8))
     times = StepTimes.calibrated(read_costs(card, read_replica(card, space)), ZERO)
     none, one = np.zeros(len(space)), np.ones(len(space))
@@ -88,7 +88,7 @@ def test_a_step_with_prompts_and_answers_takes_less_than_both_apart_and_no_less_
 
 
 @pytest.mark.parametrize("clients", [4, 64])
-def test_a_long_steady_load_has_the_throughput_of_the_closed_form(clients: int) -> None:
+def test_a_long_steady_load_has_the_throughput_of_the_closed_form(clients):
     card, space = make_card(), make_space(tp=(4, 8))
     at = read_replica(card, space)
     rng = np.random.default_rng(0)
@@ -100,7 +100,7 @@ def test_a_long_steady_load_has_the_throughput_of_the_closed_form(clients: int) 
     assert found["tpot_mean_s"] == pytest.approx(closed.tpot_s, rel=0.15)
 
 
-def test_a_request_trace_is_predicted_with_its_bursts(tmp_path: Path) -> None:
+def test_a_request_trace_is_predicted_with_its_bursts(tmp_path):
     card = make_card(concurrency=None, arrival="trace", request_trace=make_trace(tmp_path))
     predictor = build(card, make_space(tp=(4, 8), max_num_seqs=(4, 64)))
     found = refine(predictor, np.arange(4))
@@ -112,12 +112,12 @@ def test_a_request_trace_is_predicted_with_its_bursts(tmp_path: Path) -> None:
     assert few > 2 * many, "20 requests at once wait for 4 places"
 
 
-def test_a_trace_that_is_gone_is_not_predicted() -> None:
+def test_a_trace_that_is_gone_is_not_predicted():
     card = make_card(concurrency=None, arrival="trace", request_trace="gone.csv")
     assert task_of(card).predictor(card, make_space(tp=(8,))) is None
 
 
-def test_rows_beyond_the_simulated_ones_have_the_median_of_these() -> None:
+def test_rows_beyond_the_simulated_ones_have_the_median_of_these():
     card = make_card(concurrency=None, arrival="poisson", request_rate=4.0, num_requests=60)
     predictor = build(card, make_space(tp=(1, 2, 4, 8), max_num_seqs=(4, 8, 64)))
     some, every = refine(predictor, [0, 4, 8]), refine(predictor, np.arange(12))
@@ -127,7 +127,7 @@ def test_rows_beyond_the_simulated_ones_have_the_median_of_these() -> None:
     assert np.delete(lean, [0, 4, 8]) == pytest.approx(float(np.median(lean[[0, 4, 8]])))
 
 
-def test_means_of_a_closed_loop_of_equal_requests_stay_those_of_the_closed_form() -> None:
+def test_means_of_a_closed_loop_of_equal_requests_stay_those_of_the_closed_form():
     predictor = build(make_card(), make_space(tp=(1, 2, 4, 8)))
     found = refine(predictor, np.arange(4))
     for metric in predictor.forms:
@@ -137,7 +137,7 @@ def test_means_of_a_closed_loop_of_equal_requests_stay_those_of_the_closed_form(
     assert expect(found, "e2e_mean_s") == pytest.approx(whole)
 
 
-def test_accepted_guesses_count_if_the_card_says_how_many() -> None:
+def test_accepted_guesses_count_if_the_card_says_how_many():
     space = make_space(tp=(8,), speculative=("none", "ngram"))
     unknown, known = build(make_card(), space), build(make_card(accepted_tokens_per_step=2.5), space)
     plain = expect(unknown, THROUGHPUT)
@@ -149,7 +149,7 @@ def test_accepted_guesses_count_if_the_card_says_how_many() -> None:
     assert tpot[1] < tpot[0]
 
 
-def test_a_cache_of_prefixes_shortens_prompts_by_whole_blocks() -> None:
+def test_a_cache_of_prefixes_shortens_prompts_by_whole_blocks():
     space = make_space(tp=(8,), prefix_caching=(False, True), block_size=(16, 64))
     card = make_card(shared_prefix_tokens=1000)
     at = read_replica(card, space)
@@ -159,7 +159,7 @@ def test_a_cache_of_prefixes_shortens_prompts_by_whole_blocks() -> None:
     assert found[2] <= found[3], "smaller blocks leave less of a prompt"
 
 
-def test_a_large_space_is_predicted_in_chunks_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_space_is_predicted_in_chunks_as_at_once(monkeypatch):
     card = make_card(concurrency=None, arrival="poisson", request_rate=4.0)
     space = make_space(tp=(1, 2, 4, 8), max_num_seqs=(4, 8, 64))
     whole = predict_space(card, space, build(card, space))
@@ -171,7 +171,7 @@ def test_a_large_space_is_predicted_in_chunks_as_at_once(monkeypatch: pytest.Mon
     assert parts.parts.keys() == whole.parts.keys()
 
 
-def test_a_limit_on_a_percentile_is_judged_before_any_trial_and_learned_by_trials() -> None:
+def test_a_limit_on_a_percentile_is_judged_before_any_trial_and_learned_by_trials():
     card = make_card(concurrency=None, arrival="poisson", request_rate=3.0, num_requests=60)
     space = make_space(tp=(1, 2, 4, 8), max_num_seqs=(2, 64))
     predictor = build(card, space)

@@ -50,7 +50,7 @@ class Elements(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def test_the_page_loads_nothing_and_allows_no_foreign_script() -> None:
+def test_the_page_loads_nothing_and_allows_no_foreign_script():
     page = render_page([make_page()])
     elements = Elements(page)
     assert len(elements.of("script")) == 4
@@ -62,7 +62,7 @@ def test_the_page_loads_nothing_and_allows_no_foreign_script() -> None:
     assert "script-src 'sha256-" in policy
 
 
-def test_text_from_outside_stays_text() -> None:
+def test_text_from_outside_stays_text():
     page = render_page([make_page(), make_page("other" + HOSTILE)])
     assert HOSTILE not in page
     assert 'onerror="document' not in page
@@ -71,7 +71,7 @@ def test_text_from_outside_stays_text() -> None:
     assert all(not name.startswith("on") for _, attributes in elements.tags for name in attributes)
 
 
-def test_the_data_in_the_page_is_json_that_cannot_end_its_element() -> None:
+def test_the_data_in_the_page_is_json_that_cannot_end_its_element():
     text = dump_for_script({"why": HOSTILE + "\u2028"})
     assert "<" not in text
     assert json.loads(text) == {"why": HOSTILE + "\u2028"}
@@ -83,7 +83,7 @@ def charts_of(page: RunPage) -> dict[str, Chart]:
     return {chart.name: chart for chart in draw_run(page)}
 
 
-def test_figures_that_were_not_measured_are_marked_in_page_and_charts() -> None:
+def test_figures_that_were_not_measured_are_marked_in_page_and_charts():
     page = make_page(provenance="recorded")
     shown = render_page([page])
     assert 'class="badge recorded"' in shown
@@ -91,7 +91,7 @@ def test_figures_that_were_not_measured_are_marked_in_page_and_charts() -> None:
     assert "(recorded)" in str(charts_of(page)["progress"].spec)
 
 
-def test_the_history_shows_every_trial_and_its_failure() -> None:
+def test_the_history_shows_every_trial_and_its_failure():
     chart = charts_of(make_page())["progress"]
     rows = [row for layer in chart.spec["layer"] for row in layer.get("data", {}).get("values", [])]
     failed = [row for row in rows if row.get("kind") in ("failed", "not admitted")]
@@ -102,27 +102,27 @@ def test_the_history_shows_every_trial_and_its_failure() -> None:
     assert "5 of 7 trials admitted (1 failed, 1 not admitted)" in chart.summary
 
 
-def test_charts_without_data_are_left_out_and_not_drawn_empty() -> None:
+def test_charts_without_data_are_left_out_and_not_drawn_empty():
     empty = make_page(trials=(make_trial(1, None),), best=None, baseline=None, neighbors=())
     assert set(charts_of(empty)) <= {"strip"}
     assert "no such" not in render_page([empty])
 
 
-def test_the_causes_chart_compares_best_and_baseline() -> None:
+def test_the_causes_chart_compares_best_and_baseline():
     chart = charts_of(make_page())["causes"]
     assert len(chart.spec["data"]["values"]) == 6
     assert "best (trial 6): compute 0.6" in chart.summary
     assert "baseline (trial 1): compute 0.6" in chart.summary
 
 
-def test_a_metric_that_is_a_function_of_the_other_has_no_chart() -> None:
+def test_a_metric_that_is_a_function_of_the_other_has_no_chart():
     page = make_page()
     assert not [name for name in charts_of(page) if "mfu" in name]
     trials = tuple(replace(t, metrics={**t.metrics, "mfu": 0.1 * (t.number % 4)}) for t in page.trials if t.metrics)
     assert [name for name in charts_of(replace(page, trials=trials)) if "mfu" in name] == ["step-time-mfu"]
 
 
-def test_a_ranking_compares_only_equal_work_hardware_and_provenance() -> None:
+def test_a_ranking_compares_only_equal_work_hardware_and_provenance():
     pages = [
         make_page("a", framework="megatron"),
         make_page("b", framework="torchtitan", trials=(make_trial(1, 0.4),), best=1),
@@ -138,7 +138,7 @@ def test_a_ranking_compares_only_equal_work_hardware_and_provenance() -> None:
     assert [entry.rank for entries in rank_runs(ties) for entry in entries] == [1, 1, 1]
 
 
-def test_a_group_of_runs_has_its_own_table_charts_and_differences() -> None:
+def test_a_group_of_runs_has_its_own_table_charts_and_differences():
     slower = make_page("b", trials=(make_trial(1, 0.9), make_trial(3, 0.6)), best=3)
     pages = [make_page("a"), slower, make_page("c", hardware="16 x h100")]
     groups = rank_runs(pages)
@@ -150,14 +150,14 @@ def test_a_group_of_runs_has_its_own_table_charts_and_differences() -> None:
     assert "Knobs in which the winners differ" in html
 
 
-def test_every_chart_has_a_place_a_title_and_a_text() -> None:
+def test_every_chart_has_a_place_a_title_and_a_text():
     elements = Elements(render_page([make_page()]))
     places = [attributes["data-chart"] for attributes in elements.of("div") if "data-chart" in attributes]
     assert len(places) >= 6
     assert len(elements.of("figure")) == len(elements.of("figcaption")) == len(places)
 
 
-def test_winner_is_first_and_the_notes_to_the_operator_are_folded() -> None:
+def test_winner_is_first_and_the_notes_to_the_operator_are_folded():
     page = render_page([make_page(launch="torchrun x.py", job_script="#SBATCH -N 2", damage=("line 3 is cut",))])
     body = page[page.index("<main") :]
     texts = ("line 3 is cut", "Best: trial 6", "torchrun x.py", "#SBATCH", "Notes to the operator")
@@ -166,7 +166,7 @@ def test_winner_is_first_and_the_notes_to_the_operator_are_folded() -> None:
     assert places[-1] < body.index("data-chart")
 
 
-def test_evidence_is_linked_relative_to_the_page(tmp_path: Path) -> None:
+def test_evidence_is_linked_relative_to_the_page(tmp_path):
     trials = (make_trial(1, 1.0, files=("stdout.log", "trace")), make_trial(2, None))
     page = make_page(trials=trials, best=1, folder=tmp_path / "runs" / "a b")
     links = [a["href"] for a in Elements(render_page([page], base=tmp_path)).of("a")]
@@ -176,7 +176,7 @@ def test_evidence_is_linked_relative_to_the_page(tmp_path: Path) -> None:
     assert "stdout.log" not in render_page([page])
 
 
-def test_a_conversation_with_an_llm_is_readable(tmp_path: Path) -> None:
+def test_a_conversation_with_an_llm_is_readable(tmp_path):
     (tmp_path / "turns").mkdir()
     answer = {"text": '{"tool": "submit", "why": "a\\nb"}', "calls": [{"name": "predict", "arguments": {"tp": 2}}]}
     record = {"turn": 1, "system": "You tune.", "user": "STATE " + HOSTILE, "decision": "submit"}
@@ -204,13 +204,13 @@ def test_a_conversation_with_an_llm_is_readable(tmp_path: Path) -> None:
     assert HOSTILE not in page
 
 
-def test_ids_are_unique_over_several_runs() -> None:
+def test_ids_are_unique_over_several_runs():
     elements = Elements(render_page([make_page("a"), make_page("b")]))
     ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(project: Path, cli) -> None:
+def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(project, cli):
     toy = write_recording(project / "toy")
     search(toy, "a", budget=5)
     search(toy, "b", "--sampler", "grid", budget=5)
@@ -224,7 +224,7 @@ def test_the_command_writes_a_page_and_pictures_for_one_run_and_for_all(project:
     assert "there is no run 'nowhere'" in cli.err(["report", "nowhere"])
 
 
-def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Path) -> None:
+def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project):
     run = search(write_recording(project / "toy"), "a", budget=3)
     best = run.state.best
     assert best is not None
@@ -240,7 +240,7 @@ def test_untried_neighbors_of_the_winner_have_a_predicted_step_time(project: Pat
     assert all(neighbor.trial is not None for neighbor in build_page(whole).neighbors)
 
 
-def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt() -> None:
+def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt():
     step_time = ObjectiveFigure(TASKS.get("training").primary_metric)
     event = TrialRetried(time_s=0.0, trial=3, attempt=1, kind=RetryKind.FAILURE, reason="preempted: node n1")
     assert describe_event(event, RunState(), 5, step_time) == "trial   3  retrying (preempted: node n1), attempt 2"
@@ -248,7 +248,7 @@ def test_a_retried_trial_is_announced_with_the_reason_and_the_next_attempt() -> 
     assert describe_event(stopped, RunState(), 5, step_time) == "trial   3  cancelled; it runs again on resume"
 
 
-def test_a_run_without_a_finished_trial_has_a_report(project: Path) -> None:
+def test_a_run_without_a_finished_trial_has_a_report(project):
     run = search(write_recording(project / "toy"), "a", budget=1)
     first = (run.folder / "ledger.jsonl").read_text(encoding="utf-8").splitlines()[:2]
     (run.folder / "ledger.jsonl").write_text("\n".join(first) + "\n", encoding="utf-8")
@@ -256,7 +256,7 @@ def test_a_run_without_a_finished_trial_has_a_report(project: Path) -> None:
     assert "no trial was admitted" in Path("runs/a/report.html").read_text(encoding="utf-8")
 
 
-def test_a_long_search_is_predicted_from_the_trials_nearest_its_winner() -> None:
+def test_a_long_search_is_predicted_from_the_trials_nearest_its_winner():
     configs = [Config(tp=tp, pp=pp, bucket=n) for n in range(40) for tp in (1, 2, 4) for pp in (1, 2)]
     seen = [Observation(number, config, number, 1.0) for number, config in enumerate(configs, 1)]
     picked = pick_nearest(seen, configs[77])
@@ -268,7 +268,7 @@ def test_a_long_search_is_predicted_from_the_trials_nearest_its_winner() -> None
     assert pick_nearest(seen[:50], configs[77]) == seen[:50]
 
 
-def test_the_knob_that_decides_is_the_most_important() -> None:
+def test_the_knob_that_decides_is_the_most_important():
     trials = [make_trial(n, 10.0 / 2 ** (n % 3) + 0.01 * (n % 2)) for n in range(1, 25)]
     trials = [replace(t, config={**t.config, "dp": 1}) for t in trials]
     shares = find_importance(trials)
@@ -278,7 +278,7 @@ def test_the_knob_that_decides_is_the_most_important() -> None:
     assert find_importance(trials[:4]) == {}
 
 
-def test_a_step_of_a_real_run_has_ranks_causes_and_lanes(tmp_path: Path) -> None:
+def test_a_step_of_a_real_run_has_ranks_causes_and_lanes(tmp_path):
     recorded = TESTS / "recorded"
     shutil.copytree(recorded / "runs" / "measured", tmp_path / "measured")
     shutil.copytree(recorded / "gloo-ddp2", tmp_path / "measured" / "trials" / "0003" / "trace")

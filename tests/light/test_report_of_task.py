@@ -106,7 +106,7 @@ def read_output(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) 
     return capsys.readouterr().out
 
 
-def test_terminal_shows_the_metric_of_the_task(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_shows_the_metric_of_the_task(project, capsys):
     search(project)
     best = read_output(capsys, "best", "sorted")
     assert "best: trial " in best
@@ -120,7 +120,7 @@ def test_terminal_shows_the_metric_of_the_task(project: Path, capsys: pytest.Cap
     assert not OF_TRAINING.findall(text)
 
 
-def test_json_has_the_metrics_of_the_task_as_keys(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_metrics_of_the_task_as_keys(project, capsys):
     search(project)
     best = json.loads(read_output(capsys, "best", "sorted", "--json"))
     assert (best["lines_per_s"], best["hit_rate"], best["objective"]) == (8000.0, 0.9, "lines_per_s")
@@ -129,7 +129,7 @@ def test_json_has_the_metrics_of_the_task_as_keys(project: Path, capsys: pytest.
     assert row["best_lines_per_s"] == 8000.0
 
 
-def test_page_and_charts_show_the_metric_of_the_task(project: Path) -> None:
+def test_page_and_charts_show_the_metric_of_the_task(project):
     page = build_page(search(project))
     html = re.sub(r"<(style|script)\b.*?</\1>", "", render_page([page]), flags=re.S)
     assert "best throughput" in html
@@ -143,7 +143,7 @@ def test_page_and_charts_show_the_metric_of_the_task(project: Path) -> None:
         assert cell in html
 
 
-def test_neighbors_of_the_winner_are_ordered_by_the_better_direction(project: Path) -> None:
+def test_neighbors_of_the_winner_are_ordered_by_the_better_direction(project):
     page = gather_run(search(project))
     assert page.best_trial is not None
     assert page.best_trial.value == 8000.0
@@ -151,7 +151,7 @@ def test_neighbors_of_the_winner_are_ordered_by_the_better_direction(project: Pa
     assert all(neighbor.ratio < 1 for neighbor in page.neighbors)
 
 
-def test_exports_name_the_metric_and_the_work_of_the_task(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exports_name_the_metric_and_the_work_of_the_task(project, capsys):
     run = search(project)
     read_output(capsys, "export", "sorted", "--out", "trials.csv")
     rows = list(csv.DictReader(Path("trials.csv").read_text(encoding="utf-8").splitlines()))
@@ -167,7 +167,7 @@ def test_exports_name_the_metric_and_the_work_of_the_task(project: Path, capsys:
     assert "model_plan_parallelization" not in card["Model-executor"]
 
 
-def test_runs_are_ranked_by_the_better_direction_and_never_across_tasks(project: Path) -> None:
+def test_runs_are_ranked_by_the_better_direction_and_never_across_tasks(project):
     slow, fast = gather_run(search(project, "slow", scale=0.5)), gather_run(search(project, "fast"))
     other = gather_run(recorded_runs.search(recorded_runs.write_recording(project / "rec-toy"), "trained"))
     ranking = rank_runs([slow, other, fast])
@@ -184,7 +184,7 @@ def test_runs_are_ranked_by_the_better_direction_and_never_across_tasks(project:
     assert "not compared" not in render_page([slow, fast])
 
 
-def test_a_pareto_front_of_two_tasks_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pareto_front_of_two_tasks_is_refused(project, capsys):
     search(project)
     recorded_runs.search(recorded_runs.write_recording(project / "rec-toy"), "trained")
     capsys.readouterr()
@@ -195,14 +195,14 @@ def test_a_pareto_front_of_two_tasks_is_refused(project: Path, capsys: pytest.Ca
     assert "throughput 8,000 lines/s, 1 accelerator " in front
 
 
-def test_sweep_without_objective_is_over_the_primary_metric(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_without_objective_is_over_the_primary_metric(project, capsys):
     folder = write_recording(project / "rec")
     words = ["--workload", str(folder / "card.yaml"), "--recording", str(folder), "--name", "swept", "--budget", "6"]
     assert "throughput 8,000 lines/s" in read_output(capsys, "sweep", *words)
     assert load_run(Path("runs/swept")).spec.objective.metrics == ("lines_per_s", "num_accelerators")
 
 
-def test_constraints_and_violations_are_shown(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_constraints_and_violations_are_shown(project, capsys):
     page = gather_run(search(project, "sorted", "--constraint", "hit_rate <= 0.8"))
     html = render_page([page])
     assert "Constraint: hit_rate &lt;= 0.8 fraction" in html
@@ -215,7 +215,7 @@ def test_constraints_and_violations_are_shown(project: Path, capsys: pytest.Capt
     assert "violation" in Path("trials.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
 
 
-def test_nights_compare_a_metric_of_which_more_is_better(project: Path) -> None:
+def test_nights_compare_a_metric_of_which_more_is_better(project):
     before, now = read_night(search(project, "one")), read_night(search(project, "two", scale=0.5))
     assert is_same_work(before.run.spec, before.run.spec)
     figure = choose_figure(now.run.spec)
@@ -231,7 +231,7 @@ def test_nights_compare_a_metric_of_which_more_is_better(project: Path) -> None:
     assert "(2.000x)" in better.text
 
 
-def test_a_recorded_row_of_the_task_is_read(project: Path) -> None:
+def test_a_recorded_row_of_the_task_is_read(project):
     recording = load_recording(write_recording(project / "rec"))
     config = recording.rows[0].config
     observed = RecordedTable(recording).ask(1, 0, config)

@@ -29,7 +29,7 @@ def read(folder: Path, document: Any, name: str = "908_results.json", indent: in
 
 @pytest.mark.parametrize("name", ["908_results.json", "908_results.json.gz"])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_training_has_its_rows_names_launches_and_steps(tmp_path: Path, name: str, indent: int | None) -> None:
+def test_a_training_has_its_rows_names_launches_and_steps(tmp_path, name, indent):
     found = read(tmp_path, rocprof_document(training_process()), name, indent)
     assert (found.status, found.reasons, list(found.tables)) == ("ok", (), [0])
     table = found.tables[0]
@@ -51,7 +51,7 @@ def test_a_training_has_its_rows_names_launches_and_steps(tmp_path: Path, name: 
     assert (device.name, device.num_sms, device.memory_bytes) == ("AMD Instinct MI300X", 304, 2 << 30)
 
 
-def test_metrics_of_a_step_are_those_of_its_records(tmp_path: Path) -> None:
+def test_metrics_of_a_step_are_those_of_its_records(tmp_path):
     found = read(tmp_path, rocprof_document(training_process(6)))
     metrics = score_view(TraceView(found)).metrics
     assert metrics["trace_step_time"].value == pytest.approx(10e-6)
@@ -59,7 +59,7 @@ def test_metrics_of_a_step_are_those_of_its_records(tmp_path: Path) -> None:
     assert metrics["exposed_comm_frac"].value == pytest.approx(0.2)
 
 
-def test_without_rccls_calls_the_sentence_names_the_kernel_and_no_operation_or_group(tmp_path: Path) -> None:
+def test_without_rccls_calls_the_sentence_names_the_kernel_and_no_operation_or_group(tmp_path):
     found = read(tmp_path, rocprof_document({**training_process(), "buffer_records": kernels_alone()}))
     diagnosis = try_diagnose(TraceView(found))
     assert diagnosis is not None
@@ -71,7 +71,7 @@ def kernels_alone() -> dict[str, list[dict[str, Any]]]:
     return {"marker_api": [], "kernel_dispatch": training_process()["buffer_records"]["kernel_dispatch"]}
 
 
-def test_each_device_of_each_process_is_a_rank(tmp_path: Path) -> None:
+def test_each_device_of_each_process_is_a_rank(tmp_path):
     both = rocprof_process(**EMPTY, kernel_dispatch=[dispatch(5, 9, 1, 7, agent=103), dispatch(1, 3, 2, 8)])
     found = read(tmp_path, rocprof_document(both, training_process()))
     assert [len(table) for table in found.tables.values()] == [1, 1, 24]
@@ -79,7 +79,7 @@ def test_each_device_of_each_process_is_a_rank(tmp_path: Path) -> None:
     assert found.tables[0].stream.tolist() == [3]
 
 
-def test_names_may_follow_the_records(tmp_path: Path) -> None:
+def test_names_may_follow_the_records(tmp_path):
     process = training_process()
     late = {key: process[key] for key in reversed(process)}
     table = read(tmp_path, rocprof_document(late)).tables[0]
@@ -87,7 +87,7 @@ def test_names_may_follow_the_records(tmp_path: Path) -> None:
     assert len(table.steps) == 3
 
 
-def test_blocks_of_any_size_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_any_size_read_the_same(tmp_path, monkeypatch):
     document = rocprof_document(training_process(40))
     whole = read(tmp_path, document).tables[0]
     for size in (64, 1000, 4096):
@@ -97,7 +97,7 @@ def test_blocks_of_any_size_read_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         assert [table.names[i] for i in table.name_id] == [whole.names[i] for i in whole.name_id]
 
 
-def test_a_record_that_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_record_that_does_not_fit_is_left_out_and_said(tmp_path):
     process = training_process()
     records = process["buffer_records"]["kernel_dispatch"]
     records[2] = {**records[2], "start_timestamp": "soon"}
@@ -115,12 +115,12 @@ def test_a_record_that_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None
         ({"rocprofiler-sdk-tool": 5}, Reason.NO_GPU_EVENTS),
     ],
 )
-def test_without_device_rows_there_is_a_reason(tmp_path: Path, document: Any, reason: Reason) -> None:
+def test_without_device_rows_there_is_a_reason(tmp_path, document, reason):
     found = read(tmp_path, document)
     assert (found.status, found.reasons) == ("not_available", (reason,))
 
 
-def test_a_file_cut_in_its_records_is_partial(tmp_path: Path) -> None:
+def test_a_file_cut_in_its_records_is_partial(tmp_path):
     data = json.dumps(rocprof_document(training_process(50)))
     at = data.index('"buffer_records": {') + 40_000
     (tmp_path / "1_results.json").write_text(data[:at])
@@ -129,7 +129,7 @@ def test_a_file_cut_in_its_records_is_partial(tmp_path: Path) -> None:
     assert 0 < len(found.tables[0]) < 50 * 8
 
 
-def test_too_many_records_and_a_too_large_value_are_refused(tmp_path: Path) -> None:
+def test_too_many_records_and_a_too_large_value_are_refused(tmp_path):
     (tmp_path / "1_results.json").write_text(json.dumps(rocprof_document(training_process())))
     (file,) = find_traces(tmp_path)
     assert read_file(file, limits=ReadLimits(rows=200))[1].reason is Reason.TOO_LARGE
@@ -140,7 +140,7 @@ def test_too_many_records_and_a_too_large_value_are_refused(tmp_path: Path) -> N
     assert read_file(file, limits=ReadLimits(event_bytes=1 << 20))[1].reason is Reason.TOO_LARGE
 
 
-def test_copies_between_devices_and_unknown_agents(tmp_path: Path) -> None:
+def test_copies_between_devices_and_unknown_agents(tmp_path):
     def copy(start: int, source: int, target: int) -> dict[str, Any]:
         ends = {"src_agent_id": {"handle": source}, "dst_agent_id": {"handle": target}, "bytes": 8}
         return record("memory_copy", start, start + 1, 1, 1, **ends)

@@ -23,14 +23,14 @@ ROWS = {
 }
 
 
-def test_the_page_has_every_rule_with_its_parameters() -> None:
+def test_the_page_has_every_rule_with_its_parameters():
     TASKS.names()
     shipped = {name: list(PARAMETERS[name]) for name in RULES}
     assert {name: parameters for name, (_, parameters) in ROWS.items()} == shipped
     assert {name for name, (of_task, _) in ROWS.items() if of_task} == set(TASKS.get("training").rules)
 
 
-def test_the_page_names_every_kind_and_number() -> None:
+def test_the_page_names_every_kind_and_number():
     kinds = re.findall(r"^\| (\w+) \|", PAGE, re.MULTILINE)
     assert [kind for kind in kinds if kind in set(RuleKind)] == list(RuleKind)
     numbers = PAGE.split("Numbers of a card", 1)[1]
@@ -39,7 +39,7 @@ def test_the_page_names_every_kind_and_number() -> None:
 
 @pytest.mark.parametrize("name", [name for name in list_frameworks() if "training" in load_framework(name).tasks])
 @pytest.mark.parametrize("workload", ["wl1", "wl2", "wl6", "tiny-moe"])
-def test_every_refusal_of_a_shipped_framework_has_a_source(name: str, workload: str) -> None:
+def test_every_refusal_of_a_shipped_framework_has_a_source(name, workload):
     card, framework = load_card(workload), load_framework(name)
     extra = [f"{k.name}={','.join(map(str, k.resolve(card).choices))}" for k in framework.list_optional(card)]
     rules = framework.make_rules(card, resolve_knobs(card, framework, parse_knobs(extra)), use_fewer=False)
@@ -47,7 +47,7 @@ def test_every_refusal_of_a_shipped_framework_has_a_source(name: str, workload: 
     assert all(re.search(r"\w+\.py|src/|src\\", rule.source) for rule in rules if rule.source)
 
 
-def test_space_shows_sources_and_optional_knobs(cli) -> None:
+def test_space_shows_sources_and_optional_knobs(cli):
     shown = cli.out(["space", "--workload", "wl2", "--framework", "torchtitan", "--rules"])
     assert "refused by the framework: torchtitan/models/common/decoder.py" in shown
     assert "the same as another configuration" in shown

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cclsearch.cli import main
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
@@ -12,7 +10,7 @@ from cclsearch.run.folder import load_run
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_a_run_is_ended_running_or_killed(project: Path) -> None:
+def test_a_run_is_ended_running_or_killed(project):
     assert main([*REPLAY, "--budget", "2", "--name", "r", "--quiet"]) == 0
     folder = project / "runs" / "r"
     assert load_run(folder).status == "ended"

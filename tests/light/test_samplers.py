@@ -28,7 +28,7 @@ from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampl
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
-from cclsearch.scoring.objective import Objective, load_objective, single_metric
+from cclsearch.scoring.objective import load_objective, single_metric
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -91,11 +91,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (("x", "y"), CategoricalDistribution(("x", "y"))),
     ],
 )
-def test_a_knob_is_a_distribution_with_its_order_and_its_values(choices: tuple[Any, ...], expected: object) -> None:
+def test_a_knob_is_a_distribution_with_its_order_and_its_values(choices, expected):
     assert describe_knob(Knob("some_knob", choices)) == expected
 
 
-def test_text_with_an_order_is_ordered_for_samplers_and_itself_for_people() -> None:
+def test_text_with_an_order_is_ordered_for_samplers_and_itself_for_people():
     knob = Knob("activation_checkpointing", ("full", "none", "selective"))
     assert describe_knob(knob, as_positions=True) == IntDistribution(0, 2)
     assert describe_knob(knob) == CategoricalDistribution(("none", "selective", "full"))
@@ -105,7 +105,7 @@ def test_text_with_an_order_is_ordered_for_samplers_and_itself_for_people() -> N
     assert parameters.find_row({knob.name: 1}) == 2
 
 
-def test_a_draw_is_moved_along_the_order_of_its_knobs() -> None:
+def test_a_draw_is_moved_along_the_order_of_its_knobs():
     knobs = (Knob("tp", (1, 2, 4, 8)), Knob("kind", ("a", "b")))
     rows = [{"tp": 8, "kind": "a"}, {"tp": 2, "kind": "b"}, {"tp": 1, "kind": "a"}]
     parameters = StudyParameters(space_from_rows(knobs, rows))
@@ -119,7 +119,7 @@ def test_a_draw_is_moved_along_the_order_of_its_knobs() -> None:
         parameters.find_nearest({"tp": 8}, np.zeros(3, dtype=bool))
 
 
-def test_a_moved_draw_says_so_in_its_rationale() -> None:
+def test_a_moved_draw_says_so_in_its_rationale():
     table, proposer, seen = RecordedTable(RECORDING), make_sampler("tpe"), []
     rationales = []
     for trial in range(8):
@@ -136,7 +136,7 @@ def view_of(seen: list[Any], **fields: Any) -> SearchView:
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp", "cmaes", "nsgaii", "nsgaiii", "qmc"])
-def test_a_session_proposes_the_same_as_one_that_begins_anew(name: str) -> None:
+def test_a_session_proposes_the_same_as_one_that_begins_anew(name):
     """Whether results came one by one or all at once: also a verdict that changes, and trials of somebody else."""
     table, seen, session = RecordedTable(RECORDING), [], make_sampler(name)
     for trial in range(13):
@@ -152,7 +152,7 @@ def test_a_session_proposes_the_same_as_one_that_begins_anew(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp", "cmaes"])
-def test_a_parallel_session_proposes_the_same_as_one_that_begins_anew(name: str, monkeypatch: Any) -> None:
+def test_a_parallel_session_proposes_the_same_as_one_that_begins_anew(name, monkeypatch):
     """Trials end in any order, one is lost, one is proposed by somebody else, and a proposal is refused."""
     table, seen, session, running = RecordedTable(RECORDING), {}, make_sampler(name), {}
     num_built = []
@@ -181,7 +181,7 @@ def test_a_parallel_session_proposes_the_same_as_one_that_begins_anew(name: str,
 
 
 @pytest.mark.parametrize("name", ["surrogate", "tpe", "gp", "nsgaii", "nsgaiii"])
-def test_studies_of_several_values_are_searched(name: str) -> None:
+def test_studies_of_several_values_are_searched(name):
     objective = make_pareto_objective(("step_time_s", "peak_memory_gib"), "training")
     table, proposer, seen = RecordedTable(RECORDING, objective), make_sampler(name), []
     for trial in range(12):
@@ -191,7 +191,7 @@ def test_studies_of_several_values_are_searched(name: str) -> None:
     assert len({o.row for o in seen}) == 12
 
 
-def test_a_sampler_for_one_value_refuses_several_in_one_line(cli) -> None:
+def test_a_sampler_for_one_value_refuses_several_in_one_line(cli):
     arguments = ["sweep", "--recording", str(LANDSCAPE), "--objective", "pareto", "--budget", "4", "--name", "s"]
     error = cli.err([*arguments, "--sampler", "cmaes", "--quiet"])
     assert "the sampler 'cmaes' failed" in error
@@ -199,7 +199,7 @@ def test_a_sampler_for_one_value_refuses_several_in_one_line(cli) -> None:
     assert not Path("runs", "s").exists()
 
 
-def test_two_trials_in_flight_are_different_and_known_to_the_sampler() -> None:
+def test_two_trials_in_flight_are_different_and_known_to_the_sampler():
     for name in ("tpe", "cmaes", "gp"):
         proposer = make_sampler(name)
         first = proposer.propose(view_of([]), 2)
@@ -211,7 +211,7 @@ def test_two_trials_in_flight_are_different_and_known_to_the_sampler() -> None:
         assert states == [TrialState.RUNNING] * 3
 
 
-def test_a_sampler_of_the_user_searches_and_is_resumed(mine: str) -> None:
+def test_a_sampler_of_the_user_searches_and_is_resumed(mine):
     assert main(["run", "--recording", str(LANDSCAPE), "--sampler", mine, "-b", "4", "--name", "r", "--quiet"]) in (
         0,
         1,
@@ -223,7 +223,7 @@ def test_a_sampler_of_the_user_searches_and_is_resumed(mine: str) -> None:
     assert at_once.num_duplicates == 0
 
 
-def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path: Path, mine: str) -> None:
+def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path, mine):
     package = tmp_path / "registry" / "last_choice"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("from .sampler import LastChoice\n\n__all__ = ['LastChoice']\n")
@@ -251,7 +251,7 @@ def test_a_package_of_optunahub_is_named_by_its_folder(tmp_path: Path, mine: str
         ("../x:y;z", "there is no sampler"),
     ],
 )
-def test_a_sampler_that_cannot_work_is_one_line(sampler: str, message: str, mine: str, tmp_path: Path, cli) -> None:
+def test_a_sampler_that_cannot_work_is_one_line(sampler, message, mine, tmp_path, cli):
     (tmp_path / "empty_folder").mkdir()
     error = cli.err(["run", "--recording", str(LANDSCAPE), "--sampler", sampler, "-b", "3", "--quiet"]).strip()
     assert message in error
@@ -259,9 +259,7 @@ def test_a_sampler_that_cannot_work_is_one_line(sampler: str, message: str, mine
     assert not Path("runs").exists(), "a search begins only if its sampler can draw"
 
 
-def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(
-    monkeypatch: pytest.MonkeyPatch, cli, mine: str
-) -> None:
+def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(monkeypatch, cli, mine):
     bench = ["bench", str(LANDSCAPE), "--seeds", "1", "--budget", "3", "--quiet", "--samplers"]
     assert mine in cli.out([*bench, f"cmaes,{mine}"])
     monkeypatch.setattr("cclsearch.propose.study.choose.find_spec", lambda name: None)
@@ -269,7 +267,7 @@ def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(
     assert "needs cmaes, which is not installed: run `pip install cmaes`" in line
 
 
-def test_bench_follows_links_to_landscapes_also_in_a_cycle(tmp_path: Path) -> None:
+def test_bench_follows_links_to_landscapes_also_in_a_cycle(tmp_path):
     from cclsearch.recording.load import find_recordings
 
     folder = tmp_path / "links"
@@ -279,7 +277,7 @@ def test_bench_follows_links_to_landscapes_also_in_a_cycle(tmp_path: Path) -> No
     assert find_recordings(folder) == [folder / "a"]
 
 
-def test_any_sampler_stays_in_the_space_in_a_study_of_the_user() -> None:
+def test_any_sampler_stays_in_the_space_in_a_study_of_the_user():
     study = optuna.create_study(sampler=SpaceSampler(optuna.samplers.RandomSampler(seed=3), SPACE))
     rows = []
     for _ in range(20):
@@ -291,7 +289,7 @@ def test_any_sampler_stays_in_the_space_in_a_study_of_the_user() -> None:
     assert any(DRAWN in trial.user_attrs for trial in study.trials)
 
 
-def test_the_surrogate_samples_a_study_of_several_values_of_the_user() -> None:
+def test_the_surrogate_samples_a_study_of_several_values_of_the_user():
     objective = make_pareto_objective(("step_time_s", "peak_memory_gib"), "training")
     study = optuna.create_study(
         sampler=SurrogateSampler(RECORDING.card, SPACE, objective=objective), directions=["minimize", "minimize"]
@@ -317,9 +315,7 @@ def test_the_surrogate_samples_a_study_of_several_values_of_the_user() -> None:
         (load_objective("composite"), ["maximize"], ["minimize"]),
     ],
 )
-def test_a_study_in_the_wrong_direction_is_refused(
-    objective: Objective | None, directions: list[str], needed: list[str]
-) -> None:
+def test_a_study_in_the_wrong_direction_is_refused(objective, directions, needed):
     sampler = SurrogateSampler(RECORDING.card, SPACE, objective=objective)
     with pytest.raises(UserError, match=re.escape(f"create it with `directions={needed}`")):
         optuna.create_study(sampler=sampler, directions=directions).ask(search_space_distributions(SPACE))
@@ -327,7 +323,7 @@ def test_a_study_in_the_wrong_direction_is_refused(
     assert SPACE.row(study.ask(search_space_distributions(SPACE)).params) is not None
 
 
-def test_the_value_of_weighted_metrics_is_their_loss() -> None:
+def test_the_value_of_weighted_metrics_is_their_loss():
     sampler = SurrogateSampler(RECORDING.card, SPACE, objective=load_objective("composite"))
     study = optuna.create_study(sampler=sampler)
     trial = study.ask(search_space_distributions(SPACE))
@@ -337,7 +333,7 @@ def test_the_value_of_weighted_metrics_is_their_loss() -> None:
     assert (seen.loss, seen.metrics["step_time_s"]) == (1.25, 7.5)
 
 
-def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_configuration() -> None:
+def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_configuration():
     sampler = SurrogateSampler(RECORDING.card, SPACE)
     study = optuna.create_study(sampler=sampler)
     reported, silent, preempted, asked = (study.ask(search_space_distributions(SPACE)) for _ in range(4))
@@ -358,7 +354,7 @@ def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_confi
         study.ask(search_space_distributions(SPACE))
 
 
-def test_constraints_reach_the_samplers() -> None:
+def test_constraints_reach_the_samplers():
     peak = single_metric(RECORDING.primary)
     bound = load_objective("step_time").model_copy(update={"constraints": ()})
     assert peak.metrics == bound.metrics
@@ -370,7 +366,7 @@ def test_constraints_reach_the_samplers() -> None:
         assert (found.num_trials, found.num_duplicates) == (12, 0)
 
 
-def test_the_names_of_samplers_begin_with_the_default() -> None:
+def test_the_names_of_samplers_begin_with_the_default():
     names = list_samplers()
     assert names[0] == "surrogate"
     assert {"tpe", "gp", "cmaes", "nsgaii", "random", "grid", "heuristic"} < set(names)

@@ -26,7 +26,7 @@ def run_to_end(*more: str) -> Run:
     return load_run(Path("runs") / "r")
 
 
-def test_a_search_spends_its_budget_on_different_configurations(project: Path) -> None:
+def test_a_search_spends_its_budget_on_different_configurations(project):
     run = run_to_end("--budget", "15")
     assert len(run.state.trials) == 15
     assert len({trial.config for trial in run.state.trials.values()}) == 15
@@ -34,14 +34,14 @@ def test_a_search_spends_its_budget_on_different_configurations(project: Path) -
     assert run.state.best is not None
 
 
-def test_the_same_seed_gives_the_same_search(project: Path) -> None:
+def test_the_same_seed_gives_the_same_search(project):
     first = [str(t.config) for t in run_to_end("--budget", "6").state.trials.values()]
     assert main([*SEARCH[:-1], "again", "--quiet", "--budget", "6"]) == 0
     again = load_run(Path("runs") / "again")
     assert [str(t.config) for t in again.state.trials.values()] == first
 
 
-def test_a_replayed_search_is_marked_recorded_in_its_output(project: Path, cli) -> None:
+def test_a_replayed_search_is_marked_recorded_in_its_output(project, cli):
     shown = cli.out([*SEARCH, "--budget", "3"])
     assert "recorded measurements, no trial runs here" in shown
     assert "256 x 4096 tokens/step on 16 x h100 with nanotron" in shown
@@ -54,7 +54,7 @@ def test_a_replayed_search_is_marked_recorded_in_its_output(project: Path, cli) 
     assert Path(best["evidence"], "result.json").is_file()
 
 
-def test_resume_with_a_larger_budget_continues_the_search(project: Path) -> None:
+def test_resume_with_a_larger_budget_continues_the_search(project):
     first = list(run_to_end("--budget", "4").state.trials.values())
     assert main(["resume", "r", "--budget", "9", "--quiet"]) == 0
     run = load_run(Path("runs") / "r")
@@ -62,18 +62,18 @@ def test_resume_with_a_larger_budget_continues_the_search(project: Path) -> None
     assert list(run.state.trials.values())[:4] == first
 
 
-def test_confirming_a_replayed_search_is_refused(project: Path, cli) -> None:
+def test_confirming_a_replayed_search_is_refused(project, cli):
     run_to_end("--budget", "3")
     assert "cannot be confirmed by another run" in cli.err(["resume", "r", "--confirm", "2"])
 
 
-def test_parallel_trials_are_all_different(project: Path) -> None:
+def test_parallel_trials_are_all_different(project):
     run = run_to_end("--budget", "12", "--parallel", "4")
     assert len({trial.config for trial in run.state.trials.values()}) == 12
 
 
 @pytest.mark.parametrize("change", ["card", "spec", "newer"])
-def test_changed_inputs_are_refused_at_resume(project: Path, change: str, cli) -> None:
+def test_changed_inputs_are_refused_at_resume(project, change, cli):
     run_to_end("--budget", "2")
     path = Path("runs") / "r" / "search.yaml"
     text = path.read_text()
@@ -112,9 +112,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("command", "message"), BAD, ids=[" ".join(command) for command, _ in BAD])
-def test_bad_input_gives_one_line_and_creates_nothing(
-    project: Path, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_gives_one_line_and_creates_nothing(project, command, message, capsys):
     assert main(command) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -123,12 +121,12 @@ def test_bad_input_gives_one_line_and_creates_nothing(
     assert not (project / "runs").exists()
 
 
-def test_an_unwritable_runs_folder_is_refused(project: Path, cli) -> None:
+def test_an_unwritable_runs_folder_is_refused(project, cli):
     (project / "file").write_text("")
     assert "cannot create the run folder" in cli.err([*SEARCH, "--runs", "file/runs"])
 
 
-def test_a_dry_run_shows_space_and_proposals_and_writes_nothing(project: Path, cli) -> None:
+def test_a_dry_run_shows_space_and_proposals_and_writes_nothing(project, cli):
     shown = cli.out([*SEARCH, "--dry-run"])
     assert "valid configurations" in shown
     assert "first proposals" in shown

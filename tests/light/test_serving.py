@@ -77,7 +77,7 @@ def find_violated(evidence: Evidence) -> dict[str, str]:
     return {verdict.rule: verdict.detail for verdict in admission.verdicts if verdict.ok is False}
 
 
-def test_metrics_are_computed_from_the_request_log(tmp_path: Path) -> None:
+def test_metrics_are_computed_from_the_request_log(tmp_path):
     card = make_card(num_requests=4, targets={"ttft_s": 0.15, "itl_s": 0.3})
     evidence = evidence_of(card, tmp_path, ANSWERED, metrics={"ttft_mean_s": 0.001})
     metrics, _ = TASKS.get("serving").measure(evidence)
@@ -92,7 +92,7 @@ def test_metrics_are_computed_from_the_request_log(tmp_path: Path) -> None:
     assert metrics["concurrency"] == 2
 
 
-def test_the_script_states_no_latency_of_its_own_if_no_request_has_it(tmp_path: Path) -> None:
+def test_the_script_states_no_latency_of_its_own_if_no_request_has_it(tmp_path):
     stated = {"concurrency": 2, "metrics": {"ttft_p99_s": 0.001, "preemptions": 3.0}}
     evidence = evidence_of(make_card(num_requests=4), tmp_path, ANSWERED, loads=[stated])
     metrics, _ = TASKS.get("serving").measure(evidence)
@@ -100,7 +100,7 @@ def test_the_script_states_no_latency_of_its_own_if_no_request_has_it(tmp_path: 
     assert metrics["preemptions"] == 3
 
 
-def test_limits_of_card_and_objective_are_one_thing() -> None:
+def test_limits_of_card_and_objective_are_one_thing():
     card = make_card(limits={"ttft_p99_s": 0.5, "tpot_mean_s": 0.02})
     objective = TASKS.get("serving").constrain(card, choose_objective(None, ["ttft_p99_s <= 0.2"], task="serving"))
     assert [str(c) for c in objective.constraints] == ["ttft_p99_s <= 0.2 s", "tpot_mean_s <= 0.02 s"]
@@ -108,7 +108,7 @@ def test_limits_of_card_and_objective_are_one_thing() -> None:
     assert read_limits(frozen.work) == {"ttft_p99_s": (None, 0.2), "tpot_mean_s": (None, 0.02)}
 
 
-def test_the_trial_has_the_metrics_of_the_best_load_that_keeps_the_limits() -> None:
+def test_the_trial_has_the_metrics_of_the_best_load_that_keeps_the_limits():
     name = "output_tokens_per_s_per_accelerator"
     loads = [{name: 10.0, "tpot_mean_s": 0.01}, {name: 20.0, "tpot_mean_s": 0.02}, {name: 30.0, "tpot_mean_s": 0.04}]
     assert choose_load(loads, {"tpot_mean_s": (None, 0.03)}) == 1
@@ -140,9 +140,7 @@ def test_the_trial_has_the_metrics_of_the_best_load_that_keeps_the_limits() -> N
         ({"end_s": 3.0}, "window", "took 1 s by the clock, but 3 s in the log"),
     ],
 )
-def test_a_trial_that_did_other_work_is_not_admitted(
-    change: dict[str, Any], rule: str, words: str, tmp_path: Path
-) -> None:
+def test_a_trial_that_did_other_work_is_not_admitted(change, rule, words, tmp_path):
     card = make_card(num_requests=4, warmup_requests=1)
     assert find_violated(evidence_of(card, tmp_path, ANSWERED)) == {}
     wrong = evidence_of(card, tmp_path, [*ANSWERED[:-1], {**ANSWERED[-1], **change}])
@@ -160,13 +158,13 @@ def test_a_trial_that_did_other_work_is_not_admitted(
         ({**ANSWERED[1], "output_tokens": 9}, "the times of 3 of 9 tokens"),
     ],
 )
-def test_a_log_that_cannot_be_true_is_a_failure(line: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_true_is_a_failure(line, words, tmp_path):
     failure = TASKS.get("serving").find_failure(evidence_of(make_card(), tmp_path, [line]).result)
     assert failure is not None
     assert words in failure.message
 
 
-def test_a_log_that_was_edited_or_is_missing_is_a_failure(tmp_path: Path) -> None:
+def test_a_log_that_was_edited_or_is_missing_is_a_failure(tmp_path):
     task = TASKS.get("serving")
     evidence = evidence_of(make_card(), tmp_path, ANSWERED)
     (tmp_path / "evidence.jsonl").write_text("")
@@ -175,7 +173,7 @@ def test_a_log_that_was_edited_or_is_missing_is_a_failure(tmp_path: Path) -> Non
     assert "wrote no request log" in task.find_failure(task.read_files(tmp_path, evidence.result)).message
 
 
-def test_requests_follow_from_card_and_seed() -> None:
+def test_requests_follow_from_card_and_seed():
     card = make_card(request_rate=50, concurrency=None, num_requests=2000, lengths="lognormal", input_len=200)
     drawn = draw_requests(card, 0)
     assert drawn == draw_requests(card, 0) != draw_requests(card, 1)
@@ -194,7 +192,7 @@ BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 
 
 @pytest.mark.parametrize(("text", "arrivals"), [(AZURE, [0, 0.051996]), (BURST, [0, 113])])
-def test_traces_of_azure_and_burstgpt_are_loads(text: str, arrivals: list[float], tmp_path: Path) -> None:
+def test_traces_of_azure_and_burstgpt_are_loads(text, arrivals, tmp_path):
     (tmp_path / "t.csv").write_text(text)
     card = freeze(make_card(request_trace=str(tmp_path / "t.csv"), concurrency=None))
     drawn = draw_requests(card, 0)
@@ -217,7 +215,7 @@ def test_traces_of_azure_and_burstgpt_are_loads(text: str, arrivals: list[float]
         ("Timestamp,Request tokens,Response tokens\n", "at least one request"),
     ],
 )
-def test_a_request_trace_that_is_wrong_is_refused_in_one_line(rows: str, words: str, tmp_path: Path) -> None:
+def test_a_request_trace_that_is_wrong_is_refused_in_one_line(rows, words, tmp_path):
     (tmp_path / "t.csv").write_text(rows)
     with pytest.raises(UserError, match=words):
         freeze(make_card(request_trace=str(tmp_path / "t.csv"), concurrency=None))
@@ -235,19 +233,19 @@ def test_a_request_trace_that_is_wrong_is_refused_in_one_line(rows: str, words: 
         ({"shared_prefix_tokens": 10}, "must be fewer than input_len"),
     ],
 )
-def test_a_load_that_is_not_described_is_refused(data: dict[str, Any], words: str) -> None:
+def test_a_load_that_is_not_described_is_refused(data, words):
     with pytest.raises(UserError, match=words):
         freeze(make_card(**data))
 
 
-def test_an_unknown_limit_is_refused() -> None:
+def test_an_unknown_limit_is_refused():
     with pytest.raises(
         UserError, match=r"workload.limits.ttft_p99 is not a limit; did you mean|ttft_p99 is not a limit"
     ):
         freeze(make_card(limits={"ttft_p99": 0.5}))
 
 
-def test_a_batch_is_measured_several_times(tmp_path: Path) -> None:
+def test_a_batch_is_measured_several_times(tmp_path):
     card = make_card("inference")
     records = [record(0, 0.0, 0.1, 0.2, 0.3, is_warm_up=True), record(1, 0.0, 0.1, 0.2, 0.3, is_warm_up=True)]
     for load, seconds in enumerate((0.5, 0.4, 0.6)):
@@ -262,6 +260,6 @@ def test_a_batch_is_measured_several_times(tmp_path: Path) -> None:
     assert spread > 0.1
 
 
-def test_a_load_without_an_answer_has_no_metrics() -> None:
+def test_a_load_without_an_answer_has_no_metrics():
     failed = RequestRecord.model_validate({**ANSWERED[1], "error": "x"})
     assert measure_load([failed], 1.0, {}) == {}

@@ -35,7 +35,7 @@ STEADY = [answer(0, 0.0, 0.4, 0.5, 0.6), answer(1, 0.0, 0.4, 0.5, 0.6)]
 """Two requests of 0.6 s: 0.4 s to the first token, then two gaps of 0.1 s."""
 
 
-def test_the_parts_of_a_mean_request_add_up_to_its_time() -> None:
+def test_the_parts_of_a_mean_request_add_up_to_its_time():
     found = diagnose([*STEADY, answer(2, 1.0, 1.1, 1.2, 1.8), answer(3, 0.0, 9.0, is_warm_up=True)], queue_mean_s=0.2)
     assert found.seconds_by_cause == pytest.approx(
         {"queue": 0.2, "prefill": 0.1, "decode": 0.2 + 0.5 / 3 - 0.5 / 3, "stalls between tokens": 0.5 / 3}
@@ -43,7 +43,7 @@ def test_the_parts_of_a_mean_request_add_up_to_its_time() -> None:
     assert sum(found.seconds_by_cause.values()) == pytest.approx((0.6 + 0.6 + 0.8) / 3)
 
 
-def test_the_wait_for_a_place_is_not_told_from_prefill_unless_the_engine_states_it() -> None:
+def test_the_wait_for_a_place_is_not_told_from_prefill_unless_the_engine_states_it():
     assert set(diagnose(STEADY).seconds_by_cause) == {"queue or prefill", "decode", "stalls between tokens"}
     assert diagnose(STEADY, queue_mean_s=5.0).seconds_by_cause["queue"] == pytest.approx(0.4), "at most the first token"
 
@@ -80,20 +80,18 @@ def test_the_wait_for_a_place_is_not_told_from_prefill_unless_the_engine_states_
         ),
     ],
 )
-def test_a_limit_is_named_with_the_knobs_that_set_it(
-    config: dict[str, Any], metrics: dict[str, float], sentence: str
-) -> None:
+def test_a_limit_is_named_with_the_knobs_that_set_it(config, metrics, sentence):
     assert sentence in diagnose(STEADY, config=config, **metrics).sentences
 
 
-def test_a_load_without_a_limit_gets_no_cause() -> None:
+def test_a_load_without_a_limit_gets_no_cause():
     found = diagnose(STEADY, config={"max_num_seqs": 16}, concurrency=2, queue_mean_s=0.01, kv_cache_use_peak=0.7)
     assert found.sentences == (
         "a request takes 0.6 s in the mean for 3 tokens: 0.01 s queue, 0.39 s prefill, 0.2 s decode",
     )
 
 
-def test_answers_that_wait_for_prompts_of_others_are_stalled() -> None:
+def test_answers_that_wait_for_prompts_of_others_are_stalled():
     """One of two gaps is 0.9 s longer than the median gap."""
     records = [answer(n, 0.0, 0.1, 0.2, 1.2, 1.3) for n in range(3)]
     told = diagnose(records, config={"chunked_prefill": False}).sentences[-1]
@@ -103,7 +101,7 @@ def test_answers_that_wait_for_prompts_of_others_are_stalled() -> None:
     )
 
 
-def test_a_server_that_falls_behind_an_open_loop_is_noticed() -> None:
+def test_a_server_that_falls_behind_an_open_loop_is_noticed():
     behind = [answer(n, 0.1 * n, 0.1 * n + 0.05 + 0.2 * n, 0.1 * n + 0.2 + 0.2 * n) for n in range(12)]
     level = [answer(n, 0.1 * n, 0.1 * n + 0.05, 0.1 * n + 0.2) for n in range(12)]
     told = diagnose(behind, Arrival.POISSON).sentences
@@ -112,11 +110,11 @@ def test_a_server_that_falls_behind_an_open_loop_is_noticed() -> None:
         assert not any("falls behind" in text for text in diagnose(records, arrival).sentences)
 
 
-def test_shared_first_tokens_without_a_prefix_cache_are_noticed() -> None:
+def test_shared_first_tokens_without_a_prefix_cache_are_noticed():
     wasted = "all prompts share their first 8 tokens, which are computed again each time (prefix_caching)"
     assert wasted in diagnose(STEADY, config={"prefix_caching": False}, shared=8).sentences
     assert wasted not in diagnose(STEADY, config={"prefix_caching": False}).sentences
 
 
-def test_a_load_that_nobody_answered_has_no_diagnosis() -> None:
+def test_a_load_that_nobody_answered_has_no_diagnosis():
     assert diagnose([answer(0, 0.0, 1.0, error="HTTP 500")]) == Diagnosed()

@@ -69,7 +69,7 @@ def posterior_after(*loads: Sequence[dict[str, float]], space: Space = SPACE) ->
     return found
 
 
-def test_a_trial_teaches_every_load_that_it_measured_and_not_the_best_alone() -> None:
+def test_a_trial_teaches_every_load_that_it_measured_and_not_the_best_alone():
     slow = measure(1, slower=1.6)
     all_loads, best_alone = posterior_after(slow), posterior_after([slow[0]])
     true = [max(load[THROUGHPUT] for load in measure(row, 1.6) if load[TPOT] <= LIMIT_S) for row in (2, 3)]
@@ -78,7 +78,7 @@ def test_a_trial_teaches_every_load_that_it_measured_and_not_the_best_alone() ->
     assert np.all(all_loads.sd_m[rows] < best_alone.sd_m[rows])
 
 
-def test_the_chance_to_keep_a_limit_falls_if_a_trial_is_slower_than_predicted() -> None:
+def test_the_chance_to_keep_a_limit_falls_if_a_trial_is_slower_than_predicted():
     row = list(posterior_after(measure(1)).rows_m).index(0)  # one accelerator reads all weights: near the limit
     chances = [posterior_after(measure(1, slower)).p_satisfies_m[row] for slower in (0.25, 1.0, 3.0)]
     assert chances[0] > 0.9
@@ -86,7 +86,7 @@ def test_the_chance_to_keep_a_limit_falls_if_a_trial_is_slower_than_predicted() 
     assert chances[0] >= chances[1] >= chances[2]
 
 
-def test_the_surrogate_expects_only_the_loads_that_a_row_was_recorded_with() -> None:
+def test_the_surrogate_expects_only_the_loads_that_a_row_was_recorded_with():
     configs = [SPACE.config(row) for row in range(len(SPACE))]
     recorded = space_from_rows(SPACE.knobs, configs, [LOADS, LOADS, LOADS, (1.0,)])
     known, unknown = (posterior_after(space=space) for space in (recorded, SPACE))
@@ -98,14 +98,14 @@ def test_the_surrogate_expects_only_the_loads_that_a_row_was_recorded_with() -> 
     assert prediction[0].value_N[3] < prediction[1].value_N[3] / 2
 
 
-def test_the_windows_beginning_and_end_lower_the_expected_throughput_as_in_the_trials() -> None:
+def test_the_windows_beginning_and_end_lower_the_expected_throughput_as_in_the_trials():
     whole = measure(1)
     ramped = [load | {THROUGHPUT: 0.7 * load[THROUGHPUT]} for load in whole]
     fast, slow = posterior_after(whole), posterior_after(ramped)
     assert slow.value_m == pytest.approx(0.7 * fast.value_m, rel=0.05)
 
 
-def test_other_work_learns_from_every_load() -> None:
+def test_other_work_learns_from_every_load():
     card = make_card(concurrency=None, max_concurrency=64)
     predictor = predictor_of(card, SPACE)
     objective = choose_objective(THROUGHPUT, (), task="serving")
@@ -121,9 +121,7 @@ def test_other_work_learns_from_every_load() -> None:
     assert adapted.loads.priors[TPOT].mean_P[0] > predictor.loads.priors[TPOT].mean_P[0] == 0
 
 
-def test_a_ledger_keeps_the_loads_of_each_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_ledger_keeps_the_loads_of_each_trial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = write(tmp_path / "r")
     assert main(["run", "--recording", str(folder), "--budget", "4", "--constraint", "tpot_mean_s <= 0.02"]) == 0
@@ -137,7 +135,7 @@ def test_a_ledger_keeps_the_loads_of_each_trial(
         assert trial.metrics[TPOT] in [load[TPOT] for load in recording.rows[trial.row].loads]
 
 
-def test_a_trial_of_one_load_or_with_a_second_load_lists_none(tmp_path: Path) -> None:
+def test_a_trial_of_one_load_or_with_a_second_load_lists_none(tmp_path):
     task, card = TASKS.get("serving"), make_small_card(num_requests=4)
     assert task.list_loads(evidence_of(card, tmp_path, ANSWERED)) == []
     other = [{"concurrency": 2, "window_s": 1.0}, {"concurrency": 1, "window_s": 1.0, "is_other": True}]
@@ -147,7 +145,7 @@ def test_a_trial_of_one_load_or_with_a_second_load_lists_none(tmp_path: Path) ->
     assert [load["concurrency"] for load in task.list_loads(evidence_of(card, tmp_path, records, loads=both))] == [2, 1]
 
 
-def test_a_recording_of_a_published_model_without_a_shape_has_the_published_one(tmp_path: Path) -> None:
+def test_a_recording_of_a_published_model_without_a_shape_has_the_published_one(tmp_path):
     named: dict[str, Any] = {"phase": "inference", "moe": False, "model_family": "meta-llama/Llama-3.1-8B-Instruct"}
     known = write_model(tmp_path / "known", named)
     assert (known.num_layers, known.num_kv_heads, known.intermediate_size, known.vocab_size) == (32, 8, 14336, 128256)
@@ -163,16 +161,14 @@ def write_model(folder: Path, model: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("chip", "ratio"), [("nvidia_h100", 1.0), ("nvidia_b200", 4.0)])
-def test_weights_of_four_bits_are_computed_in_sixteen_unless_the_device_has_units_for_four(
-    chip: str, ratio: float
-) -> None:
+def test_weights_of_four_bits_are_computed_in_sixteen_unless_the_device_has_units_for_four(chip, ratio):
     card = make_card(alternative_precisions=["fp4"])
     card = card.model_copy(update={"hardware": card.hardware.model_copy(update={"accelerator": chip})})
     rates = read_replica(card, make_space(tp=(1,), precision=("bf16", "fp4"))).flops_per_s
     assert rates[1] / rates[0] == pytest.approx(ratio)
 
 
-def test_a_trial_that_was_not_admitted_teaches_no_load() -> None:
+def test_a_trial_that_was_not_admitted_teaches_no_load():
     loads = measure(1, slower=3.0)
     card, objective = make_card(concurrency=None, max_concurrency=64), choose_objective(THROUGHPUT, (), task="serving")
     seen = replace(observe(1, loads, objective), loss=None, violation=0.0)
@@ -241,7 +237,7 @@ def simulate(arrivals: Arrivals, seed: int) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_below_its_capacity_a_server_has_the_latencies_of_a_simulation(share: float, spread: float) -> None:
+def test_below_its_capacity_a_server_has_the_latencies_of_a_simulation(share, spread):
     arrivals = Arrivals(share * CAPACITY, spread, 1500)
     ttft, tpot, rate = np.mean([simulate(arrivals, seed) for seed in range(3)], axis=0)
     found = predict(arrivals)
@@ -250,7 +246,7 @@ def test_below_its_capacity_a_server_has_the_latencies_of_a_simulation(share: fl
     assert 1 / found.cost[0] == pytest.approx(rate, rel=0.05)
 
 
-def test_beyond_its_capacity_a_server_falls_behind_for_as_long_as_requests_arrive() -> None:
+def test_beyond_its_capacity_a_server_falls_behind_for_as_long_as_requests_arrive():
     for count in (200, 800):
         arrivals = Arrivals(1.5 * CAPACITY, 1.0, count)
         ttft, tpot, rate = np.mean([simulate(arrivals, seed) for seed in range(3)], axis=0)
@@ -260,12 +256,12 @@ def test_beyond_its_capacity_a_server_falls_behind_for_as_long_as_requests_arriv
         assert 1 / found.cost[0] == pytest.approx(rate, rel=0.1)
 
 
-def test_bursts_delay_first_tokens_more_than_a_poisson_process() -> None:
+def test_bursts_delay_first_tokens_more_than_a_poisson_process():
     steady, bursts = (predict(Arrivals(0.6 * CAPACITY, spread, 400)) for spread in (1.0, 2.0))
     assert bursts.ttft_s[0] > steady.ttft_s[0]
 
 
-def test_replicas_share_the_requests_and_parts_add_up() -> None:
+def test_replicas_share_the_requests_and_parts_add_up():
     one, two = predict(Arrivals(2.0, 0.0, 400)), predict(Arrivals(4.0, 0.0, 400), replicas=2)
     assert two.tpot_s == pytest.approx(one.tpot_s)
     assert sum(one.parts.values()) == pytest.approx(one.cost)
@@ -284,7 +280,7 @@ def make_apart(*workers: tuple[int, int], **other: Any) -> Space:
 
 @pytest.mark.parametrize("clients", [1.0, 30.0, 2000.0])
 @pytest.mark.parametrize("arch", [LLAMA_70B, MIXTRAL])
-def test_every_client_is_somewhere_and_the_accelerators_are_counted_once(arch: dict[str, Any], clients: float) -> None:
+def test_every_client_is_somewhere_and_the_accelerators_are_counted_once(arch, clients):
     card, space = make_card(arch), make_apart((1, 1), (1, 4), (4, 1), (3, 2))
     at = read_deployment(card, space)
     parts = compute_parts(card, at, clients, INPUT, OUTPUT)
@@ -296,7 +292,7 @@ def test_every_client_is_somewhere_and_the_accelerators_are_counted_once(arch: d
     assert sum(served.parts.values()) == pytest.approx(served.cost)
 
 
-def test_the_workers_that_set_the_rate_are_worth_more_and_the_others_nothing() -> None:
+def test_the_workers_that_set_the_rate_are_worth_more_and_the_others_nothing():
     card = make_card()
     at = read_deployment(card, make_apart((1, 4), (2, 4), (1, 8)))
     served = serve(compute_parts(card, at, 4000.0, INPUT, OUTPUT), ZERO)
@@ -306,14 +302,14 @@ def test_the_workers_that_set_the_rate_are_worth_more_and_the_others_nothing() -
     assert served.ttft_s[1] < served.ttft_s[0]
 
 
-def test_prompts_of_others_do_not_slow_answers_down() -> None:
+def test_prompts_of_others_do_not_slow_answers_down():
     card = make_card()
     apart = serve(compute_parts(card, read_deployment(card, make_apart((4, 1))), 64.0, INPUT, OUTPUT), ZERO)
     whole = serve(compute_parts(card, read_deployment(card, make_space(tp=(4,))), 64.0, INPUT, OUTPUT), ZERO)
     assert apart.tpot_s[0] < 0.9 * whole.tpot_s[0]
 
 
-def test_both_kinds_of_servers_can_be_in_one_space() -> None:
+def test_both_kinds_of_servers_can_be_in_one_space():
     card = make_card(concurrency=32)
     mixed = make_apart((0, 1), (2, 1), tp=4, decode_ep=1)
     whole = predictor_of(card, make_space(tp=(4,))).forms
@@ -323,7 +319,7 @@ def test_both_kinds_of_servers_can_be_in_one_space() -> None:
         assert form.predict(2)[0].tolist() == pytest.approx(expected)
 
 
-def test_the_fuller_kind_of_worker_decides_whether_it_fits() -> None:
+def test_the_fuller_kind_of_worker_decides_whether_it_fits():
     card = make_card()  # 141 GB of weights, 80 GB of memory
     space = make_apart((1, 1), (1, 1), prefill_gpus_per_worker=4)
     rows = [dict(space.config(0)), {**space.config(0), "prefill_gpus_per_worker": 1}]
@@ -334,7 +330,7 @@ def test_the_fuller_kind_of_worker_decides_whether_it_fits() -> None:
     assert prediction.memory_gib_N[1] == pytest.approx(4 * prediction.memory_gib_N[0], rel=0.05)
 
 
-def test_ranks_that_attend_apart_exchange_tokens_of_their_own_only() -> None:
+def test_ranks_that_attend_apart_exchange_tokens_of_their_own_only():
     """Wide expert parallelism: with as many sequences for each rank, a step does not grow with the ranks."""
     card = make_card(MIXTRAL)
     steps = []

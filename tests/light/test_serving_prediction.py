@@ -56,7 +56,7 @@ def make_space(**choices: tuple[Any, ...]) -> Space:
     return space_from_rows(knobs, [dict(zip(choices, row, strict=True)) for row in rows])
 
 
-def test_a_decode_step_reads_every_weight_and_every_key_once() -> None:
+def test_a_decode_step_reads_every_weight_and_every_key_once():
     card, space = make_card(), make_space(tp=(1, 8))
     at = read_replica(card, space)
     parts = compute_load(card, at, 16, 1024, 256)
@@ -70,7 +70,7 @@ def test_a_decode_step_reads_every_weight_and_every_key_once() -> None:
     assert parts.prefill[0] == pytest.approx(prompt / at.flops_per_s[0], rel=0.02)
 
 
-def test_a_batch_uses_more_experts_than_one_token_and_at_most_all() -> None:
+def test_a_batch_uses_more_experts_than_one_token_and_at_most_all():
     card, space = make_card(MIXTRAL), make_space(tp=(1,))
     at = read_replica(card, space)
     one, many = (compute_load(card, at, clients, 128, 128).weights[0] for clients in (1, 256))
@@ -79,7 +79,7 @@ def test_a_batch_uses_more_experts_than_one_token_and_at_most_all() -> None:
     assert many == pytest.approx(2 * whole / (3.35e12 * MEMORY_SHARE), rel=0.02)
 
 
-def test_the_parts_of_a_token_add_up_and_more_clients_trade_speed_for_throughput() -> None:
+def test_the_parts_of_a_token_add_up_and_more_clients_trade_speed_for_throughput():
     card, space = make_card(), make_space(tp=(2, 4, 8), max_num_seqs=(4, 64))
     at = read_replica(card, space)
     few, many = (serve(compute_load(card, at, clients, 1024, 256), ZERO) for clients in (4, 64))
@@ -92,7 +92,7 @@ def test_the_parts_of_a_token_add_up_and_more_clients_trade_speed_for_throughput
     assert np.all(np.diff(few.tpot_s[is_wide]) < 0), "tensor parallelism is faster for one user"
 
 
-def test_a_search_for_the_largest_concurrency_is_predicted_at_the_load_that_keeps_the_limit() -> None:
+def test_a_search_for_the_largest_concurrency_is_predicted_at_the_load_that_keeps_the_limit():
     card, space = make_card(max_concurrency=64, concurrency=None), make_space(tp=(8,))
     task = task_of(card)
     throughput = []
@@ -107,7 +107,7 @@ def test_a_search_for_the_largest_concurrency_is_predicted_at_the_load_that_keep
     assert throughput[0] < throughput[1] < throughput[2] < throughput[3]
 
 
-def test_a_configuration_that_keeps_a_limit_at_fewer_clients_may_keep_it() -> None:
+def test_a_configuration_that_keeps_a_limit_at_fewer_clients_may_keep_it():
     """The load with most throughput is near the limit; where it breaks it, the trial measures a smaller one."""
     card, space = make_card(max_concurrency=64, concurrency=None), make_space(tp=(1, 2, 4, 8))
     task = task_of(card)
@@ -124,7 +124,7 @@ def test_a_configuration_that_keeps_a_limit_at_fewer_clients_may_keep_it() -> No
     assert (posterior.p_satisfies_m[alone > 1.5 * 0.03] < 0.1).all()
 
 
-def test_engines_that_a_source_compares_are_predicted_apart_and_others_alike() -> None:
+def test_engines_that_a_source_compares_are_predicted_apart_and_others_alike():
     space = make_space(backend=("vllm", "trtllm", "mine"), tp=(8,))
     forms = predictor_of(make_card(), space).forms
     rate, tpot = (np.exp(forms[name].predict(3)[0]) for name in (THROUGHPUT, "tpot_mean_s"))
@@ -133,7 +133,7 @@ def test_engines_that_a_source_compares_are_predicted_apart_and_others_alike() -
     assert (rate[2], tpot[2]) == (rate[0], tpot[0])
 
 
-def test_static_graphs_compute_what_they_are_padded_to() -> None:
+def test_static_graphs_compute_what_they_are_padded_to():
     """33 sequences of 1,152 tokens in steps for multiples of 32, and with room for 2,048 tokens each."""
     knobs = {"batch_bucket": (1, 32), "context_bucket": (1, 2048), "reserve_kv_cache": (False, True)}
     card, space = make_card(concurrency=33), make_space(tp=(8,), max_num_seqs=(64,), **knobs)
@@ -152,7 +152,7 @@ def test_static_graphs_compute_what_they_are_padded_to() -> None:
     assert prediction.value_N[batch] < prediction.value_N[free]
 
 
-def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer() -> None:
+def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer():
     """More requests than it can answer wait ever longer, and change the throughput no more."""
     found = {}
     for rate in (2.0, 1e4, 2e4):
@@ -166,7 +166,7 @@ def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer() -> N
     assert found[2.0]["ttft_mean_s"] < 1 < found[1e4]["ttft_mean_s"] < found[2e4]["ttft_mean_s"]
 
 
-def test_a_batch_is_predicted_by_its_size() -> None:
+def test_a_batch_is_predicted_by_its_size():
     card = make_card(task="inference", batch_size=32)
     found = predict_space(card, make_space(tp=(1, 2, 4, 8)))
     assert found is not None
@@ -174,7 +174,7 @@ def test_a_batch_is_predicted_by_its_size() -> None:
     assert np.all(np.diff(found.value_N) < 0), "one accelerator serves most tokens per accelerator"
 
 
-def test_names_of_precisions_give_bytes_and_none_gives_the_cards() -> None:
+def test_names_of_precisions_give_bytes_and_none_gives_the_cards():
     card = make_card()
     space = make_space(quantization=("none", "fp8", "awq"), kv_cache_dtype=("auto", "fp8_e5m2"))
     at = read_replica(card, space)
@@ -198,14 +198,14 @@ def card_of(name: str, **changes: object) -> Card:
     ("name", "bytes_per_token"),
     [("DeepSeek-V3", 70272), ("Qwen2.5-72B", 327680), ("meta-llama/Llama-3.1-405B", 516096)],
 )
-def test_a_token_holds_what_deepseek_ai_states(name: str, bytes_per_token: int) -> None:
+def test_a_token_holds_what_deepseek_ai_states(name, bytes_per_token):
     """DeepSeek-AI 2025, "Insights into DeepSeek-V3", table 1: bytes of the KV cache per token in 16 bits."""
     arch = find_served(card_of(name)).arch
     both = 1 if arch.kv_lora_rank else 2
     assert both * kv_numbers(arch) * arch.num_layers * 2 == bytes_per_token
 
 
-def test_a_card_of_deepseek_has_the_parameters_of_the_model() -> None:
+def test_a_card_of_deepseek_has_the_parameters_of_the_model():
     plain = card_of("deepseek-ai/DeepSeek-R1", num_shared_experts=0, num_dense_layers=0, head_dim=128)
     served = find_served(plain).arch
     assert count_parameters(served) == pytest.approx(671e9, rel=0.005)
@@ -213,7 +213,7 @@ def test_a_card_of_deepseek_has_the_parameters_of_the_model() -> None:
     assert (served.moe.num_shared_experts, served.moe.num_dense_layers) == (1, 3)
 
 
-def test_windows_bound_what_half_of_the_layers_hold() -> None:
+def test_windows_bound_what_half_of_the_layers_hold():
     served = find_served(card_of("openai/gpt-oss-120b"))
     assert served.held_tokens(4096) == (4096 + 128) / 2
     assert served.held_tokens(100) == 100
@@ -221,7 +221,7 @@ def test_windows_bound_what_half_of_the_layers_hold() -> None:
     assert linear.held_tokens(1000) == 1000 * 16 / 64, "48 of 64 layers are linear attention"
 
 
-def test_a_model_of_that_name_with_other_widths_is_left_as_it_is() -> None:
+def test_a_model_of_that_name_with_other_widths_is_left_as_it_is():
     card = card_of("openai/gpt-oss-120b", num_layers=12)
     served = find_served(card)
     assert (served.arch, served.windowed_layers) == (card.model, 0)
@@ -229,7 +229,7 @@ def test_a_model_of_that_name_with_other_widths_is_left_as_it_is() -> None:
     assert find_served(mine).arch.kv_lora_rank is None
 
 
-def test_only_experts_have_four_bits_in_a_mixture() -> None:
+def test_only_experts_have_four_bits_in_a_mixture():
     bytes_N = np.array([0.53, 1.0, 2.0])
     mixture, dense = card_of("openai/gpt-oss-120b").arch, card_of("Qwen2.5-72B").arch
     assert other_weight_bytes(mixture, bytes_N).tolist() == [2.0, 1.0, 2.0]
@@ -245,7 +245,7 @@ def test_only_experts_have_four_bits_in_a_mixture() -> None:
         ("deepseek-ai/DeepSeek-R1", "fp8", 626.6),  # 671 billion, of which 1.85 billion are in 16 bits
     ],
 )
-def test_weights_are_as_large_as_published_checkpoints(name: str, precision: str, gib: float) -> None:
+def test_weights_are_as_large_as_published_checkpoints(name, precision, gib):
     card = card_of(name).model_copy(update={"precision": precision})
     space = space_from_rows([Knob("tp", (1, 8))], [{"tp": 1}, {"tp": 8}])
     need = find_least_memory(card, read_replica(card, space), tokens=2048)
@@ -254,7 +254,7 @@ def test_weights_are_as_large_as_published_checkpoints(name: str, precision: str
     assert eight == pytest.approx(one / 8)
 
 
-def test_latent_keys_are_on_every_rank_and_others_are_divided() -> None:
+def test_latent_keys_are_on_every_rank_and_others_are_divided():
     space = space_from_rows([Knob("tp", (1, 8))], [{"tp": 1}, {"tp": 8}])
     for name, divided in (("DeepSeek-V3", 1), ("meta-llama/Llama-3.1-405B", 8)):
         card = card_of(name)
@@ -262,7 +262,7 @@ def test_latent_keys_are_on_every_rank_and_others_are_divided() -> None:
         assert cache[0] / cache[1] == pytest.approx(divided)
 
 
-def test_too_large_a_model_is_predicted_not_to_fit() -> None:
+def test_too_large_a_model_is_predicted_not_to_fit():
     card = card_of("meta-llama/Llama-3.1-405B")
     work = Config({"input_len": 1024, "output_len": 1024, "concurrency": 8})
     card = card.model_copy(update={"work": work})
@@ -275,7 +275,7 @@ def test_too_large_a_model_is_predicted_not_to_fit() -> None:
     assert prediction.fits_N.tolist() == pytest.approx([0, 1], abs=0.02)
 
 
-def test_the_shape_of_the_card_itself_is_not_changed() -> None:
+def test_the_shape_of_the_card_itself_is_not_changed():
     card = card_of("DeepSeek-V3")
     before: ModelArch | None = card.model
     find_served(card)

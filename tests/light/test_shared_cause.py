@@ -58,7 +58,7 @@ def end_of(state: RunState) -> tuple[EndKind | None, int]:
     return (end.kind if end else None, len(state.trials))
 
 
-def test_three_configurations_with_the_same_root_exception_end_the_search(project: Path) -> None:
+def test_three_configurations_with_the_same_root_exception_end_the_search(project):
     state = search(project, crash_alike)
     assert end_of(state) == (EndKind.SHARED_CAUSE, 3)
     assert state.stopped is not None
@@ -76,9 +76,7 @@ def test_three_configurations_with_the_same_root_exception_end_the_search(projec
         ({"signal": 11}, "SIGSEGV"),
     ],
 )
-def test_three_configurations_that_end_alike_without_an_exception_end_the_search(
-    project: Path, end: dict[str, int], words: str
-) -> None:
+def test_three_configurations_that_end_alike_without_an_exception_end_the_search(project, end, words):
     def decide(job: Job) -> Failure:
         (job.trial_dir / "stderr.log").write_text(f"rank {job.trial} of {job.trial_dir}\n")
         failure = collect_end(job.trial_dir, **end)
@@ -92,12 +90,12 @@ def test_three_configurations_that_end_alike_without_an_exception_end_the_search
 
 
 @pytest.mark.parametrize("names", [("KeyError: alpha", "ValueError: beta"), ("KeyError: a", "OSError: b", "TypeError")])
-def test_different_exceptions_in_turn_do_not_end_it(project: Path, names: tuple[str, ...]) -> None:
+def test_different_exceptions_in_turn_do_not_end_it(project, names):
     state = search(project, lambda job: crash(names[job.trial % len(names)]))
     assert end_of(state) == (EndKind.BUDGET_USED, 8)
 
 
-def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project: Path) -> None:
+def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project):
     launcher = Measured(lambda job: ran(job, simulated=False) if job.trial == 1 else crash_alike(job))
     folder, session = open_search(project, launcher, budget=6, parallel=1, max_attempts=1)
 
@@ -112,14 +110,14 @@ def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project: Path) -
     assert end_of(load_run(folder).state) == (EndKind.BUDGET_USED, 6)
 
 
-def test_three_refusals_by_one_rule_end_it_whatever_their_figures(project: Path) -> None:
+def test_three_refusals_by_one_rule_end_it_whatever_their_figures(project):
     state = search(project, lambda job: ran(job, simulated=False, warmup_steps=0, step_times_s=(0.1 * job.trial,) * 5))
     assert end_of(state) == (EndKind.SHARED_CAUSE, 3)
     assert state.stopped is not None
     assert state.stopped.reason.startswith("admission rule ")
 
 
-def test_out_of_memory_and_the_infrastructure_are_passed_over(project: Path) -> None:
+def test_out_of_memory_and_the_infrastructure_are_passed_over(project):
     kinds = {2: FailureKind.OUT_OF_MEMORY, 3: FailureKind.NODE_FAILED}
 
     def decide(job: Job) -> Failure:
@@ -128,12 +126,12 @@ def test_out_of_memory_and_the_infrastructure_are_passed_over(project: Path) -> 
     assert end_of(search(project, decide)) == (EndKind.SHARED_CAUSE, 5)
 
 
-def test_out_of_memory_alone_never_ends_it(project: Path) -> None:
+def test_out_of_memory_alone_never_ends_it(project):
     state = search(project, lambda job: crash("out of memory", FailureKind.OUT_OF_MEMORY), budget=5)
     assert end_of(state) == (EndKind.BUDGET_USED, 5)
 
 
-def test_what_a_simulation_answers_is_not_counted(project: Path) -> None:
+def test_what_a_simulation_answers_is_not_counted(project):
     folder, session = open_search(project, ScriptedLauncher(crash_alike), budget=5, parallel=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -154,7 +152,7 @@ class FourthRunsLonger(Measured):
         ]
 
 
-def test_a_trial_that_still_runs_is_waited_for_and_may_refute_the_cause(project: Path) -> None:
+def test_a_trial_that_still_runs_is_waited_for_and_may_refute_the_cause(project):
     launcher = FourthRunsLonger(lambda job: crash("KeyError: other") if job.trial == 4 else crash_alike(job))
     folder, session = open_search(project, launcher, budget=5, parallel=4, max_attempts=1)
     with RunWriter(folder) as writer:
@@ -165,7 +163,7 @@ def test_a_trial_that_still_runs_is_waited_for_and_may_refute_the_cause(project:
     assert end_of(state) == (EndKind.BUDGET_USED, 5)
 
 
-def test_the_exit_code_is_its_own_and_keep_going_continues(project: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_the_exit_code_is_its_own_and_keep_going_continues(project, monkeypatch, cli):
     folder, session = open_search(project, Measured(crash_alike), budget=7, parallel=1, max_attempts=1)
     monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
     assert "continue: ccl-search resume r\n" in cli.out(["resume", "r"], 3)
@@ -177,14 +175,14 @@ def test_the_exit_code_is_its_own_and_keep_going_continues(project: Path, monkey
     assert end_of(load_run(folder).state) == (EndKind.BUDGET_USED, 7)
 
 
-def test_a_search_that_used_up_its_budget_needs_a_greater_one_to_continue(project: Path, cli) -> None:
+def test_a_search_that_used_up_its_budget_needs_a_greater_one_to_continue(project, cli):
     state = search(project, crash_alike, budget=3)
     assert state.stopped is not None
     assert "run `ccl-search resume r --budget 6`" in state.stopped.reason
     assert cli.out(["status", "r"]).endswith("continue: ccl-search resume r --budget 6\n")
 
 
-def test_keep_going_is_one_of_the_frozen_inputs(project: Path) -> None:
+def test_keep_going_is_one_of_the_frozen_inputs(project):
     state = search(project, crash_alike, budget=5, keep_going=True)
     assert end_of(state) == (EndKind.BUDGET_USED, 5)
     assert "keep_going: true" in (project / "runs" / "r" / "search.yaml").read_text()
@@ -199,10 +197,10 @@ def test_keep_going_is_one_of_the_frozen_inputs(project: Path) -> None:
         ("needs 1.5e+03 MiB,  has -2", "needs 7 MiB, has 12.25"),
     ],
 )
-def test_messages_are_compared_without_what_varies(one: str, other: str) -> None:
+def test_messages_are_compared_without_what_varies(one, other):
     assert normalize_message(one) == normalize_message(other)
 
 
-def test_words_still_distinguish_messages() -> None:
+def test_words_still_distinguish_messages():
     assert normalize_message("KeyError: 'alpha'") != normalize_message("KeyError: 'beta'")
     assert normalize_message("ValueError: facade") != normalize_message("ValueError: decade")

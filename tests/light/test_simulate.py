@@ -53,7 +53,7 @@ def write_profile(project: Path, name: str, text: str) -> None:
     (project / "launchers" / f"{name}.yaml").write_text(f"launcher: simulate\n{text}")
 
 
-def test_the_same_seed_gives_the_same_cluster_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_cluster_and_another_seed_another():
     one, again = simulate("wl5"), simulate("wl5")
     rows = np.arange(len(one.space))
     assert np.array_equal(one.values("step_time_s", rows), again.values("step_time_s", rows))
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_cluster_and_another_seed_another() -> None
     assert not np.allclose(one.values("step_time_s", rows), other.values("step_time_s", rows))
 
 
-def test_without_surprises_the_cluster_is_what_the_closed_form_predicts() -> None:
+def test_without_surprises_the_cluster_is_what_the_closed_form_predicts():
     plain = SimulatedSettings(surprise_parts=0, surprise_values=0, noise=0)
     cluster = simulate("wl5", plain)
     prediction = predict_space(cluster.card, cluster.space)
@@ -72,13 +72,13 @@ def test_without_surprises_the_cluster_is_what_the_closed_form_predicts() -> Non
     assert np.allclose(cluster.values("step_time_s", rows), prediction.value_N)
 
 
-def test_surprises_change_which_configuration_is_best() -> None:
+def test_surprises_change_which_configuration_is_best():
     plain = find_best(simulate("wl5", SimulatedSettings(surprise_parts=0, surprise_values=0)))
     seeds = (NO_FAILURES.model_copy(update={"seed": seed}) for seed in range(6))
     assert sum(find_best(simulate("wl5", settings)) != plain for settings in seeds) >= 4
 
 
-def test_knobs_without_effect_have_no_surprise() -> None:
+def test_knobs_without_effect_have_no_surprise():
     """Sharding over one replica is the same run whatever the stage."""
     cluster = simulate("wl5")
     columns = {knob.name: cluster.space.column(knob.name) for knob in cluster.space.knobs}
@@ -91,7 +91,7 @@ def test_knobs_without_effect_have_no_surprise() -> None:
     assert all(len(values) == 1 for values in groups.values())
 
 
-def test_failures_are_drawn_from_the_seed() -> None:
+def test_failures_are_drawn_from_the_seed():
     cluster = simulate("wl5", SimulatedSettings(crashes=0.3, infrastructure_failures=0.3))
     trials = [cluster.run(row, 1) for row in range(len(cluster.space))]
     shares = [np.mean([bool(getattr(trial, kind)) for trial in trials]) for kind in ("accident", "crashed")]
@@ -101,7 +101,7 @@ def test_failures_are_drawn_from_the_seed() -> None:
     assert any(cluster.run(failed, attempt).accident is None for attempt in range(2, 12)), "a retry may succeed"
 
 
-def test_a_configuration_that_needs_more_memory_than_predicted_fails() -> None:
+def test_a_configuration_that_needs_more_memory_than_predicted_fails():
     tight = load_card("wl5", sets=["memory_gb=12"])
     space = build_space(tight, load_framework(tight.framework))
     many = [SimulatedCluster.of(SimulatedSettings(seed=n, surprise_memory=0.5), tight, space) for n in range(3)]
@@ -109,7 +109,7 @@ def test_a_configuration_that_needs_more_memory_than_predicted_fails() -> None:
     assert len(set(fitting)) == 3, "which configurations fit differs between clusters"
 
 
-def test_a_search_is_simulated_end_to_end_and_every_output_says_so(project: Path, cli) -> None:
+def test_a_search_is_simulated_end_to_end_and_every_output_says_so(project, cli):
     assert "(simulated)" in cli.out([*RUN, "--name", "sim"])
     run = load_run(project / "runs" / "sim")
     assert run.spec.provenance is Provenance.SIMULATED
@@ -145,13 +145,13 @@ def test_a_search_is_simulated_end_to_end_and_every_output_says_so(project: Path
         assert "simulated" in cli.out(command), command
 
 
-def test_a_card_without_a_cluster_or_recording_is_simulated_by_default(project: Path, cli) -> None:
+def test_a_card_without_a_cluster_or_recording_is_simulated_by_default(project, cli):
     assert "so trials are simulated" in cli.out(["run", "--workload", "wl5", "--budget", "1", "--name", "r"])
     assert main(["sweep", "--workload", "wl5", "--budget", "2", "--name", "s"]) == 0
     assert load_run(project / "runs" / "s").spec.provenance is Provenance.SIMULATED
 
 
-def test_a_night_simulates_only_if_it_is_asked_to(project: Path, cli) -> None:
+def test_a_night_simulates_only_if_it_is_asked_to(project, cli):
     night = project / "nightly.yaml"
     night.write_text("jobs:\n- {workload: wl5, budget: {trials: 1}}\n")
     assert "launcher: simulate" in cli.err(["nightly", str(night), "--once"])
@@ -159,7 +159,7 @@ def test_a_night_simulates_only_if_it_is_asked_to(project: Path, cli) -> None:
     assert main(["nightly", str(night), "--once"]) == 0
 
 
-def test_a_killed_simulated_search_resumes_on_the_same_cluster(project: Path) -> None:
+def test_a_killed_simulated_search_resumes_on_the_same_cluster(project):
     """Every trial, before the kill and after, is what the cluster gives for its configuration and attempt."""
     write_profile(project, "shaky", "infrastructure_failures: 0.3\ncrashes: 0.2\n")
     search = ["run", "--workload", "wl5", "--launcher", "shaky", "--budget", "12", "--sampler", "random", "--quiet"]
@@ -190,7 +190,7 @@ def test_a_killed_simulated_search_resumes_on_the_same_cluster(project: Path) ->
         assert (outcome.failure is None) == bool(given.metrics)
 
 
-def test_figures_of_two_clusters_are_not_mixed(project: Path, cli) -> None:
+def test_figures_of_two_clusters_are_not_mixed(project, cli):
     write_profile(project, "other", "seed: 5\n")
     assert main([*RUN, "--name", "one"]) == 0
     assert main([*RUN[:4], "other", *RUN[5:], "--name", "two"]) == 0
@@ -199,13 +199,13 @@ def test_figures_of_two_clusters_are_not_mixed(project: Path, cli) -> None:
     assert main([*RUN, "--learn-from", "one", "--name", "four"]) == 0
 
 
-def test_the_proposer_sees_nothing_of_the_cluster() -> None:
+def test_the_proposer_sees_nothing_of_the_cluster():
     """A view has no profile: only the card, the space and the trials."""
     known = set(SearchView.__dataclass_fields__)
     assert not known & {"profile", "spec", "settings", "launcher", "cluster"}
 
 
-def test_what_no_simulated_trial_has_is_refused(project: Path, cli) -> None:
+def test_what_no_simulated_trial_has_is_refused(project, cli):
     assert "simulated trials have only" in cli.err([*RUN, "-o", "energy"])
 
 
@@ -213,20 +213,20 @@ def test_what_no_simulated_trial_has_is_refused(project: Path, cli) -> None:
     ("text", "field"),
     [("seed: -1\n", "seed"), ("noise: .nan\n", "noise"), ("crashes: true\n", "crashes"), ("sede: 1\n", "sede")],
 )
-def test_a_wrong_field_of_a_profile_is_named(project: Path, text: str, field: str) -> None:
+def test_a_wrong_field_of_a_profile_is_named(project, text, field):
     write_profile(project, "wrong", text)
     with pytest.raises(UserError, match=field):
         make_launcher(load_profile("wrong"))
 
 
-def test_launcher_check_says_what_is_simulated(project: Path, cli) -> None:
+def test_launcher_check_says_what_is_simulated(project, cli):
     shown = cli.out(["launcher", "check", "simulate"])
     assert "nothing runs" in shown
     assert "seed 0" in shown
     assert "no figure is measured" in shown
 
 
-def test_a_cluster_with_a_network_of_its_own_is_searched_like_any_other(tmp_path: Path) -> None:
+def test_a_cluster_with_a_network_of_its_own_is_searched_like_any_other(tmp_path):
     thin = SimulatedSettings(cluster="switch:4:2400:2.5/fat-tree:4:200:8:leaf=8:over=8", crashes=0.0)
     wide = SimulatedSettings(cluster="switch:16:2400:2.5", crashes=0.0)
     rows = np.arange(len(space_of("wl5")))
@@ -239,9 +239,7 @@ def test_a_cluster_with_a_network_of_its_own_is_searched_like_any_other(tmp_path
         SimulatedSettings(cluster="switch:8")
 
 
-def test_the_launcher_searches_on_the_network_of_its_profile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_the_launcher_searches_on_the_network_of_its_profile(tmp_path, monkeypatch, capsys, cli):
     monkeypatch.chdir(tmp_path)
     write_profile(tmp_path, "thin", "cluster: switch:4:2400:2.5/rail:4:200:8:leaf=2:over=4\n")
     assert main(["run", "--workload", "wl5", "--launcher", "thin", "--budget", "3", "--name", "on-thin"]) == 0

@@ -35,14 +35,14 @@ def seconds(text: str, kind: str, algorithm: str, **how: object) -> float:
     return Collectives(net, **how).schedule(kind, everyone(net), M, algorithm).seconds  # type: ignore[arg-type]
 
 
-def test_rates_are_max_min_fair_where_a_long_flow_meets_short_ones() -> None:
+def test_rates_are_max_min_fair_where_a_long_flow_meets_short_ones():
     """Flow 0 crosses both links; link 0 has flow 1 too, link 1 has flows 2 and 3."""
     flow, link = np.array([0, 0, 1, 2, 3]), np.array([0, 1, 0, 1, 1])
     assert share_flows(flow, link, 4, np.array([9.0, 9.0])).tolist() == pytest.approx([3, 6, 3, 3])
     assert share_classes(np.array([[1.0, 1.0], [1.0, 0.0], [0.0, 2.0]]), np.array([9.0, 9.0])).tolist() == [3, 6, 3]
 
 
-def test_no_flow_can_get_more_without_one_that_has_less_getting_less() -> None:
+def test_no_flow_can_get_more_without_one_that_has_less_getting_less():
     rng = np.random.default_rng(1)
     for _ in range(20):
         flow = np.repeat(np.arange(30), 3)
@@ -56,12 +56,12 @@ def test_no_flow_can_get_more_without_one_that_has_less_getting_less() -> None:
             assert any(rate[one] >= rate[flow[link == k]].max() * (1 - 1e-9) for k in full), "a bottleneck of its own"
 
 
-def test_rates_grow_when_other_flows_have_ended() -> None:
+def test_rates_grow_when_other_flows_have_ended():
     flow, link = np.array([0, 1]), np.array([0, 0])
     assert drain(flow, link, np.array([1.0, 3.0]), np.array([2.0])).tolist() == pytest.approx([1, 2])
 
 
-def test_flows_of_equal_size_take_as_long_as_the_fullest_link() -> None:
+def test_flows_of_equal_size_take_as_long_as_the_fullest_link():
     net = network("switch:4:100:1/fat-tree:8:50:5:leaf=8:over=4")
     rng = np.random.default_rng(2)
     source, target = rng.permutation(32), rng.permutation(32)
@@ -87,15 +87,13 @@ def test_flows_of_equal_size_take_as_long_as_the_fullest_link() -> None:
         ("switch:4:400:0/fat-tree:8:100:0:leaf=8:over=4", "all_to_all", "direct", 8 * 24 / 32 * M / (200 * GBIT)),
     ],
 )
-def test_collectives_take_what_their_closed_forms_say(
-    text: str, kind: str, algorithm: str, expected: float | None
-) -> None:
+def test_collectives_take_what_their_closed_forms_say(text, kind, algorithm, expected):
     if expected is None:  # inside 7/8 of the bytes, between 7/8 of an eighth
         expected = 2 * 7 / 8 * M / (3200 * GBIT) + 2 * 7 / 8 * M / 8 / (400 * GBIT)
     assert seconds(text, kind, algorithm) == pytest.approx(expected, rel=1e-6)
 
 
-def test_pairs_that_take_turns_end_one_after_the_other() -> None:
+def test_pairs_that_take_turns_end_one_after_the_other():
     net = network("switch:2:400:0")
     ends = drain(np.array([0, 1]), np.array([0, 1]), np.array([1.0, 2.0]), np.array([1.0, 1.0]), np.array([-1, 0]))
     assert ends.tolist() == [1.0, 3.0]
@@ -107,7 +105,7 @@ def test_pairs_that_take_turns_end_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 5, 8])
-def test_turns_cost_at_most_one_more_exchange(ranks: int) -> None:
+def test_turns_cost_at_most_one_more_exchange(ranks):
     net = network(f"switch:{ranks}:400:0")
     direct, turns = (
         Collectives(net).schedule("all_to_all", everyone(net), M, name).seconds for name in ("direct", "turns")
@@ -115,7 +113,7 @@ def test_turns_cost_at_most_one_more_exchange(ranks: int) -> None:
     assert 1.2 * direct < turns <= 2 * direct * (1 + 1e-9)
 
 
-def test_latencies_add_up_along_the_steps() -> None:
+def test_latencies_add_up_along_the_steps():
     net = network("switch:16:400:3")
     found = {
         name: Collectives(net).schedule("all_reduce", everyone(net), 0.0, name).seconds
@@ -127,7 +125,7 @@ def test_latencies_add_up_along_the_steps() -> None:
 @pytest.mark.parametrize(
     "text", ["switch:4:100:1/rail:6:50:2:leaf=2:over=2", "torus:3x4x2:60:1", "mesh:3:90:1/ring:5:10:1", "ring:7:10:1"]
 )
-def test_every_route_leads_to_its_target_and_every_algorithm_runs(text: str) -> None:
+def test_every_route_leads_to_its_target_and_every_algorithm_runs(text):
     net = network(text)
     ranks = net.num_ranks
     source, target = np.divmod(np.arange(ranks * ranks), ranks)
@@ -141,7 +139,7 @@ def test_every_route_leads_to_its_target_and_every_algorithm_runs(text: str) -> 
         assert found.seconds > 0, kind
 
 
-def test_oversubscribed_uplinks_and_rails_change_who_is_slow() -> None:
+def test_oversubscribed_uplinks_and_rails_change_who_is_slow():
     flat, thin = "switch:8:2400:1/fat-tree:16:200:5:leaf=16", "switch:8:2400:1/fat-tree:16:200:5:leaf=16:over=8"
     assert seconds(thin, "all_to_all", "direct") > 3 * seconds(flat, "all_to_all", "direct")
     net = network("switch:8:2400:1/rail:16:200:5:leaf=16:over=8")
@@ -150,7 +148,7 @@ def test_oversubscribed_uplinks_and_rails_change_who_is_slow() -> None:
     assert alone == pytest.approx(2 * 15 / 16 * M / (200 * GBIT), rel=0.01), "a rail needs no uplink"
 
 
-def test_compression_sends_less_and_takes_at_least_the_coding() -> None:
+def test_compression_sends_less_and_takes_at_least_the_coding():
     plain = seconds("switch:16:400:0", "all_reduce", "ring")
     fast = seconds("switch:16:400:0", "all_reduce", "ring", compression=Compression(4.0))
     assert fast == pytest.approx(plain / 4)
@@ -160,7 +158,7 @@ def test_compression_sends_less_and_takes_at_least_the_coding() -> None:
     assert slow == pytest.approx(2 * M / 1e11 + 30 * M / 16 / 2e10)
 
 
-def test_two_collectives_share_a_link_only_while_both_run() -> None:
+def test_two_collectives_share_a_link_only_while_both_run():
     net = network("switch:4:400:0")
     collectives = Collectives(net)
     one = collectives.schedule("all_reduce", everyone(net), M, "ring")
@@ -173,7 +171,7 @@ def test_two_collectives_share_a_link_only_while_both_run() -> None:
     assert run.seconds == pytest.approx(inner.seconds)
 
 
-def test_a_step_hides_communication_behind_computation_as_dependencies_allow() -> None:
+def test_a_step_hides_communication_behind_computation_as_dependencies_allow():
     net = network("switch:4:400:0")
     moving = Collectives(net).schedule("all_reduce", everyone(net), M, "ring")
     hidden = [
@@ -188,7 +186,7 @@ def test_a_step_hides_communication_behind_computation_as_dependencies_allow() -
         simulate([Work(waits=(Wait(1),)), Work(waits=(Wait(0),))], net.capacity_L)
 
 
-def test_a_slow_port_slows_only_the_groups_that_use_it() -> None:
+def test_a_slow_port_slows_only_the_groups_that_use_it():
     net = TieredNetwork(parse_cluster("switch:4:10:1"))
     net.capacity_L[0] /= 10  # out of rank 0
 
@@ -211,13 +209,13 @@ def test_a_slow_port_slows_only_the_groups_that_use_it() -> None:
         ("switch:8:1:1:fast=1", "is not leaf=N or over=X"),
     ],
 )
-def test_a_wrong_cluster_is_refused_with_the_form(text: str, why: str) -> None:
+def test_a_wrong_cluster_is_refused_with_the_form(text, why):
     with pytest.raises(UserError, match=why) as error:
         parse_cluster(text)
     assert "KIND:SIZE:GBPS:US" in str(error.value)
 
 
-def test_a_cluster_is_read_as_it_is_written() -> None:
+def test_a_cluster_is_read_as_it_is_written():
     text = "switch:8:2400:2.5/fat-tree:64:200:8:leaf=32:over=2"
     assert parse_cluster(text).describe() == text
     wider = parse_cluster(text).with_domain(64)
@@ -229,14 +227,14 @@ EXACT = 1e-3
 """A tenth of a percent."""
 
 
-def test_a_flow_over_two_unlike_links_gets_what_the_tighter_one_leaves() -> None:
+def test_a_flow_over_two_unlike_links_gets_what_the_tighter_one_leaves():
     """Links of 10 and 4; flow 0 crosses both, 1 the first, 2 the second. Rates 2, 8, 2 until second 5, then 4."""
     flow, link, capacity = np.array([0, 0, 1, 2]), np.array([0, 1, 0, 1]), np.array([10.0, 4.0])
     assert share_flows(flow, link, 3, capacity).tolist() == pytest.approx([2, 8, 2], rel=EXACT)
     assert drain(flow, link, np.array([20.0, 40.0, 10.0]), capacity).tolist() == pytest.approx([7.5, 5, 5], rel=EXACT)
 
 
-def test_three_flows_of_unlike_size_end_one_after_the_other() -> None:
+def test_three_flows_of_unlike_size_end_one_after_the_other():
     """A link of 6: rates 2, 2, 2 until second 1, then 3, 3 until second 2, then 6; a fourth flow is limited to 1."""
     flow, link = np.array([0, 1, 2]), np.array([0, 0, 0])
     assert drain(flow, link, np.array([2.0, 5.0, 11.0]), np.array([6.0])).tolist() == pytest.approx([1, 2, 3])
@@ -259,14 +257,14 @@ class Leaves:
         return simulate(work, self.net.capacity_L).end_s.tolist()
 
 
-def test_cross_traffic_shares_the_uplink_of_a_fat_tree_and_leaves_the_leaf_alone() -> None:
+def test_cross_traffic_shares_the_uplink_of_a_fat_tree_and_leaves_the_leaf_alone():
     """Two messages over the uplink have half of it each; the third stays in its leaf and has its port."""
     tree = Leaves()
     ends = tree.ends(tree.send(0, 4, 10), tree.send(1, 5, 30), tree.send(2, 3, 10))
     assert ends == pytest.approx([2, 4, 1], rel=EXACT)
 
 
-def test_cross_traffic_that_begins_later_slows_what_is_under_way() -> None:
+def test_cross_traffic_that_begins_later_slows_what_is_under_way():
     """The first message has 10 of 20 GB behind it when the second one comes: both have 5 GB/s until second 3."""
     tree = Leaves()
     ends = tree.ends(tree.send(0, 4, 20), tree.send(1, 5, 30, earliest_s=1.0))
@@ -274,7 +272,7 @@ def test_cross_traffic_that_begins_later_slows_what_is_under_way() -> None:
     assert tree.ends(tree.send(0, 4, 20), tree.send(5, 1, 30)) == pytest.approx([2, 3], rel=EXACT), "other direction"
 
 
-def test_a_message_limited_by_its_port_leaves_the_rest_of_the_uplink_to_others() -> None:
+def test_a_message_limited_by_its_port_leaves_the_rest_of_the_uplink_to_others():
     """Rank 0 sends two messages through its port, one over the uplink; rank 1 gets what those leave of the uplink."""
     tree = Leaves()
     ends = tree.ends(tree.send(0, 2, 10), tree.send(0, 4, 10), tree.send(1, 5, 10))
@@ -283,7 +281,7 @@ def test_a_message_limited_by_its_port_leaves_the_rest_of_the_uplink_to_others()
     assert ends == pytest.approx([7, 7, 3, 3], rel=EXACT), "a third of the port each, and two thirds of the uplink"
 
 
-def test_a_ring_and_an_exchange_at_once_share_each_port_by_their_flows() -> None:
+def test_a_ring_and_an_exchange_at_once_share_each_port_by_their_flows():
     """Four ranks, 10 GB of each: the ring has 1 flow at a port and takes 1.5 s alone, the exchange 3 and 0.75 s.
 
     The exchange has three quarters of the port: it ends at 1 s, with a quarter of a second's worth of the ring done.
@@ -295,7 +293,7 @@ def test_a_ring_and_an_exchange_at_once_share_each_port_by_their_flows() -> None
     assert simulate([ring, exchange], net.capacity_L).end_s.tolist() == pytest.approx([2.25, 1.0], rel=EXACT)
 
 
-def test_rings_across_leaves_share_an_uplink_and_a_ring_inside_a_leaf_does_not() -> None:
+def test_rings_across_leaves_share_an_uplink_and_a_ring_inside_a_leaf_does_not():
     """Two rings of two ranks over the uplink have half of it each; the third has the ports of its leaf to itself."""
     tree = Leaves()
     groups = [[0, 4]], [[1, 5]], [[2, 3]]
@@ -306,7 +304,7 @@ def test_rings_across_leaves_share_an_uplink_and_a_ring_inside_a_leaf_does_not()
     assert together.seconds == pytest.approx(2, rel=EXACT), "the same as groups of one collective"
 
 
-def test_a_collective_with_unlike_bottlenecks_is_near_what_its_flows_take_one_by_one() -> None:
+def test_a_collective_with_unlike_bottlenecks_is_near_what_its_flows_take_one_by_one():
     """An exchange of all ranks beside a ring in one leaf. All flows of a collective have the rate of the slowest, those
     over the uplink: flow by flow, those inside the leaf would go first, and the ring would end at 1.2 s."""
     tree = Leaves()
@@ -349,7 +347,7 @@ def step_s(parts: TimeParts) -> float:
     return float(combine_time(parts, np.zeros(len(MULTIPLIERS)))[0])
 
 
-def test_two_degrees_that_share_ports_cost_what_sharing_costs() -> None:
+def test_two_degrees_that_share_ports_cost_what_sharing_costs():
     """Four nodes of one rank: the groups of tp, 0-1 and 2-3, and those of dp, 0-2 and 1-3, use the same ports. The
     predicted step takes as long as both rings at once on the simulated links, where each has half of a port."""
     parts = parts_on("tp-dp-pp", links=links_of_four("abcd"), accelerators_per_node=1)
@@ -365,7 +363,7 @@ def test_two_degrees_that_share_ports_cost_what_sharing_costs() -> None:
     assert step_s(parts) == pytest.approx(both, rel=0.005)
 
 
-def test_two_degrees_on_links_of_their_own_overlap() -> None:
+def test_two_degrees_on_links_of_their_own_overlap():
     """Two nodes of two: with tp outermost, gradients stay inside nodes while activations pass between them."""
     parts = parts_on("dp-tp-pp", links=links_of_four("aabb"), accelerators_per_node=2)
     assert parts.shared_tp.tolist() == [0.0]
@@ -374,7 +372,7 @@ def test_two_degrees_on_links_of_their_own_overlap() -> None:
     assert step_s(parts) < 0.95 * (tp_s + dp_s)
 
 
-def test_two_degrees_share_the_ports_of_a_simulated_cluster() -> None:
+def test_two_degrees_share_the_ports_of_a_simulated_cluster():
     """Domains of one rank: every message leaves its domain through the rank's port, whichever degree it is of."""
     cluster = "switch:1:100:0/fat-tree:4:0.0001:0:leaf=4"
     parts = parts_on("tp-dp-pp", cluster=cluster, accelerators_per_node=1)

@@ -75,11 +75,11 @@ def ending(**facts: Any) -> Ending:
         ({"reports": (NodeReport(node="n", exit_code=127, oom_kills=0, unlaunched="no py"),)}, FailureKind.LAUNCHER),
     ],
 )
-def test_each_ending_has_its_failure_kind(facts: dict[str, Any], kind: FailureKind) -> None:
+def test_each_ending_has_its_failure_kind(facts, kind):
     assert explain_end(ending(**facts), 600.0, 12, CRASH).kind is kind
 
 
-def test_the_trials_own_failure_is_kept_if_slurm_reports_no_cause() -> None:
+def test_the_trials_own_failure_is_kept_if_slurm_reports_no_cause():
     assert explain_end(ending(), 600.0, 12, CRASH) == CRASH
     killed = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="rank 1 died of Signal 9 (SIGKILL)")
     assert explain_end(ending(), 600.0, 12, killed).kind is FailureKind.CRASHED
@@ -87,7 +87,7 @@ def test_the_trials_own_failure_is_kept_if_slurm_reports_no_cause() -> None:
     assert (counted.kind, counted.message) == (FailureKind.OUT_OF_MEMORY, killed.message)
 
 
-def test_the_exit_code_is_that_of_the_task_that_failed_first() -> None:
+def test_the_exit_code_is_that_of_the_task_that_failed_first():
     reports = (report(-15, terminated=True), report(3), report(143))
     assert find_exit_code(ending(reports=reports, end=end(code=143))) == 3
     assert find_exit_code(ending(reports=(), end=end(code=5))) == 5
@@ -116,7 +116,7 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
         ("Slurm temporarily unable to accept job, sleeping and retrying", False, Refusal.WAIT),
     ],
 )
-def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message: str, queued: bool, meaning: Refusal) -> None:
+def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message, queued, meaning):
     assert classify_refusal(message, others_queued=queued) is meaning
 
 
@@ -129,7 +129,7 @@ def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message: str, queued
         ("odd", "scontrol"),
     ],
 )
-def test_a_refusal_has_a_remedy(message: str, word: str) -> None:
+def test_a_refusal_has_a_remedy(message, word):
     assert word in suggest_remedy(message)
 
 
@@ -155,5 +155,5 @@ def test_a_refusal_has_a_remedy(message: str, word: str) -> None:
         ("ReservationDeleted", True),
     ],
 )
-def test_a_pending_job_that_can_never_start_is_recognized_by_its_reason(reason: str, never: bool) -> None:
+def test_a_pending_job_that_can_never_start_is_recognized_by_its_reason(reason, never):
     assert never_starts(reason) is never

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,9 +107,7 @@ def strangers(handle: Handle) -> list[str]:
 
 
 @pytest.mark.parametrize("which", range(4))
-def test_another_job_with_the_number_is_neither_cancelled_nor_believed(
-    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path, which: int
-) -> None:
+def test_another_job_with_the_number_is_neither_cancelled_nor_believed(run, slurm, tmp_path, which):
     _, handle = run
     age_submission(handle)
     slurm.list_jobs(strangers(handle)[which])
@@ -121,9 +118,7 @@ def test_another_job_with_the_number_is_neither_cancelled_nor_believed(
     assert slurm.cancelled == []
 
 
-def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue(
-    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue(run, slurm, tmp_path):
     _, handle = run
     slurm.list_jobs(strangers(handle)[0], row("77", "PENDING", place_of(handle), "mine-t0001-a1", LATER))
     resumed = open_run(tmp_path)
@@ -137,13 +132,13 @@ def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue
     [(None, 1, "mine-t0001-a1"), (0, 2, "mine-x2"), (1, 3, "mine-x3"), (0, None, "mine-t0001-a1")],
 )
 def test_a_job_that_an_earlier_version_submitted_is_known_by_the_name_it_gave(
-    run: tuple[SlurmLauncher, Handle],
-    slurm: FakeSlurm,
-    tmp_path: Path,
-    index: int | None,
-    num_jobs: int | None,
-    own: str,
-) -> None:
+    run,
+    slurm,
+    tmp_path,
+    index,
+    num_jobs,
+    own,
+):
     """It recorded neither name nor submit time; an array has a name of its own."""
     _, handle = run
     folder, place = Path(handle.details["folder"]), place_of(handle)
@@ -163,9 +158,7 @@ def test_a_job_that_an_earlier_version_submitted_is_known_by_the_name_it_gave(
     assert slurm.cancelled == ["77"]
 
 
-def test_on_several_clusters_only_the_jobs_own_is_asked_to_cancel(
-    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_on_several_clusters_only_the_jobs_own_is_asked_to_cancel(run, slurm, tmp_path):
     _, handle = run
     (Path(handle.details["folder"]) / "seen.json").unlink()
     own = row("77", "RUNNING", place_of(handle), "mine-t0001-a1")
@@ -174,9 +167,7 @@ def test_on_several_clusters_only_the_jobs_own_is_asked_to_cancel(
     assert slurm.cancelled == ["--clusters=west 77"]
 
 
-def test_the_accounting_of_an_earlier_job_with_the_number_is_not_believed(
-    run: tuple[SlurmLauncher, Handle], slurm: FakeSlurm
-) -> None:
+def test_the_accounting_of_an_earlier_job_with_the_number_is_not_believed(run, slurm):
     launcher, handle = run
     age_submission(handle)
     slurm.list_jobs()
@@ -198,9 +189,7 @@ def test_the_accounting_of_an_earlier_job_with_the_number_is_not_believed(
         (lambda spec: spec.unlink(), "launcher", "the files of job 77 are missing"),
     ],
 )
-def test_a_spec_that_a_job_spoiled_is_told_from_a_missing_one(
-    run: tuple[SlurmLauncher, Handle], tmp_path: Path, spoil: Callable[[Path], object], kind: str, says: str
-) -> None:
+def test_a_spec_that_a_job_spoiled_is_told_from_a_missing_one(run, tmp_path, spoil, kind, says):
     handle = run[1].model_copy(update={"job_id": "77"})
     spoil(Path(handle.details["folder"]) / "payload.json")
     [status] = open_run(tmp_path).poll([handle])
@@ -209,7 +198,7 @@ def test_a_spec_that_a_job_spoiled_is_told_from_a_missing_one(
     assert says in status.failure.message
 
 
-def test_the_controllers_record_names_the_job(slurm: FakeSlurm) -> None:
+def test_the_controllers_record_names_the_job(slurm):
     slurm.write(
         "scontrol",
         "echo 'JobId=77 JobName=my name UserId=me(0) JobState=PENDING PreemptTime=None Restarts=1"
@@ -236,12 +225,12 @@ def test_the_controllers_record_names_the_job(slurm: FakeSlurm) -> None:
         ("12+1", ["12+1"]),
     ],
 )
-def test_any_list_of_tasks_is_bounded(text: str, ids: list[str]) -> None:
+def test_any_list_of_tasks_is_bounded(text, ids):
     assert expand_ids(text) == ids
 
 
 @pytest.mark.parametrize("tasks", ["[-]", "[0-999999999]", "[0,1,...]"])
-def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm: FakeSlurm, tmp_path: Path, tasks: str) -> None:
+def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm, tmp_path, tasks):
     launcher = open_run(tmp_path)
     handles = launcher.submit([make_job(tmp_path / "mine", n, ranks=1) for n in (1, 2)])
     slurm.list_jobs(row(f"77_{tasks}", "PENDING", place_of(handles[0]), "mine-x2"))
@@ -250,7 +239,7 @@ def test_jobs_of_an_array_that_cannot_be_read_are_cancelled(slurm: FakeSlurm, tm
     assert slurm.cancelled == ["77_0 77_1"]
 
 
-def test_jobs_of_another_user_are_not_taken_for_gone(run: tuple[SlurmLauncher, Handle], tmp_path: Path) -> None:
+def test_jobs_of_another_user_are_not_taken_for_gone(run, tmp_path):
     """Slurm lists a user's own jobs only, so that root would submit the trial of somebody else's search again."""
     _, handle = run
     path = Path(handle.details["folder"]) / "submission.json"
@@ -262,9 +251,7 @@ def test_jobs_of_another_user_are_not_taken_for_gone(run: tuple[SlurmLauncher, H
 
 
 @pytest.mark.parametrize("by_s", [7200.0, -7200.0])
-def test_a_wall_clock_that_is_set_gives_up_no_job(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_s: float
-) -> None:
+def test_a_wall_clock_that_is_set_gives_up_no_job(slurm, tmp_path, monkeypatch, by_s):
     """Neither a pending job with a `queue_limit` nor one that the queue does not list yet."""
     launcher = open_run(tmp_path, queue_limit=30)
     [handle] = launcher.submit([make_job(tmp_path / "mine", 1, ranks=1)])
@@ -288,6 +275,6 @@ def _poll_until(state: JobState, launcher: SlurmLauncher, handle: Handle) -> Job
     raise AssertionError(status)
 
 
-def test_a_single_job_has_its_attempts_name_and_an_array_its_own() -> None:
+def test_a_single_job_has_its_attempts_name_and_an_array_its_own():
     assert name_chunk("run", "run-t0001-a1", 1) == "run-t0001-a1"
     assert name_chunk("run", "run-t0001-a1", 3) == "run-x3"

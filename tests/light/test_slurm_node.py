@@ -68,7 +68,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_the_node_program_needs_only_python_3_8_and_its_standard_library() -> None:
+def test_the_node_program_needs_only_python_3_8_and_its_standard_library():
     tree = ast.parse(Path(node.__file__).read_text(), feature_version=(3, 8))
     imported = {
         name.split(".")[0]
@@ -80,7 +80,7 @@ def test_the_node_program_needs_only_python_3_8_and_its_standard_library() -> No
     assert imported <= sys.stdlib_module_names
 
 
-def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
+def test_only_the_first_job_runs_a_trial(tmp_path):
     assert node.claim(str(tmp_path), "12")
     assert not node.claim(str(tmp_path), "13")
     assert "another job" in node.why_refused(str(tmp_path), "13")
@@ -88,7 +88,7 @@ def test_only_the_first_job_runs_a_trial(tmp_path: Path) -> None:
     assert "requeued" in node.why_refused(str(tmp_path), "12")
 
 
-def test_torchrun_starts_the_ranks_of_each_node() -> None:
+def test_torchrun_starts_the_ranks_of_each_node():
     spec = {"runner": "torchrun", "python": "py", "script": "s.py", "nodes": 3, "ranks_per_node": 4, "num_ranks": 10}
     shares = [node.rank_command(spec, index, "head", 29500) for index in range(3)]
     assert ["--nproc-per-node=4" in share for share in shares] == [True, True, False]
@@ -98,8 +98,8 @@ def test_torchrun_starts_the_ranks_of_each_node() -> None:
 
 
 def test_one_process_per_node_gets_its_rank_and_the_coordinator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
     spec = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
     environments = [node.task_environment(spec, index, "head", 29500) for index in range(3)]
@@ -113,7 +113,7 @@ def test_one_process_per_node_gets_its_rank_and_the_coordinator(
         assert not {"CCL_PROCESS_ID", "CCL_COORDINATOR"} & set(node.task_environment(alone, 0, "127.0.0.1", 29500))
 
 
-def test_node_program_and_search_recognize_the_same_secret_names() -> None:
+def test_node_program_and_search_recognize_the_same_secret_names():
     assert node.SECRET == redact.SECRET_NAME
     assert node.NOT_SECRET == redact.NOT_SECRET_NAME
 
@@ -125,7 +125,7 @@ def test_node_program_and_search_recognize_the_same_secret_names() -> None:
         *("HTTP_PROXY_AUTHORISATION", "wandb_api_key"),
     ],
 )
-def test_a_variable_with_a_secret_name_is_not_passed_to_a_job(name: str) -> None:
+def test_a_variable_with_a_secret_name_is_not_passed_to_a_job(name):
     assert redact.is_secret_name(name)
     assert job_environment({name: "x"}) == {}
 
@@ -138,13 +138,11 @@ def test_a_variable_with_a_secret_name_is_not_passed_to_a_job(name: str) -> None
         *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATTERN", "MONKEY"),
     ],
 )
-def test_other_names_are_not_secrets(name: str) -> None:
+def test_other_names_are_not_secrets(name):
     assert not redact.is_secret_name(name)
 
 
-def test_sbatch_gets_slurms_token_and_a_job_does_not(
-    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sbatch_gets_slurms_token_and_a_job_does_not(tmp_path, commands, monkeypatch):
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
     write_fake_command(commands, "sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
     assert submit_script(tmp_path / "job.sbatch") == "5"
@@ -152,7 +150,7 @@ def test_sbatch_gets_slurms_token_and_a_job_does_not(
     assert "SLURM_JWT" not in job_environment()
 
 
-def test_the_other_nodes_get_the_head_nodes_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_nodes_get_the_head_nodes_address(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "31")
     monkeypatch.setenv("SLURMD_NODENAME", "no-such-name-resolves.invalid")
     monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
@@ -164,7 +162,7 @@ def test_the_other_nodes_get_the_head_nodes_address(tmp_path: Path, monkeypatch:
     assert node.rendezvous(spec, 1) == (address, port)
 
 
-def test_a_job_inherits_few_variables_and_no_secret() -> None:
+def test_a_job_inherits_few_variables_and_no_secret():
     outer = {
         "PATH": "/bin",
         "HOME": "/h",
@@ -181,7 +179,7 @@ def test_a_job_inherits_few_variables_and_no_secret() -> None:
     assert set(clean_environment(outer)) == {"PATH", "HOME", "OPENAI_API_KEY", "SBATCH_ACCOUNT", "SLURM_CONF", "EDITOR"}
 
 
-def test_a_controller_that_does_not_answer_is_not_a_refusal(commands: Path) -> None:
+def test_a_controller_that_does_not_answer_is_not_a_refusal(commands):
     write_fake_command(
         commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
     )
@@ -200,16 +198,16 @@ def test_a_controller_that_does_not_answer_is_not_a_refusal(commands: Path) -> N
     ("text", "seconds"),
     [("1-02:03:04", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("UNLIMITED", None), ("INVALID", None)],
 )
-def test_slurms_durations(text: str, seconds: float | None) -> None:
+def test_slurms_durations(text, seconds):
     assert parse_duration(text) == seconds
 
 
-def test_one_line_can_list_many_tasks() -> None:
+def test_one_line_can_list_many_tasks():
     assert expand_ids("12_[0-2,5%4]") == ["12_0", "12_1", "12_2", "12_5"]
     assert (expand_ids("12"), expand_ids("12_3")) == (["12"], ["12_3"])
 
 
-def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
+def test_many_jobs_cost_one_query(tmp_path, commands):
     """256 jobs, submitted as arrays; the fake commands count their calls."""
     calls = tmp_path / "calls"
     write_fake_command(
@@ -245,7 +243,7 @@ def test_many_jobs_cost_one_query(tmp_path: Path, commands: Path) -> None:
     assert [status.state for status in launcher.poll(handles)].count(JobState.DONE) == 1
 
 
-def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path: Path, commands: Path) -> None:
+def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path, commands):
     calls = tmp_path / "calls"
     words = "AssocGrpSubmitJobsLimit Job violates accounting/QOS policy (job submit limit, user size)"
     write_fake_command(commands, "sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
@@ -267,9 +265,7 @@ def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path: P
     assert calls.read_text().split() == ["sbatch"] * 3
 
 
-def test_a_step_in_another_shells_allocation_is_found_and_cancelled(
-    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_in_another_shells_allocation_is_found_and_cancelled(tmp_path, commands, monkeypatch):
     """A search was killed inside `salloc`; a shell outside finds its steps by the recorded allocation."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     run, asked = tmp_path / "killed", tmp_path / "asked"
@@ -290,7 +286,7 @@ def test_a_step_in_another_shells_allocation_is_found_and_cancelled(
     assert "--jobs=77 " in asked.read_text()
 
 
-def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scratch(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scratch(tmp_path):
     settings = SlurmSettings(cpu_only=True, scratch=str(tmp_path / "scratch"))
     specs = []
     for project in ("a", "b"):
@@ -313,7 +309,7 @@ def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scr
     assert (tmp_path / "precious" / "trace").is_dir(), "a link to any other place is not ours"
 
 
-def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path: Path, commands: Path) -> None:
+def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path, commands):
     """Runs of one name in one allocation have steps of other names, and a later job has the allocation's number."""
     write_fake_command(commands, "scontrol", "echo n1")
     write_fake_command(commands, "srun", "echo $* >srun.log; sleep 60")
@@ -346,7 +342,7 @@ def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_
     assert all(name.startswith("night-t0001-a1-") for name in names)
 
 
-def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path: Path) -> None:
+def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path):
     job = make_job(tmp_path / "again", 1, attempt=2)
     failure_file = {"rank": 3, "time_ns": 1, "kind": "crashed", "message": "RuntimeError: of the first attempt"}
     (job.trial_dir / "failures").mkdir()
@@ -359,7 +355,7 @@ def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path: Path) 
     assert (job.trial_dir / "attempts" / "1" / "failures" / "rank-00003.json").is_file()
 
 
-def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path: Path, commands: Path) -> None:
+def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path, commands):
     """sbatch times out after Slurm accepted the job: the queue lists it by its working directory."""
     calls, place = tmp_path / "calls", tmp_path / "place"
     write_fake_command(
@@ -380,7 +376,7 @@ def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path: Path, comman
     assert launcher.find("unclear")[0].job_id == "41"
 
 
-def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path: Path, commands: Path) -> None:
+def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path, commands):
     write_fake_command(commands, "sbatch", "echo Submitted batch job 5")
     write_fake_command(commands, "squeue", "true")
     write_fake_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
@@ -406,7 +402,7 @@ def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path: Path, comma
     assert status.failure.message == "ValueError: seven"
 
 
-def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm_the_check_says_so(monkeypatch, tmp_path):
     done = run_command("launcher", "check", "h100-8", environment={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
@@ -415,7 +411,7 @@ def test_without_slurm_the_check_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ]
 
 
-def test_a_huge_file_in_place_of_a_record_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_huge_file_in_place_of_a_record_is_not_read_whole(tmp_path):
     with (tmp_path / "started.json").open("wb") as file:
         file.truncate(node.MAX_JSON_CHARS * 4)
     with pytest.raises(ValueError, match="more than"):

@@ -57,7 +57,7 @@ exec /shared/python '/runs/a b/node.py' batch '/runs/a b/jobs.json'
 """
 
 
-def test_the_script_of_a_profile_with_every_option() -> None:
+def test_the_script_of_a_profile_with_every_option():
     settings = SlurmSettings.model_validate(
         {
             "partition": "gpu",
@@ -85,7 +85,7 @@ def test_the_script_of_a_profile_with_every_option() -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_an_array_writes_one_log_per_task_and_requests_no_gpus_if_cpu_only() -> None:
+def test_an_array_writes_one_log_per_task_and_requests_no_gpus_if_cpu_only():
     settings = SlurmSettings(cpu_only=True)
     shape = choose_shape(4, 2, 60, settings)
     text = render_script(shape, settings, name="r-x3", comment="c", folder=Path("/r"), command="true", array_size=3)
@@ -99,14 +99,12 @@ def test_an_array_writes_one_log_per_task_and_requests_no_gpus_if_cpu_only() -> 
     ("ranks", "per_node", "whole", "nodes", "gpus"),
     [(16, 4, True, 4, 4), (2, 8, True, 1, 8), (2, 8, False, 1, 2), (9, 4, True, 3, 4), (9, 4, False, 3, 4)],
 )
-def test_a_trial_requests_the_nodes_that_its_ranks_need(
-    ranks: int, per_node: int, whole: bool, nodes: int, gpus: int
-) -> None:
+def test_a_trial_requests_the_nodes_that_its_ranks_need(ranks, per_node, whole, nodes, gpus):
     shape = choose_shape(ranks, per_node, 1200, SlurmSettings(whole_nodes=whole, time_limit=30))
     assert (shape.nodes, shape.gpus_per_node, shape.time_min) == (nodes, gpus, 22)
 
 
-def test_no_trial_requests_more_time_than_the_profile_allows() -> None:
+def test_no_trial_requests_more_time_than_the_profile_allows():
     assert choose_shape(1, 1, 36000, SlurmSettings(time_limit=30)).time_min == 30
 
 
@@ -114,7 +112,7 @@ def test_no_trial_requests_more_time_than_the_profile_allows() -> None:
     ("text", "minutes"),
     [("30", 30), ("02:00:00", 120), ("1-12:00:00", 2160), ("10:30", 11), ("2-0", 2880), (45, 45), ("1-02:30", 1590)],
 )
-def test_slurms_time_formats(text: object, minutes: int) -> None:
+def test_slurms_time_formats(text, minutes):
     assert read_minutes(text) == minutes
 
 
@@ -142,7 +140,7 @@ def test_slurms_time_formats(text: object, minutes: int) -> None:
         ("no_such_field", 1),
     ],
 )
-def test_a_field_that_could_inject_options_is_refused(field: str, value: object) -> None:
+def test_a_field_that_could_inject_options_is_refused(field, value):
     profile = profile_from_mapping({"launcher": "slurm", "framework": "cpu", field: value}, name="mine")
     with pytest.raises(UserError, match=field):
         make_launcher(profile)
@@ -151,20 +149,20 @@ def test_a_field_that_could_inject_options_is_refused(field: str, value: object)
 @pytest.mark.parametrize(
     "environment", [{"HF_TOKEN": "hf_abcdefghijklmnopqrstuv"}, {"A B": "1"}, {"X": "one\ntwo"}, {"MY_API_KEY": "x"}]
 )
-def test_an_environment_with_a_secret_or_bad_name_is_refused(environment: dict[str, str]) -> None:
+def test_an_environment_with_a_secret_or_bad_name_is_refused(environment):
     with pytest.raises(UserError, match="environment"):
         profile_from_mapping({"launcher": "slurm", "environment": environment}, name="mine")
 
 
 @pytest.mark.parametrize("name", ["slurm-generic", "perlmutter", "h100-8"])
-def test_the_shipped_profiles_are_valid(name: str) -> None:
+def test_the_shipped_profiles_are_valid(name):
     assert name in list_profiles()
     launcher = make_launcher(load_profile(name), framework="megatron")
     assert isinstance(launcher, SlurmLauncher)
     assert launcher.settings.time_limit == 30
 
 
-def test_a_held_allocation_has_its_own_launcher_class() -> None:
+def test_a_held_allocation_has_its_own_launcher_class():
     profile = profile_from_mapping({"launcher": "slurm", "framework": "cpu", "in_allocation": 77}, name="mine")
     launcher = make_launcher(profile)
     assert isinstance(launcher, AllocationLauncher)
@@ -179,7 +177,7 @@ def test_a_held_allocation_has_its_own_launcher_class() -> None:
         ("pyxis", ()),
     ],
 )
-def test_each_container_runtime_gets_its_own_command(runtime: str, head: tuple[str, ...]) -> None:
+def test_each_container_runtime_gets_its_own_command(runtime, head):
     fields: dict[str, Any] = {"runtime": runtime, "image": "i.sif", "mounts": ["/d:/d"], "arguments": ["--nv"]}
     settings = SlurmSettings.model_validate({"container": fields, "cpus_per_task": 8})
     assert container_prefix(settings, [Path("/runs")], {"CCL_TP": "2"}) == head
@@ -189,7 +187,7 @@ def test_each_container_runtime_gets_its_own_command(runtime: str, head: tuple[s
     assert (settings.default_python(), settings.default_host_python()) == ("python3", "python3")
 
 
-def test_a_container_mounts_trials_run_script_and_scratch_once_each() -> None:
+def test_a_container_mounts_trials_run_script_and_scratch_once_each():
     fields = {"container": {"runtime": "pyxis", "image": "i", "mounts": ["/other:/repo/launchers"]}, "scratch": "/s/me"}
     settings = SlurmSettings.model_validate(fields)
     folders = mounted_folders(settings, Path("/p/runs/r/trials"), Path("/site/scripts/mine.py"))
@@ -201,7 +199,7 @@ def test_a_container_mounts_trials_run_script_and_scratch_once_each() -> None:
     assert own_mount[-1] == "--container-mounts=/s/me:/s/me,/other:/repo/launchers"
 
 
-def test_podman_gets_each_variable_by_name() -> None:
+def test_podman_gets_each_variable_by_name():
     settings = SlurmSettings.model_validate({"container": {"runtime": "podman-hpc", "image": "i"}})
     words = container_prefix(settings, [Path("/runs")], {"CCL_TP": "2"})
     assert words[:2] == ("podman-hpc", "run")

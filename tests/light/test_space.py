@@ -49,7 +49,7 @@ def rejecting(card: Card, framework: Framework, config: dict[str, Any], *knobs: 
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_workload_has_a_space_with_the_required_knobs(name: str) -> None:
+def test_every_shipped_workload_has_a_space_with_the_required_knobs(name):
     card = load_card(name)
     space = build_space(card, load_framework(card.framework))
     assert len(space) >= 20
@@ -59,7 +59,7 @@ def test_every_shipped_workload_has_a_space_with_the_required_knobs(name: str) -
     assert len({tuple(row) for row in space.codes_NK.tolist()}) == len(space)
 
 
-def test_the_configuration_of_the_paper_is_in_the_space_of_wl7() -> None:
+def test_the_configuration_of_the_paper_is_in_the_space_of_wl7():
     card = load_card("wl7")
     space = build_space(card, load_framework(card.framework))
     layout = {"tp": 4, "dp": 8, "pp": 8, "ep": 32, "micro_batch_size": 1, "virtual_pipeline": 1}
@@ -67,7 +67,7 @@ def test_the_configuration_of_the_paper_is_in_the_space_of_wl7() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if load_card(name).framework == "torchtitan"])
-def test_the_expert_mesh_of_torchtitan_is_whole_for_every_configuration(name: str) -> None:
+def test_the_expert_mesh_of_torchtitan_is_whole_for_every_configuration(name):
     card = load_card(name)
     space = build_space(card, load_framework("torchtitan"))
     tp, dp = space.column("tp").astype(int), space.column("dp").astype(int)
@@ -102,7 +102,7 @@ def cards(draw: st.DrawFn) -> Card:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(card=cards(), name=st.sampled_from(["cpu", "jax-cpu", "megatron", "torchtitan", "maxtext"]))
-def test_enumeration_and_explanation_agree_on_every_raw_combination(card: Card, name: str) -> None:
+def test_enumeration_and_explanation_agree_on_every_raw_combination(card, name):
     framework = load_framework(name)
     knobs = resolve_knobs(card, framework)
     try:
@@ -121,7 +121,7 @@ def test_enumeration_and_explanation_agree_on_every_raw_combination(card: Card, 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(card=cards(), data=st.data())
-def test_a_configuration_survives_a_round_trip_through_text(card: Card, data: st.DataObject) -> None:
+def test_a_configuration_survives_a_round_trip_through_text(card, data):
     try:
         space = build_space(card, load_framework("torchtitan"), use_fewer=True)
     except UserError:
@@ -134,7 +134,7 @@ def test_a_configuration_survives_a_round_trip_through_text(card: Card, data: st
     assert space.row(parsed) is not None
 
 
-def test_every_configuration_keeps_the_work_and_the_accelerators() -> None:
+def test_every_configuration_keeps_the_work_and_the_accelerators():
     for name in SHIPPED:
         card = load_card(name)
         framework = load_framework(card.framework)
@@ -261,9 +261,7 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
          {"stage_layers": "20-13"}, (KnobDeclaration(name="stage_layers", choices=("20-12", "20-13")),)),
     ],
 )  # fmt: skip
-def test_each_rule_rejects_its_case_and_explains_it(
-    rule: str, workload: str, framework: str, changes: Any, good: Any, bad: Any, knobs: Any
-) -> None:
+def test_each_rule_rejects_its_case_and_explains_it(rule, workload, framework, changes, good, bad, knobs):
     card, frame = change_card(load_card(workload), **changes), load_framework(framework)
     if rule == "tp_divides_widths" and card.arch.moe:
         card = change_card(card, moe=card.arch.moe.model_copy(update=ODD_EXPERTS[framework]))
@@ -282,7 +280,7 @@ def test_each_rule_rejects_its_case_and_explains_it(
     assert row is None or (verdict.kind is RuleKind.SAME and space.config(row) != {**good, **bad})
 
 
-def test_zero_may_be_limited_under_a_pipeline() -> None:
+def test_zero_may_be_limited_under_a_pipeline():
     frame = load_framework("torchtitan").model_copy(update={"rules": ({"rule": "zero_limited_by_pp", "most": 2},)})
     card = load_card("wl2")
     assert rejecting(card, frame, {**TITAN, "zero_stage": 2}) == set()
@@ -291,14 +289,14 @@ def test_zero_may_be_limited_under_a_pipeline() -> None:
 
 
 @pytest.mark.parametrize("name", ["trtllm", "vllm-tpu"])
-def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle(name: str) -> None:
+def test_one_machine_bounds_a_server_that_may_leave_accelerators_idle(name):
     card = change_card(load_card("wl1-inference"), num_accelerators=8)
     space = build_space(card, load_framework(name), use_fewer=True)
     assert "one_machine" in space.rules
     assert set(space.num_accelerators_N) == {1, 2, 4}, "of 8 accelerators, 4 are on a machine"
 
 
-def test_a_server_over_several_machines_fills_them_alike() -> None:
+def test_a_server_over_several_machines_fills_them_alike():
     """vLLM spreads replicas over machines, SGLang only parts of one replica: whole stages, or parts of a stage."""
     card = change_card(load_card("wl1-inference"), num_accelerators=16)
     degrees = [KnobDeclaration(name=name, choices=(1, 2, 3, 4, 8, 16)) for name in ("tp", "pp", "dp")]
@@ -315,14 +313,14 @@ def test_a_server_over_several_machines_fills_them_alike() -> None:
     assert (2, 3, 1) not in found["sglang"], "3 stages on 2 machines"
 
 
-def test_every_rule_is_used_by_the_tests_above() -> None:
+def test_every_rule_is_used_by_the_tests_above():
     source = Path(__file__).read_text(encoding="utf-8")
     tested = (*RULES, "zero_stage_needs_dp", "sequence_parallel_needs_tp", "virtual_pipeline_needs_pp")
     assert [rule for rule in tested if rule not in source and rule not in ("implies", "divides")] == []
     assert set(TASKS.get("training").rules) <= set(RULES)
 
 
-def test_degrees_take_whole_axes_of_the_torus() -> None:
+def test_degrees_take_whole_axes_of_the_torus():
     assert fit_degrees((2, 4)) == {(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 4, 1), (4, 2, 1), (2, 1, 4), (4, 1, 2),
                                    (1, 2, 4), (1, 4, 2)}  # fmt: skip
     card = change_card(load_card("wl2"), torus=(4, 4))
@@ -330,7 +328,7 @@ def test_degrees_take_whole_axes_of_the_torus() -> None:
     assert set(space.column("tp").tolist()) == {1, 4}, "16 heads a chip group would leave half a KV head"
 
 
-def test_fewer_accelerators_only_if_requested() -> None:
+def test_fewer_accelerators_only_if_requested():
     card, frame = load_card("wl2"), load_framework("megatron")
     exact, fewer = build_space(card, frame), build_space(card, frame, use_fewer=True)
     assert set(exact.num_accelerators_N.tolist()) == {16}
@@ -341,7 +339,7 @@ def test_fewer_accelerators_only_if_requested() -> None:
     assert set(build_space(load_card("tiny"), load_framework("cpu")).num_accelerators_N.tolist()) == {1, 2, 4}
 
 
-def test_extra_knobs_limit_and_add() -> None:
+def test_extra_knobs_limit_and_add():
     card, frame = load_card("wl2"), load_framework("megatron")
     limited = build_space(card, frame, [parse_knob("tp=2,4"), parse_knob("nccl_algo=Ring,Tree")])
     assert set(limited.column("tp").tolist()) == {2, 4}
@@ -350,7 +348,7 @@ def test_extra_knobs_limit_and_add() -> None:
     assert len(build_space(declared, frame)) == 2 * len(build_space(card, frame))
 
 
-def test_an_unknown_knob_is_rejected_with_the_list() -> None:
+def test_an_unknown_knob_is_rejected_with_the_list():
     card, frame = load_card("wl2"), load_framework("megatron")
     with pytest.raises(UserError, match=r"no knob 'warp'; known: .*nccl_algo.*tp"):
         require_known_knobs([parse_knob("warp=1,2")], card, frame)
@@ -360,12 +358,12 @@ def test_an_unknown_knob_is_rejected_with_the_list() -> None:
 
 
 @pytest.mark.parametrize("text", ["tp=a,b", "tp=0,1", "tp=true", "tp=1.5", "dp=-4", "micro_batch_size=9999999"])
-def test_choices_that_rules_cannot_compute_with_are_rejected(text: str) -> None:
+def test_choices_that_rules_cannot_compute_with_are_rejected(text):
     with pytest.raises(UserError, match="takes whole numbers"):
         build_space(load_card("wl2"), load_framework("megatron"), [parse_knob(text)])
 
 
-def test_an_empty_space_of_a_shipped_workload_names_the_rules() -> None:
+def test_an_empty_space_of_a_shipped_workload_names_the_rules():
     card = change_card(load_card("wl2"), num_layers=7, num_heads=7, num_kv_heads=7, global_batch_size=1)
     with pytest.raises(UserError) as caught:
         build_space(card, load_framework("megatron"))
@@ -376,7 +374,7 @@ def test_an_empty_space_of_a_shipped_workload_names_the_rules() -> None:
         )
 
 
-def test_only_training_is_searched_and_huge_spaces_are_rejected() -> None:
+def test_only_training_is_searched_and_huge_spaces_are_rejected():
     card, frame = load_card("wl2"), load_framework("megatron")
     with pytest.raises(
         UserError, match="wl2 cannot run under megatron: its task is inference, and the run script does"
@@ -387,7 +385,7 @@ def test_only_training_is_searched_and_huge_spaces_are_rejected() -> None:
         build_space(card, frame, wide)
 
 
-def test_values_of_the_wrong_type_are_explained() -> None:
+def test_values_of_the_wrong_type_are_explained():
     card, frame = load_card("wl2"), load_framework("megatron")
     for value in ("many", 0, -3, 10**40, 2.5, float("nan"), True):
         assert rejecting(card, frame, {**MEGATRON, "tp": value}) >= {"choices"}
@@ -403,13 +401,13 @@ def test_values_of_the_wrong_type_are_explained() -> None:
         ("warp=9,tp=2", "no knob 'warp'"),
     ],
 )
-def test_a_wrong_configuration_text_is_one_clear_error(text: str, message: str) -> None:
+def test_a_wrong_configuration_text_is_one_clear_error(text, message):
     space = build_space(load_card("wl2"), load_framework("megatron"))
     with pytest.raises(UserError, match=message):
         parse_assignments(text, space.knobs)
 
 
-def test_short_names_booleans_and_blanks_are_parsed() -> None:
+def test_short_names_booleans_and_blanks_are_parsed():
     space = build_space(load_card("wl2"), load_framework("megatron"))
     expected = {**MEGATRON, "sequence_parallel": True, "zero_stage": 1, "activation_checkpointing": "full"}
     del expected["virtual_pipeline"]
@@ -420,7 +418,7 @@ def test_short_names_booleans_and_blanks_are_parsed() -> None:
     assert typed["sequence_parallel"] is True
 
 
-def test_values_may_contain_blanks_and_commas() -> None:
+def test_values_may_contain_blanks_and_commas():
     knob = KnobDeclaration(name="kernel", choices=("flash attention, RMS", "torch"))
     space = build_space(load_card("wl2"), load_framework("torchtitan"), [knob])
     config = {**TITAN, "kernel": "flash attention, RMS"}
@@ -432,7 +430,7 @@ TINY_KNOBS = resolve_knobs(load_card("tiny"), load_framework("cpu"))
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(text=st.text(max_size=60))
-def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
+def test_any_text_is_a_configuration_or_one_error(text):
     try:
         given_values = parse_assignments(text, TINY_KNOBS)
     except UserError:
@@ -440,7 +438,7 @@ def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
     assert set(given_values) <= {knob.name for knob in TINY_KNOBS}
 
 
-def test_knob_choices_are_computed_from_the_card() -> None:
+def test_knob_choices_are_computed_from_the_card():
     card = load_card("wl7")
     knob = FrameworkKnob.model_validate({"name": "ep", "choices": {"divisors_of": "experts", "most": 20}})
     assert knob.resolve(card).choices == (1, 2, 4, 5, 8, 10, 16, 20)

@@ -83,9 +83,7 @@ RECORDS: list[tuple[str, int, int, int, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("model", "ranks", "seq_len", "batch", "framework", "layout"), RECORDS)
-def test_a_published_layout_is_in_the_space_of_its_card(
-    model: str, ranks: int, seq_len: int, batch: int, framework: str, layout: dict[str, Any]
-) -> None:
+def test_a_published_layout_is_in_the_space_of_its_card(model, ranks, seq_len, batch, framework, layout):
     base, known = load_card("wl2"), find_by_name(model)
     assert known is not None
     hardware = base.hardware.model_copy(update={"num_accelerators": ranks, "accelerators_per_node": 8})
@@ -94,7 +92,7 @@ def test_a_published_layout_is_in_the_space_of_its_card(
     assert judge(card, load_framework(framework), {"micro_batch_size": 1, **layout}) == ""
 
 
-def test_every_configuration_of_a_landscape_that_ran_is_in_its_space() -> None:
+def test_every_configuration_of_a_landscape_that_ran_is_in_its_space():
     judged = list(judge_landscapes())
     assert len(judged) > 900
     assert [(name, refused) for name, refused in judged if refused] == []
@@ -109,9 +107,7 @@ WINNERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("framework", ["torchtitan", "megatron"])
 @pytest.mark.parametrize("winner", WINNERS)
-def test_the_winners_of_the_reference_are_in_the_space_of_wl5_and_predicted(
-    winner: dict[str, Any], framework: str
-) -> None:
+def test_the_winners_of_the_reference_are_in_the_space_of_wl5_and_predicted(winner, framework):
     card = load_card("wl5")
     assert (card.arch.num_layers, card.number("global_batch_size"), card.hardware.num_accelerators) == (27, 8, 16)
     space = build_space(card, load_framework(framework), use_fewer=True)
@@ -124,14 +120,14 @@ def test_the_winners_of_the_reference_are_in_the_space_of_wl5_and_predicted(
     assert (prediction.fits_N[match_N] > 0.5).any()
 
 
-def test_the_commands_show_a_winner_on_fewer_accelerators(cli) -> None:
+def test_the_commands_show_a_winner_on_fewer_accelerators(cli):
     words = ["--workload", "wl5", "--use-fewer", "--config", "tp=4,dp=1,pp=3,micro_batch_size=4"]
     assert "configurations of the search space match" in cli.out(["space", "explain", *words])
     assert "tp=4 dp=1 pp=3" in cli.out(["predict", *words, "--top", "1"])
     assert main(["space", "explain", *[word for word in words if word != "--use-fewer"]]) == 1
 
 
-def test_what_is_only_unwise_is_predicted_to_be_slow() -> None:
+def test_what_is_only_unwise_is_predicted_to_be_slow():
     card = load_card("wl2")
     space = build_space(card, load_framework("megatron"))
     prediction = predict_space(card, space)

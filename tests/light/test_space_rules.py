@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from test_degree_rules import DENSE, MIXED, apply_rule, make
 from test_space import change_card
 
-from cclsearch.space.rule import RULES, Rule, RuleKind, make_effect_rules
+from cclsearch.space.rule import RULES, RuleKind, make_effect_rules
 
 IMPLIES = make(
     "implies",
@@ -117,7 +115,7 @@ ODD = change_card(DENSE, global_batch_size=5)
         (IMPLIES, {"speed": "fast", "tp": 4, "dp": 1, "fused": False}, True, "speed fast, tp 4, dp 1, fused false"),
     ],
 )  # fmt: skip
-def test_a_rule_checks_and_explains_with_numbers(rule: Rule, config: dict[str, Any], ok: bool, sentence: str) -> None:
+def test_a_rule_checks_and_explains_with_numbers(rule, config, ok, sentence):
     assert apply_rule(rule, config) == (ok, sentence)
 
 
@@ -133,18 +131,18 @@ def test_a_rule_checks_and_explains_with_numbers(rule: Rule, config: dict[str, A
         (make("implies", name="bare", when={"tp": 1}, then={"dp": 1}), "tp=1 needs dp=1"),
     ],
 )  # fmt: skip
-def test_the_summary_of_a_rule_says_what_is_required(rule: Rule, summary: str) -> None:
+def test_the_summary_of_a_rule_says_what_is_required(rule, summary):
     assert rule.summary == summary
 
 
-def test_rules_that_need_all_knobs_are_left_out_if_one_is_missing() -> None:
+def test_rules_that_need_all_knobs_are_left_out_if_one_is_missing():
     assert IMPLIES.needs == IMPLIES.knobs == ("speed", "tp", "dp", "fused")
     assert make("shards_hold_every_expert").needs == ("ep", "zero_stage", "tp")
     assert make("dp_replicate_below_dp").needs == ("dp_replicate",), "the degrees are 1 in a space without them"
     assert RULES["moe_tp_needs_sequence_parallel"](DENSE, {}) is None
 
 
-def test_a_knob_without_effect_has_one_value_and_the_rule_says_that_it_is_the_same() -> None:
+def test_a_knob_without_effect_has_one_value_and_the_rule_says_that_it_is_the_same():
     assert [rule.name for rule in EFFECT.values()] == [
         "zero_stage_needs_dp", "sequence_parallel_needs_tp", "virtual_pipeline_needs_pp",
     ]  # fmt: skip

@@ -27,9 +27,7 @@ def launcher(python: Path, **fields: object) -> LocalLauncher:
     return LocalLauncher.from_profile(profile)
 
 
-def test_run_without_the_package_of_its_framework_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_run_without_the_package_of_its_framework_is_refused(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     python = write_bare_python(tmp_path)
     profile = tmp_path / "bare.yaml"
@@ -40,7 +38,7 @@ def test_run_without_the_package_of_its_framework_is_refused(
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_package_in_a_source_folder_is_found(tmp_path: Path) -> None:
+def test_package_in_a_source_folder_is_found(tmp_path):
     python = write_bare_python(tmp_path)
     with pytest.raises(UserError, match="torch is not installed"):
         launcher(python).refuse_at_start()
@@ -49,6 +47,6 @@ def test_package_in_a_source_folder_is_found(tmp_path: Path) -> None:
     launcher(python, environment={"PYTHONPATH": str(tmp_path / "source")}).refuse_at_start()
 
 
-def test_interpreter_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_interpreter_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(UserError, match="was not found"):
         launcher(tmp_path / "none").refuse_at_start()

@@ -77,7 +77,7 @@ def require_agreement(folder: Path) -> None:
             assert told.user_attrs["reason"] == trial.outcome.failure.message
 
 
-def test_the_study_has_the_trials_of_the_ledger() -> None:
+def test_the_study_has_the_trials_of_the_ledger():
     folder = start("--sampler", "random")
     require_agreement(folder)
     study = last_study(folder)
@@ -89,7 +89,7 @@ def test_the_study_has_the_trials_of_the_ledger() -> None:
     assert study.best_trial.user_attrs["trial"] == best.number
 
 
-def test_a_resumed_search_continues_its_study() -> None:
+def test_a_resumed_search_continues_its_study():
     folder = start("--sampler", "tpe")
     assert main(["resume", "r", "--budget", "12", "--quiet"]) == 0
     require_agreement(folder)
@@ -173,9 +173,7 @@ def drive(folder: Path, at: int, harm: Callable[[Path], None] | None) -> list[st
 
 
 @pytest.mark.parametrize("harm", [*HARM, *BLOCKED], ids=lambda harm: harm.__name__)
-def test_what_becomes_of_the_file_while_it_runs_changes_no_trial(
-    harm: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_becomes_of_the_file_while_it_runs_changes_no_trial(harm, monkeypatch):
     monkeypatch.setattr("cclsearch.study.journal.LOCK_WAIT_S", 0.2)
     whole = start("--sampler", "cmaes", name="whole")
     copy_inputs(whole, "r")
@@ -193,7 +191,7 @@ def test_what_becomes_of_the_file_while_it_runs_changes_no_trial(
 
 
 @pytest.mark.parametrize("sampler", ["surrogate", "tpe", "cmaes", "nsgaii", "qmc"])
-def test_a_search_killed_anywhere_proposes_what_it_would_have(sampler: str) -> None:
+def test_a_search_killed_anywhere_proposes_what_it_would_have(sampler):
     whole = start("--sampler", sampler, name="whole")
     for at in (3, 14, 25):
         folder = copy_inputs(whole, f"killed{at}")
@@ -209,7 +207,7 @@ def kill(path: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_full_disk_gets_one_line_and_the_search_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_gets_one_line_and_the_search_goes_on(monkeypatch):
     write = os.write
 
     def refuse(file: int, data: bytes) -> int:
@@ -226,7 +224,7 @@ def test_a_full_disk_gets_one_line_and_the_search_goes_on(monkeypatch: pytest.Mo
     assert "the search continues without it" in line
 
 
-def test_a_changed_verdict_and_a_grown_space_get_a_study_of_a_new_name() -> None:
+def test_a_changed_verdict_and_a_grown_space_get_a_study_of_a_new_name():
     folder = start("--sampler", "random")
     run = load_run(folder)
     knobs = rebuild_space(run.spec).knobs
@@ -245,7 +243,7 @@ def test_a_changed_verdict_and_a_grown_space_get_a_study_of_a_new_name() -> None
     assert last_study(folder).trials[0].distributions["tp"].high == 64
 
 
-def test_a_lost_trial_is_not_told(tmp_path: Path) -> None:
+def test_a_lost_trial_is_not_told(tmp_path):
     from cclsearch.core.values import Failure, FailureKind, Stage
     from cclsearch.scoring.outcome import Outcome
 
@@ -263,7 +261,7 @@ def test_a_lost_trial_is_not_told(tmp_path: Path) -> None:
     assert told == [n for n in range(1, BUDGET + 1) if n != number]
 
 
-def test_a_sweep_is_a_study_of_several_values() -> None:
+def test_a_sweep_is_a_study_of_several_values():
     given = ["--recording", str(LANDSCAPE), "--budget", "6", "--objective", "pareto", "--name", "s", "--quiet"]
     assert main(["sweep", *given, "--sampler", "nsgaii"]) == 0
     study = last_study(Path("runs/s"))
@@ -276,7 +274,7 @@ def test_a_sweep_is_a_study_of_several_values() -> None:
     assert study.best_trials
 
 
-def test_trials_that_run_are_running_in_the_study() -> None:
+def test_trials_that_run_are_running_in_the_study():
     folder = copy_inputs(start("--sampler", "tpe", "--parallel", "2", budget=4), "p")
     states: list[list[TrialState]] = []
     drive_states(folder, states)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from paths import ROOT
@@ -21,9 +20,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]
     return found
 
 
-def test_space_and_predict_are_about_the_recording_that_is_named(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_space_and_predict_are_about_the_recording_that_is_named(project, capsys):
     shutil.copytree(RECORDING, project / "own")
     for name in ("nanotron-8b-2n", "own"):
         space = answer(capsys, "space", "--recording", name)
@@ -34,14 +31,12 @@ def test_space_and_predict_are_about_the_recording_that_is_named(
         assert predicted["legal"] == 114
 
 
-def test_a_configuration_that_was_not_measured_is_no_part_of_the_space(cli) -> None:
+def test_a_configuration_that_was_not_measured_is_no_part_of_the_space(cli):
     rejected = ["space", "explain", "--recording", "nanotron-8b-2n", "--config", "tp=16,dp=1,pp=1,zero_stage=1"]
     assert "was not measured; with tp=16 dp=1 pp=1 there are zero_stage=0" in cli.out(rejected, 1)
 
 
-def test_a_run_gives_its_frozen_card_space_and_framework(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_a_run_gives_its_frozen_card_space_and_framework(project, capsys, cli):
     shutil.copytree(RECORDING, project / "own")
     assert main(["run", "-w", "wl2", "--recording", "own", "--budget", "2", "--name", "first", "--quiet"]) == 0
     capsys.readouterr()
@@ -50,9 +45,7 @@ def test_a_run_gives_its_frozen_card_space_and_framework(
     assert main(["predict", "--run", "first", "--runs", "runs", "--top", "1"]) == 0
 
 
-def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(project, capsys, monkeypatch):
     from cclsearch.plan.plan import plan_search
     from cclsearch.plan.request import SearchRequest
     from cclsearch.run.folder import create_run
@@ -81,14 +74,14 @@ def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(
         ("sweep -w wl2 --launcher replay --set num_layers=3", "with num_layers 32 (not 3)"),
     ],
 )
-def test_what_a_recording_cannot_honour_is_refused_in_one_line(words: str, message: str, project: Path, cli) -> None:
+def test_what_a_recording_cannot_honour_is_refused_in_one_line(words, message, project, cli):
     error = cli.err(words.split())
     assert message in error
     assert error.count("\n") == 1
     assert not (project / "runs").exists()
 
 
-def test_settings_that_agree_with_the_recording_are_accepted(project: Path) -> None:
+def test_settings_that_agree_with_the_recording_are_accepted(project):
     same = [
         "--set",
         "batch_size=256",

@@ -34,14 +34,14 @@ STEP_TIME = TASKS.get("training").primary_metric
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_quiet_json_prints_only_the_summary(project: Path, cli) -> None:
+def test_quiet_json_prints_only_the_summary(project, cli):
     [line] = cli.out([*REPLAY, "--budget", "2", "--name", "r", "--quiet", "--json"]).splitlines()
     summary = json.loads(line)
     assert summary["event"] == "summary"
     assert summary["best"]["provenance"] == "recorded"
 
 
-def test_best_of_a_run_without_trials_exits_with_1(project: Path, cli) -> None:
+def test_best_of_a_run_without_trials_exits_with_1(project, cli):
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     (project / "runs" / "r" / LEDGER_FILE).unlink()
     assert "no trial has run yet" in cli.out(["best", "r"], 1)
@@ -49,7 +49,7 @@ def test_best_of_a_run_without_trials_exits_with_1(project: Path, cli) -> None:
     assert main(["show", "r", "1"]) == 2
 
 
-def test_the_best_command_printed_for_another_folder_works(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_command_printed_for_another_folder_works(project, capsys):
     assert main([*REPLAY, "--budget", "2", "--name", "r", "--runs", "else where"]) == 0
     [hint] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("details:")]
     assert f"ccl-search best '{project / 'else where' / 'r'}'" in hint
@@ -65,7 +65,7 @@ def open_measured(project: Path, times_s: Sequence[float], *, budget: int) -> tu
     return folder, replace(session, jobs=replace(session.jobs, evaluate=lambda t, p, b, f: admit(evaluate(t, p, b, f))))
 
 
-def test_the_summary_gives_confidence_runner_up_and_ties(project: Path) -> None:
+def test_the_summary_gives_confidence_runner_up_and_ties(project):
     """Three trials of 1 s, 2 s and 1.05 s; then the best is confirmed."""
     folder, session = open_measured(project, (1.0, 2.0, 1.05, 1.002), budget=3)
     with RunWriter(folder) as writer:
@@ -85,7 +85,7 @@ def test_the_summary_gives_confidence_runner_up_and_ties(project: Path) -> None:
     assert "(measured, repeats: 1)" in confirmed
 
 
-def test_reference_trials_count_among_the_other_configurations(project: Path) -> None:
+def test_reference_trials_count_among_the_other_configurations(project):
     folder, session = open_measured(project, (2.0, 1.0, 1.05, 2.0), budget=3)
     reference = TrialProposed(
         trial=1, config=session.space.config(0), proposer="reference", rationale="", purpose=Purpose.REFERENCE
@@ -100,9 +100,7 @@ def test_reference_trials_count_among_the_other_configurations(project: Path) ->
 
 
 @pytest.mark.parametrize(("third_s", "winner", "is_tied"), [(1.03, 2, True), (0.97, 3, True), (0.5, 3, False)])
-def test_only_a_likely_win_displaces_a_confirmed_best(
-    project: Path, third_s: float, winner: int, is_tied: bool
-) -> None:
+def test_only_a_likely_win_displaces_a_confirmed_best(project, third_s, winner, is_tied):
     """Trials of 1 s and 1.02 s, confirmed at 1.10 s and 1.06 s; then one trial of `third_s`."""
     times_s = (1.0, 1.02, 1.10, 1.06, third_s)
     folder, session = open_measured(project, times_s, budget=2)
@@ -126,7 +124,7 @@ def test_only_a_likely_win_displaces_a_confirmed_best(
     assert f"best: trial {best.number}" in summary
 
 
-def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
+def test_a_new_best_within_noise_is_marked_in_its_line(project):
     """Trials of 1 s, 0.99 s and 0.3 s: the second leads within noise, the third beyond noise."""
     folder, session = open_measured(project, (1.0, 0.99, 0.3), budget=3)
     shown = io.StringIO()
@@ -140,7 +138,7 @@ def test_a_new_best_within_noise_is_marked_in_its_line(project: Path) -> None:
     assert "within noise" not in ended[0] + ended[2]
 
 
-def test_best_of_a_recording_shows_the_launch_of_its_own_framework(project: Path, cli) -> None:
+def test_best_of_a_recording_shows_the_launch_of_its_own_framework(project, cli):
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     summary = cli.out(["best", "r"])
     best = load_run(project / "runs" / "r").state.best
@@ -150,7 +148,7 @@ def test_best_of_a_recording_shows_the_launch_of_its_own_framework(project: Path
     assert summary.rstrip().endswith("run_train.py --config-file nanotron.yaml")
 
 
-def test_best_says_that_the_launch_is_unknown_if_the_framework_is(project: Path, cli) -> None:
+def test_best_says_that_the_launch_is_unknown_if_the_framework_is(project, cli):
     assert main([*REPLAY, "--budget", "1", "--name", "r", "--quiet"]) == 0
     spec = project / "runs" / "r" / "search.yaml"
     spec.write_text(spec.read_text().replace("framework: nanotron", "framework: mystery"))
@@ -158,7 +156,7 @@ def test_best_says_that_the_launch_is_unknown_if_the_framework_is(project: Path,
     assert "there is no framework" in cli.json(["best", "r", "--json"])["launch"]["unknown"]
 
 
-def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) -> None:
+def test_the_summary_compares_with_the_first_trial_that_finished(project):
     launcher = FirstJobFinishesLast(lambda job: ran(job, (10.0, 3.0, 2.0)[job.trial - 1]))
     folder, session = open_search(project, launcher, budget=3, parallel=2)
     with RunWriter(folder) as writer:
@@ -169,7 +167,7 @@ def test_the_summary_compares_with_the_first_trial_that_finished(project: Path) 
     assert line.startswith("1.5x faster than the first ranked trial (trial 2: 3 s -> 2 s")
 
 
-def test_a_best_within_noise_of_the_baseline_is_not_called_faster(project: Path) -> None:
+def test_a_best_within_noise_of_the_baseline_is_not_called_faster(project):
     folder, session = open_measured(project, (1.0, 0.99), budget=2)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -180,7 +178,7 @@ def test_a_best_within_noise_of_the_baseline_is_not_called_faster(project: Path)
     assert line.startswith("within noise of the first ranked trial (trial 1: 1 s -> 0.99 s, 1.00% less; ")
 
 
-def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(project: Path) -> None:
+def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(project):
     folder, session = open_measured(project, (1.0,), budget=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -192,9 +190,7 @@ def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(proj
     assert " s from 1 run;" in line
 
 
-def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(project, capsys, cli):
     folder, session = open_search(project, ScriptedLauncher(lambda job: failed(FailureKind.LAUNCHER)), budget=4)
     shown = io.StringIO()
     with RunWriter(folder) as writer:
@@ -213,9 +209,7 @@ def test_infrastructure_failures_are_named_in_words_and_cost_no_budget(
     assert {trial["result"] for trial in cli.json(["status", str(folder), "--json"])["trials"]} == {"launcher"}
 
 
-def test_recorded_figures_are_ranked_without_a_claim_about_noise(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_recorded_figures_are_ranked_without_a_claim_about_noise(project, capsys, cli):
     assert main([*REPLAY, "--budget", "3", "--name", "r", "--quiet"]) == 0
     assert re.search(
         r"^lowest of \d recorded step times; runner-up: trial \d \([\d.]+ s -> [\d.]+ s, [\d.]+(% longer|x as long)\)$",

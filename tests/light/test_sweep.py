@@ -32,7 +32,7 @@ def family(project: Path) -> Path:
     return folder
 
 
-def test_only_recordings_of_the_same_work_are_joined(family: Path, project: Path) -> None:
+def test_only_recordings_of_the_same_work_are_joined(family, project):
     members = find_family(family / "toy-8")
     assert [member.name for member in members] == ["toy-4", "toy-8", "toy-16"]
     joined = load_recording(join_recordings(members, project / "joined"))
@@ -44,7 +44,7 @@ def test_only_recordings_of_the_same_work_are_joined(family: Path, project: Path
         join_recordings([members[0], load_recording(family / "other")], project / "joined")
 
 
-def test_a_sweep_measures_once_and_scores_at_every_weight(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_measures_once_and_scores_at_every_weight(family, capsys):
     toy = family / "toy-8"
     args = ["--recording", str(toy), "--budget", "8", "--weights", "0:1:0.25", "--name", "s"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
@@ -67,7 +67,7 @@ def test_a_sweep_measures_once_and_scores_at_every_weight(family: Path, capsys: 
     assert shares[-1] == pytest.approx(1.0)
 
 
-def test_a_kill_while_a_sweep_is_created_leaves_no_run(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_a_sweep_is_created_leaves_no_run(family, monkeypatch):
     def killed(folder: Path, spec: object) -> None:
         raise KeyboardInterrupt
 
@@ -82,7 +82,7 @@ def test_a_kill_while_a_sweep_is_created_leaves_no_run(family: Path, monkeypatch
     assert read_sweep(Path("runs") / "s") is not None
 
 
-def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family, capsys):
     toy = family / "toy-8"
     args = ["--recording", str(toy), "--name", "s", "--dry-run"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
@@ -92,7 +92,7 @@ def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family: Path, capsy
     assert not Path("runs").exists()
 
 
-def test_an_objective_on_an_unrecorded_metric_is_refused(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_objective_on_an_unrecorded_metric_is_refused(family, capsys):
     toy = family / "toy-8"
     search = ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy)]
     assert main([*search, "--objective", "energy"]) == 2
@@ -100,7 +100,7 @@ def test_an_objective_on_an_unrecorded_metric_is_refused(family: Path, capsys: p
     assert not Path("runs").exists()
 
 
-def test_the_pareto_front_of_a_sweep_matches_brute_force(family: Path) -> None:
+def test_the_pareto_front_of_a_sweep_matches_brute_force(family):
     toy = family / "toy-8"
     args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--sampler", "random"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
@@ -117,7 +117,7 @@ def test_the_pareto_front_of_a_sweep_matches_brute_force(family: Path) -> None:
         assert page.points[index].on_front
 
 
-def test_pareto_writes_a_table_a_page_and_charts(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_writes_a_table_a_page_and_charts(family, capsys):
     search(family / "toy-8", "a", budget=6)
     search(family / "toy-16", "b", budget=6)
     assert main(["pareto", "a", "b", "--objective", "composite", "--out", "front"]) == 0
@@ -131,7 +131,7 @@ def test_pareto_writes_a_table_a_page_and_charts(family: Path, capsys: pytest.Ca
     assert "front (recorded)" in capsys.readouterr().out
 
 
-def test_pareto_accepts_three_metrics(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_accepts_three_metrics(family, capsys):
     search(family / "toy-8", "a", budget=9)
     metrics = "step_time_s,peak_memory_gib,tokens_per_s_per_accelerator"
     assert main(["pareto", "a", "--metrics", metrics, "--out", "front", "--no-png"]) == 0
@@ -156,15 +156,13 @@ def test_pareto_accepts_three_metrics(family: Path, capsys: pytest.CaptureFixtur
         (["--metrics", ""], "two or three different metrics"),
     ],
 )
-def test_invalid_pareto_options_are_refused(
-    family: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
-) -> None:
+def test_invalid_pareto_options_are_refused(family, capsys, args, message):
     search(family / "toy-8", "a", budget=2)
     assert main(["pareto", "a", *args]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_trace_metrics_are_optimized_in_their_own_direction() -> None:
+def test_trace_metrics_are_optimized_in_their_own_direction():
     terms = make_pareto_objective(["step_time_s", "overlap", "exposed_comm_frac"], "training").terms
     assert [term.direction.value for term in terms] == ["minimize", "maximize", "minimize"]
     # a trace metric with the name of a metric of the run has the same direction
@@ -174,9 +172,7 @@ def test_trace_metrics_are_optimized_in_their_own_direction() -> None:
             assert list_metrics()[name].direction == {"lower": "minimize", "higher": "maximize"}[better]
 
 
-def test_a_sweep_in_an_allocation_needs_no_recording(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_in_an_allocation_needs_no_recording(project, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     assert main(["sweep", "--workload", "wl5", "--in-allocation", "--dry-run", "--runs", "elsewhere"]) == 0
     shown = capsys.readouterr().out
@@ -184,7 +180,7 @@ def test_a_sweep_in_an_allocation_needs_no_recording(
     assert f"--chdir={project / 'elsewhere'}/wl5-" in shown
 
 
-def test_sweep_gives_the_same_launcher_hint_as_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_gives_the_same_launcher_hint_as_run(project, capsys):
     assert main(["sweep", "--workload", "wl2", "--dry-run"]) == 0
     sweep_hints = sorted(line for line in capsys.readouterr().out.splitlines() if "this machine has" in line)
     assert main(["run", "--workload", "wl2", "--dry-run"]) == 0
@@ -193,21 +189,21 @@ def test_sweep_gives_the_same_launcher_hint_as_run(project: Path, capsys: pytest
     )
 
 
-def test_weights_need_an_objective_with_a_weight(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_need_an_objective_with_a_weight(family, capsys):
     toy = family / "toy-8"
     sweep = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--dry-run"]
     assert main([*sweep, "--objective", "pareto", "--weights", "0:1:0.5"]) == 2
     assert "has several metrics and no parameter 'weight'" in capsys.readouterr().err
 
 
-def test_pareto_refuses_runs_of_different_work(family: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pareto_refuses_runs_of_different_work(family, capsys):
     search(family / "toy-8", "a", budget=2)
     search(family / "other", "b", budget=2)
     assert main(["pareto", "a", "b"]) == 2
     assert "have no common Pareto front: work differs" in capsys.readouterr().err
 
 
-def test_a_nonlinear_weight_is_refused(tmp_path: Path) -> None:
+def test_a_nonlinear_weight_is_refused(tmp_path):
     path = tmp_path / "odd.yaml"
     path.write_text(
         "version: 1\nparameters: {weight: {default: 0.5}}\nmetrics:\n"
@@ -219,9 +215,7 @@ def test_a_nonlinear_weight_is_refused(tmp_path: Path) -> None:
         describe_sweep(str(path), (0.0, 1.0), task="training")
 
 
-def test_a_sweep_ranks_only_trials_that_satisfy_its_constraint(
-    family: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_ranks_only_trials_that_satisfy_its_constraint(family, capsys):
     toy = family / "toy-8"
     options = ["--recording", str(toy), "--budget", "4", "--constraint", "num_accelerators <= 8", "--name", "s"]
     assert main(["sweep", "--workload", str(toy / "card.yaml"), *options, "--quiet"]) == 0

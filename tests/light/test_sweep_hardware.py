@@ -32,7 +32,7 @@ def replay_of(machine: Machine) -> ClusterReplay:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_recorded_cluster_gives_the_measured_step(name: str) -> None:
+def test_the_recorded_cluster_gives_the_measured_step(name):
     replay = replay_of(MACHINES[name])
     assert replay.step_s(replay.base) == pytest.approx(step_of(MACHINES[name]))
     assert replay.base_s == pytest.approx(replay.replay.window_s, rel=0.01)
@@ -40,13 +40,13 @@ def test_the_recorded_cluster_gives_the_measured_step(name: str) -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("name", MACHINES)
-def test_other_links_agree_with_a_run_on_them(name: str, factor: float) -> None:
+def test_other_links_agree_with_a_run_on_them(name, factor):
     machine, replay = MACHINES[name], replay_of(MACHINES[name])
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / factor))
     assert replay.step_s(replay.base.scaled(up=factor)) == pytest.approx(truth, rel=0.02)
 
 
-def test_other_latency_and_faster_computation_agree_with_a_run_on_them() -> None:
+def test_other_latency_and_faster_computation_agree_with_a_run_on_them():
     machine, replay = MACHINES["latency"], replay_of(MACHINES["latency"])
     half = step_of(replace(machine, alpha_us=machine.alpha_us / 2))
     assert replay.step_s(replay.base.scaled(latency=0.5)) == pytest.approx(half, rel=0.02)
@@ -54,7 +54,7 @@ def test_other_latency_and_faster_computation_agree_with_a_run_on_them() -> None
     assert replay.step_s(replay.base, Speeds(flops=2.0, memory=2.0)) == pytest.approx(fast, rel=0.02)
 
 
-def test_a_larger_cluster_grows_the_outermost_groups_and_is_slower_behind_thin_links() -> None:
+def test_a_larger_cluster_grows_the_outermost_groups_and_is_slower_behind_thin_links():
     replay = replay_of(MACHINES["exposed"])
     inner = replay.base.describe()
     near = replay.step_s(parse_cluster(f"{inner}/switch:16:400:2"))
@@ -63,7 +63,7 @@ def test_a_larger_cluster_grows_the_outermost_groups_and_is_slower_behind_thin_l
     assert replay.algorithms
 
 
-def test_usual_clusters_of_accelerators_and_what_cannot_grow() -> None:
+def test_usual_clusters_of_accelerators_and_what_cannot_grow():
     assert cluster_of(find_accelerator("h100"), 32, 8).describe() == "switch:8:3600:2/switch:4:400:6"
     assert cluster_of(find_accelerator("tpu-v6e"), 16, 16).tiers[0].kind == "torus"
     two = parse_cluster("switch:8:2400:2/switch:4:200:8")
@@ -137,9 +137,7 @@ def sweep_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dic
     return {row["name"]: row for row in shown["rows"]}
 
 
-def test_the_command_sweeps_links_topologies_and_accelerators(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_the_command_sweeps_links_topologies_and_accelerators(tmp_path, capsys, cli):
     trace = write_trace(tmp_path)
     base = ("--base", "switch:8:2400:2.5/switch:2:200:8")
     rows = sweep_json(capsys, trace, *base)
@@ -163,11 +161,11 @@ def test_the_command_sweeps_links_topologies_and_accelerators(
         (["--algorithm", "fast"], "it is one of auto, "),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_is_read(words: list[str], why: str, tmp_path: Path, cli) -> None:
+def test_a_wrong_option_is_refused_before_anything_is_read(words, why, tmp_path, cli):
     assert why in cli.err(["sweep-hardware", str(tmp_path), *words])
 
 
-def test_a_prediction_is_swept_in_one_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prediction_is_swept_in_one_configuration(capsys):
     wl5 = ("--workload", "wl5", "--config", "tp=4,dp=4,pp=1,ep=16")
     rows = sweep_json(capsys, *wl5)
     assert rows["scale-out x2"]["speedup"] > 1 > rows["fat tree, 4:1 oversubscribed"]["speedup"]  # type: ignore[operator]
@@ -186,13 +184,11 @@ def test_a_prediction_is_swept_in_one_configuration(capsys: pytest.CaptureFixtur
         (["--workload", "tiny-serving"], "predicts no"),
     ],
 )
-def test_a_prediction_that_cannot_be_swept_is_refused(words: list[str], why: str, cli) -> None:
+def test_a_prediction_that_cannot_be_swept_is_refused(words, why, cli):
     assert why in cli.err(["sweep-hardware", *words])
 
 
-def test_claims_show_overlap_and_links_of_recorded_traces_with_pictures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_claims_show_overlap_and_links_of_recorded_traces_with_pictures(tmp_path, capsys, cli):
     recorded = TESTS / "recorded"
     traces = [str(recorded / "gloo-ddp2"), str(recorded / "jax-cpu2")]
     picture = tmp_path / "links.svg"

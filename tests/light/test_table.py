@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,14 +32,14 @@ ROWS = [
         ((1, 0.5), "object"),
     ],
 )
-def test_a_column_has_the_type_that_its_choices_share(choices: tuple[Any, ...], dtype: str) -> None:
+def test_a_column_has_the_type_that_its_choices_share(choices, dtype):
     space = space_from_rows([Knob("k", choices)], [{"k": choices[1]}, {"k": choices[0]}])
     column = space.column("k")
     assert str(column.dtype) == dtype
     assert [(type(v), v) for v in column.tolist()] == [(type(v), v) for v in (choices[1], choices[0])]
 
 
-def test_a_recording_is_a_space_of_exactly_its_rows() -> None:
+def test_a_recording_is_a_space_of_exactly_its_rows():
     space = space_from_rows(KNOBS, ROWS)
     assert (len(space), space.num_raw, space.rules) == (3, 3, ("recorded",))
     for row, config in enumerate(ROWS):
@@ -61,11 +60,11 @@ def test_a_recording_is_a_space_of_exactly_its_rows() -> None:
         {"tp": 4, "fused": False, "kernel": "torch"},
     ],
 )
-def test_a_configuration_outside_the_space_has_no_row(config: dict[str, Any]) -> None:
+def test_a_configuration_outside_the_space_has_no_row(config):
     assert space_from_rows(KNOBS, ROWS).row(config) is None
 
 
-def test_a_degree_without_a_knob_is_one() -> None:
+def test_a_degree_without_a_knob_is_one():
     knobs = [Knob("tp", (1, 2)), Knob("dp", (3, 5)), Knob("pp", (1, 7))]
     rows = [{"tp": 2, "dp": 3, "pp": 7}, {"tp": 1, "dp": 5, "pp": 1}]
     assert space_from_rows(knobs, rows).num_accelerators_N.tolist() == [42, 5]
@@ -79,7 +78,7 @@ def test_a_degree_without_a_knob_is_one() -> None:
     assert (alone.has("tp"), alone.has("dp")) == (True, False)
 
 
-def test_rules_see_a_knob_that_is_missing_at_its_neutral_value() -> None:
+def test_rules_see_a_knob_that_is_missing_at_its_neutral_value():
     columns = Columns({"fused": np.array([True, False])}, 2)
     assert columns["fused"].tolist() == [1, 0]
     assert columns["dp"].tolist() == [1, 1]
@@ -89,7 +88,7 @@ def test_rules_see_a_knob_that_is_missing_at_its_neutral_value() -> None:
     assert columns.equals("fused", (True,)).tolist() == [True, False]
 
 
-def test_spaces_and_their_parts_are_frozen() -> None:
+def test_spaces_and_their_parts_are_frozen():
     from cclsearch.card.load import load_card
 
     space = space_from_rows(KNOBS, ROWS)

@@ -62,7 +62,7 @@ class ServeTask(Task):
 
 
 @pytest.mark.parametrize("primary", ["headroom", "requests_per_minute"])
-def test_a_primary_metric_that_is_not_always_above_0_is_refused(primary: str) -> None:
+def test_a_primary_metric_that_is_not_always_above_0_is_refused(primary):
     headroom = result_metric("headroom", "fraction", Direction.MAXIMIZE, is_positive=False)
     with pytest.raises(UserError, match=f"task 'idle': the primary metric '{primary}' must be one of its metrics"):
         type("IdleTask", (Task,), {"name": "idle", "metrics": (headroom,), "primary": primary})
@@ -108,7 +108,7 @@ def judge(card: Card, folder: Path, objective: str | None = None, constraints: t
     return evaluate_evidence(evidence, task, choose_objective(objective, constraints, task="serve"))
 
 
-def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_versions_read() -> None:
+def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_versions_read():
     """Written by version 0.2.0 for this card and configuration."""
     before = json.loads(
         '{"schema_version":1,"run_id":"r","trial":3,"config":{"tp":4,"pp":1,"dp":4,"micro_batch_size":2},"arch":'
@@ -133,7 +133,7 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
     assert not task.make_input(training.CARD, config, is_measured=False, run_id="r", trial=3).wants_traces
 
 
-def test_a_result_of_training_keeps_its_fields(tmp_path: Path) -> None:
+def test_a_result_of_training_keeps_its_fields(tmp_path):
     fields = set(json.loads(training.RESULT.model_dump_json()))
     assert fields == {
         *("schema_version", "status", "failure", "world_size", "global_batch_size", "seq_len", "num_layers"),
@@ -165,7 +165,7 @@ def test_a_result_of_training_keeps_its_fields(tmp_path: Path) -> None:
     assert collect_result(folder, TrainingResult) == training.RESULT
 
 
-def test_a_task_without_fields_of_its_own_gets_its_work_and_reports_metrics(card: Card, tmp_path: Path) -> None:
+def test_a_task_without_fields_of_its_own_gets_its_work_and_reports_metrics(card, tmp_path):
     payload = TASKS.get("serve").make_input(card, CONFIG, is_measured=True, run_id="r", trial=1, seed=3)
     written = json.loads(payload.model_dump_json())
     assert written["work"] == {"prompt_tokens": 512}
@@ -179,7 +179,7 @@ def test_a_task_without_fields_of_its_own_gets_its_work_and_reports_metrics(card
     assert outcome.spread is None
 
 
-def test_a_field_of_another_task_violates_the_contract_but_not_for_a_launcher(tmp_path: Path) -> None:
+def test_a_field_of_another_task_violates_the_contract_but_not_for_a_launcher(tmp_path):
     folder = report(tmp_path, step_times_s=[1.0])
     failure = collect_result(folder, TrialResult)
     assert isinstance(failure, Failure)
@@ -197,9 +197,7 @@ def test_a_field_of_another_task_violates_the_contract_but_not_for_a_launcher(tm
         ({"requests_per_s": math.inf}, "it is inf"),
     ],
 )
-def test_success_without_a_usable_primary_metric_is_a_failure(
-    card: Card, tmp_path: Path, metrics: dict[str, float], found: str
-) -> None:
+def test_success_without_a_usable_primary_metric_is_a_failure(card, tmp_path, metrics, found):
     outcome = judge(card, report(tmp_path, metrics=metrics, peak_memory_bytes=[2**30]))
     assert outcome.failure is not None
     assert outcome.failure.message == (
@@ -208,7 +206,7 @@ def test_success_without_a_usable_primary_metric_is_a_failure(
     assert outcome.metrics == {"peak_memory_gib": 1.0}
 
 
-def test_a_rule_of_the_task_decides_whether_the_work_was_done(card: Card, tmp_path: Path) -> None:
+def test_a_rule_of_the_task_decides_whether_the_work_was_done(card, tmp_path):
     outcome = judge(card, report(tmp_path, metrics={"requests_per_s": 4.0, "requests": 20}))
     assert outcome.failure is not None
     assert outcome.failure.kind is FailureKind.WORK_MISMATCH
@@ -219,14 +217,14 @@ def test_a_rule_of_the_task_decides_whether_the_work_was_done(card: Card, tmp_pa
     ]
 
 
-def test_a_search_that_names_no_objective_optimizes_the_tasks() -> None:
+def test_a_search_that_names_no_objective_optimizes_the_tasks():
     own = choose_objective(None, (), task="serve")
     assert (own.name, own.metrics, own.terms[0].direction) == ("requests_per_s", ("requests_per_s",), "maximize")
     assert load_objective(own.spec, task="serve") == own
     assert choose_objective(None, (), task="training") == load_objective("step_time")
 
 
-def test_an_objective_has_only_metrics_of_the_cards_task(tmp_path: Path) -> None:
+def test_an_objective_has_only_metrics_of_the_cards_task(tmp_path):
     with pytest.raises(UserError, match=r"no metric 'step_time_s'; .*Task 'serve' has requests_per_s") as error:
         load_objective("step_time", task="serve")
     assert "\n" not in str(error.value)
@@ -245,13 +243,13 @@ def test_an_objective_has_only_metrics_of_the_cards_task(tmp_path: Path) -> None
         ("memory_headroom_frac >= -0.1", (-0.1, None), "memory_headroom_frac >= -0.1 fraction"),
     ],
 )
-def test_a_constraint_may_be_text(text: str, bounds: tuple[float | None, float | None], shown: str) -> None:
+def test_a_constraint_may_be_text(text, bounds, shown):
     (constraint,) = choose_objective(None, (text,), task="serve").constraints
     assert (constraint.at_least, constraint.at_most) == bounds
     assert str(constraint) == shown
 
 
-def test_a_constraint_as_text_in_a_file_may_use_parameters(tmp_path: Path) -> None:
+def test_a_constraint_as_text_in_a_file_may_use_parameters(tmp_path):
     path = tmp_path / "slo.yaml"
     path.write_text(
         "version: 1\nparameters: {limit: {default: 2}}\nmetrics: [{name: requests_per_s, direction: maximize}]\n"
@@ -280,7 +278,7 @@ def test_a_constraint_as_text_in_a_file_may_use_parameters(tmp_path: Path) -> No
         ("ttft_p99_s <= __import__('os')", "only numbers, parameters"),
     ],
 )
-def test_a_malformed_constraint_is_one_line_that_names_it(text: str, message: str) -> None:
+def test_a_malformed_constraint_is_one_line_that_names_it(text, message):
     with pytest.raises(UserError) as error:
         choose_objective(None, (text,), task="serve")
     assert str(error.value).startswith(f"--constraint {text!r}: ")
@@ -288,14 +286,14 @@ def test_a_malformed_constraint_is_one_line_that_names_it(text: str, message: st
     assert "\n" not in str(error.value)
 
 
-def test_bounds_that_contradict_each_other_are_refused() -> None:
+def test_bounds_that_contradict_each_other_are_refused():
     low, high = "peak_memory_gib >= 60", "peak_memory_gib <= 20"
     with pytest.raises(UserError, match="contradicts another bound: peak_memory_gib >= 60 and <= 20"):
         choose_objective("step_time", [high, low], task="training")
     assert len(choose_objective("step_time", [high, "mfu >= 0.1"], task="training").constraints) == 2
 
 
-def test_a_violated_constraint_of_a_task_excludes_a_trial(card: Card, tmp_path: Path) -> None:
+def test_a_violated_constraint_of_a_task_excludes_a_trial(card, tmp_path):
     slow = report(tmp_path, metrics={"requests_per_s": 4.0, "requests": 200, "ttft_p99_s": 0.75})
     outcome = judge(card, slow, constraints=("ttft_p99_s <= 0.5",))
     assert not outcome.is_ranked
@@ -318,7 +316,7 @@ def record(folder: Path, table: str = TABLE) -> Recording:
     return load_recording(folder)
 
 
-def test_a_recording_has_the_metrics_of_its_task_and_the_best_by_its_direction(tmp_path: Path) -> None:
+def test_a_recording_has_the_metrics_of_its_task_and_the_best_by_its_direction(tmp_path):
     recording = record(tmp_path / "chat")
     assert recording.rows[0].metrics == {"requests_per_s": 5.0, "ttft_p99_s": 0.3, "peak_memory_gib": 41.0}
     assert "duplicate rows dropped" in recording.notes[0]
@@ -331,7 +329,7 @@ def test_a_recording_has_the_metrics_of_its_task_and_the_best_by_its_direction(t
         record(tmp_path / "without", TABLE.replace("requests_per_s", "rate"))
 
 
-def test_a_replayed_row_is_evaluated_like_a_trial(card: Card, tmp_path: Path) -> None:
+def test_a_replayed_row_is_evaluated_like_a_trial(card, tmp_path):
     recording = record(tmp_path / "chat")
     folder = tmp_path / "runs" / "0001"
     folder.mkdir(parents=True)
@@ -347,9 +345,7 @@ def test_a_replayed_row_is_evaluated_like_a_trial(card: Card, tmp_path: Path) ->
     assert result.recorded
 
 
-def test_a_task_without_a_closed_form_cannot_be_simulated_and_one_with_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_without_a_closed_form_cannot_be_simulated_and_one_with_it_can(tmp_path, monkeypatch):
     recording = record(tmp_path / "chat")
     with pytest.raises(UserError, match="'serve' has no closed form of requests_per_s"):
         SimulatedCluster.of(SimulatedSettings(), recording.card, recording.space)
@@ -369,7 +365,7 @@ def test_a_task_without_a_closed_form_cannot_be_simulated_and_one_with_it_can(
     assert result.metrics["requests_per_s"] > 0
 
 
-def test_an_objective_that_a_recording_cannot_have_is_refused_with_what_there_is(tmp_path: Path) -> None:
+def test_an_objective_that_a_recording_cannot_have_is_refused_with_what_there_is(tmp_path):
     recording = record(tmp_path / "chat")
     _require_recorded(choose_objective(None, ("peak_memory_gib <= 50", "ttft_p99_s <= 1"), task="serve"), recording)
     without = record(tmp_path / "less", TABLE.replace("ttft_p99_s", "ignored"))
@@ -378,7 +374,7 @@ def test_an_objective_that_a_recording_cannot_have_is_refused_with_what_there_is
     assert "it has requests_per_s, num_accelerators, peak_memory_gib, memory_headroom_frac" in str(error.value)
 
 
-def test_recordings_of_a_task_join_with_all_their_metrics(tmp_path: Path) -> None:
+def test_recordings_of_a_task_join_with_all_their_metrics(tmp_path):
     first, second = record(tmp_path / "a"), record(tmp_path / "b", TABLE.replace(",2,4,", ",1,4,"))
     joined = load_recording(join_recordings([first, second], tmp_path / "joined"))
     assert len(joined.rows) == 8
@@ -386,7 +382,7 @@ def test_recordings_of_a_task_join_with_all_their_metrics(tmp_path: Path) -> Non
     assert joined.best_value == 9.0
 
 
-def test_a_benchmark_compares_losses_whichever_direction_is_better(tmp_path: Path) -> None:
+def test_a_benchmark_compares_losses_whichever_direction_is_better(tmp_path):
 
     recording = record(tmp_path / "chat")
     search = replay_search(recording, make_sampler("random"), seed=0, budget=4)
@@ -395,7 +391,7 @@ def test_a_benchmark_compares_losses_whichever_direction_is_better(tmp_path: Pat
     assert RecordedTable(recording).best_over_optimum((), 2) == (4.5, 4.5), "the worst row's until one succeeds"
 
 
-def test_a_sweep_that_names_no_objective_is_over_the_primary_metric_and_the_size() -> None:
+def test_a_sweep_that_names_no_objective_is_over_the_primary_metric_and_the_size():
     sweep, objective = describe_sweep(None, task="serve")
     assert objective.metrics == ("requests_per_s", "num_accelerators")
     assert [term.direction for term in objective.terms] == ["maximize", "minimize"]

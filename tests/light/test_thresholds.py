@@ -99,17 +99,13 @@ def foreign_cores(cores: float, **result: Any) -> Evidence:
         ("load", foreign_cores(5.0, **ON_CPU), foreign_cores(5.1, **ON_CPU)),
     ],
 )
-def test_a_run_at_the_threshold_is_admitted_and_one_beyond_it_is_not(
-    rule: str, kept: Evidence, broken: Evidence
-) -> None:
+def test_a_run_at_the_threshold_is_admitted_and_one_beyond_it_is_not(rule, kept, broken):
     assert verdict_of(kept, rule).ok is not False
     assert verdict_of(broken, rule).ok is False
 
 
 @pytest.mark.parametrize(("factor", "is_kept"), [(2.0, True), (2.01, False)])
-def test_the_most_work_of_a_mixture_of_experts_is_that_of_every_expert_on_every_token(
-    factor: float, is_kept: bool
-) -> None:
+def test_the_most_work_of_a_mixture_of_experts_is_that_of_every_expert_on_every_token(factor, is_kept):
     """JAX on CPU devices computes all experts and weights them (launchers/jax_cpu_model.py)."""
     moe = MoEArch(num_experts=16, top_k=2, expert_intermediate_size=512, num_shared_experts=0, num_dense_layers=0)
     arch = ARCH.model_copy(update={"moe": moe})
@@ -121,11 +117,11 @@ def test_the_most_work_of_a_mixture_of_experts_is_that_of_every_expert_on_every_
     assert verdict.ok is is_kept, verdict.detail
 
 
-def test_flops_at_the_threshold_are_enough_whatever_is_hidden() -> None:
+def test_flops_at_the_threshold_are_enough_whatever_is_hidden():
     assert verdict_of(traced_flops(0.95, hidden=5.0), "traced_work").ok is True
 
 
-def test_thresholds_without_tolerance_admit_exact_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thresholds_without_tolerance_admit_exact_values(monkeypatch):
     exact = make_evidence(trace={"products": products(1.0)})
     assert verdict_of(exact, "work").ok is True
     strict = TrainingThresholds(params_below=0, params_above=0, traced_flops_below=0, traced_flops_above=0)
@@ -169,14 +165,14 @@ def test_thresholds_without_tolerance_admit_exact_values(monkeypatch: pytest.Mon
         ("max_foreign_share_cpu", 0.001, 0),
     ],
 )
-def test_a_threshold_that_no_run_could_meet_is_rejected(field: str, least: float, refused: float) -> None:
+def test_a_threshold_that_no_run_could_meet_is_rejected(field, least, refused):
     model = Thresholds if field in Thresholds.model_fields else TrainingThresholds
     assert getattr(model(**{field: least}), field) == least
     with pytest.raises(ValidationError):
         model(**{field: refused})
 
 
-def test_a_cpu_is_recognized_by_the_card_or_by_the_kind_of_memory() -> None:
+def test_a_cpu_is_recognized_by_the_card_or_by_the_kind_of_memory():
     on_cpu = CARD.model_copy(update={"hardware": CARD.hardware.model_copy(update={"accelerator": "cpu"})})
     assert make_evidence(card=on_cpu).is_on_cpu
     assert make_evidence(ON_CPU).is_on_cpu

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 
@@ -21,7 +18,7 @@ import pytest
         ({"hosts": ["a", "a"]}, "once"),
     ],
 )
-def test_invalid_profile_fields_are_refused(fields: dict[str, Any], says: str) -> None:
+def test_invalid_profile_fields_are_refused(fields, says):
     from cclsearch.core.errors import UserError
     from cclsearch.launch.profile import make_launcher, profile_from_mapping
 
@@ -30,7 +27,7 @@ def test_invalid_profile_fields_are_refused(fields: dict[str, Any], says: str) -
 
 
 @pytest.mark.parametrize("run_id", ["r", "WL.2_x-20260101-120000-ab12", "9" * 80, "a" * 80, "_."])
-def test_resource_names_are_valid_and_differ_between_runs(tmp_path: Path, run_id: str) -> None:
+def test_resource_names_are_valid_and_differ_between_runs(tmp_path, run_id):
     import re
 
     from cclsearch.launch.tpu_vm.resource_names import has_label_name, make_label, make_token, name_resource
@@ -45,7 +42,7 @@ def test_resource_names_are_valid_and_differ_between_runs(tmp_path: Path, run_id
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "trace/../../x", "other/file"])
-def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path: Path, name: str) -> None:
+def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path, name):
     import io
     import tarfile
 
@@ -72,7 +69,7 @@ def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path: Path, name: str
         ("ERROR: (gcloud) There was a problem refreshing your current auth tokens: Connection timed out", False),
     ],
 )
-def test_permanent_errors_are_distinguished_from_temporary_ones(said: str, permanent: bool) -> None:
+def test_permanent_errors_are_distinguished_from_temporary_ones(said, permanent):
     from cclsearch.launch.tpu_vm.gcloud import GcloudError, explain_refusal
 
     error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
@@ -87,9 +84,7 @@ def test_permanent_errors_are_distinguished_from_temporary_ones(said: str, perma
         (None, "the files of job j are"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(
-    tmp_path: Path, content: str | None, says: str
-) -> None:
+def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(tmp_path, content, says):
     from cclsearch.launch.base import Handle
     from cclsearch.launch.profile import make_launcher, profile_from_mapping
 
@@ -102,7 +97,7 @@ def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(
     assert status.failure.message.startswith(says)
 
 
-def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path: Path) -> None:
+def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path):
     from cclsearch.launch.tpu_vm import worker
 
     path = tmp_path / "job.json"

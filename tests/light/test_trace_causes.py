@@ -33,25 +33,25 @@ def diagnose(*tables: EventTable) -> Diagnosis:
     return diagnose_trace(TraceView(make_set(tables)))
 
 
-def test_the_critical_path_passes_events_of_duration_0() -> None:
+def test_the_critical_path_passes_events_of_duration_0():
     path = measure([queued([(0, 40), (40, 0), (40, 0), (40, 30), (70, 0), (70, 30)])], "critical_path")
     assert path.value == pytest.approx(1.0)
     assert path.inputs["path_s"] == pytest.approx(100e-6)
 
 
-def test_a_replay_keeps_the_order_around_events_of_duration_0() -> None:
+def test_a_replay_keeps_the_order_around_events_of_duration_0():
     replay = prepare_replay(TraceView(make_set([queued([(0, 40), (40, 0), (40, 0), (40, 30), (70, 0), (70, 30)])])))
     assert replay.time(Scenario(compute=0.5)).low_s == pytest.approx(200e-6)
     assert replay.time(Scenario(compute=0.25)).high_s == pytest.approx(400e-6)
 
 
-def test_only_the_first_event_of_a_stream_has_no_event_before() -> None:
+def test_only_the_first_event_of_a_stream_has_no_event_before():
     trace = TraceView(make_set([queued([(0, 40), (40, 0), (40, 0), (40, 30), (70, 30)], steps=1)]))
     graph = build_graph(trace, trace.ranks[0], (0, 100_000), 0)
     assert graph.before.tolist() == [-1, 0, 1, 2, 3]
 
 
-def test_events_of_duration_0_on_two_streams_do_not_wait_for_each_other() -> None:
+def test_events_of_duration_0_on_two_streams_do_not_wait_for_each_other():
     timeline = Timeline()
     for stream in (7, 8):
         timeline.kernel(0, 10, stream=stream)
@@ -69,9 +69,7 @@ events = st.tuples(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.lists(events, min_size=1, max_size=12), min_size=1, max_size=3), st.booleans())
-def test_the_critical_path_accounts_for_the_whole_window(
-    ranks: list[list[tuple[int, int, int, int | None]]], comm: bool
-) -> None:
+def test_the_critical_path_accounts_for_the_whole_window(ranks, comm):
     tables = []
     for rank, rows in enumerate(ranks):
         timeline = Timeline(rank=rank, world_size=len(ranks))
@@ -91,7 +89,7 @@ def test_the_critical_path_accounts_for_the_whole_window(
             walk_critical_path(trace)
 
 
-def test_idle_time_is_the_hosts_only_if_the_launch_came_after_it_began() -> None:
+def test_idle_time_is_the_hosts_only_if_the_launch_came_after_it_began():
     timeline = Timeline()
     for i in range(6):
         number, begin = timeline.step(i * 400, i * 400 + 10), i * 400
@@ -115,12 +113,12 @@ def test_idle_time_is_the_hosts_only_if_the_launch_came_after_it_began() -> None
     assert path["idle_share"] == 0
 
 
-def test_a_gap_before_work_that_was_already_launched_is_not_the_hosts_on_the_path() -> None:
+def test_a_gap_before_work_that_was_already_launched_is_not_the_hosts_on_the_path():
     path = measure([queued([(0, 40), (80, 20)])], "critical_path").inputs
     assert (path["host_share"], path["idle_share"]) == pytest.approx((0.0, 0.4))
 
 
-def test_without_launch_records_the_cause_of_idle_time_is_unknown() -> None:
+def test_without_launch_records_the_cause_of_idle_time_is_unknown():
     timeline = Timeline()
     timeline.kernel(0, 30)
     timeline.kernel(90, 10)
@@ -137,7 +135,7 @@ def lonely(rank: int, length_us: float, kernel: str = "gemm") -> EventTable:
     return timeline.table()
 
 
-def test_ranks_without_common_collectives_or_steps_do_not_wait() -> None:
+def test_ranks_without_common_collectives_or_steps_do_not_wait():
     diagnosis = diagnose(lonely(0, 100), lonely(1, 160), lonely(2, 80))
     assert diagnosis.seconds_by_cause[Cause.IMBALANCE] == 0
     assert diagnosis.worst_rank is None
@@ -148,7 +146,7 @@ def test_ranks_without_common_collectives_or_steps_do_not_wait() -> None:
     assert "of rank 1, the longest of 3 ranks," in text
 
 
-def test_lengths_of_single_steps_are_not_an_imbalance() -> None:
+def test_lengths_of_single_steps_are_not_an_imbalance():
     tables = []
     for rank, begin in enumerate((0, 60)):  # rank 0 began to record earlier
         timeline = Timeline(rank=rank, world_size=2)
@@ -163,14 +161,14 @@ def test_lengths_of_single_steps_are_not_an_imbalance() -> None:
     assert diagnosis.shown_rank == 0
 
 
-def test_imbalance_compares_ranks_that_recorded_the_same_work() -> None:
+def test_imbalance_compares_ranks_that_recorded_the_same_work():
     same = measure([lonely(0, 100), lonely(1, 160)], "compute_imbalance")
     assert same.value == pytest.approx(160 / 130 - 1)
     other = measure([lonely(0, 100), lonely(1, 160, "softmax")], "compute_imbalance")
     assert (other.value, other.reason) == (None, Reason.NO_COMM_EVENTS)
 
 
-def test_a_rank_that_only_copies_has_another_role() -> None:
+def test_a_rank_that_only_copies_has_another_role():
     copying = Timeline(rank=2)
     copying.copy(0, 10)
     found = measure([lonely(0, 100), lonely(1, 160), copying.table()], "compute_imbalance")
@@ -178,7 +176,7 @@ def test_a_rank_that_only_copies_has_another_role() -> None:
     assert "without rank 2" in found.detail
 
 
-def test_the_sentence_says_if_another_rank_is_late_more_often() -> None:
+def test_the_sentence_says_if_another_rank_is_late_more_often():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -194,7 +192,7 @@ def test_the_sentence_says_if_another_rank_is_late_more_often() -> None:
     assert "wait for rank 0, the last to arrive in 6 of 18 collectives (rank 1: 12, with shorter waits)" in text
 
 
-def test_a_copy_of_duration_0_adds_no_time() -> None:
+def test_a_copy_of_duration_0_adds_no_time():
     timeline = Timeline()
     timeline.add(Kind.MEMSET, 0, 0, "Memset (Device)")
     timeline.kernel(0, 50)

@@ -136,26 +136,26 @@ def exported(tmp_path: Path) -> list[tuple[Message, list[Message]]]:
     return [read_trace(path) for path in paths]
 
 
-def test_metadata_has_rank_and_world_size(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_metadata_has_rank_and_world_size(exported):
     for rank, (metadata, _) in enumerate(exported):
         assert metadata.text(1)  # version
         assert metadata.attributes(2)["rank"] == rank
         assert metadata.attributes(2)["world_size"] == 2
 
 
-def test_nodes_are_those_of_one_step_with_their_types(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_nodes_are_those_of_one_step_with_their_types(exported):
     types = [[node.integer(3) for node in nodes] for _, nodes in exported]
     assert types[0] == [COMP_NODE, MEM_LOAD_NODE, COMM_COLL_NODE, COMM_COLL_NODE, COMM_SEND_NODE]
     assert types[1] == [COMP_NODE, MEM_LOAD_NODE, COMM_COLL_NODE, COMM_COLL_NODE, COMM_RECV_NODE]
 
 
-def test_times_are_microseconds_from_the_start_of_the_step(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_times_are_microseconds_from_the_start_of_the_step(exported):
     nodes = exported[0][1]
     assert [node.integer(6) for node in nodes] == [0, 30, 35, 56, 70]
     assert [node.integer(7) for node in nodes] == [30, 5, 20, 10, 5]
 
 
-def test_dependencies_are_earlier_nodes_without_cycles(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_dependencies_are_earlier_nodes_without_cycles(exported):
     for _, nodes in exported:
         ids = [node.integer(1) for node in nodes]
         assert len(set(ids)) == len(ids)
@@ -166,7 +166,7 @@ def test_dependencies_are_earlier_nodes_without_cycles(exported: list[tuple[Mess
         assert nodes[2].packed(5) == [ids[1]]  # the all-reduce waited for the copy that ended as it began
 
 
-def test_collectives_have_kind_size_and_group(exported: list[tuple[Message, list[Message]]]) -> None:
+def test_collectives_have_kind_size_and_group(exported):
     nodes = exported[0][1]
     reduce, gather, send = (node.attributes(10) for node in nodes[2:])
     assert (reduce["comm_type"], reduce["comm_size"], reduce["involved_ranks"]) == (ALL_REDUCE, 1 << 20, "0,1")
@@ -178,7 +178,7 @@ def test_collectives_have_kind_size_and_group(exported: list[tuple[Message, list
     assert nodes[1].attributes(10)["tensor_size"] == 4096
 
 
-def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
+def test_names_are_utf8_and_clipped(tmp_path):
     timeline = Timeline()
     timeline.kernel(0, 5, "kernel \udcff\x1b[31m" + "x" * 500)
     (path,) = export_chakra(TraceView(make_set([timeline.table()])), tmp_path)
@@ -187,13 +187,13 @@ def test_names_are_utf8_and_clipped(tmp_path: Path) -> None:
     assert "\x1b" not in node.text(2)
 
 
-def test_a_trace_without_device_events_is_a_user_error(tmp_path: Path) -> None:
+def test_a_trace_without_device_events_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match="no device event"):
         export_chakra(TraceView(make_set([Timeline().table()])), tmp_path)
 
 
 @pytest.mark.parametrize(("size", "notes"), [(None, ["1 of 2 collectives have no recorded message size"]), (8, [])])
-def test_collectives_without_a_size_are_noted(size: int | None, notes: list[str]) -> None:
+def test_collectives_without_a_size_are_noted(size, notes):
     timeline = Timeline(world_size=2)
     timeline.collective(0, 10, message_bytes=size)
     timeline.collective(20, 10, CollectiveKind.BARRIER, message_bytes=None)
@@ -230,7 +230,7 @@ def describe(table: EventTable, rows: np.ndarray) -> list[tuple[object, ...]]:
     ]
 
 
-def test_our_own_export_reads_back(tmp_path: Path) -> None:
+def test_our_own_export_reads_back(tmp_path):
     trace = TraceView(make_set(training_tables()))
     export_chakra(trace, tmp_path)
     found = read_traces(tmp_path)
@@ -244,7 +244,7 @@ def test_our_own_export_reads_back(tmp_path: Path) -> None:
         assert table.format == "chakra"
 
 
-def test_a_linked_trace_has_host_and_device_rows(tmp_path: Path) -> None:
+def test_a_linked_trace_has_host_and_device_rows(tmp_path):
     on_host, on_device = ("is_cpu_op", 27, 1), ("is_cpu_op", 27, 0)
     call = (("comm_type", 9, 0), ("comm_size", 9, 4096), ("pg_name", 29, "3"), on_device, ("stream", 7, 20))
     data = (
@@ -273,20 +273,20 @@ def test_a_linked_trace_has_host_and_device_rows(tmp_path: Path) -> None:
         (METADATA + node(1, 4, 7, 5)[:-2], Reason.TRACE_TRUNCATED),
     ],
 )
-def test_without_times_or_nodes_there_is_a_reason(tmp_path: Path, data: bytes, reason: Reason) -> None:
+def test_without_times_or_nodes_there_is_a_reason(tmp_path, data, reason):
     (tmp_path / "chakra.0.et").write_bytes(data)
     found = read_traces(tmp_path)
     assert (found.status, found.reasons) == ("not_available", (reason,))
 
 
-def test_a_file_cut_inside_a_node_is_partial(tmp_path: Path) -> None:
+def test_a_file_cut_inside_a_node_is_partial(tmp_path):
     (tmp_path / "chakra.0.et").write_bytes(METADATA + node(1, 4, 7, 5) + node(2, 4, 12, 5)[:-3])
     found = read_traces(tmp_path)
     assert (found.status, found.reasons, len(found.tables[0])) == ("partial", (Reason.TRACE_TRUNCATED,), 1)
 
 
 @pytest.mark.parametrize("duration_us", [0, 5])
-def test_without_start_times_nodes_and_bytes_are_counted(tmp_path: Path, duration_us: int) -> None:
+def test_without_start_times_nodes_and_bytes_are_counted(tmp_path, duration_us):
     call = (("comm_type", 9, 0), ("comm_size", 9, 4096), ("involved_ranks", 29, "0,1,2,3"))
     nodes = [node(1, 4, 0, duration_us), node(2, 7, 0, duration_us, *call), node(3, 4, 0, duration_us)]
     (tmp_path / "chakra.0.et").write_bytes(METADATA + b"".join(nodes))
@@ -301,7 +301,7 @@ def test_without_start_times_nodes_and_bytes_are_counted(tmp_path: Path, duratio
     assert METRICS.get("comm_time")(trace).reason == Reason.NO_TIMES
 
 
-def test_computation_alone_without_start_times_is_counted(tmp_path: Path) -> None:
+def test_computation_alone_without_start_times_is_counted(tmp_path):
     on_host = ("is_cpu_op", 27, 1)
     (tmp_path / "chakra.0.et").write_bytes(METADATA + node(1, 4, 0, 5, on_host) + node(2, 4, 0, 7, on_host))
     assert METRICS.get("op_calls")(TraceView(read_traces(tmp_path))).value == 2

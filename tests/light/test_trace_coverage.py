@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
 
 
-def test_missing_sizes_of_collectives_do_not_lower_the_quality() -> None:
+def test_missing_sizes_of_collectives_do_not_lower_the_quality():
     timeline = step_timeline()
     timeline.collectives = [type(call)(kind=call.kind) for call in timeline.collectives]
     for row in timeline.rows:
@@ -34,7 +33,7 @@ def test_missing_sizes_of_collectives_do_not_lower_the_quality() -> None:
     assert "launch matched 100.0%" in quality.detail
 
 
-def test_a_rate_of_matrix_products_says_how_many_of_them_it_covers() -> None:
+def test_a_rate_of_matrix_products_says_how_many_of_them_it_covers():
     timeline = Timeline()
     operator = timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
     timeline.kernel(0, 10, "sgemm", name_class=ComputeClass.GEMM, op=operator)
@@ -47,7 +46,7 @@ def test_a_rate_of_matrix_products_says_how_many_of_them_it_covers() -> None:
     assert "covers 25.0% of the time of kernels with matrix products" in rate.detail
 
 
-def test_communication_outside_of_the_steps_is_told_apart_from_none() -> None:
+def test_communication_outside_of_the_steps_is_told_apart_from_none():
     timeline = Timeline()
     for i in range(6):
         number = timeline.step(i * 100, i * 100 + 90)
@@ -72,24 +71,24 @@ def mtia_events() -> list[dict[str, Any]]:
     ]
 
 
-def test_a_trace_of_an_unsupported_accelerator_with_host_operators_is_refused(tmp_path: Path) -> None:
+def test_a_trace_of_an_unsupported_accelerator_with_host_operators_is_refused(tmp_path):
     write.write_kineto(tmp_path / "rank0.json", write.kineto_document(mtia_events(), gpu=False))
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason) == (Status.NOT_AVAILABLE, Reason.FORMAT_UNSUPPORTED)
 
 
-def test_gpu_events_beside_those_of_another_accelerator_are_read(tmp_path: Path) -> None:
+def test_gpu_events_beside_those_of_another_accelerator_are_read(tmp_path):
     write.write_kineto(tmp_path / "rank0.json", write.kineto_document([*mtia_events(), *write.gpu_events()]))
     assert read_traces(tmp_path, use_cache=False).status is Status.OK
 
 
-def test_devices_of_one_report_share_its_clock(tmp_path: Path) -> None:
+def test_devices_of_one_report_share_its_clock(tmp_path):
     found = read_traces(write.write_nsys(tmp_path / "report.sqlite"), use_cache=False)
     assert share_clock(found.tables.values())
     assert TraceView(found).matching.offset_ns == {0: 0, 1: 0}
 
 
-def test_chakra_counts_the_devices_and_names_the_only_other_rank(tmp_path: Path) -> None:
+def test_chakra_counts_the_devices_and_names_the_only_other_rank(tmp_path):
     report = write.write_nsys(tmp_path / "report.sqlite")
     trace = TraceView(read_traces(report, use_cache=False))
     for rank, path in enumerate(export_chakra(trace, tmp_path / "out")):
@@ -99,9 +98,7 @@ def test_chakra_counts_the_devices_and_names_the_only_other_rank(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("num_ranks", "node_type", "peer"), [(2, 5, 1), (3, 4, None)])
-def test_a_message_without_a_recorded_peer_has_one_only_if_there_is_one(
-    tmp_path: Path, num_ranks: int, node_type: int, peer: int | None
-) -> None:
+def test_a_message_without_a_recorded_peer_has_one_only_if_there_is_one(tmp_path, num_ranks, node_type, peer):
     tables = []
     for rank in range(num_ranks):
         timeline = Timeline(rank=rank)
@@ -118,7 +115,7 @@ def test_a_message_without_a_recorded_peer_has_one_only_if_there_is_one(
     )
 
 
-def test_a_collective_depends_on_the_work_whose_result_it_sends(tmp_path: Path) -> None:
+def test_a_collective_depends_on_the_work_whose_result_it_sends(tmp_path):
     timeline = Timeline(world_size=1)
     timeline.kernel(0, 10, launched_us=0)
     launch = timeline.add(Kind.RUNTIME, 1, 1, "cudaLaunchKernel", device=-1)

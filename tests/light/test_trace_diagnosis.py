@@ -49,7 +49,7 @@ def random_tables(seed: int, num_ranks: int = 3, num_steps: int = 5) -> list[Eve
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("pp", [1, 3])
-def test_seconds_by_cause_add_up_to_the_step_time_metric(seed: int, pp: int) -> None:
+def test_seconds_by_cause_add_up_to_the_step_time_metric(seed, pp):
     trace = TraceView(make_set(random_tables(seed)), config=Config(pp=pp))
     diagnosis = diagnose_trace(trace)
     step = measure_step_time(trace)
@@ -89,13 +89,13 @@ def diagnose(tables: list[EventTable], **context: Any) -> Diagnosis:
         ({"compute": (5, 5, 5, 5, 90), "transfer": 2, "copy": 2, "idle": 2}, Cause.IMBALANCE),
     ],
 )
-def test_the_bottleneck_is_the_cause_with_the_most_seconds(shape: dict[str, Any], cause: Cause) -> None:
+def test_the_bottleneck_is_the_cause_with_the_most_seconds(shape, cause):
     diagnosis = diagnose(simple_tables(**shape))
     assert diagnosis.bottleneck is cause
     assert diagnosis.seconds_by_cause[cause] == max(diagnosis.seconds_by_cause.values())
 
 
-def test_waiting_for_longer_compute_is_imbalance_and_the_rest_is_waiting() -> None:
+def test_waiting_for_longer_compute_is_imbalance_and_the_rest_is_waiting():
     diagnosis = diagnose(simple_tables(compute=(20, 60), transfer=10, copy=0.1, idle=10))
     assert diagnosis.seconds_by_rank[0][Cause.IMBALANCE] == pytest.approx(40e-6)
     assert diagnosis.seconds_by_rank[0][Cause.EXPOSED_WAIT] == pytest.approx(0, abs=1e-12)
@@ -117,7 +117,7 @@ def sleepy_tables() -> list[EventTable]:
     return tables
 
 
-def test_the_sentences_name_the_slow_rank_and_what_delays_it() -> None:
+def test_the_sentences_name_the_slow_rank_and_what_delays_it():
     diagnosis = diagnose(sleepy_tables())
     assert diagnosis.worst_rank == 2
     assert diagnosis.seconds_by_rank[0][Cause.EXPOSED_WAIT] == pytest.approx(50e-6)
@@ -127,7 +127,7 @@ def test_the_sentences_name_the_slow_rank_and_what_delays_it() -> None:
     assert "it has 50 us more device idle time (waiting for the host) than their mean." in text
 
 
-def test_top_kernels_and_collectives_have_seconds_per_step() -> None:
+def test_top_kernels_and_collectives_have_seconds_per_step():
     diagnosis = diagnose(simple_tables(compute=(60, 60), transfer=20, copy=5, idle=15))
     assert [(k.name, round(k.seconds * 1e6, 3)) for k in diagnosis.top_kernels] == [("gemm", 60.0)]
     (collective,) = diagnosis.top_collectives
@@ -135,7 +135,7 @@ def test_top_kernels_and_collectives_have_seconds_per_step() -> None:
     assert collective.seconds == pytest.approx(20e-6)
 
 
-def test_point_to_point_and_idle_time_of_a_stage_are_the_bubble() -> None:
+def test_point_to_point_and_idle_time_of_a_stage_are_the_bubble():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -150,7 +150,7 @@ def test_point_to_point_and_idle_time_of_a_stage_are_the_bubble() -> None:
     assert diagnosis.seconds_by_cause[Cause.HOST_IDLE] == 0
 
 
-def test_one_rank_says_that_exposed_transfer_includes_waiting() -> None:
+def test_one_rank_says_that_exposed_transfer_includes_waiting():
     diagnosis = diagnose(sleepy_tables()[:1])
     assert diagnosis.worst_rank is None
     assert diagnosis.reason is Reason.RANKS_MISSING
@@ -158,7 +158,7 @@ def test_one_rank_says_that_exposed_transfer_includes_waiting() -> None:
     assert any("includes waiting" in sentence for sentence in diagnosis.sentences)
 
 
-def test_without_steps_the_window_is_the_file_and_a_sentence_says_so() -> None:
+def test_without_steps_the_window_is_the_file_and_a_sentence_says_so():
     timeline = Timeline()
     timeline.kernel(0, 30)
     timeline.kernel(90, 10)
@@ -168,7 +168,7 @@ def test_without_steps_the_window_is_the_file_and_a_sentence_says_so() -> None:
     assert diagnosis.sentences[0].startswith("The recorded window (no step markers)")
 
 
-def test_ranks_without_steps_beside_ranks_with_steps_are_named() -> None:
+def test_ranks_without_steps_beside_ranks_with_steps_are_named():
     marked, unmarked = Timeline(0), Timeline(1)
     for timeline, name in ((marked, "gemm"), (unmarked, "copy")):
         number = timeline.step(0, 50) if timeline is marked else -1
@@ -179,14 +179,14 @@ def test_ranks_without_steps_beside_ranks_with_steps_are_named() -> None:
     assert whose in score_traces(trace.trace_set).metrics["compute_frac"].detail
 
 
-def test_calls_are_counted_in_whole_digits() -> None:
+def test_calls_are_counted_in_whole_digits():
     timeline = Timeline(world_size=2)
     for i in range(1310):
         timeline.collective(20 * i, 10)
     assert any("1310 calls" in sentence for sentence in diagnose([timeline.table()]).sentences)
 
 
-def test_collectives_of_unknown_size_that_differ_are_described_in_words() -> None:
+def test_collectives_of_unknown_size_that_differ_are_described_in_words():
     timelines = [Timeline(rank, 2) for rank in range(2)]
     for timeline, kind in zip(timelines, (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL), strict=True):
         timeline.collective(0, 10, kind, None)
@@ -194,7 +194,7 @@ def test_collectives_of_unknown_size_that_differ_are_described_in_words() -> Non
     assert "is all_reduce on rank 0, all_to_all on rank 1" in wait.detail
 
 
-def test_without_device_events_there_is_no_diagnosis() -> None:
+def test_without_device_events_there_is_no_diagnosis():
     timeline = Timeline()
     timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
     with pytest.raises(NotAvailable):
@@ -202,7 +202,7 @@ def test_without_device_events_there_is_no_diagnosis() -> None:
     assert score_traces(make_set([timeline.table()])).diagnosis is None
 
 
-def test_control_characters_and_markup_in_trace_names_are_removed() -> None:
+def test_control_characters_and_markup_in_trace_names_are_removed():
     timeline = Timeline(world_size=2)
     timeline.kernel(0, 30, "evil\x1b[2J<script>alert(1)</script>&\u202e")
     timeline.collective(30, 10, group="<b>\x07", group_desc="<script>")
@@ -218,7 +218,7 @@ def test_control_characters_and_markup_in_trace_names_are_removed() -> None:
         ElementTree.fromstring(picture)
 
 
-def test_charts_show_every_rank_with_bars_as_long_as_its_step() -> None:
+def test_charts_show_every_rank_with_bars_as_long_as_its_step():
     trace = TraceView(make_set(sleepy_tables()))
     diagnosis = diagnose_trace(trace)
     chart = draw_breakdown(diagnosis)
@@ -233,13 +233,13 @@ def test_charts_show_every_rank_with_bars_as_long_as_its_step() -> None:
     assert {row["rank"] for row in timeline.spec["data"]["values"]} == set(range(4))
 
 
-def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps() -> None:
+def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps():
     trace = TraceView(make_set(random_tables(7, num_ranks=1, num_steps=4)))
     seconds = median_causes(trace)[0]
     assert sum(seconds.values()) == pytest.approx(measure_step_time(trace).value, rel=1e-9)
 
 
-def test_the_diagnosis_says_why_waiting_cannot_be_separated() -> None:
+def test_the_diagnosis_says_why_waiting_cannot_be_separated():
     tables = []
     for rank, calls in ((0, 3), (1, 2)):
         timeline = Timeline(rank=rank, world_size=2)
@@ -253,7 +253,7 @@ def test_the_diagnosis_says_why_waiting_cannot_be_separated() -> None:
     assert last.endswith("separating the two (process group '0': 3 collectives on rank 0, 2 on rank 1).")
 
 
-def test_operators_of_cpus_are_not_called_kernels_and_their_idle_time_waits_for_no_host() -> None:
+def test_operators_of_cpus_are_not_called_kernels_and_their_idle_time_waits_for_no_host():
     timeline = Timeline()
     for i in range(3):
         number = timeline.step(i * 100, i * 100 + 100)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import execution_writer as write
 import pytest
@@ -34,7 +33,7 @@ def recorded_alone(folder: Path) -> Path:
     return folder
 
 
-def test_a_recorded_trace_gives_counts_flops_and_bytes_as_counted_by_hand(tmp_path: Path) -> None:
+def test_a_recorded_trace_gives_counts_flops_and_bytes_as_counted_by_hand(tmp_path):
     found = read_traces(recorded_alone(tmp_path))
     assert (found.status, found.ranks, found.world_size) == ("ok", (0, 1), 2)
     metrics = score_view(TraceView(found)).metrics
@@ -49,7 +48,7 @@ def test_a_recorded_trace_gives_counts_flops_and_bytes_as_counted_by_hand(tmp_pa
     assert (by_name["aten::addmm"], by_name["aten::mm"]) == (2, 3)
 
 
-def test_no_figure_that_needs_times_is_made_up(tmp_path: Path) -> None:
+def test_no_figure_that_needs_times_is_made_up(tmp_path):
     trace = TraceView(read_traces(recorded_alone(tmp_path)))
     results = {name: METRICS.get(name)(trace) for name in METRICS.names()}
     assert {name for name, result in results.items() if result.status is not Status.NOT_AVAILABLE} == COUNTED
@@ -59,12 +58,12 @@ def test_no_figure_that_needs_times_is_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--perfetto", "--unclassified", "--picture", "--chakra"])
-def test_what_needs_times_is_refused_in_one_line(tmp_path: Path, option: str, cli) -> None:
+def test_what_needs_times_is_refused_in_one_line(tmp_path, option, cli):
     command = ["what-if" if option == "--chakra" else "score", str(recorded_alone(tmp_path)), option]
     assert "without times" in cli.err([*command, *([] if option == "--unclassified" else [str(tmp_path / "out")])])
 
 
-def test_the_command_shows_what_can_be_told_and_the_tree_of_calls(tmp_path: Path, capsys: Any, cli) -> None:
+def test_the_command_shows_what_can_be_told_and_the_tree_of_calls(tmp_path, capsys, cli):
     shown = cli.out(["score", str(recorded_alone(tmp_path))])
     assert "Without times" in shown
     assert [line.split()[0] for line in shown.splitlines()[-4:]] == [
@@ -79,7 +78,7 @@ def test_the_command_shows_what_can_be_told_and_the_tree_of_calls(tmp_path: Path
     )
 
 
-def test_nccl_calls_have_group_sizes_and_type_from_attributes_or_inputs(tmp_path: Path) -> None:
+def test_nccl_calls_have_group_sizes_and_type_from_attributes_or_inputs(tmp_path):
     trace = view_of(tmp_path, write.as_bytes())
     (table,) = trace.trace_set.tables.values()
     calls = [table.collectives[number] for number in table.coll_id[table.rows_of(Kind.COMM)].tolist()]
@@ -93,7 +92,7 @@ def test_nccl_calls_have_group_sizes_and_type_from_attributes_or_inputs(tmp_path
     assert kernels == {"triton_poi_fused_add_0": 1}
 
 
-def test_an_operator_inside_another_is_below_it_and_its_flops_count_once(tmp_path: Path) -> None:
+def test_an_operator_inside_another_is_below_it_and_its_flops_count_once(tmp_path):
     trace = view_of(tmp_path, write.as_bytes())
     tree = build_call_tree(trace)
     linear = tree.children["aten::linear"]
@@ -105,7 +104,7 @@ def test_an_operator_inside_another_is_below_it_and_its_flops_count_once(tmp_pat
 
 
 @pytest.mark.parametrize("schema", ["1.0.0", "1.0.1", "1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.0.4"])
-def test_every_schema_gives_the_same_products(tmp_path: Path, schema: str) -> None:
+def test_every_schema_gives_the_same_products(tmp_path, schema):
     make = write.node if "chakra" in schema else write.flat_node
     products = [make(n, "aten::mm", inputs=(write.tensor(8, 16), write.tensor(16, 4))) for n in (3, 4)]
     trace = view_of(tmp_path, write.as_bytes(products, schema))
@@ -113,7 +112,7 @@ def test_every_schema_gives_the_same_products(tmp_path: Path, schema: str) -> No
     assert [len(table) for table in trace.trace_set.tables.values()] == [len(products)]
 
 
-def test_the_root_of_a_broadcast_and_the_peer_of_a_send_are_not_the_ranks_own(tmp_path: Path) -> None:
+def test_the_root_of_a_broadcast_and_the_peer_of_a_send_are_not_the_ranks_own(tmp_path):
     stated = [("allreduce", 2), *[("broadcast", 0)] * 3, *[("send", 3)] * 2, ("recv", 1)]
     nodes = [
         write.node(number, "record_param_comms", inputs=write.call_inputs(*call))
@@ -138,13 +137,13 @@ def test_the_root_of_a_broadcast_and_the_peer_of_a_send_are_not_the_ranks_own(tm
     ],
     ids=["cycle", "same id twice", "huge", "not a 64-bit size", "negative", "text as id", "id beyond 62 bits"],
 )
-def test_odd_nodes_give_a_status_and_no_made_up_flops(tmp_path: Path, nodes: Any, status: str, flops: Any) -> None:
+def test_odd_nodes_give_a_status_and_no_made_up_flops(tmp_path, nodes, status, flops):
     trace = view_of(tmp_path, write.as_bytes(nodes))
     assert trace.trace_set.status == status
     assert METRICS.get("op_flops")(trace).value == flops
 
 
-def test_a_product_without_shapes_makes_the_flops_a_lower_bound(tmp_path: Path) -> None:
+def test_a_product_without_shapes_makes_the_flops_a_lower_bound(tmp_path):
     known = write.node(4, "aten::mm", inputs=(write.tensor(2, 3), write.tensor(3, 5)))
     result = METRICS.get("op_flops")(view_of(tmp_path, write.as_bytes([known, write.node(5, "aten::bmm")])))
     assert (result.value, result.status, result.reason) == (60, "partial", Reason.NO_SHAPES)
@@ -158,6 +157,6 @@ def test_a_product_without_shapes_makes_the_flops_a_lower_bound(tmp_path: Path) 
         (json.dumps(write.document([])).encode()[:150], Reason.TRACE_TRUNCATED),
     ],
 )
-def test_without_nodes_or_of_another_schema_there_is_a_reason(tmp_path: Path, data: bytes, reason: Reason) -> None:
+def test_without_nodes_or_of_another_schema_there_is_a_reason(tmp_path, data, reason):
     found = view_of(tmp_path, data).trace_set
     assert (found.status, found.reason) == ("not_available", reason)

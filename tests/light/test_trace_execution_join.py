@@ -32,7 +32,7 @@ def values_of(found: TraceSet) -> dict[str, float | None]:
     return {name: METRICS.get(name)(trace).value for name in SHAPED}
 
 
-def test_shapes_and_sizes_that_the_profile_lacks_are_those_of_the_execution_trace(tmp_path: Path) -> None:
+def test_shapes_and_sizes_that_the_profile_lacks_are_those_of_the_execution_trace(tmp_path):
     found = read_traces(copy_recorded(tmp_path))
     assert (found.status, found.ranks, {table.format for table in found.tables.values()}) == ("ok", (0, 1), {"kineto"})
     assert values_of(found) == {"op_flops": 622592, "comm_volume": 37408}
@@ -42,14 +42,14 @@ def test_shapes_and_sizes_that_the_profile_lacks_are_those_of_the_execution_trac
     assert values_of(read_traces(tmp_path)) == {"op_flops": None, "comm_volume": None}
 
 
-def test_the_execution_trace_of_another_rank_is_noticed(tmp_path: Path) -> None:
+def test_the_execution_trace_of_another_rank_is_noticed(tmp_path):
     swapped = {"execution_rank0": "execution_rank1", "execution_rank1": "execution_rank0"}
     found = read_traces(copy_recorded(tmp_path, **swapped))
     assert (found.status, values_of(found)["op_flops"]) == ("ok", None)
     assert "execution_rank0.json.gz is of another process than rank0_trace.json.gz: not joined" in found.message
 
 
-def test_an_execution_trace_without_a_profile_of_its_rank_is_noticed(tmp_path: Path) -> None:
+def test_an_execution_trace_without_a_profile_of_its_rank_is_noticed(tmp_path):
     copy_recorded(tmp_path, execution_rank1="execution_rank5")
     assert "execution_rank5.json.gz is of a rank without a profiler's trace" in read_traces(tmp_path).message
 
@@ -61,7 +61,7 @@ def test_an_execution_trace_without_a_profile_of_its_rank_is_noticed(tmp_path: P
         ('"rf_id"', '"id_of_rf"', "no record function id in common"),
     ],
 )
-def test_an_execution_trace_of_another_run_is_noticed(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_an_execution_trace_of_another_run_is_noticed(tmp_path, old, new, message):
     path = copy_recorded(tmp_path) / "execution_rank0.json.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(old.encode(), new.encode())))
     found = read_traces(tmp_path)
@@ -70,7 +70,7 @@ def test_an_execution_trace_of_another_run_is_noticed(tmp_path: Path, old: str, 
 
 
 @pytest.mark.parametrize("size", [150, 4000])
-def test_a_damaged_execution_trace_does_not_make_the_profile_partial(tmp_path: Path, size: int) -> None:
+def test_a_damaged_execution_trace_does_not_make_the_profile_partial(tmp_path, size):
     path = copy_recorded(tmp_path) / "execution_rank0.json.gz"
     path.with_name("execution_rank0.json").write_bytes(gzip.decompress(path.read_bytes())[:size])
     path.unlink()
@@ -93,7 +93,7 @@ def _gpu_events(*, is_bare: bool) -> list[dict[str, Any]]:
     return events
 
 
-def test_kernels_get_the_operator_with_shapes_around_their_launch_and_calls_their_sizes(tmp_path: Path) -> None:
+def test_kernels_get_the_operator_with_shapes_around_their_launch_and_calls_their_sizes(tmp_path):
     product = (execution_writer.tensor(64, 32), execution_writer.tensor(32, 16))
     call = {"collective_name": "allreduce", "dtype": "BFloat16", "pg_name": "0", "pg_desc": "default_pg", "pg_size": 2}
     sizes = {"in_msg_nelems": 1 << 20, "out_msg_nelems": 1 << 20}

@@ -7,7 +7,6 @@ import random
 import sqlite3
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import execution_writer
 import pytest
@@ -103,7 +102,7 @@ def check(found: TraceSet) -> TraceSet:
         ]
     ),
 )
-def test_damaged_bytes_give_a_status(data: Any, whole: tuple[str, bytes]) -> None:
+def test_damaged_bytes_give_a_status(data, whole):
     name, original = whole
     damaged = bytearray(original)
     for _ in range(data.draw(st.integers(1, 6))):
@@ -115,13 +114,13 @@ def test_damaged_bytes_give_a_status(data: Any, whole: tuple[str, bytes]) -> Non
 
 @light
 @given(size=st.integers(0, len(SPACE)))
-def test_an_xspace_truncated_anywhere_gives_a_status(size: int) -> None:
+def test_an_xspace_truncated_anywhere_gives_a_status(size):
     assert read_bytes("h.xplane.pb", SPACE[:size]).status in STATUSES
 
 
 @light
 @given(size=st.integers(0, len(KINETO)))
-def test_json_truncated_anywhere_gives_a_status(size: int) -> None:
+def test_json_truncated_anywhere_gives_a_status(size):
     assert read_bytes("rank0_trace.json", KINETO[:size]).status in STATUSES
 
 
@@ -129,7 +128,7 @@ def test_json_truncated_anywhere_gives_a_status(size: int) -> None:
 @given(
     st.lists(events, max_size=6), st.dictionaries(st.sampled_from(["distributedInfo", "deviceProperties"]), json_values)
 )
-def test_odd_events_do_not_hide_the_good_ones(odd: list[dict[str, Any]], head: dict[str, Any]) -> None:
+def test_odd_events_do_not_hide_the_good_ones(odd, head):
     document = {**head, "traceEvents": [*odd, *write.gpu_events(steps=1)]}
     found = read_bytes("rank0_trace.json", json.dumps(document).encode())
     assert found.tables, found.message
@@ -137,19 +136,19 @@ def test_odd_events_do_not_hide_the_good_ones(odd: list[dict[str, Any]], head: d
 
 @light
 @given(size=st.integers(0, len(ROCPROF)))
-def test_rocprofiler_json_truncated_anywhere_gives_a_status(size: int) -> None:
+def test_rocprofiler_json_truncated_anywhere_gives_a_status(size):
     assert read_bytes("1_results.json", ROCPROF[:size]).status in STATUSES
 
 
 @light
 @given(size=st.integers(0, len(CHAKRA)))
-def test_a_chakra_trace_truncated_anywhere_gives_a_status(size: int) -> None:
+def test_a_chakra_trace_truncated_anywhere_gives_a_status(size):
     assert read_bytes("chakra.0.et", CHAKRA[:size]).status in STATUSES
 
 
 @light
 @given(size=st.integers(0, len(EXECUTION)))
-def test_an_execution_trace_truncated_anywhere_gives_a_status(size: int) -> None:
+def test_an_execution_trace_truncated_anywhere_gives_a_status(size):
     assert read_bytes("et_rank0.json", EXECUTION[:size]).status in STATUSES
 
 
@@ -161,7 +160,7 @@ odd_node = st.dictionaries(
 
 @light
 @given(st.integers(0, 2**32), st.lists(odd_node, max_size=5))
-def test_any_execution_trace_gives_a_status_and_scores_with_a_reason(seed: int, odd: list[dict[str, Any]]) -> None:
+def test_any_execution_trace_gives_a_status_and_scores_with_a_reason(seed, odd):
     nodes = [*odd, *execution_writer.training_nodes()]
     data = mutate(json.dumps(execution_writer.document(nodes), indent=1), random.Random(seed))
     trace = TraceView(read_bytes("et_rank0.json", data))
@@ -188,7 +187,7 @@ odd_sections = st.dictionaries(rocprof_keys, json_values | st.lists(st.dictionar
 
 @light
 @given(odd_sections, odd_sections, st.sampled_from([0, -1, 2**63, 2**70, 1.5, "x", None, [], {}]), st.booleans())
-def test_rocprofiler_json_of_any_shape_gives_a_status(sections: Any, lists: Any, value: Any, is_first: bool) -> None:
+def test_rocprofiler_json_of_any_shape_gives_a_status(sections, lists, value, is_first):
     process = training_process()
     process = {**sections, **process} if is_first else {**process, **sections}
     if isinstance(process.get("buffer_records"), dict):
@@ -218,9 +217,7 @@ marker_events = st.builds(
 
 @light
 @given(st.lists(marker_events, max_size=8), st.booleans(), st.booleans())
-def test_any_markers_give_windows_inside_the_trace_and_scores_with_a_reason(
-    markers: list[dict[str, Any]], has_launches: bool, is_instant: bool
-) -> None:
+def test_any_markers_give_windows_inside_the_trace_and_scores_with_a_reason(markers, has_launches, is_instant):
     work = [e for e in write.gpu_events(steps=2) if e["cat"] != "user_annotation"]
     work = [e for e in work if has_launches or e["cat"] != "cuda_runtime"]
     work = [{**e, "dur": 0} if is_instant and e["cat"] == "kernel" else e for e in work]
@@ -242,7 +239,7 @@ names_of_calls = st.sampled_from(["PjitFunction(f)", "PjitFunction(g)", "PJRT_Lo
 
 @light
 @given(st.lists(st.tuples(names_of_calls, st.integers(0, 9), st.integers(0, 4)), max_size=8), st.data())
-def test_any_program_calls_of_an_xspace_give_windows_with_time(calls: list[tuple[str, int, int]], data: Any) -> None:
+def test_any_program_calls_of_an_xspace_give_windows_with_time(calls, data):
     host = [(name, start * 10**6, length * 10**6, {}) for name, start, length in calls]
     launches = [
         (("hipLaunchKernel"), start * 10**6, 10, {"correlation_id": n}) for n, (_, start, _) in enumerate(calls)
@@ -262,13 +259,13 @@ def test_any_program_calls_of_an_xspace_give_windows_with_time(calls: list[tuple
 
 @light
 @given(st.binary(max_size=300), st.sampled_from(["trace.json", "trace.json.gz", "h.xplane.pb", "r.sqlite"]))
-def test_noise_is_not_available(noise: bytes, name: str) -> None:
+def test_noise_is_not_available(noise, name):
     assert read_bytes(name, noise).status == "not_available"
 
 
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"])
 @pytest.mark.parametrize("value", [None, "text", 2**63 - 1])
-def test_odd_values_in_an_export_give_a_status(tmp_path: Path, table: str, value: Any) -> None:
+def test_odd_values_in_an_export_give_a_status(tmp_path, table, value):
     path = write.write_nsys(tmp_path / "report.sqlite", processes=1)
     db = sqlite3.connect(path)
     for (column,) in db.execute(f"SELECT name FROM pragma_table_info('{table}')").fetchall():

@@ -21,7 +21,7 @@ from cclsearch.trace.view import RankView, TraceView
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def test_step_time_is_the_median_device_period_of_the_slowest_rank() -> None:
+def test_step_time_is_the_median_device_period_of_the_slowest_rank():
     slow = step_timeline(1, 2)
     for row in slow.rows:
         row["ts_ns"] = row["ts_ns"] * 11 // 10
@@ -33,12 +33,12 @@ def test_step_time_is_the_median_device_period_of_the_slowest_rank() -> None:
     assert result.inputs["cpu_step_time_s"] == pytest.approx(60e-6)
 
 
-def test_three_steps_are_not_trimmed_and_the_last_has_no_period() -> None:
+def test_three_steps_are_not_trimmed_and_the_last_has_no_period():
     result = measure([step_timeline(steps=3).table()], "trace_step_time")
     assert (result.n_steps, result.inputs["step_numbers"]) == (2, [0, 1])
 
 
-def test_an_incomplete_step_ends_the_previous_window_and_has_no_window() -> None:
+def test_an_incomplete_step_ends_the_previous_window_and_has_no_window():
     timeline = step_timeline(steps=2)
     cut = timeline.step(200, 260, complete=False)
     timeline.kernel(205, 40, step_id=cut)
@@ -47,20 +47,20 @@ def test_an_incomplete_step_ends_the_previous_window_and_has_no_window() -> None
     assert result.value == pytest.approx(100e-6)
 
 
-def test_one_step_has_the_extent_of_what_it_launched_and_is_partial() -> None:
+def test_one_step_has_the_extent_of_what_it_launched_and_is_partial():
     result = measure([step_timeline(steps=1).table()], "trace_step_time")
     assert result.value == pytest.approx(70e-6)  # its marker has 60 us
     assert (result.status, result.reason) == (Status.PARTIAL, Reason.TOO_FEW_STEPS)
 
 
-def test_cpu_steps_run_from_marker_to_marker() -> None:
+def test_cpu_steps_run_from_marker_to_marker():
     table = step_timeline(steps=3).table(accelerator="cpu")
     result = measure([table], "trace_step_time")
     assert result.n_steps == 3
     assert result.per_step == (pytest.approx(100e-6), pytest.approx(100e-6), pytest.approx(60e-6))
 
 
-def test_without_markers_only_shares_of_the_whole_file_are_available() -> None:
+def test_without_markers_only_shares_of_the_whole_file_are_available():
     timeline = Timeline()
     timeline.kernel(0, 30)
     timeline.kernel(70, 30)
@@ -73,14 +73,14 @@ def test_without_markers_only_shares_of_the_whole_file_are_available() -> None:
     ("name", "share"),
     [("compute_frac", 0.4), ("exposed_comm_frac", 0.2), ("exposed_mem_frac", 0.1), ("idle_frac", 0.3)],
 )
-def test_shares_of_a_step(name: str, share: float) -> None:
+def test_shares_of_a_step(name, share):
     result = measure([step_timeline().table()], name)
     assert result.value == pytest.approx(share)
     assert result.per_step == pytest.approx([share] * 4)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed: int) -> None:
+def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed):
     rng = np.random.default_rng(seed)
     timeline = Timeline()
     for i in range(6):
@@ -94,7 +94,7 @@ def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed: int) -> Non
     assert min(part.min() for part in (parts.compute_ns_W, parts.exposed_comm_ns_W, parts.idle_ns_W)) >= 0
 
 
-def test_overlap_is_the_share_of_communication_during_compute() -> None:
+def test_overlap_is_the_share_of_communication_during_compute():
     timeline = Timeline()
     for i in range(5):
         number = timeline.step(i * 100, i * 100 + 90)
@@ -103,36 +103,36 @@ def test_overlap_is_the_share_of_communication_during_compute() -> None:
     assert measure([timeline.table()], "overlap").value == pytest.approx(0.25)
 
 
-def test_waiting_is_the_duration_beyond_the_shortest_over_ranks() -> None:
+def test_waiting_is_the_duration_beyond_the_shortest_over_ranks():
     result = measure(two_ranks(), "comm_wait_frac")
     moving = 20 + 30 + 50
     assert result.per_rank[0] == pytest.approx(45 / (45 + moving))
     assert result.per_rank[1] == 0.0
 
 
-def test_bus_bandwidth_uses_the_shortest_duration() -> None:
+def test_bus_bandwidth_uses_the_shortest_duration():
     result = measure(two_ranks(sizes=(4 << 20,)), "bus_bw")
     assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9)  # 2 (n-1)/n is 1 for two ranks
     assert result.status is Status.OK
 
 
-def test_hockney_fit_finds_latency_and_bandwidth() -> None:
+def test_hockney_fit_finds_latency_and_bandwidth():
     result = measure(two_ranks(), "hockney_fit")
     assert result.value == pytest.approx((1 << 20) / 10e-6)
     assert result.inputs["alpha_s"] == pytest.approx(10e-6)
 
 
-def test_hockney_fit_needs_three_sizes() -> None:
+def test_hockney_fit_needs_three_sizes():
     result = measure(two_ranks(sizes=(1 << 20, 2 << 20)), "hockney_fit")
     assert result.status is Status.NOT_AVAILABLE
 
 
-def test_bandwidth_utilization_is_over_one_direction_of_the_cards_link() -> None:
+def test_bandwidth_utilization_is_over_one_direction_of_the_cards_link():
     result = measure(two_ranks(sizes=(4 << 20,)), "bw_util", card=make_card())
     assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9 / 450)
 
 
-def test_wire_bytes_count_the_collectives_factor() -> None:
+def test_wire_bytes_count_the_collectives_factor():
     timeline = Timeline(world_size=4)
     for i in range(6):
         number = timeline.step(i * 100, i * 100 + 90)
@@ -146,7 +146,7 @@ def test_wire_bytes_count_the_collectives_factor() -> None:
     assert result.inputs["message_bytes"] == pytest.approx(3000)
 
 
-def test_compute_imbalance_compares_ranks_of_a_stage() -> None:
+def test_compute_imbalance_compares_ranks_of_a_stage():
     tables = []
     for rank, compute in enumerate((10, 10, 30, 50)):
         timeline = Timeline(rank=rank, world_size=4)
@@ -157,7 +157,7 @@ def test_compute_imbalance_compares_ranks_of_a_stage() -> None:
     assert staged.value == pytest.approx(50 / 40 - 1)
 
 
-def test_pipeline_bubble_is_the_time_without_work_and_collectives() -> None:
+def test_pipeline_bubble_is_the_time_without_work_and_collectives():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -175,7 +175,7 @@ def test_pipeline_bubble_is_the_time_without_work_and_collectives() -> None:
     assert result.inputs["ideal"] == pytest.approx(1 / 9)
 
 
-def test_moe_balance_reads_the_load_from_the_splits() -> None:
+def test_moe_balance_reads_the_load_from_the_splits():
     tables = []
     for rank, received in enumerate(((30, 30), (10, 10))):
         timeline = Timeline(rank=rank, world_size=2)
@@ -188,7 +188,7 @@ def test_moe_balance_reads_the_load_from_the_splits() -> None:
     assert measure(tables, "moe_balance", card=make_card()).reason is Reason.CARD_MISSING_FIELD
 
 
-def test_critical_path_of_a_queued_stream_is_its_work() -> None:
+def test_critical_path_of_a_queued_stream_is_its_work():
     timeline = Timeline()
     for i in range(6):
         number = timeline.step(i * 100, i * 100 + 10)
@@ -201,7 +201,7 @@ def test_critical_path_of_a_queued_stream_is_its_work() -> None:
     assert path.inputs["memcpy_share"] == pytest.approx(0.3)
 
 
-def test_critical_path_continues_on_the_rank_that_arrives_last() -> None:
+def test_critical_path_continues_on_the_rank_that_arrives_last():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -218,7 +218,7 @@ def test_critical_path_continues_on_the_rank_that_arrives_last() -> None:
     assert path.inputs["wait_share"] == 0.0
 
 
-def test_first_token_and_token_times_end_with_the_device() -> None:
+def test_first_token_and_token_times_end_with_the_device():
     timeline = Timeline()
     for i, name in enumerate(
         ["execute_context_1(512)_generation_0(0)"]
@@ -236,7 +236,7 @@ def test_first_token_and_token_times_end_with_the_device() -> None:
     assert measure([table], "ttft", card=make_card()).reason is Reason.PHASE_MISMATCH
 
 
-def test_a_decode_step_without_another_before_it_takes_its_device_time() -> None:
+def test_a_decode_step_without_another_before_it_takes_its_device_time():
     timeline = Timeline()
     for i, name in enumerate(["execute_context_0(0)_generation_4(4)", "execute_context_1(8)_generation_0(0)"] * 2):
         number = timeline.step(i * 100, i * 100 + 40, name=name)
@@ -246,7 +246,7 @@ def test_a_decode_step_without_another_before_it_takes_its_device_time() -> None
     assert "without host time" in decode.detail
 
 
-def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
+def test_scaling_efficiency_splits_the_loss_by_cause():
     base = TraceView(make_set([step_timeline(0, 1).table()]))
     halves = [step_timeline(rank, 2, period_us=60).table() for rank in range(2)]
     result = measure(halves, "scaling_efficiency", baseline=base)
@@ -258,7 +258,7 @@ def test_scaling_efficiency_splits_the_loss_by_cause() -> None:
     assert result.reason is Reason.CARD_MISSING_FIELD  # strong scaling is assumed without a card
 
 
-def test_weak_scaling_uses_the_batch_of_each_card() -> None:
+def test_weak_scaling_uses_the_batch_of_each_card():
     base = TraceView(make_set([step_timeline(0, 1).table()]), card=make_card(global_batch_size=8, num_accelerators=1))
     larger = [step_timeline(rank, 2, period_us=125).table() for rank in range(2)]
     result = measure(larger, "scaling_efficiency", card=make_card(global_batch_size=16), baseline=base)
@@ -268,7 +268,7 @@ def test_weak_scaling_uses_the_batch_of_each_card() -> None:
     assert lost == pytest.approx(25e-6)
 
 
-def test_quality_names_the_weakest_share() -> None:
+def test_quality_names_the_weakest_share():
     timeline = step_timeline(0, 4)
     result = measure([timeline.table()], "trace_quality", set_fields={"world_size": 4})
     assert result.value == pytest.approx(0.25)
@@ -290,11 +290,11 @@ def test_quality_names_the_weakest_share() -> None:
         ("triton_poi_fused_add_0", "triton_poi_fused_add"),
     ],
 )
-def test_kernel_families(name: str, family: str) -> None:
+def test_kernel_families(name, family):
     assert kernel_family(name) == family
 
 
-def test_top_kernels_share_time_by_family() -> None:
+def test_top_kernels_share_time_by_family():
     timeline = Timeline()
     timeline.kernel(0, 30, "gemm<1>(int)")
     timeline.kernel(30, 30, "gemm<2>(int)")
@@ -303,7 +303,7 @@ def test_top_kernels_share_time_by_family() -> None:
     assert (result.value, result.inputs["kernel"]) == (pytest.approx(0.6), "gemm")
 
 
-def test_one_reason_does_not_hide_another() -> None:
+def test_one_reason_does_not_hide_another():
     timelines = [step_timeline(rank, 3, steps=1) for rank in (0, 1)]
     tables = [timelines[0].table(), timelines[1].table(), Timeline(rank=2, world_size=3).table()]
     found = measure(tables, "idle_frac", set_fields={"reasons": (Reason.TRACE_TRUNCATED,), "message": "rank 1 is cut"})
@@ -311,7 +311,7 @@ def test_one_reason_does_not_hide_another() -> None:
     assert found.detail == "one step only; rank 1 is cut; no device event of rank 2"
 
 
-def test_communication_time_by_link_follows_the_cards_nodes() -> None:
+def test_communication_time_by_link_follows_the_cards_nodes():
     timeline = Timeline(world_size=16)
     timeline.collective(0, 10, group_ranks=tuple(range(8)), group="tp", group_size=8)
     timeline.collective(20, 30, group_ranks=(0, 8), group="dp", group_size=2)

@@ -29,7 +29,7 @@ from cclsearch.trace.view import TraceView
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
-def test_allocation_and_waves_are_weighted_by_kernel_duration() -> None:
+def test_allocation_and_waves_are_weighted_by_kernel_duration():
     timeline = Timeline()
     timeline.kernel(0, 30, blocks_per_sm=0.5, grid_id=0)
     timeline.kernel(30, 10, blocks_per_sm=3.0, grid_id=0)
@@ -42,7 +42,7 @@ def test_allocation_and_waves_are_weighted_by_kernel_duration() -> None:
     assert waves.value == pytest.approx((0.25 * 30 + 0.75 * 10 + 1.0 * 10) / 50)
 
 
-def test_mfu_follows_the_usual_convention() -> None:
+def test_mfu_follows_the_usual_convention():
     result = measure(
         [step_timeline(0, 2, period_us=1e6).table(), step_timeline(1, 2, period_us=1e6).table()],
         "mfu",
@@ -59,18 +59,18 @@ def test_mfu_follows_the_usual_convention() -> None:
     assert causal.value < plain.value
 
 
-def test_a_value_above_the_peak_is_not_available() -> None:
+def test_a_value_above_the_peak_is_not_available():
     result = measure([step_timeline().table()], "mfu", card=make_card(num_accelerators=1))
     assert result.value is None
     assert "of the peak" in result.detail
 
 
-def test_an_unknown_device_has_no_peak() -> None:
+def test_an_unknown_device_has_no_peak():
     table = step_timeline(period_us=1e6).table(devices=(DeviceInfo(0, "Mystery 9000"),))
     assert measure([table], "mfu", card=make_card()).reason is Reason.UNKNOWN_PEAK
 
 
-def test_tokens_per_second_are_the_cards_batch_over_the_step_time() -> None:
+def test_tokens_per_second_are_the_cards_batch_over_the_step_time():
     tables = [step_timeline(rank, 2).table() for rank in range(2)]
     assert measure(tables, "tokens_per_s", card=make_card()).value == pytest.approx(16 * 1024 / 100e-6)
     assert measure(tables, "tokens_per_s_per_device", card=make_card()).value == pytest.approx(8 * 1024 / 100e-6)
@@ -97,13 +97,11 @@ def test_tokens_per_second_are_the_cards_batch_over_the_step_time() -> None:
         ("aten::relu", ((4, 8),), (), None),
     ],
 )
-def test_flops_of_an_operator(
-    name: str, dims: tuple[tuple[int, ...], ...], scalars: tuple[str, ...], flops: float | None
-) -> None:
+def test_flops_of_an_operator(name, dims, scalars, flops):
     assert count_op_flops(name, OpShape(dims, scalars=scalars)) == flops
 
 
-def test_gemm_rate_counts_an_operator_once_for_all_its_kernels() -> None:
+def test_gemm_rate_counts_an_operator_once_for_all_its_kernels():
     timeline = Timeline()
     op = timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
     timeline.kernel(10, 2, op=op, name_class=ComputeClass.GEMM)
@@ -113,7 +111,7 @@ def test_gemm_rate_counts_an_operator_once_for_all_its_kernels() -> None:
     assert measure([table], "gemm_tflops").value == pytest.approx(2e9 / 4e-6 / 1e12)
 
 
-def test_cpu_operators_called_by_an_operator_are_not_counted_again() -> None:
+def test_cpu_operators_called_by_an_operator_are_not_counted_again():
     timeline = Timeline()
     timeline.kernel(0, 100, "aten::linear")
     for start, dur, name, shape in ((0, 100, "aten::linear", 0), (10, 80, "aten::mm", 1), (200, 50, "aten::mm", 1)):
@@ -124,7 +122,7 @@ def test_cpu_operators_called_by_an_operator_are_not_counted_again() -> None:
     assert result.inputs["flops"] == 2 * (2 * 10 * 20 * 30)
 
 
-def test_copies_by_direction_in_decimal_gigabytes() -> None:
+def test_copies_by_direction_in_decimal_gigabytes():
     timeline = Timeline()
     timeline.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)
     timeline.copy(20, 10, "Memcpy DtoH (Device -> Pageable)", bytes=50_000)
@@ -135,7 +133,7 @@ def test_copies_by_direction_in_decimal_gigabytes() -> None:
     assert (result.value, result.inputs["direction"]) == (10.0, "h2d")  # directions are never mixed
 
 
-def test_a_rank_without_copies_in_a_direction_has_no_value() -> None:
+def test_a_rank_without_copies_in_a_direction_has_no_value():
     up, down = Timeline(rank=0), Timeline(rank=1)
     up.copy(0, 10, "Memcpy HtoD (Pinned -> Device)", bytes=100_000)
     down.copy(0, 10, "Memcpy DtoH (Device -> Pageable)", bytes=50_000)
@@ -146,7 +144,7 @@ def test_a_rank_without_copies_in_a_direction_has_no_value() -> None:
     assert (alone.value, alone.inputs["direction"]) == (5.0, "d2h")
 
 
-def test_peak_memory_is_the_largest_total_of_the_allocator() -> None:
+def test_peak_memory_is_the_largest_total_of_the_allocator():
     points = MemoryPoints(
         np.arange(3), np.array([1, 900, 5]), np.array([-1, 1000, 1000]), np.array([0, 0, 0], dtype=np.int16)
     )
@@ -184,19 +182,19 @@ def idle_table(gap_us: float, launched_us: float, **columns: Any) -> EventTable:
         (idle_table(200, launched_us=100), "unknown"),
     ],
 )
-def test_cause_of_an_idle_gap(table: EventTable, cause: str) -> None:
+def test_cause_of_an_idle_gap(table, cause):
     result = measure([table], "idle_cause")
     assert result.inputs["main"] == cause
 
 
-def test_idle_cause_needs_launches() -> None:
+def test_idle_cause_needs_launches():
     timeline = Timeline()
     timeline.kernel(0, 10)
     timeline.kernel(30, 10)
     assert measure([timeline.table()], "idle_cause").reason is Reason.NO_LAUNCH_RECORDS
 
 
-def test_small_kernel_share_launch_rate_and_queue_depth() -> None:
+def test_small_kernel_share_launch_rate_and_queue_depth():
     timeline = Timeline()
     for i in range(10):
         timeline.kernel(100 + 10 * i, 4 if i % 2 else 6, launched_us=i)
@@ -208,13 +206,13 @@ def test_small_kernel_share_launch_rate_and_queue_depth() -> None:
 
 
 @pytest.mark.parametrize("runs", [1, 4])
-def test_the_roofline_weights_each_operation_by_its_runs(runs: int) -> None:
+def test_the_roofline_weights_each_operation_by_its_runs(runs):
     result = measure([roofline_table(runs)], "resource_efficiency", card=make_card(num_accelerators=1))
     assert result.status is Status.OK
     assert result.inputs["flop_per_byte"] == pytest.approx((1e6 + runs * 9e8) / (1e6 * (1 + runs)))
 
 
-def test_a_contradicted_device_count_makes_the_result_partial() -> None:
+def test_a_contradicted_device_count_makes_the_result_partial():
     tables = [step_timeline(rank, None, period_us=1e6).table() for rank in range(2)]
     names = ("mfu", "mfu_causal", "tokens_per_s_per_device")
     for name in names:
@@ -227,7 +225,7 @@ def test_a_contradicted_device_count_makes_the_result_partial() -> None:
         assert measure(tables, name, card=make_card(), config=Config(dp=2, tp=2)).reason is Reason.RANKS_MISSING
 
 
-def test_collective_groups_count_devices_without_a_trace() -> None:
+def test_collective_groups_count_devices_without_a_trace():
     timeline = Timeline(world_size=None)
     for i in range(6):
         number = timeline.step(i * 1e6, i * 1e6 + 100)
@@ -257,7 +255,7 @@ WINDOWED = (
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_a_value_over_windows_that_are_not_steps_is_partial(name: str, steps: int) -> None:
+def test_a_value_over_windows_that_are_not_steps_is_partial(name, steps):
     timeline = Timeline(world_size=2)
     for i in range(3):
         number = timeline.step(i * 100, i * 100 + 90) if i < steps else 0 if steps else -1
@@ -273,7 +271,7 @@ def test_a_value_over_windows_that_are_not_steps_is_partial(name: str, steps: in
     assert result.reason is reason
 
 
-def test_a_value_over_the_whole_file_needs_no_steps() -> None:
+def test_a_value_over_the_whole_file_needs_no_steps():
     timeline = Timeline()
     timeline.copy(0, 10, bytes=1000)
     assert measure([timeline.table()], "mem_copy_bw").status is Status.OK
@@ -281,7 +279,7 @@ def test_a_value_over_the_whole_file_needs_no_steps() -> None:
     assert measure([timeline.table()], "trace_quality").status is Status.OK
 
 
-def test_rates_that_the_card_states_count_for_an_unknown_device() -> None:
+def test_rates_that_the_card_states_count_for_an_unknown_device():
     card, rates = make_card(), Config({"bf16": 1e18})
     stated = card.hardware.model_copy(update={"accelerator": "mystery", "peak_flops": rates, "memory_gb_per_s": 1000.0})
     table = step_timeline(period_us=1e6).table(devices=(DeviceInfo(0, "Mystery 9000"),))

@@ -42,7 +42,7 @@ def mark(spans: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 
 @given(SPANS, SPANS, st.integers(0, END), st.integers(0, END))
-def test_set_operations_agree_with_marked_nanoseconds(a: Int64s, b: Int64s, one: int, other: int) -> None:
+def test_set_operations_agree_with_marked_nanoseconds(a, b, one, other):
     low, high = sorted((one, other))
     inside = np.zeros(END, dtype=bool)
     inside[low:high] = True
@@ -55,7 +55,7 @@ def test_set_operations_agree_with_marked_nanoseconds(a: Int64s, b: Int64s, one:
 
 
 @given(PAIRS.filter(len), st.lists(st.integers(1, 2), min_size=40, max_size=40))
-def test_merged_and_united_spans_are_exact_sorted_disjoint_and_not_empty(few: list, lengths: list[int]) -> None:
+def test_merged_and_united_spans_are_exact_sorted_disjoint_and_not_empty(few, lengths):
     """Few spans and many take different ways through `unite_spans`."""
     many = merge_spans(np.arange(0, 118, 3), np.arange(0, 118, 3) + lengths)
     united = unite_spans(merge(few[:3]), many)
@@ -66,7 +66,7 @@ def test_merged_and_united_spans_are_exact_sorted_disjoint_and_not_empty(few: li
 
 
 @given(SPANS, WINDOWS)
-def test_windows_have_the_covered_time_and_the_gaps_of_each_alone(spans: Int64s, windows: list) -> None:
+def test_windows_have_the_covered_time_and_the_gaps_of_each_alone(spans, windows):
     windows_W2 = np.sort(np.array(windows, dtype=np.int64).reshape(-1, 2), axis=1)
     covered = [mark(spans)[max(a, 0) : max(b, 0)].sum() for a, b in windows_W2.tolist()]
     assert covered_ns(spans, windows_W2).tolist() == covered
@@ -76,13 +76,13 @@ def test_windows_have_the_covered_time_and_the_gaps_of_each_alone(spans: Int64s,
     assert (np.diff(window_G) >= 0).all()
 
 
-def test_times_above_two_to_the_fifty_keep_every_nanosecond() -> None:
+def test_times_above_two_to_the_fifty_keep_every_nanosecond():
     base = 1_712_195_495_505_582_988
     merged = merge_spans(np.array([base, base + 3]), np.array([base + 2, base + 4]))
     assert merged.tolist() == [[base, base + 2], [base + 3, base + 4]]
     assert total_ns(merged) == 3
 
 
-def test_outermost_marks_spans_that_are_not_inside_another() -> None:
+def test_outermost_marks_spans_that_are_not_inside_another():
     start, end = np.array([0, 1, 2, 10, 10]), np.array([9, 5, 3, 20, 12])
     assert outermost(start, end).tolist() == [True, False, False, True, False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from trace_measures import measure, roofline_table, step_timeline
@@ -16,7 +15,7 @@ from cclsearch.trace.metric import Status
 from cclsearch.trace.run_log import read_run_log
 
 
-def test_seconds_of_kernels_and_compute_are_covered_per_step_and_summed_beside() -> None:
+def test_seconds_of_kernels_and_compute_are_covered_per_step_and_summed_beside():
     timeline = Timeline(world_size=1)
     for i in range(6):
         number, begin = timeline.step(i * 100, i * 100 + 50), i * 100
@@ -36,7 +35,7 @@ def test_seconds_of_kernels_and_compute_are_covered_per_step_and_summed_beside()
     assert measure([table], "trace_span").value == pytest.approx(595e-6)
 
 
-def test_collectives_are_counted_and_timed_by_kind() -> None:
+def test_collectives_are_counted_and_timed_by_kind():
     timeline = Timeline(world_size=1)
     for i in range(6):
         number, begin = timeline.step(i * 100, i * 100 + 50), i * 100
@@ -56,7 +55,7 @@ def test_collectives_are_counted_and_timed_by_kind() -> None:
     assert gathers == {"mean_s": pytest.approx(5e-6), "median_s": pytest.approx(5e-6), "num_calls": 4}
 
 
-def test_a_trace_without_communication_has_no_calls_and_no_mean() -> None:
+def test_a_trace_without_communication_has_no_calls_and_no_mean():
     timeline = Timeline()
     timeline.kernel(0, 10)
     calls, mean = (measure([timeline.table()], name) for name in ("comm_calls", "comm_mean_time"))
@@ -65,7 +64,7 @@ def test_a_trace_without_communication_has_no_calls_and_no_mean() -> None:
     assert mean.reason is Reason.NO_COMM_EVENTS
 
 
-def test_launch_statistics_count_delays_calls_and_short_events() -> None:
+def test_launch_statistics_count_delays_calls_and_short_events():
     timeline = Timeline()
     slow = timeline.add(Kind.RUNTIME, 0, 60, "cudaLaunchKernel", device=-1)
     timeline.kernel(70, 50, launch=slow)
@@ -78,7 +77,7 @@ def test_launch_statistics_count_delays_calls_and_short_events() -> None:
     assert result.inputs["num_events_shorter_than_their_call"] == 2
 
 
-def test_queue_length_is_weighted_by_time() -> None:
+def test_queue_length_is_weighted_by_time():
     timeline = Timeline()
     timeline.kernel(30, 10, launched_us=0)
     timeline.kernel(40, 10, launched_us=10)
@@ -87,7 +86,7 @@ def test_queue_length_is_weighted_by_time() -> None:
     assert (result.inputs["p5"], result.inputs["p95"], result.inputs["max"]) == (1, 2, 2)
 
 
-def test_durations_of_kernels_have_a_histogram() -> None:
+def test_durations_of_kernels_have_a_histogram():
     timeline = Timeline()
     for duration in (1.5, 3, 3, 60):
         timeline.kernel(100 * duration, duration)
@@ -112,7 +111,7 @@ def test_durations_of_kernels_have_a_histogram() -> None:
         ("aten::relu", ((4, 8),), None),
     ],
 )
-def test_bytes_of_an_operator(name: str, dims: tuple[tuple[int, ...], ...], elements: int | None) -> None:
+def test_bytes_of_an_operator(name, dims, elements):
     shape = OpShape(dims, ("c10::BFloat16",) * len(dims))
     assert count_op_bytes(name, shape) == (None if elements is None else 2 * elements)
     assert count_op_bytes(name, OpShape(dims, ("unheard of",))) is None
@@ -135,7 +134,7 @@ SHAPES = (
 )
 
 
-def test_the_roofline_splits_compute_by_what_bounds_it() -> None:
+def test_the_roofline_splits_compute_by_what_bounds_it():
     table = shaped_timeline(unknown_us=0).table(shapes=SHAPES)
     memory, compute = measure([table], "memory_bound_frac"), measure([table], "compute_bound_frac")
     assert memory.value == pytest.approx(0.5)
@@ -150,7 +149,7 @@ def test_the_roofline_splits_compute_by_what_bounds_it() -> None:
     ]
 
 
-def test_the_roofline_says_how_much_it_covers() -> None:
+def test_the_roofline_says_how_much_it_covers():
     table = shaped_timeline(unknown_us=40).table(shapes=SHAPES)
     result = measure([table], "compute_bound_frac")
     assert (result.value, result.status, result.reason) == (pytest.approx(0.3), Status.PARTIAL, Reason.NO_SHAPES)
@@ -163,12 +162,12 @@ def test_the_roofline_says_how_much_it_covers() -> None:
     )
 
 
-def test_the_roofline_of_an_unknown_device_is_not_available() -> None:
+def test_the_roofline_of_an_unknown_device_is_not_available():
     table = shaped_timeline(unknown_us=0).table(shapes=SHAPES, devices=())
     assert measure([table], "memory_bound_frac").reason is Reason.UNKNOWN_PEAK
 
 
-def test_the_rate_of_products_says_how_much_it_covers() -> None:
+def test_the_rate_of_products_says_how_much_it_covers():
     timeline = shaped_timeline(unknown_us=0)
     timeline.kernel(200, 150, "fused_moe_kernel", name_class=ComputeClass.MOE)
     result = measure([timeline.table(shapes=SHAPES)], "gemm_tflops")
@@ -176,7 +175,7 @@ def test_the_rate_of_products_says_how_much_it_covers() -> None:
     assert "25.0%" in result.detail
 
 
-def test_the_roofline_of_xla_uses_its_cost() -> None:
+def test_the_roofline_of_xla_uses_its_cost():
     assert measure([roofline_table(4)], "compute_bound_frac").value == pytest.approx(0.8)
 
 
@@ -195,7 +194,7 @@ VLLM = {"date": "x", "duration": 4.0, "completed": 8, "total_input_tokens": 64, 
         ),
     ],
 )
-def test_throughput_comes_from_the_load_generator(tmp_path: Path, name: str, text: str) -> None:
+def test_throughput_comes_from_the_load_generator(tmp_path, name, text):
     (tmp_path / name).write_text(text, encoding="utf-8")
     log = read_run_log(tmp_path)
     fields = {"run_log": log}
@@ -216,7 +215,7 @@ def test_throughput_comes_from_the_load_generator(tmp_path: Path, name: str, tex
         '{"completed" "duration"',
     ],
 )
-def test_odd_results_give_a_reason(tmp_path: Path, text: str) -> None:
+def test_odd_results_give_a_reason(tmp_path, text):
     for name in ("load.json", "load.jsonl", "requests.json", "requests.jsonl"):
         (tmp_path / name).write_text(text, encoding="utf-8")
     fields = {"run_log": read_run_log(tmp_path)}

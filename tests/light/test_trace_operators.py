@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from test_trace_score import score, write_run
@@ -48,7 +47,7 @@ def view(table: EventTable) -> TraceView:
     return TraceView(make_set([table]))
 
 
-def test_device_time_is_counted_for_every_operator_around_the_launch() -> None:
+def test_device_time_is_counted_for_every_operator_around_the_launch():
     tree = build_operator_tree(view(nested_timeline().table()))
     assert {node.path: (node.seconds, node.own_s, node.num_kernels) for node in tree.nodes} == {
         ("block",): (pytest.approx(35e-6), 0, 2),
@@ -60,7 +59,7 @@ def test_device_time_is_counted_for_every_operator_around_the_launch() -> None:
     assert [len(node.path) for node in tree.nodes] == [1, 2, 3, 1]
 
 
-def test_tables_of_a_trace_without_steps_say_that_they_cover_the_file() -> None:
+def test_tables_of_a_trace_without_steps_say_that_they_cover_the_file():
     first, second = view(nested_timeline().table()), view(nested_timeline(product_us=75).table())
     whole = "over the whole file (no step markers)"
     assert f"time {whole}, mean" in format_operators(build_operator_tree(first))
@@ -70,7 +69,7 @@ def test_tables_of_a_trace_without_steps_say_that_they_cover_the_file() -> None:
     assert "cover 90.0% of it in the first trace and 94.7% in the second" in text
 
 
-def test_markers_of_steps_are_no_operators_and_operators_of_a_cpu_no_kernels(tmp_path: Path) -> None:
+def test_markers_of_steps_are_no_operators_and_operators_of_a_cpu_no_kernels(tmp_path):
     timeline = nested_timeline()
     timeline.add(Kind.ANNOTATION, 0, 90, "step[DECODE bs=32]", device=-1, stream=0)
     assert build_operator_tree(view(timeline.table())).nodes[0].path == ("block",)
@@ -80,7 +79,7 @@ def test_markers_of_steps_are_no_operators_and_operators_of_a_cpu_no_kernels(tmp
     assert list_unclassified(view(cpu.table()))[0].name == "aten::mystery"
 
 
-def test_an_operator_of_another_thread_encloses_nothing() -> None:
+def test_an_operator_of_another_thread_encloses_nothing():
     timeline = Timeline()
     timeline.add(Kind.CPU_OP, 0, 100, "aten::mm", device=-1, stream=1)
     launch = timeline.add(Kind.RUNTIME, 10, 2, "cudaLaunchKernel", device=-1, stream=0)
@@ -88,7 +87,7 @@ def test_an_operator_of_another_thread_encloses_nothing() -> None:
     assert build_operator_tree(view(timeline.table())).coverage == 0
 
 
-def test_the_difference_of_two_traces_names_families_and_operators() -> None:
+def test_the_difference_of_two_traces_names_families_and_operators():
     changes = compare_traces(view(nested_timeline().table()), view(nested_timeline(product_us=60).table()))
     for by, name in (("families", "nvjet_tst_*_v_bz"), ("operators", "aten::mm")):
         first = changes[by][0]
@@ -96,7 +95,7 @@ def test_the_difference_of_two_traces_names_families_and_operators() -> None:
         assert all(change.change_s == 0 for change in changes[by][1:])
 
 
-def test_shares_of_the_change_count_increases_and_decreases() -> None:
+def test_shares_of_the_change_count_increases_and_decreases():
     before, after = Timeline(), Timeline()
     before.kernel(0, 30, "old")
     after.kernel(0, 10, "new")
@@ -112,16 +111,16 @@ def test_shares_of_the_change_count_increases_and_decreases() -> None:
         ("void f<128, 4>(int)", "f"),
     ],
 )
-def test_families_of_different_tiles_are_compared(kernel: str, family: str) -> None:
+def test_families_of_different_tiles_are_compared(kernel, family):
     assert comparable_family(kernel).replace("__", "_") == family
 
 
-def test_unknown_kernels_are_listed_with_their_time() -> None:
+def test_unknown_kernels_are_listed_with_their_time():
     (unknown,) = list_unclassified(view(nested_timeline().table()))
     assert (unknown.name, unknown.seconds, unknown.share) == ("mystery", pytest.approx(5e-6), pytest.approx(0.1))
 
 
-def test_the_command_prints_tables_and_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_tables_and_data(tmp_path, capsys):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", period_us=1500)
     code, text, _ = score(capsys, str(a), str(b), "--diff")
     assert code == 0
@@ -137,9 +136,7 @@ def test_the_command_prints_tables_and_data(tmp_path: Path, capsys: pytest.Captu
     assert "every compute kernel has a class" in text
 
 
-def test_lines_of_a_file_are_used_for_one_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_a_file_are_used_for_one_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
     table = tmp_path / "mine.csv"
     table.write_text("class,pattern\nother,^sm90_gemm\n", encoding="utf-8")
@@ -157,9 +154,7 @@ def test_lines_of_a_file_are_used_for_one_command(
         (["{a}", "--set", "num_params"], "--set must be FIELD=VALUE"),
     ],
 )
-def test_mistakes_are_one_line(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(arguments, message, tmp_path, capsys):
     folder = write_run(tmp_path / "a")
     code, _, err = score(capsys, *(argument.format(a=folder) for argument in arguments))
     assert code == 2
@@ -170,7 +165,7 @@ def mfu(*sets: str) -> MetricResult:
     return measure([step_timeline().table()], "mfu", card=load_scoring_card(None, sets=sets))
 
 
-def test_a_number_of_parameters_is_enough_for_the_model_flops() -> None:
+def test_a_number_of_parameters_is_enough_for_the_model_flops():
     found = mfu("num_params=1e6", "batch_size=2", "seq_len=100", "precision=bf16")
     assert found.value == pytest.approx(6e6 * 200 / 100e-6 / 989.4e12)
     assert (found.status, found.reason) == (Status.PARTIAL, Reason.CARD_MISSING_FIELD)
@@ -186,13 +181,13 @@ def test_a_number_of_parameters_is_enough_for_the_model_flops() -> None:
         (("num_experts=8", "num_params=1e6", "batch_size=2", "seq_len=9", "precision=bf16"), "without experts"),
     ],
 )
-def test_a_missing_field_is_named_with_its_setting(sets: tuple[str, ...], says: str) -> None:
+def test_a_missing_field_is_named_with_its_setting(sets, says):
     found = mfu(*sets)
     assert (found.value, found.reason) == (None, Reason.CARD_MISSING_FIELD)
     assert says in found.detail
 
 
-def test_a_metric_needs_no_field_of_another() -> None:
+def test_a_metric_needs_no_field_of_another():
     card = load_scoring_card(None, sets=("batch_size=2", "seq_len=100"))
     table = step_timeline().table()
     assert measure([table], "tokens_per_s", card=card).status is Status.OK
@@ -201,7 +196,7 @@ def test_a_metric_needs_no_field_of_another() -> None:
         assert (with_card.value, with_card.reason) == (without.value, without.reason), name
 
 
-def test_a_card_with_a_part_of_the_template_is_used(tmp_path: Path) -> None:
+def test_a_card_with_a_part_of_the_template_is_used(tmp_path):
     file = tmp_path / "theirs.yaml"
     file.write_text(
         "workload:\n  model: {phase: training, precision: bf16, model_arch: {num_params: 8000000, num_layers: 4}}\n"
@@ -216,7 +211,7 @@ def test_a_card_with_a_part_of_the_template_is_used(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_is_no_card_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_card_is_refused(tmp_path):
     file = tmp_path / "suite.yaml"
     file.write_text("name: suite\n", encoding="utf-8")
     with pytest.raises(UserError, match="is not a workload card"):

@@ -81,7 +81,7 @@ def open_view(folder: Path, ranks: int = 1) -> TraceView:
     return TraceView(read_traces(folder, use_cache=False))
 
 
-def test_every_row_is_a_slice_with_its_name_and_time(tmp_path: Path) -> None:
+def test_every_row_is_a_slice_with_its_name_and_time(tmp_path):
     trace = open_view(tmp_path)
     export_perfetto(trace, tmp_path / "t.out")
     shown = decode(tmp_path / "t.out")
@@ -97,7 +97,7 @@ def test_every_row_is_a_slice_with_its_name_and_time(tmp_path: Path) -> None:
     ]
 
 
-def test_arrows_run_from_each_launch_to_what_it_launched(tmp_path: Path) -> None:
+def test_arrows_run_from_each_launch_to_what_it_launched(tmp_path):
     trace = open_view(tmp_path, 2)
     export_perfetto(trace, tmp_path / "t.out")
     shown = decode(tmp_path / "t.out")
@@ -106,7 +106,7 @@ def test_arrows_run_from_each_launch_to_what_it_launched(tmp_path: Path) -> None
     assert len(shown.arrows_in) == 2 * 9
 
 
-def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path: Path) -> None:
+def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path):
     trace = open_view(tmp_path, 2)
     export_perfetto(trace, tmp_path / "t.out")
     shown = decode(tmp_path / "t.out")
@@ -125,7 +125,7 @@ def test_steps_gaps_and_waits_are_those_of_the_figures(tmp_path: Path) -> None:
         assert [sum(part.values()) for part in notes] == view.parts.window_ns_W.tolist()
 
 
-def test_the_critical_path_fills_a_step_and_passes_from_rank_to_rank(tmp_path: Path) -> None:
+def test_the_critical_path_fills_a_step_and_passes_from_rank_to_rank(tmp_path):
     trace = open_view(tmp_path, 2)
     export_perfetto(trace, tmp_path / "t.out")
     shown = decode(tmp_path / "t.out")
@@ -138,7 +138,7 @@ def test_the_critical_path_fills_a_step_and_passes_from_rank_to_rank(tmp_path: P
     assert path[0][0] in [start for _, start, _ in shown.on("steps", 1)]
 
 
-def test_collectives_say_how_long_they_waited(tmp_path: Path) -> None:
+def test_collectives_say_how_long_they_waited(tmp_path):
     trace = open_view(tmp_path, 2)
     for rank, longer in ((0, 0), (1, 100)):
         document = write.kineto_document(write.gpu_events(), rank=rank, world=2)
@@ -158,33 +158,33 @@ def test_collectives_say_how_long_they_waited(tmp_path: Path) -> None:
     assert (notes["transfer_ns"], notes["wait_ns"], notes["bytes"]) == (300_000, 100_000, 2 << 20)
 
 
-def test_the_queue_is_a_counter(tmp_path: Path) -> None:
+def test_the_queue_is_a_counter(tmp_path):
     export_perfetto(open_view(tmp_path), tmp_path / "t.out")
     points = decode(tmp_path / "t.out").counters["launched, not started"]
     assert len(points) == 18
     assert (points[0][1], points[-1][1], max(value for _, value in points)) == (1, 0, 2)
 
 
-def test_slices_that_overlap_get_another_track() -> None:
+def test_slices_that_overlap_get_another_track():
     slices = [Slice(*span, "a") for span in [(0, 10), (5, 15), (5, 9), (10, 12), (12, 12), (20, 20)]]
     first, second = split_lanes(slices)
     assert [item[:2] for item in first] == [(0, 10), (5, 9), (10, 12), (12, 12), (20, 20)]
     assert [item[:2] for item in second] == [(5, 15)]
 
 
-def test_the_file_beside_the_traces_is_not_read_as_one(tmp_path: Path) -> None:
+def test_the_file_beside_the_traces_is_not_read_as_one(tmp_path):
     trace = open_view(tmp_path)
     export_perfetto(trace, tmp_path / "trace.json")
     assert [report.path for report in read_traces(tmp_path, use_cache=False).files] == ["rank0_trace.json"]
 
 
-def test_without_device_work_nothing_is_written(tmp_path: Path) -> None:
+def test_without_device_work_nothing_is_written(tmp_path):
     with pytest.raises(UserError, match="no device event"):
         export_perfetto(TraceView(read_traces(tmp_path)), tmp_path / "t.out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_score_writes_the_file_or_says_why_not(tmp_path: Path, cli) -> None:
+def test_score_writes_the_file_or_says_why_not(tmp_path, cli):
     write.write_kineto(tmp_path / "in" / "rank0_trace.json")
     assert main(["score", str(tmp_path / "in"), "--metric", "idle_frac", "--perfetto", str(tmp_path / "t")]) == 0
     assert len(decode(tmp_path / "t").processes) == 1

@@ -107,7 +107,7 @@ def same_tables(one: TraceSet, other: TraceSet) -> bool:
     )
 
 
-def test_another_process_reads_most_files_and_is_started_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_process_reads_most_files_and_is_started_once(folder, monkeypatch):
     alone = read_traces(folder, use_cache=False)
     slow_here(monkeypatch, RANKS - 1)
     started = starts(monkeypatch)
@@ -119,7 +119,7 @@ def test_another_process_reads_most_files_and_is_started_once(folder: Path, monk
     assert not list(folder.glob(".*columns"))
 
 
-def test_columns_are_kept_next_to_the_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_kept_next_to_the_traces(folder, monkeypatch):
     slow_here(monkeypatch, RANKS - 1)
     assert read_traces(folder, workers=3).status == "ok"
     assert all(cache_path(folder / f"rank{rank}.json").exists() for rank in range(RANKS))
@@ -128,9 +128,7 @@ def test_columns_are_kept_next_to_the_traces(folder: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("reading", "timeout_s", "message"), [(die, 60, "killed"), (crash, 60, "crashed"), (hang, 0.2, "longer than")]
 )
-def test_a_process_that_dies_or_hangs_is_a_status_of_its_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, reading: Any, timeout_s: float, message: str
-) -> None:
+def test_a_process_that_dies_or_hangs_is_a_status_of_its_files(folder, monkeypatch, reading, timeout_s, message):
     slow_here(monkeypatch, 2)
     monkeypatch.setattr(read, "read_and_save", reading)
     monkeypatch.setattr(pool, "FILE_TIMEOUT_S", timeout_s)
@@ -145,15 +143,13 @@ def test_a_process_that_dies_or_hangs_is_a_status_of_its_files(
 
 
 @pytest.mark.parametrize(("where", "name", "broken"), [(read, "read_and_save", fail), (pool, "_silence", exit_at_once)])
-def test_files_of_a_process_that_fails_are_read_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, broken: Any
-) -> None:
+def test_files_of_a_process_that_fails_are_read_here(folder, monkeypatch, where, name, broken):
     monkeypatch.setattr(where, name, broken)
     found = read_traces(folder, workers=2)
     assert (found.status, len(found.tables)) == ("ok", RANKS)
 
 
-def test_an_interrupt_ends_the_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_processes(folder, monkeypatch):
     started = starts(monkeypatch)
     monkeypatch.setattr(read, "read_and_save", hang)
 
@@ -178,7 +174,7 @@ def resident_ranks(trace: TraceView) -> int:
 
 
 @pytest.mark.parametrize("name", ["comm_wait_frac", "trace_quality", "queue_length", "critical_path"])
-def test_one_rank_of_a_large_run_is_in_memory(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_a_large_run_is_in_memory(name, folder, monkeypatch):
     wanted = METRICS.get(name)(TraceView(read_traces(folder)))
     monkeypatch.setattr(view, "MAX_RESIDENT_BYTES", 0)
     monkeypatch.setattr(view, "MIN_RELEASED_BYTES", 0)

@@ -34,7 +34,7 @@ def durations_us(table: EventTable, *kinds: Kind) -> list[float]:
     return [float(n) / 1000 for n in table.dur_ns[table.rows_of(*kinds)]]
 
 
-def test_a_gpu_trace_gives_kinds_collectives_steps_and_launches(tmp_path: Path) -> None:
+def test_a_gpu_trace_gives_kinds_collectives_steps_and_launches(tmp_path):
     table = read_one_table(write.write_kineto(tmp_path / "rank0_trace.json"))
     assert durations_us(table, Kind.COMPUTE) == [400.0] * 3
     assert durations_us(table, Kind.COMM) == [300.0] * 3
@@ -54,7 +54,7 @@ def test_a_gpu_trace_gives_kinds_collectives_steps_and_launches(tmp_path: Path) 
     assert table.clock == "unix"
 
 
-def test_device_rows_belong_to_the_step_of_their_launch_not_of_their_own_time(tmp_path: Path) -> None:
+def test_device_rows_belong_to_the_step_of_their_launch_not_of_their_own_time(tmp_path):
     late = write.kineto_document(write.gpu_events(lag_us=1500.0))
     table = read_one_table(write.write_kineto(tmp_path / "trace.json", late))
     rows = table.rows_of(Kind.COMPUTE)
@@ -62,7 +62,7 @@ def test_device_rows_belong_to_the_step_of_their_launch_not_of_their_own_time(tm
     assert table.ts_ns[rows[0]] > table.steps[1].start_ns
 
 
-def test_kernels_without_a_launch_record_belong_to_no_step(tmp_path: Path) -> None:
+def test_kernels_without_a_launch_record_belong_to_no_step(tmp_path):
     backlog = write.span("kernel", "leftover", 1001.0, 20.0, device=0, stream=7, correlation=3)
     document = write.kineto_document([backlog, *write.gpu_events()])
     table = read_one_table(write.write_kineto(tmp_path / "trace.json", document))
@@ -70,14 +70,14 @@ def test_kernels_without_a_launch_record_belong_to_no_step(tmp_path: Path) -> No
     assert (table.step_id[row], table.launch[row]) == (-1, -1)
 
 
-def test_a_step_whose_kernels_are_cut_off_by_the_window_is_incomplete(tmp_path: Path) -> None:
+def test_a_step_whose_kernels_are_cut_off_by_the_window_is_incomplete(tmp_path):
     events = [e for e in write.gpu_events() if not (e["cat"] in ("kernel", "gpu_memcpy") and e["ts"] > 3000)]
     table = read_one_table(write.write_kineto(tmp_path / "trace.json", write.kineto_document(events)))
     assert [step.complete for step in table.steps] == [True, True, False]
 
 
 @pytest.mark.parametrize("layout", ["kineto", "one line", "compact", "indented", "bare list"])
-def test_every_layout_of_json_gives_the_same_table(tmp_path: Path, layout: str) -> None:
+def test_every_layout_of_json_gives_the_same_table(tmp_path, layout):
     document = write.kineto_document(write.gpu_events(steps=40))
     text = {
         "kineto": lambda: write.layout_kineto(document),
@@ -93,7 +93,7 @@ def test_every_layout_of_json_gives_the_same_table(tmp_path: Path, layout: str) 
     assert table.names == expected.names
 
 
-def test_unix_microseconds_keep_their_nanoseconds(tmp_path: Path) -> None:
+def test_unix_microseconds_keep_their_nanoseconds(tmp_path):
     events = [
         write.span("cpu_op", "first", 0, 1, tid=1),
         write.span("kernel", "second", 0, 1, device=0, stream=7, correlation=1),
@@ -105,7 +105,7 @@ def test_unix_microseconds_keep_their_nanoseconds(tmp_path: Path) -> None:
     assert table.base_ns == 1712195495519703772
 
 
-def test_categories_of_2021_are_known(tmp_path: Path) -> None:
+def test_categories_of_2021_are_known(tmp_path):
     events = [
         write.span("Operator", "ProfilerStep#3", 1000, 500),
         write.span("Runtime", "cudaLaunchKernel", 1010, 5, correlation=9),
@@ -117,7 +117,7 @@ def test_categories_of_2021_are_known(tmp_path: Path) -> None:
     assert [step.number for step in table.steps] == [3]
 
 
-def test_numbers_as_strings_and_nan_in_unused_fields_are_accepted(tmp_path: Path) -> None:
+def test_numbers_as_strings_and_nan_in_unused_fields_are_accepted(tmp_path):
     text = write.layout_kineto(write.kineto_document(write.gpu_events()))
     text = text.replace('"stream": 7', '"stream": "0x7"').replace('"bytes": 4096', '"bytes": "4096", "bandwidth": NaN')
     found = read_traces(write.write_kineto(tmp_path / "trace.json", text=text), use_cache=False)
@@ -127,7 +127,7 @@ def test_numbers_as_strings_and_nan_in_unused_fields_are_accepted(tmp_path: Path
     assert table.bytes[table.rows_of(Kind.MEMCPY)].tolist() == [4096] * 3
 
 
-def test_an_event_without_a_time_is_left_out_and_reported(tmp_path: Path) -> None:
+def test_an_event_without_a_time_is_left_out_and_reported(tmp_path):
     text = write.layout_kineto(write.kineto_document(write.gpu_events())).replace('"dur": 400.0', '"dur": NaN', 1)
     found = read_traces(write.write_kineto(tmp_path / "trace.json", text=text), use_cache=False)
     assert found.status == "partial"
@@ -136,7 +136,7 @@ def test_an_event_without_a_time_is_left_out_and_reported(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_a_truncated_file_gives_its_complete_events(tmp_path: Path, suffix: str) -> None:
+def test_a_truncated_file_gives_its_complete_events(tmp_path, suffix):
     whole = write.write_kineto(tmp_path / f"trace{suffix}", write.kineto_document(write.gpu_events(steps=200)))
     data = whole.read_bytes()
     cut = tmp_path / "cut" / whole.name
@@ -147,7 +147,7 @@ def test_a_truncated_file_gives_its_complete_events(tmp_path: Path, suffix: str)
     assert 200 < len(found.tables[0]) < len(read_one_table(whole))
 
 
-def test_a_cpu_trace_distinguishes_reduce_scatter_and_excludes_collectives_from_compute(tmp_path: Path) -> None:
+def test_a_cpu_trace_distinguishes_reduce_scatter_and_excludes_collectives_from_compute(tmp_path):
     document = write.kineto_document(write.cpu_events(), world=1, gpu=False)
     document["distributedInfo"].update(world_size=4, backend="gloo")
     document["distributedInfo"]["pg_config"][0].update(pg_size=4, ranks=[0, 1, 2, 3])
@@ -160,7 +160,7 @@ def test_a_cpu_trace_distinguishes_reduce_scatter_and_excludes_collectives_from_
     assert durations_us(table, Kind.COMPUTE)[:3] == [300.0, 50.0, 40.0]
 
 
-def test_an_ambiguous_kernel_gets_the_kind_of_the_call_that_launched_it(tmp_path: Path) -> None:
+def test_an_ambiguous_kernel_gets_the_kind_of_the_call_that_launched_it(tmp_path):
     events = [
         write.span("user_annotation", "nccl:all_to_all", 1000, 100),
         write.span("cuda_runtime", "cudaLaunchKernelExC", 1010, 5, correlation=1),
@@ -171,7 +171,7 @@ def test_an_ambiguous_kernel_gets_the_kind_of_the_call_that_launched_it(tmp_path
     assert table.collectives[table.coll_id[row]].kind == CollectiveKind.ALL_TO_ALL
 
 
-def test_tpu_planes_become_one_table_per_chip_with_pairs_joined(tmp_path: Path) -> None:
+def test_tpu_planes_become_one_table_per_chip_with_pairs_joined(tmp_path):
     path = tmp_path / "plugins" / "profile" / "2026_01_01" / "host.xplane.pb"
     path.parent.mkdir(parents=True)
     path.write_bytes(write.tpu_space(chips=2))
@@ -189,20 +189,20 @@ def test_tpu_planes_become_one_table_per_chip_with_pairs_joined(tmp_path: Path) 
     assert (table.accelerator, table.host) == ("tpu", "tpu-host")
 
 
-def test_chips_of_two_tpu_hosts_get_different_ranks(tmp_path: Path) -> None:
+def test_chips_of_two_tpu_hosts_get_different_ranks(tmp_path):
     for host in ("worker0", "worker1"):
         (tmp_path / f"{host}.xplane.pb").write_bytes(write.tpu_space(chips=2))
     assert read_traces(tmp_path, use_cache=False).ranks == (0, 1, 2, 3)
 
 
-def test_a_truncated_xspace_gives_its_complete_planes(tmp_path: Path) -> None:
+def test_a_truncated_xspace_gives_its_complete_planes(tmp_path):
     data = write.tpu_space(chips=4)
     (tmp_path / "host.xplane.pb").write_bytes(data[: len(data) * 6 // 10])
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason, len(found.tables)) == ("partial", Reason.TRACE_TRUNCATED, 2)
 
 
-def test_an_nsys_export_gives_one_table_per_process(tmp_path: Path) -> None:
+def test_an_nsys_export_gives_one_table_per_process(tmp_path):
     found = read_traces(write.write_nsys(tmp_path / "report.sqlite"), use_cache=False)
     assert (found.status, found.ranks) == ("ok", (0, 1))
     table = found.tables[1]
@@ -214,7 +214,7 @@ def test_an_nsys_export_gives_one_table_per_process(tmp_path: Path) -> None:
     assert table.collectives[table.coll_id[row]].kind == CollectiveKind.ALL_TO_ALL
 
 
-def test_an_nsys_export_without_its_kernel_table_is_unreadable(tmp_path: Path) -> None:
+def test_an_nsys_export_without_its_kernel_table_is_unreadable(tmp_path):
     path = write.write_nsys(tmp_path / "report.sqlite")
     db = sqlite3.connect(path)
     db.execute("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL")
@@ -224,7 +224,7 @@ def test_an_nsys_export_without_its_kernel_table_is_unreadable(tmp_path: Path) -
     assert (found.status, found.reason) == ("not_available", Reason.UNREADABLE)
 
 
-def test_a_locked_sqlite_file_is_reported_as_locked(tmp_path: Path) -> None:
+def test_a_locked_sqlite_file_is_reported_as_locked(tmp_path):
     path = write.write_nsys(tmp_path / "report.sqlite")
     db = sqlite3.connect(path)
     db.execute("BEGIN EXCLUSIVE")
@@ -250,7 +250,7 @@ def write_ranks(folder: Path, names: list[str], *, world: int = 4, **document: A
         [f"tb/rank-{rank}/trace.json" for rank in range(4)],
     ],
 )
-def test_files_are_found_by_the_names_of_all_frameworks(tmp_path: Path, names: list[str]) -> None:
+def test_files_are_found_by_the_names_of_all_frameworks(tmp_path, names):
     write_ranks(tmp_path, names)
     (tmp_path / "result.json").write_text('{"status": "ok"}')
     (tmp_path / "stdout.log").write_text("rank 0")
@@ -258,7 +258,7 @@ def test_files_are_found_by_the_names_of_all_frameworks(tmp_path: Path, names: l
     assert (found.status, found.ranks) == ("ok", (0, 1, 2, 3))
 
 
-def test_the_last_of_several_iterations_is_read(tmp_path: Path) -> None:
+def test_the_last_of_several_iterations_is_read(tmp_path):
     for iteration in (9, 10):
         names = [f"iteration_{iteration}/rank{rank}_trace.json" for rank in range(4)]
         write_ranks(tmp_path, names, base_ns=(1_700_000_000 + iteration) * 10**9)
@@ -266,7 +266,7 @@ def test_the_last_of_several_iterations_is_read(tmp_path: Path) -> None:
     assert {table.source.split("/")[0] for table in found.tables.values()} == {"iteration_10"}
 
 
-def test_a_rank_with_several_devices_says_that_they_are_not_separated(tmp_path: Path) -> None:
+def test_a_rank_with_several_devices_says_that_they_are_not_separated(tmp_path):
     events = write.gpu_events()
     more = [{**e, "args": {**e["args"], "device": 1}} for e in events if "device" in e["args"]]
     write.write_kineto(tmp_path / "rank0.json", write.kineto_document([*events, *more]))
@@ -274,7 +274,7 @@ def test_a_rank_with_several_devices_says_that_they_are_not_separated(tmp_path: 
     assert found.message == "rank0.json: one rank with 2 devices, which count as busy while any of them is"
 
 
-def test_missing_ranks_are_named(tmp_path: Path) -> None:
+def test_missing_ranks_are_named(tmp_path):
     write_ranks(tmp_path, ["rank0.json", "", "rank2.json", ""])
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason, found.missing_ranks) == ("partial", Reason.RANKS_MISSING, (1, 3))
@@ -296,7 +296,7 @@ def mix_days(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mix", [mix_worlds, mix_same_rank, mix_days])
-def test_traces_of_two_runs_are_not_mixed(tmp_path: Path, mix: Any) -> None:
+def test_traces_of_two_runs_are_not_mixed(tmp_path, mix):
     mix(tmp_path)
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason, found.tables) == ("not_available", Reason.MIXED_RUNS, {})
@@ -313,7 +313,7 @@ def write_apart(folder: Path, gap_us: float, *, same_host: bool = True, reduce: 
         write.write_kineto(folder / f"rank{rank}.json", document)
 
 
-def test_ranks_with_the_same_collectives_on_one_clock_must_overlap_in_time(tmp_path: Path) -> None:
+def test_ranks_with_the_same_collectives_on_one_clock_must_overlap_in_time(tmp_path):
     write_apart(tmp_path / "apart", 64e6)
     found = read_traces(tmp_path / "apart", use_cache=False)
     assert (found.status, found.reason, found.tables) == ("not_available", Reason.MIXED_RUNS, {})
@@ -321,7 +321,7 @@ def test_ranks_with_the_same_collectives_on_one_clock_must_overlap_in_time(tmp_p
 
 
 @pytest.mark.parametrize("case", [{"gap_us": -1000.0}, {"same_host": False}, {"reduce": False}])
-def test_ranks_without_a_common_clock_or_collective_may_be_far_apart(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_ranks_without_a_common_clock_or_collective_may_be_far_apart(tmp_path, case):
     write_apart(tmp_path, **{"gap_us": 64e6, **case})
     assert read_traces(tmp_path, use_cache=False).status == "ok"
 
@@ -341,21 +341,21 @@ def test_ranks_without_a_common_clock_or_collective_may_be_far_apart(tmp_path: P
         ("report.nsys-rep", b"binary", Reason.FORMAT_UNSUPPORTED),
     ],
 )
-def test_a_file_that_is_not_a_trace_gets_a_reason(tmp_path: Path, name: str, data: bytes, reason: Reason) -> None:
+def test_a_file_that_is_not_a_trace_gets_a_reason(tmp_path, name, data, reason):
     (tmp_path / name).write_bytes(data)
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason, found.tables) == ("not_available", reason, {})
     assert found.message
 
 
-def test_a_gzip_bomb_is_too_large(tmp_path: Path) -> None:
+def test_a_gzip_bomb_is_too_large(tmp_path):
     bomb = gzip.compress(b'{"traceEvents": [') + 75 * gzip.compress(b" " * (4 << 20), 9)
     (tmp_path / "trace.json.gz").write_bytes(bomb)
     found = read_traces(tmp_path, use_cache=False)
     assert (found.status, found.reason) == ("not_available", Reason.TOO_LARGE)
 
 
-def test_a_deeply_nested_event_is_left_out(tmp_path: Path) -> None:
+def test_a_deeply_nested_event_is_left_out(tmp_path):
     text = write.layout_kineto(write.kineto_document(write.gpu_events()))
     deep = "[" * 50_000 + "]" * 50_000
     text = text.replace('"args": {"device"', '"args": {"x": ' + deep + ', "device"', 1)
@@ -364,7 +364,7 @@ def test_a_deeply_nested_event_is_left_out(tmp_path: Path) -> None:
     assert len(found.tables[0].rows_of(Kind.COMM)) == 3
 
 
-def test_the_cache_gives_the_same_table_until_the_trace_changes(tmp_path: Path) -> None:
+def test_the_cache_gives_the_same_table_until_the_trace_changes(tmp_path):
     path = write.write_kineto(tmp_path / "rank0.json")
     fresh = read_traces(tmp_path).tables[0]
     assert cache_path(path).exists()
@@ -378,7 +378,7 @@ def test_the_cache_gives_the_same_table_until_the_trace_changes(tmp_path: Path) 
     assert len(read_traces(tmp_path).tables[0].steps) == 5
 
 
-def test_a_damaged_or_hostile_cache_is_ignored(tmp_path: Path) -> None:
+def test_a_damaged_or_hostile_cache_is_ignored(tmp_path):
     path = write.write_kineto(tmp_path / "rank0.json")
     expected = read_traces(tmp_path).tables[0]
     kept = cache_path(path)
@@ -390,7 +390,7 @@ def test_a_damaged_or_hostile_cache_is_ignored(tmp_path: Path) -> None:
         assert np.array_equal(table.name_id, expected.name_id)
 
 
-def test_a_read_only_folder_is_read_without_a_cache(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_read_without_a_cache(tmp_path):
     write.write_kineto(tmp_path / "rank0.json")
     tmp_path.chmod(0o500)
     try:
@@ -401,7 +401,7 @@ def test_a_read_only_folder_is_read_without_a_cache(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*columns"))
 
 
-def test_several_processes_read_the_same_tables_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_read_the_same_tables_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr("cclsearch.trace.read.BYTES_PER_PROCESS", 1)
     write_ranks(tmp_path, ["rank0.json", "rank1.json.gz"], world=2)
     alone = read_traces(tmp_path, use_cache=False)
@@ -411,7 +411,7 @@ def test_several_processes_read_the_same_tables_as_one(tmp_path: Path, monkeypat
     assert not list(tmp_path.glob(".*columns"))
 
 
-def test_recorded_traces_are_read_completely(tmp_path: Path) -> None:
+def test_recorded_traces_are_read_completely(tmp_path):
     folder = TESTS / "recorded"
     shutil.copytree(folder, tmp_path / "recorded")
     gloo = read_traces(tmp_path / "recorded" / "gloo-ddp2", use_cache=False)
@@ -426,9 +426,7 @@ def test_recorded_traces_are_read_completely(tmp_path: Path) -> None:
         assert np.array_equal(table.dur_ns[table.rows_of(*DEVICE_WORK)], other.dur_ns[other.rows_of(*DEVICE_WORK)])
 
 
-def test_a_name_that_is_not_utf_8_and_a_link_that_may_not_be_followed_are_reported_or_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_not_utf_8_and_a_link_that_may_not_be_followed_are_reported_or_left_out(tmp_path, monkeypatch):
     with open(os.fsencode(tmp_path) + b"/rank0\xff.json", "w"):
         pass  # an empty file: the reader names it
     (tmp_path / "rank1.json").write_text("{}")

@@ -40,7 +40,7 @@ def origins(**changed: Any) -> dict[str, Any]:
     return {"origins": {**TRACE.origins, 3: TRACE.origins[3].model_copy(update=changed)}}
 
 
-def test_a_trace_with_the_nonce_of_another_attempt_is_refused() -> None:
+def test_a_trace_with_the_nonce_of_another_attempt_is_refused():
     assert judge("trace_origin") == (True, "every rank's trace has the attempt's nonce")
     ok, detail = judge("trace_origin", origins(nonces=("n0",)))
     assert (ok, detail) == (
@@ -50,7 +50,7 @@ def test_a_trace_with_the_nonce_of_another_attempt_is_refused() -> None:
     assert judge("trace_origin", origins(nonces=("n0", "n1")))[0] is False
 
 
-def test_a_trace_without_a_nonce_is_a_warning_for_one_version() -> None:
+def test_a_trace_without_a_nonce_is_a_warning_for_one_version():
     ok, detail = judge("trace_origin", origins(nonces=()))
     assert ok is None
     assert detail.startswith("no nonce of the attempt (annotation 'ccl-search::<CCL_NONCE>') in the traces of 1 rank")
@@ -59,7 +59,7 @@ def test_a_trace_without_a_nonce_is_a_warning_for_one_version() -> None:
     assert judge("trace_origin", payload=earlier)[0] is None
 
 
-def test_the_same_content_in_two_traces_is_refused_once() -> None:
+def test_the_same_content_in_two_traces_is_refused_once():
     ok, detail = judge("trace_origin", origins(digest="d0"))
     assert ok is False
     assert "rank 3 is a copy: its events have the same durations as the trace of rank 0" in detail
@@ -79,12 +79,12 @@ def test_the_same_content_in_two_traces_is_refused_once() -> None:
         ((None, None), True),
     ],
 )
-def test_the_times_of_a_trace_lie_inside_the_attempt(span: tuple[float | None, float | None], ok: bool) -> None:
+def test_the_times_of_a_trace_lie_inside_the_attempt(span, ok):
     marks = origins(start_s=span[0], end_s=span[1])
     assert judge("trace_origin", marks, attempt=WINDOW)[0] is ok
 
 
-def test_times_are_not_compared_if_the_clock_was_set_meanwhile() -> None:
+def test_times_are_not_compared_if_the_clock_was_set_meanwhile():
     marks = origins(start_s=START_S - 3600, end_s=START_S - 3500)
     stepped = WINDOW.model_copy(update={"elapsed_s": 20.0})
     assert judge("trace_origin", marks, attempt=stepped)[0] is True
@@ -101,26 +101,26 @@ def test_times_are_not_compared_if_the_clock_was_set_meanwhile() -> None:
         ((0.7541234567, 0.7541234568, 0.7553, 0.7541, 0.7543), ""),
     ],
 )
-def test_step_times_that_were_not_measured_are_told_by_their_digits(times: tuple[float, ...], found: str) -> None:
+def test_step_times_that_were_not_measured_are_told_by_their_digits(times, found):
     ok, detail = judge("step_times", result={"step_times_s": times})
     assert ok is not bool(found)
     assert detail.startswith(found)
 
 
-def test_a_result_of_another_trial_has_its_median_to_the_last_digit() -> None:
+def test_a_result_of_another_trial_has_its_median_to_the_last_digit():
     times = {"step_times_s": (0.7541234567, 0.7512345678, 0.7598765432)}
     same = other(4, step_time_s=0.7541234567)
     assert "equals that of trial 4" in judge("step_times", result=times, others=(same,))[1]
     assert judge("step_times", result=times, others=(other(4),))[0] is True
 
 
-def test_timed_steps_fit_into_the_time_that_the_attempt_took() -> None:
+def test_timed_steps_fit_into_the_time_that_the_attempt_took():
     assert judge("step_times", attempt=WINDOW)[0] is True
     short = AttemptWindow(started_s=START_S, ended_s=START_S + 4.0, elapsed_s=4.0)
     assert judge("step_times", attempt=short) == (False, "the timed steps take 5.02 s, but the attempt took 4 s")
 
 
-def test_step_times_that_do_not_fill_their_window_are_refused() -> None:
+def test_step_times_that_do_not_fill_their_window_are_refused():
     times = (0.5, 0.505, 0.495, 0.5, 0.51)
     assert judge("step_times", result={"step_times_s": times, "timed_window_s": 5.02}) == (
         False,
@@ -133,13 +133,13 @@ def test_step_times_that_do_not_fill_their_window_are_refused() -> None:
 
 
 @pytest.mark.parametrize("times", [(0.011, 0.01, 0.0101, 0.0099, 4.9), (0.2, 0.21, 0.19, 2.21, 2.2)])
-def test_steps_that_nobody_waited_for_are_refused(times: tuple[float, ...]) -> None:
+def test_steps_that_nobody_waited_for_are_refused(times):
     ok, detail = judge("spread", result={"step_times_s": times})
     assert ok is False
     assert detail.endswith("some took the time of others. Wait for the device after each step")
 
 
-def test_the_traced_time_is_compared_with_the_searchs_other_trials() -> None:
+def test_the_traced_time_is_compared_with_the_searchs_other_trials():
     three = tuple(map(other, (1, 2, 3)))
     assert judge("trace_time", {"step_time_s": 2.3})[0] is True
     assert judge("trace_time", {"step_time_s": 2.3}, others=three[:2])[0] is True
@@ -154,7 +154,7 @@ def test_the_traced_time_is_compared_with_the_searchs_other_trials() -> None:
     assert judge("trace_time", {"step_time_s": 2.3}, others=scattered)[0] is True
 
 
-def test_a_traced_step_shorter_than_the_timed_one_is_compared_with_the_others_too() -> None:
+def test_a_traced_step_shorter_than_the_timed_one_is_compared_with_the_others_too():
     faster = tuple(other(number, step_time_s=1.0, trace_step_time=0.61) for number in (1, 2, 3))
     assert judge("trace_time", {"step_time_s": 0.9}, others=faster)[0] is True
     ok, detail = judge("trace_time", {"step_time_s": 0.97}, others=faster)
@@ -162,7 +162,7 @@ def test_a_traced_step_shorter_than_the_timed_one_is_compared_with_the_others_to
     assert detail.endswith("0.97x the timed 1 s; the median of 3 other trials is 0.61x: 1.6x more is too far off")
 
 
-def test_a_profiler_that_makes_the_device_wait_is_not_a_trick() -> None:
+def test_a_profiler_that_makes_the_device_wait_is_not_a_trick():
     three = tuple(map(other, (1, 2, 3)))
     waiting = {"step_time_s": 2.3, "metrics": {"gemm_tflops": 100.0, "idle_frac": 0.4}}
     assert judge("trace_time", waiting, others=three)[0] is True
@@ -170,13 +170,13 @@ def test_a_profiler_that_makes_the_device_wait_is_not_a_trick() -> None:
     assert judge("trace_time", busy, others=three)[0] is False
 
 
-def test_load_while_profiled_slows_matrix_products_down_too_and_is_not_a_trick() -> None:
+def test_load_while_profiled_slows_matrix_products_down_too_and_is_not_a_trick():
     three = tuple(map(other, (1, 2, 3)))
     loaded = {"step_time_s": 2.3, "metrics": {"gemm_tflops": 55.0}}
     assert judge("trace_time", loaded, others=three)[0] is True
 
 
-def test_what_cannot_be_seen_counts_at_its_most() -> None:
+def test_what_cannot_be_seen_counts_at_its_most():
     assert judge("traced_work", {"products": products(0.5, hidden=0.4)})[0] is False
     assert judge("traced_work", {"products": products(0.5, hidden=0.6)})[0] is None
     assert judge("traced_work", {"products": products(0.5)})[0] is False
@@ -191,13 +191,13 @@ def split(weights: float, attention: float, **fields: Any) -> dict[str, Any]:
     return {"products": found.model_copy(update=fields)}
 
 
-def test_each_part_of_the_work_is_needed() -> None:
+def test_each_part_of_the_work_is_needed():
     assert judge("traced_work", split(1.0, 1.17))[0] is True
     assert "products with weights are 0.94x" in judge("traced_work", split(0.94, 1.9))[1]
     assert "attention is 0.00x" in judge("traced_work", split(1.2, 0.001))[1]
 
 
-def test_queries_of_attention_are_counted_exactly() -> None:
+def test_queries_of_attention_are_counted_exactly():
     rows = 32 * 32 * 1024 * 32
     assert judge("traced_work", split(1.0, 1.17, attended_rows=rows))[0] is True
     ok, detail = judge("traced_work", split(1.0, 1.17, attended_rows=rows * 31 / 32))
@@ -206,13 +206,13 @@ def test_queries_of_attention_are_counted_exactly() -> None:
     assert judge("traced_work", hidden)[0] is True
 
 
-def test_configured_recomputation_is_needed_too() -> None:
+def test_configured_recomputation_is_needed_too():
     ok, detail = judge("traced_work", {"products": products(1.0)}, **FULL)
     assert (ok, "with the recomputation that the configuration asks for" in detail) == (False, True)
     assert judge("traced_work", {"products": products(1.25)}, **FULL)[0] is True
 
 
-def test_attention_runs_on_the_micro_batch_of_the_configuration() -> None:
+def test_attention_runs_on_the_micro_batch_of_the_configuration():
     assert judge("traced_work", split(1.0, 1.17, attention_batches=(1,)))[0] is True
     ok, detail = judge("traced_work", split(1.0, 1.17, attention_batches=(2,)))
     assert (ok, "on 2 sequences a call, but a micro-batch has 1" in detail) == (False, True)
@@ -231,14 +231,12 @@ def test_attention_runs_on_the_micro_batch_of_the_configuration() -> None:
         (None, {}, None),
     ],
 )
-def test_precision_is_what_was_declared_and_what_the_traces_show(
-    declared: str | None, seconds: dict[str, float], ok: bool | None
-) -> None:
+def test_precision_is_what_was_declared_and_what_the_traces_show(declared, seconds, ok):
     found = products(1.0).model_copy(update={"seconds_by_precision": seconds})
     assert judge("precision", {"products": found}, result={"precision": declared})[0] is ok
 
 
-def test_tf32_is_not_fp32() -> None:
+def test_tf32_is_not_fp32():
     card = CARD.model_copy(update={"precision": "fp32"})
     found = products(1.0).model_copy(update={"seconds_by_precision": {"tf32": 9.0, "fp32": 1.0}})
     ok, detail = judge("precision", {"products": found}, result={"precision": "fp32"}, card=card)
@@ -267,13 +265,13 @@ def calls(*kept: str, **changed: Any) -> dict[str, Any]:
         (("dp", "tp", "pp"), ""),
     ],
 )
-def test_ranks_exchange_what_their_layout_requires(kept: tuple[str, ...], found: str) -> None:
+def test_ranks_exchange_what_their_layout_requires(kept, found):
     ok, detail = judge("traced_layout", calls(*kept))
     assert ok is not bool(found)
     assert detail.startswith(found)
 
 
-def test_a_trace_without_any_tensor_collective_is_refused() -> None:
+def test_a_trace_without_any_tensor_collective_is_refused():
     config = Config(tp=2, dp=8, micro_batch_size=1)
     payload = PAYLOAD.model_copy(update={"config": config})
     trace = calls("dp", elements=8.0 * PARAMETERS)
@@ -283,7 +281,7 @@ def test_a_trace_without_any_tensor_collective_is_refused() -> None:
     )
 
 
-def test_the_gradients_of_all_parameters_are_reduced() -> None:
+def test_the_gradients_of_all_parameters_are_reduced():
     ok, detail = judge("traced_layout", calls("dp", "tp", "pp", elements=4 * 0.5 * PARAMETERS))
     assert (ok, detail) == (
         False,
@@ -292,7 +290,7 @@ def test_the_gradients_of_all_parameters_are_reduced() -> None:
     assert judge("traced_layout", calls("dp", "tp", "pp", elements=None))[0] is True
 
 
-def test_gradients_are_reduced_in_the_cards_precision() -> None:
+def test_gradients_are_reduced_in_the_cards_precision():
     half = {"precision": "bf16", "elements": 4.0 * PARAMETERS}
     card = CARD.model_copy(update={"precision": "float32"})
     ok, detail = judge("traced_layout", calls("dp", "tp", "pp", **half), card=card)
@@ -304,7 +302,7 @@ def test_gradients_are_reduced_in_the_cards_precision() -> None:
     assert judge("traced_layout", calls("dp", "tp", "pp", **half | {"precision": ""}), card=card)[0] is True
 
 
-def test_what_a_format_does_not_show_is_not_missing() -> None:
+def test_what_a_format_does_not_show_is_not_missing():
     assert judge("traced_layout", {"collectives": (), "format": "xla on tpu"})[0] is None
     unmarked = {rank: TracedRank() for rank in range(16)}
     assert judge("traced_layout", {"collectives": (), "origins": unmarked})[0] is None
@@ -314,7 +312,7 @@ def test_what_a_format_does_not_show_is_not_missing() -> None:
     assert judge("traced_layout", payload=alone) == (None, "one rank exchanges nothing")
 
 
-def test_experts_exchange_tokens() -> None:
+def test_experts_exchange_tokens():
     moe = ARCH.model_copy(update={"moe": None})
     config = Config(tp=1, dp=16, ep=4, micro_batch_size=1)
     payload = PAYLOAD.model_copy(update={"config": config, "arch": moe})
@@ -326,7 +324,7 @@ def test_experts_exchange_tokens() -> None:
     assert "not distinguishable" in judge("traced_layout", {"collectives": (reduced, gather)}, payload=payload)[1]
 
 
-def test_num_params_is_required_of_the_next_version_on() -> None:
+def test_num_params_is_required_of_the_next_version_on():
     ok, detail = judge("work", result={"num_params": None})
     assert ok is None
     assert detail.endswith("the run script does not declare num_params: version 0.4 will require it")
@@ -359,7 +357,7 @@ def write_cpu_trace(path: Path, nonce: str, dtype: str = "float") -> None:
     write.write_kineto(path, document)
 
 
-def test_the_facts_are_read_from_a_trace(tmp_path: Path) -> None:
+def test_the_facts_are_read_from_a_trace(tmp_path):
     write_cpu_trace(tmp_path / "rank0.json", "abc")
     trace = read_trace_evidence(tmp_path, CARD, PAYLOAD)
     assert trace is not None
@@ -376,7 +374,7 @@ def test_the_facts_are_read_from_a_trace(tmp_path: Path) -> None:
     assert [call.kind for call in trace.collectives or ()] == ["all_reduce"]
 
 
-def test_the_hash_of_a_trace_does_not_depend_on_its_nonce_and_times(tmp_path: Path) -> None:
+def test_the_hash_of_a_trace_does_not_depend_on_its_nonce_and_times(tmp_path):
     found = []
     for nonce in ("abc", "xyz"):
         write_cpu_trace(tmp_path / nonce / "rank0.json", nonce)
@@ -399,11 +397,11 @@ def test_the_hash_of_a_trace_does_not_depend_on_its_nonce_and_times(tmp_path: Pa
         ("void at::native::elementwise_kernel", ""),
     ],
 )
-def test_kernel_names_show_the_precision(kernel: str, precision: str) -> None:
+def test_kernel_names_show_the_precision(kernel, precision):
     assert classify_precision(kernel) == precision
 
 
-def test_an_execution_trace_proves_nothing_since_it_has_no_times(tmp_path: Path) -> None:
+def test_an_execution_trace_proves_nothing_since_it_has_no_times(tmp_path):
     (tmp_path / "et_rank0.json").write_bytes(execution_writer.as_bytes())
     trace = read_trace_evidence(tmp_path, CARD, PAYLOAD)
     assert trace is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from paths import TESTS
@@ -18,7 +17,7 @@ from cclsearch.trace.score import score_traces
 RECORDED = TESTS / "recorded" / "gloo-ddp2"
 
 
-def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path: Path) -> None:
+def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path):
     shutil.copytree(RECORDED, tmp_path / "trace")
     without = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
     (tmp_path / "result.json").write_text(json.dumps({"peak_memory_bytes": [700, 900], "memory_kind": "rss"}))
@@ -28,13 +27,13 @@ def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path: Path) -> 
     assert without.value != 900.0
 
 
-def test_memory_of_a_process_is_not_shown_as_memory_of_an_accelerator() -> None:
+def test_memory_of_a_process_is_not_shown_as_memory_of_an_accelerator():
     log = RunLog(peak_memory_bytes=(900,), is_device_memory=False)
     found = measure([step_timeline().table()], "peak_memory", set_fields={"run_log": log})
     assert found.value is None
 
 
-def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path: Path) -> None:
+def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path):
     (tmp_path / "requests.json").write_text(json.dumps({"ttfts": [0.1, 0.2, 0.9], "itls": [[0.01, 0.03], [], [0.04]]}))
     log = read_run_log(tmp_path)
     assert log is not None
@@ -47,7 +46,7 @@ def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["result.json", "bench.json", "bench.jsonl"])
-def test_statistics_of_a_load_generator_are_used_if_it_lists_no_requests(tmp_path: Path, name: str) -> None:
+def test_statistics_of_a_load_generator_are_used_if_it_lists_no_requests(tmp_path, name):
     found = {"completed": 8, "duration": 2.0, "median_ttft_ms": 41.5, "p99_ttft_ms": 90.0, "median_tpot_ms": "nan"}
     (tmp_path / name).write_text(json.dumps(found))
     log = read_run_log(tmp_path)
@@ -60,7 +59,7 @@ def test_statistics_of_a_load_generator_are_used_if_it_lists_no_requests(tmp_pat
     assert measure([step_timeline().table()], "tpot", set_fields={"run_log": log}).value is None
 
 
-def test_a_request_log_may_have_one_request_per_line(tmp_path: Path) -> None:
+def test_a_request_log_may_have_one_request_per_line(tmp_path):
     (tmp_path / "requests.jsonl").write_text(
         '{"ttft_s": 0.5, "tpot_s": 0.02}\nno json\n{"ttft_s": -1}\n{"ttft_s": 0.7}\n'
     )
@@ -71,6 +70,6 @@ def test_a_request_log_may_have_one_request_per_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[1]", "{", '{"peak_memory_bytes": "many"}', '{"peak_memory_bytes": [NaN, true]}']
 )
-def test_results_without_figures_are_ignored(tmp_path: Path, text: str) -> None:
+def test_results_without_figures_are_ignored(tmp_path, text):
     (tmp_path / "result.json").write_text(text)
     assert read_run_log(tmp_path) is None

@@ -91,7 +91,7 @@ def score(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, captured.out, captured.err
 
 
-def test_json_has_every_metric_with_all_fields(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_metric_with_all_fields(run_folder, capsys):
     code, out, _ = score(capsys, str(run_folder), "--all", "--json")
     data = json.loads(out)
     assert code == 0
@@ -106,7 +106,7 @@ def test_json_has_every_metric_with_all_fields(run_folder: Path, capsys: pytest.
     assert data["bus_bw"]["value"] == pytest.approx((4 << 20) / 200e-6 / 1e9)
 
 
-def test_text_shows_where_the_time_goes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_shows_where_the_time_goes(run_folder, capsys):
     code, out, _ = score(capsys, str(run_folder))
     assert code == 0
     assert "A traced step takes 1 ms: compute 450 us (45%)" in out
@@ -115,9 +115,7 @@ def test_text_shows_where_the_time_goes(run_folder: Path, capsys: pytest.Capture
     assert "trace_step_time" in out
 
 
-def test_the_table_by_step_has_a_line_for_every_rank_and_step(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_by_step_has_a_line_for_every_rank_and_step(run_folder, capsys):
     _, out, _ = score(capsys, str(run_folder), "--steps")
     lines = [line.split() for line in out.splitlines() if line[:1] in "01" and "ms" in line]
     assert [(line[0], line[1]) for line in lines if line[2:4] == ["1", "ms"]] == [
@@ -125,7 +123,7 @@ def test_the_table_by_step_has_a_line_for_every_rank_and_step(
     ]
 
 
-def test_named_metrics_keep_their_order_and_have_notes(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_named_metrics_keep_their_order_and_have_notes(run_folder, capsys):
     code, out, _ = score(capsys, str(run_folder), "--metric", "avg_step_time", "--metric", "overlap")
     lines = out.strip().splitlines()
     assert code == 0
@@ -134,7 +132,7 @@ def test_named_metrics_keep_their_order_and_have_notes(run_folder: Path, capsys:
     assert lines[-1].startswith("overlap")
 
 
-def test_two_traces_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_traces_side_by_side(tmp_path, capsys):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", period_us=1500)
     code, out, _ = score(capsys, str(a), str(b), "--json")
     data = json.loads(out)
@@ -147,7 +145,7 @@ def test_two_traces_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "x1.500" in text
 
 
-def test_a_second_card_is_for_the_second_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_card_is_for_the_second_trace(tmp_path, capsys):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     shipped = (ROOT / "workloads" / "tiny.yaml").read_text(encoding="utf-8")
     once, twice = tmp_path / "once.yaml", tmp_path / "twice.yaml"
@@ -164,16 +162,14 @@ def test_a_second_card_is_for_the_second_trace(tmp_path: Path, capsys: pytest.Ca
     assert "--card takes one card for all traces" in err
 
 
-def test_diagnosis_as_data_adds_up(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diagnosis_as_data_adds_up(run_folder, capsys):
     _, out, _ = score(capsys, str(run_folder), "--diagnosis", "--json")
     data = json.loads(out)
     assert sum(data["seconds_by_cause"].values()) == pytest.approx(data["window_s"])
     assert data["worst_rank"] == 1
 
 
-def test_a_trial_folder_provides_its_traces_and_its_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_folder_provides_its_traces_and_its_configuration(tmp_path, capsys):
     trial = tmp_path / "trials" / "0007"
     write_run(trial / "trace")
     (trial / "config.json").write_text(json.dumps({"trial": 7, "config": {"tp": 1, "pp": 2, "dp": 1}}))
@@ -182,15 +178,13 @@ def test_a_trial_folder_provides_its_traces_and_its_configuration(
     assert json.loads(out)["pipeline_bubble"]["value"] is not None
 
 
-def test_pictures_are_written(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_are_written(run_folder, tmp_path, capsys):
     code, _, _ = score(capsys, str(run_folder), "--picture", str(tmp_path / "pictures"))
     assert code == 0
     assert sorted(p.name for p in (tmp_path / "pictures").iterdir()) == ["breakdown.svg", "timeline.svg"]
 
 
-def test_no_readable_trace_is_exit_one_with_status_and_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_readable_trace_is_exit_one_with_status_and_reason(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("no trace at all")
     code, out, _ = score(capsys, str(tmp_path))
     assert code == 1
@@ -213,16 +207,14 @@ def test_no_readable_trace_is_exit_one_with_status_and_reason(
         ([".", "--card", "no-such-card"], "there is no workload"),
     ],
 )
-def test_bad_usage_is_exit_two_with_one_line(
-    arguments: list[str], message: str, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_usage_is_exit_two_with_one_line(arguments, message, project, capsys):
     code, out, err = score(capsys, *arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_list_names_units_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_units_and_meanings(capsys):
     code, out, _ = score(capsys, "--list")
     assert code == 0
     for name in (*METRICS.names(), "gpu_step_score", "collective_vol_*"):
@@ -230,9 +222,7 @@ def test_list_names_units_and_meanings(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_corrupt_file_gives_a_status_and_never_a_traceback(
-    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corrupt_file_gives_a_status_and_never_a_traceback(seed, tmp_path, capsys):
     rng = random.Random(seed)
     text = bytearray(kineto_rank(0, 2, steps=3).encode())
     for _ in range(rng.randrange(1, 40)):
@@ -245,7 +235,7 @@ def test_a_corrupt_file_gives_a_status_and_never_a_traceback(
     assert all("raised" not in result["detail"] for result in data.values())
 
 
-def test_what_if_starts_from_the_step_time_of_score(run_folder: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+def test_what_if_starts_from_the_step_time_of_score(run_folder, capsys, cli):
     data = cli.json(["what-if", str(run_folder), "--scale-up-bw", "2x", "--json"])
     _, out, _ = score(capsys, str(run_folder), "--metric", "trace_step_time", "--json")
     assert data["step_time_s"] == json.loads(out)["trace_step_time"]["value"]
@@ -253,7 +243,7 @@ def test_what_if_starts_from_the_step_time_of_score(run_folder: Path, capsys: py
     assert data["scenario"]["low_s"] <= data["scenario"]["high_s"]
 
 
-def test_what_if_writes_chakra_traces(run_folder: Path, tmp_path: Path, cli) -> None:
+def test_what_if_writes_chakra_traces(run_folder, tmp_path, cli):
     assert "simulated" in cli.out(["what-if", str(run_folder), "--chakra", str(tmp_path / "et")])
     assert sorted(p.name for p in (tmp_path / "et").iterdir()) == ["chakra.0.et", "chakra.1.et"]
 
@@ -269,17 +259,15 @@ def test_what_if_writes_chakra_traces(run_folder: Path, tmp_path: Path, cli) -> 
         (["--algorithm", "star"], "ring"),
     ],
 )
-def test_bad_scenarios_are_exit_two(arguments: list[str], message: str, project: Path, cli) -> None:
+def test_bad_scenarios_are_exit_two(arguments, message, project, cli):
     assert message in cli.err(["what-if", ".", *arguments])
 
 
-def test_what_if_without_a_trace_is_exit_one(tmp_path: Path, cli) -> None:
+def test_what_if_without_a_trace_is_exit_one(tmp_path, cli):
     assert cli.out(["what-if", str(tmp_path)], 1).startswith("not available: no trace files under ")
 
 
-def test_two_workers_give_the_scores_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_workers_give_the_scores_of_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cclsearch.trace.view.MIN_PREPARED_ROWS", 1)
     (tmp_path / "rank0_trace.json").write_text(kineto_rank(0, 1))
     shown = []
@@ -313,7 +301,7 @@ def measure_one(trace: TraceView, name: str) -> MetricResult:
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_every_name_has_a_metric_and_states_the_difference(trace: TraceView, name: str) -> None:
+def test_every_name_has_a_metric_and_states_the_difference(trace, name):
     result = measure_one(trace, name)
     assert result.name == name
     assert ALIASES[name].missing or result.inputs["answered_by"] in METRICS.names()
@@ -341,7 +329,7 @@ def test_every_name_has_a_metric_and_states_the_difference(trace: TraceView, nam
         ("bandwidth_utilization_allreduce_group_6", 2 * 2**20 / 20e-6 / 1e9, "GB/s"),
     ],
 )
-def test_values_of_names(trace: TraceView, name: str, value: float, unit: str) -> None:
+def test_values_of_names(trace, name, value, unit):
     result = measure_one(trace, name)
     assert result.value == pytest.approx(value)
     assert (result.unit, result.status) == (unit, Status.OK)
@@ -350,18 +338,18 @@ def test_values_of_names(trace: TraceView, name: str, value: float, unit: str) -
 @pytest.mark.parametrize(
     "prefix", ["collective_vol", "collective_vol_*", "bandwidth_utilization_*", "bandwidth_utilization_"]
 )
-def test_a_bare_prefix_gives_the_recorded_collectives(trace: TraceView, prefix: str) -> None:
+def test_a_bare_prefix_gives_the_recorded_collectives(trace, prefix):
     names = measure_by_name(trace, prefix)
     assert [name.rsplit("_", 1)[1] for name in names] == ["allreduce", "allgather"]
     assert all(result.value is not None for result in names.values())
 
 
-def test_a_missing_collective_is_not_available_rather_than_zero(trace: TraceView) -> None:
+def test_a_missing_collective_is_not_available_rather_than_zero(trace):
     result = measure_one(trace, "collective_vol_alltoall")
     assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
 
 
-def test_step_score_weighs_accelerators_and_step_time(trace: TraceView) -> None:
+def test_step_score_weighs_accelerators_and_step_time(trace):
     reference = StepScoreReference(num_accelerators=4, step_time_s=200e-6, weight=0.25)
     (result,) = measure_by_name(trace, "gpu_step_score", reference).values()
     assert result.value == pytest.approx(0.25 * 4 / 2 + 0.75 * 2)
@@ -370,12 +358,12 @@ def test_step_score_weighs_accelerators_and_step_time(trace: TraceView) -> None:
 
 
 @pytest.mark.parametrize("name", ["nonsense", "collective_vol_nonsense", "bandwidth_utilization_total", ""])
-def test_an_unknown_name_lists_the_known_names(name: str) -> None:
+def test_an_unknown_name_lists_the_known_names(name):
     with pytest.raises(UserError, match=r"allgather|trace_step_time"):
         check_metric_name(name)
 
 
-def test_every_listed_name_is_accepted(trace: TraceView) -> None:
+def test_every_listed_name_is_accepted(trace):
     for name in list_metric_names():
         assert measure_by_name(trace, name)
 
@@ -403,7 +391,7 @@ COMMAND_NAMES = (
 """What `python tools/main.py --metric` of CCL-Bench 1.0 accepts."""
 
 
-def test_every_name_of_their_command_is_answered_or_has_a_reason(trace: TraceView) -> None:
+def test_every_name_of_their_command_is_answered_or_has_a_reason(trace):
     assert len(COMMAND_NAMES) == 61
     for name in COMMAND_NAMES:
         result = measure_one(trace, name)
@@ -423,18 +411,18 @@ def test_every_name_of_their_command_is_answered_or_has_a_reason(trace: TraceVie
         ("total_trace_time", 590e-6, "s"),
     ],
 )
-def test_values_of_names_of_their_command(trace: TraceView, name: str, value: float, unit: str) -> None:
+def test_values_of_names_of_their_command(trace, name, value, unit):
     result = measure_one(trace, name)
     assert (result.value, result.unit) == (pytest.approx(value), unit)
 
 
-def test_utilization_of_all_reduces_is_another_quantity_than_bus_bandwidth(trace: TraceView) -> None:
+def test_utilization_of_all_reduces_is_another_quantity_than_bus_bandwidth(trace):
     for name in ("bandwidth_utilization", "bandwidth_utilization_group_1"):
         assert measure_one(trace, name).inputs["answered_by"] == "bw_util"
     assert measure_one(trace, "bandwidth_utilization_allreduce_group_6").unit == "GB/s"
 
 
-def test_a_what_if_is_not_a_property_of_a_trace(trace: TraceView) -> None:
+def test_a_what_if_is_not_a_property_of_a_trace(trace):
     result = measure_one(trace, "scale_up_bw_utility")
     assert result.value is None
     assert "--scale-up-bw 2x" in result.detail

@@ -71,7 +71,7 @@ def windows_us(table: EventTable) -> list[tuple[float, float]]:
         ("PjitFunction(train_step)", "program", (None, None)),
     ],
 )
-def test_names_that_mark_steps(name: str, source: str, counts: tuple[int | None, int | None]) -> None:
+def test_names_that_mark_steps(name, source, counts):
     marker = read_marker(name)
     assert marker is not None
     assert (marker.source, (marker.num_prefill, marker.num_decode)) == (source, counts)
@@ -84,12 +84,12 @@ def test_names_that_mark_steps(name: str, source: str, counts: tuple[int | None,
         *("execute_context", "DistributedDataParallel.forward", "aten::mm", "ThunkExecutor::Execute", ""),
     ],
 )
-def test_names_that_mark_no_step(name: str) -> None:
+def test_names_that_mark_no_step(name):
     assert read_marker(name) is None
 
 
 @pytest.mark.parametrize("host_us", [40.0, 4000.0])
-def test_the_window_of_one_step_is_the_extent_of_what_it_launched(tmp_path: Path, host_us: float) -> None:
+def test_the_window_of_one_step_is_the_extent_of_what_it_launched(tmp_path, host_us):
     events = [write.span("user_annotation", "ProfilerStep#5", 1000, host_us)]
     events += [*kernel(1500, 300, 1, 1005), *kernel(1900, 200, 2, 1010, stream=9)]
     table = table_of(tmp_path, events)
@@ -99,13 +99,13 @@ def test_the_window_of_one_step_is_the_extent_of_what_it_launched(tmp_path: Path
     assert measure([table], "idle_frac").value == pytest.approx(1 / 6)
 
 
-def test_backlog_of_an_earlier_step_is_outside_the_window_of_one_step(tmp_path: Path) -> None:
+def test_backlog_of_an_earlier_step_is_outside_the_window_of_one_step(tmp_path):
     events = [write.span("user_annotation", "ProfilerStep#5", 1000, 900)]
     events += [*kernel(1000, 400, None), *kernel(1400, 500, 2, 1010)]
     assert windows_us(table_of(tmp_path, events)) == [(400.0, 900.0)]
 
 
-def test_the_annotation_on_the_device_says_what_a_step_ran_if_launches_are_missing(tmp_path: Path) -> None:
+def test_the_annotation_on_the_device_says_what_a_step_ran_if_launches_are_missing(tmp_path):
     events = [write.span("user_annotation", "ProfilerStep#5", 1000, 900)]
     events += [write.span("gpu_user_annotation", "ProfilerStep#5", 2000, 500, tid=7, device=0, stream=7)]
     events += [*kernel(1200, 100, None), *kernel(2000, 200, None), *kernel(2300, 200, None)]
@@ -114,7 +114,7 @@ def test_the_annotation_on_the_device_says_what_a_step_ran_if_launches_are_missi
     assert windows_us(table) == [(1000.0, 1500.0)]
 
 
-def test_markers_on_the_device_alone_mark_steps_once_over_its_streams(tmp_path: Path) -> None:
+def test_markers_on_the_device_alone_mark_steps_once_over_its_streams(tmp_path):
     events = []
     for i in range(3):
         begin = 1000.0 + 500 * i
@@ -131,7 +131,7 @@ def test_markers_on_the_device_alone_mark_steps_once_over_its_streams(tmp_path: 
     assert measure([table], "tpot").value == pytest.approx(500e-6)
 
 
-def test_a_complete_last_step_is_used_if_there_is_no_other() -> None:
+def test_a_complete_last_step_is_used_if_there_is_no_other():
     timeline = Timeline()
     for i, complete in enumerate((False, True)):
         number = timeline.step(i * 100, i * 100 + 60, complete=complete)
@@ -141,7 +141,7 @@ def test_a_complete_last_step_is_used_if_there_is_no_other() -> None:
     assert (windows.numbers, windows.reason) == ((1,), Reason.TOO_FEW_STEPS)
 
 
-def test_the_period_of_asynchronous_steps_is_that_of_the_device(tmp_path: Path) -> None:
+def test_the_period_of_asynchronous_steps_is_that_of_the_device(tmp_path):
     events: list[dict[str, Any]] = []
     for i in range(6):
         events.append(write.span("user_annotation", f"ProfilerStep#{i}", 1000.0 + 20 * i, 19))
@@ -151,7 +151,7 @@ def test_the_period_of_asynchronous_steps_is_that_of_the_device(tmp_path: Path) 
     assert measure([table], "idle_frac").value == pytest.approx(0.2)
 
 
-def test_a_step_of_sglang_takes_the_counts_of_the_marker_inside(tmp_path: Path) -> None:
+def test_a_step_of_sglang_takes_the_counts_of_the_marker_inside(tmp_path):
     events: list[dict[str, Any]] = []
     for i in range(3):
         begin = 1000.0 + 400 * i
@@ -164,7 +164,7 @@ def test_a_step_of_sglang_takes_the_counts_of_the_marker_inside(tmp_path: Path) 
     assert measure([table], "tpot").value == pytest.approx(400e-6)
 
 
-def test_optimizer_steps_end_the_steps_of_a_trace_without_a_schedule(tmp_path: Path) -> None:
+def test_optimizer_steps_end_the_steps_of_a_trace_without_a_schedule(tmp_path):
     events: list[dict[str, Any]] = []
     for i in range(4):
         begin = 1000.0 + 300 * i
@@ -178,7 +178,7 @@ def test_optimizer_steps_end_the_steps_of_a_trace_without_a_schedule(tmp_path: P
     assert windows_us(table)[0][0] == 340.0  # the first period begins with the kernel after the first optimizer step
 
 
-def test_one_optimizer_step_marks_no_step(tmp_path: Path) -> None:
+def test_one_optimizer_step_marks_no_step(tmp_path):
     events = [write.span("user_annotation", "Optimizer.step#SGD.step", 1000, 50), *kernel(1100, 100, 1, 1010)]
     assert table_of(tmp_path, events).steps == ()
 
@@ -205,7 +205,7 @@ def jax_space(programs: list[str]) -> bytes:
         (["step"], []),
     ],
 )
-def test_runs_of_the_main_program_of_jax_are_steps(tmp_path: Path, programs: list[str], numbers: list[int]) -> None:
+def test_runs_of_the_main_program_of_jax_are_steps(tmp_path, programs, numbers):
     (tmp_path / "host0.xplane.pb").write_bytes(jax_space(programs))
     table = read_traces(tmp_path, use_cache=False).tables[0]
     windows = RankView(table).windows
@@ -214,7 +214,7 @@ def test_runs_of_the_main_program_of_jax_are_steps(tmp_path: Path, programs: lis
         assert measure([table], "idle_frac").value == pytest.approx(0.4)
 
 
-def test_steps_of_tensorrt_llm_are_nvtx_ranges(tmp_path: Path) -> None:
+def test_steps_of_tensorrt_llm_are_nvtx_ranges(tmp_path):
     path = write.write_nsys(tmp_path / "report.sqlite", processes=1)
     with sqlite3.connect(path) as db:
         db.execute(
@@ -227,7 +227,7 @@ def test_steps_of_tensorrt_llm_are_nvtx_ranges(tmp_path: Path) -> None:
     assert measure([table], "tpot").value == pytest.approx(1e-3)
 
 
-def test_host_rows_of_a_device_marker_belong_to_no_step(tmp_path: Path) -> None:
+def test_host_rows_of_a_device_marker_belong_to_no_step(tmp_path):
     events = [write.span("gpu_user_annotation", "run_batch", 1000, 100, tid=7, device=0, stream=7)]
     table = table_of(tmp_path, [*events, *kernel(1000, 100, 1, 1050)])
     assert table.step_id[table.rows_of(Kind.RUNTIME)].tolist() == [-1]
@@ -297,7 +297,7 @@ def write_random(folder: Path, seed: int) -> tuple[list[list[Span]], list[Span]]
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_windows_follow_the_device_whatever_marks_the_steps(tmp_path: Path, seed: int) -> None:
+def test_windows_follow_the_device_whatever_marks_the_steps(tmp_path, seed):
     steps, backlog = write_random(tmp_path, seed)
     starts = [min(start for start, _ in spans) for spans in steps]
     if len(steps) == 1:

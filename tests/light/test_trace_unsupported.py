@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 import trace_writer as write
@@ -25,7 +24,7 @@ from cclsearch.trace.read import read_traces
         ("host.pb", b"\n\x00", "xplane.pb"),
     ],
 )
-def test_a_known_format_is_refused_with_what_to_do(tmp_path: Path, name: str, data: bytes, advice: str) -> None:
+def test_a_known_format_is_refused_with_what_to_do(tmp_path, name, data, advice):
     (tmp_path / name).write_bytes(data)
     for path in (tmp_path, tmp_path / name):
         found = read_traces(path)
@@ -33,7 +32,7 @@ def test_a_known_format_is_refused_with_what_to_do(tmp_path: Path, name: str, da
         assert advice in found.message
 
 
-def test_a_database_of_rocprofv3_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_database_of_rocprofv3_is_refused_with_what_to_do(tmp_path):
     connection = sqlite3.connect(tmp_path / "7_results.db")
     connection.execute("CREATE TABLE rocpd_kernel_dispatch_7 (id INTEGER)")
     connection.commit()
@@ -43,7 +42,7 @@ def test_a_database_of_rocprofv3_is_refused_with_what_to_do(tmp_path: Path) -> N
     assert "--output-format json" in found.message
 
 
-def test_beside_a_trace_that_can_be_read_it_is_left_out(tmp_path: Path) -> None:
+def test_beside_a_trace_that_can_be_read_it_is_left_out(tmp_path):
     write.write_kineto(tmp_path / "rank0_trace.json")
     (tmp_path / "out.pftrace").write_bytes(b"\n\x04abcd")
     found = read_traces(tmp_path)
@@ -51,6 +50,6 @@ def test_beside_a_trace_that_can_be_read_it_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "config.json", "results.csv", "model.pt"])
-def test_other_files_are_no_traces(tmp_path: Path, name: str) -> None:
+def test_other_files_are_no_traces(tmp_path, name):
     (tmp_path / name).write_text('{"schema": "1.0", "fields": []}')
     assert read_traces(tmp_path).reasons == (Reason.NO_TRACE_FILES,)

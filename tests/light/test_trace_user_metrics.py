@@ -7,9 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from paths import ROOT
@@ -38,7 +35,7 @@ def temporary_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
 
 
-def test_every_metric_has_a_reason_if_nothing_was_read() -> None:
+def test_every_metric_has_a_reason_if_nothing_was_read():
     nothing = TraceSet({}, "not_available", (Reason.UNREADABLE,), "the file is not a trace")
     score = score_traces(nothing)
     assert set(score.metrics) == set(METRICS.names())
@@ -61,14 +58,14 @@ def empty_tables() -> list[EventTable]:
 
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.filterwarnings("error")
-def test_degenerate_tables_give_reasons_and_no_warnings(which: int) -> None:
+def test_degenerate_tables_give_reasons_and_no_warnings(which):
     score = score_traces(make_set([empty_tables()[which]]), card=make_card(), config=Config(pp=2))
     for name, result in score.metrics.items():
         assert "raised" not in result.detail, f"{name}: {result.detail}"
         assert result.value is None or math.isfinite(result.value)
 
 
-def test_a_truncated_trace_makes_every_value_partial() -> None:
+def test_a_truncated_trace_makes_every_value_partial():
     table = step_timeline().table(status="partial", reasons=(Reason.TRACE_TRUNCATED,))
     result = measure([table], "compute_frac", set_fields={"status": "partial", "message": "rank 0 is truncated"})
     assert (result.status, result.reason, result.detail) == (
@@ -79,7 +76,7 @@ def test_a_truncated_trace_makes_every_value_partial() -> None:
 
 
 @pytest.mark.usefixtures("temporary_metrics")
-def test_a_user_metric_needs_ten_lines() -> None:
+def test_a_user_metric_needs_ten_lines():
     @metric("longest_kernel_in_test", unit="s", summary="longest compute kernel", combine="max")
     def measure_longest_kernel(rank: RankView) -> float:
         kernels = rank.compute_kernels
@@ -105,14 +102,14 @@ def test_a_user_metric_needs_ten_lines() -> None:
     ],
 )
 @pytest.mark.usefixtures("temporary_metrics")
-def test_a_metric_that_raises_is_not_available(broken: Callable[[Any], Any]) -> None:
+def test_a_metric_that_raises_is_not_available(broken):
     name = "broken_in_test"
     metric(name, unit="s", summary="broken", over="trace")(broken)
     result = measure([step_timeline().table()], name)
     assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
 
 
-def test_a_package_adds_a_metric_with_its_entry_point(tmp_path: Path) -> None:
+def test_a_package_adds_a_metric_with_its_entry_point(tmp_path):
     (tmp_path / "plugin_metrics.py").write_text(
         "from cclsearch.trace.metric import metric\n"
         "@metric('num_plugin_kernels', unit='kernels', summary='kernels', combine='sum')\n"
@@ -136,7 +133,7 @@ def test_a_package_adds_a_metric_with_its_entry_point(tmp_path: Path) -> None:
     assert done.stdout.strip() == "kernels", done.stderr
 
 
-def test_a_rank_without_device_events_is_excluded_and_named() -> None:
+def test_a_rank_without_device_events_is_excluded_and_named():
     host_only_rank = Timeline(rank=1, world_size=2)
     host_only_rank.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
     result = measure([step_timeline(0, 2).table(), host_only_rank.table()], "comm_time")
@@ -149,7 +146,7 @@ def test_a_rank_without_device_events_is_excluded_and_named() -> None:
 
 
 @pytest.mark.usefixtures("temporary_metrics")
-def test_the_examples_in_the_documentation_run() -> None:
+def test_the_examples_in_the_documentation_run():
     text = (ROOT / "docs" / "your-metric.md").read_text(encoding="utf-8")
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, {})

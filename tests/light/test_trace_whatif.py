@@ -86,7 +86,7 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_an_unchanged_scenario_gives_the_measured_step_time(name: str) -> None:
+def test_an_unchanged_scenario_gives_the_measured_step_time(name):
     answer = ask_what_if(view_of(MACHINES[name]), Scenario())
     assert answer.step_time_s == pytest.approx(step_of(MACHINES[name]))
     assert (answer.low_s, answer.high_s) == (pytest.approx(answer.step_time_s), pytest.approx(answer.step_time_s))
@@ -94,7 +94,7 @@ def test_an_unchanged_scenario_gives_the_measured_step_time(name: str) -> None:
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("name", MACHINES)
-def test_another_bandwidth_agrees_with_its_simulation(name: str, factor: float) -> None:
+def test_another_bandwidth_agrees_with_its_simulation(name, factor):
     machine = MACHINES[name]
     answer = ask_what_if(view_of(machine), Scenario(scale_up_bw=factor))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / factor))
@@ -103,20 +103,20 @@ def test_another_bandwidth_agrees_with_its_simulation(name: str, factor: float) 
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_faster_compute_agrees_with_its_simulation(name: str) -> None:
+def test_faster_compute_agrees_with_its_simulation(name):
     answer = ask_what_if(view_of(MACHINES[name]), Scenario(compute=2.0))
     truth = step_of(replace(MACHINES[name], compute_speed=2.0))
     assert answer.low_s == pytest.approx(truth, rel=0.01)
 
 
-def test_compression_shrinks_messages_and_adds_coding_time() -> None:
+def test_compression_shrinks_messages_and_adds_coding_time():
     machine = Machine()
     answer = ask_what_if(view_of(machine), Scenario(compress_ratio=4.0, compress_cost_s_per_byte=5e-6 / (1 << 20)))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 4 + 5))
     assert answer.low_s == pytest.approx(truth, rel=0.01)
 
 
-def test_a_missing_coding_cost_is_noted() -> None:
+def test_a_missing_coding_cost_is_noted():
     tables = [
         replace(t, collectives=tuple(replace(c, in_bytes=None) for c in t.collectives)) for t in simulate(Machine())
     ]
@@ -129,7 +129,7 @@ def test_a_missing_coding_cost_is_noted() -> None:
     assert not any("coding" in note for note in prepare_replay(view_of(Machine())).time(cost).notes)
 
 
-def test_a_tree_has_fewer_hops_and_more_bytes_than_a_ring() -> None:
+def test_a_tree_has_fewer_hops_and_more_bytes_than_a_ring():
     machine = Machine(num_ranks=8, alpha_us=140.0, us_per_mib=35.0)
     answer = ask_what_if(view_of(machine), Scenario(algorithm="tree"))
     truth = step_of(replace(machine, alpha_us=140.0 * 6 / 14, us_per_mib=35.0 * 2 / (2 * 7 / 8)))
@@ -137,20 +137,20 @@ def test_a_tree_has_fewer_hops_and_more_bytes_than_a_ring() -> None:
     assert any("assumed to be a ring" in note for note in answer.notes)
 
 
-def test_links_between_domains_matter_only_to_groups_across_domains() -> None:
+def test_links_between_domains_matter_only_to_groups_across_domains():
     replay = prepare_replay(view_of(Machine(num_ranks=4)), ranks_per_domain=2)
     assert replay.time(Scenario(scale_up_bw=2.0)).low_s == pytest.approx(replay.step_time_s)
     assert replay.time(Scenario(scale_out_bw=2.0)).low_s < 0.95 * replay.step_time_s
 
 
-def test_a_wider_domain_with_unknown_bandwidth_is_noted() -> None:
+def test_a_wider_domain_with_unknown_bandwidth_is_noted():
     replay = prepare_replay(view_of(Machine(num_ranks=4)), ranks_per_domain=2)
     answer = replay.time(Scenario(scale_up_domain=4, scale_up_bw=2.0))
     assert answer.low_s == pytest.approx(replay.time(Scenario(scale_out_bw=2.0)).low_s)
     assert any("assumed to be equal" in note for note in answer.notes)
 
 
-def test_too_few_sizes_give_bounds_around_the_true_value() -> None:
+def test_too_few_sizes_give_bounds_around_the_true_value():
     machine = Machine(sizes_mib=(2, 2, 2, 2), alpha_us=40.0)
     answer = ask_what_if(view_of(machine), Scenario(scale_up_bw=2.0))
     truth = step_of(replace(machine, us_per_mib=machine.us_per_mib / 2))
@@ -159,7 +159,7 @@ def test_too_few_sizes_give_bounds_around_the_true_value() -> None:
     assert any("too few message sizes" in note for note in answer.notes)
 
 
-def test_one_rank_gives_bounds_around_the_true_value() -> None:
+def test_one_rank_gives_bounds_around_the_true_value():
     machine = Machine(slow_rank_factor=1.7)
     alone = TraceView(make_set(simulate(machine)[:1]))
     answer = ask_what_if(alone, Scenario(scale_up_bw=2.0))
@@ -168,7 +168,7 @@ def test_one_rank_gives_bounds_around_the_true_value() -> None:
     assert any("one rank does not separate" in note for note in answer.notes)
 
 
-def test_a_host_bound_step_gains_nothing_from_faster_compute() -> None:
+def test_a_host_bound_step_gains_nothing_from_faster_compute():
     timeline = Timeline()
     for i in range(6):
         number = timeline.step(i * 100, i * 100 + 99)
@@ -178,7 +178,7 @@ def test_a_host_bound_step_gains_nothing_from_faster_compute() -> None:
     assert answer.low_s == pytest.approx(100e-6, rel=0.05)
 
 
-def test_launches_after_a_synchronization_move_with_the_device() -> None:
+def test_launches_after_a_synchronization_move_with_the_device():
     """Each kernel is launched after a synchronization on the previous one."""
     timeline = Timeline()
     for i in range(6):
@@ -191,7 +191,7 @@ def test_launches_after_a_synchronization_move_with_the_device() -> None:
     assert answer.low_s == pytest.approx(60e-6, rel=0.05)
 
 
-def test_utilities_rank_the_limiting_resource_first() -> None:
+def test_utilities_rank_the_limiting_resource_first():
     exposed = prepare_replay(view_of(Machine(us_per_mib=200.0))).utilities()
     assert max(exposed, key=lambda name: exposed[name].gain_low) == "scale_up_bw"
     busy = prepare_replay(view_of(Machine(us_per_mib=1.0, alpha_us=1.0))).utilities()
@@ -199,7 +199,7 @@ def test_utilities_rank_the_limiting_resource_first() -> None:
     assert busy["scale_out_bw"].gain_high == pytest.approx(0)
 
 
-def test_a_replayed_step_that_is_not_the_median_is_noted() -> None:
+def test_a_replayed_step_that_is_not_the_median_is_noted():
     timeline = Timeline()
     for i, begin in enumerate((0, 100, 220, 320)):
         number = timeline.step(begin, begin + 90)
@@ -209,7 +209,7 @@ def test_a_replayed_step_that_is_not_the_median_is_noted() -> None:
     assert any("scaled to the median" in note for note in answer.notes)
 
 
-def test_without_steps_the_whole_file_is_replayed_and_a_note_says_so() -> None:
+def test_without_steps_the_whole_file_is_replayed_and_a_note_says_so():
     timeline = Timeline()
     for i in range(4):
         timeline.kernel(20 * i, 20, launched_us=0)
@@ -220,14 +220,14 @@ def test_without_steps_the_whole_file_is_replayed_and_a_note_says_so() -> None:
     assert any("no step markers: the whole file" in note for note in answer.notes)
 
 
-def test_without_device_events_that_take_time_there_is_no_projection() -> None:
+def test_without_device_events_that_take_time_there_is_no_projection():
     timeline = Timeline()
     timeline.kernel(0, 0)
     with pytest.raises(NotAvailable):
         ask_what_if(TraceView(make_set([timeline.table()])), Scenario())
 
 
-def test_a_gain_of_0_is_explained_by_the_hosts_launches() -> None:
+def test_a_gain_of_0_is_explained_by_the_hosts_launches():
     timeline = Timeline()
     for i in range(20):
         timeline.kernel(20 * i, 19.9, launched_us=20 * i)
@@ -244,7 +244,7 @@ def test_a_gain_of_0_is_explained_by_the_hosts_launches() -> None:
     assert not any("launches" in note for note in halved.notes)
 
 
-def test_a_replay_that_deviates_from_the_measured_step_says_by_how_much() -> None:
+def test_a_replay_that_deviates_from_the_measured_step_says_by_how_much():
     timelines = [Timeline(rank=rank, world_size=2) for rank in range(2)]
     for i in range(6):
         for rank, timeline in enumerate(timelines):
@@ -293,7 +293,7 @@ def simulate_pipeline(stage_us: float, transfer_us: float, micro_batches: int = 
 
 
 @pytest.mark.parametrize(("stage_us", "transfer_us"), [(40.0, 10.0), (10.0, 40.0)])
-def test_a_pipeline_is_replayed_with_its_messages(stage_us: float, transfer_us: float) -> None:
+def test_a_pipeline_is_replayed_with_its_messages(stage_us, transfer_us):
     trace = TraceView(make_set(simulate_pipeline(stage_us, transfer_us)))
     truth = measure_step_time(TraceView(make_set(simulate_pipeline(stage_us / 2, transfer_us)))).value
     answer = ask_what_if(trace, Scenario(compute=2.0))

@@ -72,7 +72,7 @@ def read(path: Path) -> TraceView:
     return TraceView(read_traces(path, use_cache=False))
 
 
-def test_host_windows_are_not_used_for_device_work() -> None:
+def test_host_windows_are_not_used_for_device_work():
     """The host issues a step in 35 us, the device needs 96 us: most kernels start in the window of a later step."""
     timeline = Timeline()
     for i in range(6):
@@ -97,7 +97,7 @@ def straggling_tables() -> list[EventTable]:
     return tables
 
 
-def test_the_straggler_is_the_last_arriver_not_the_rank_with_most_communication() -> None:
+def test_the_straggler_is_the_last_arriver_not_the_rank_with_most_communication():
     tables = straggling_tables()
     assert measure(tables, "last_arriver").value == 1
     waits = measure(tables, "comm_wait_frac").per_rank
@@ -105,14 +105,14 @@ def test_the_straggler_is_the_last_arriver_not_the_rank_with_most_communication(
     assert min(waits[0] or 0, waits[2] or 0) > 0.5
 
 
-def test_a_missing_rank_is_a_reason_not_perfect_balance() -> None:
+def test_a_missing_rank_is_a_reason_not_perfect_balance():
     alone = straggling_tables()[:1]
     for name in ("last_arriver", "start_skew", "comm_wait_frac", "compute_imbalance"):
         result = measure(alone, name)
         assert (result.value, result.reason) == (None, Reason.RANKS_MISSING)
 
 
-def test_bandwidth_does_not_count_waiting() -> None:
+def test_bandwidth_does_not_count_waiting():
     """The collective takes 2146 us on the waiting rank and 10 us on the last arriver."""
     tables = []
     for rank, start in enumerate((0, 2136)):
@@ -125,14 +125,14 @@ def test_bandwidth_does_not_count_waiting() -> None:
     assert "includes waiting" in alone.detail
 
 
-def test_an_all_gather_moves_the_full_tensor_and_gigabytes_are_decimal() -> None:
+def test_an_all_gather_moves_the_full_tensor_and_gigabytes_are_decimal():
     timeline = Timeline(world_size=8)
     timeline.collective(0, 100, CollectiveKind.ALL_GATHER, None, in_bytes=1_000_000, out_bytes=8_000_000)
     result = measure([timeline.table()], "bus_bw")
     assert result.value == pytest.approx(8_000_000 * 7 / 8 / 100e-6 / 1e9)
 
 
-def test_an_unknown_data_type_is_named_not_dropped() -> None:
+def test_an_unknown_data_type_is_named_not_dropped():
     timeline = Timeline(world_size=2)
     timeline.collective(0, 100, message_bytes=None, in_nelems=1000, out_nelems=1000, dtype="Int3")
     result = measure([timeline.table()], "comm_volume")
@@ -154,19 +154,19 @@ def chips(count: int = 4) -> list[EventTable]:
     return tables
 
 
-def test_message_size_is_not_memory_traffic_and_volume_is_per_chip() -> None:
+def test_message_size_is_not_memory_traffic_and_volume_is_per_chip():
     volume = measure(chips(), "comm_volume")
     assert volume.inputs["message_bytes"] == pytest.approx(1_000_000)
     assert volume.value == pytest.approx(1_500_000)
     assert volume.inputs["all_ranks_bytes"] == pytest.approx(6_000_000)
 
 
-def test_devices_are_not_summed_into_one_span() -> None:
+def test_devices_are_not_summed_into_one_span():
     assert measure(chips(), "comm_time").value == pytest.approx(100e-6)
     assert measure(chips(), "exposed_comm_frac").value == pytest.approx(1.0)
 
 
-def test_volume_is_per_step_not_per_file() -> None:
+def test_volume_is_per_step_not_per_file():
     timeline = Timeline(world_size=2)
     for i in range(6):
         number = timeline.step(i * 100, i * 100 + 90)
@@ -174,7 +174,7 @@ def test_volume_is_per_step_not_per_file() -> None:
     assert measure([timeline.table()], "comm_volume").value == pytest.approx(1000)
 
 
-def test_exposed_communication_is_not_a_sum_over_concurrent_kernels() -> None:
+def test_exposed_communication_is_not_a_sum_over_concurrent_kernels():
     timeline = Timeline()
     for i in range(6):
         number = timeline.step(i * 100, i * 100 + 90)
@@ -185,7 +185,7 @@ def test_exposed_communication_is_not_a_sum_over_concurrent_kernels() -> None:
     assert result.value == pytest.approx(0.10)  # the sum over kernels would be 90 / 175
 
 
-def test_symmetric_memory_kernels_count_as_communication(tmp_path: Path) -> None:
+def test_symmetric_memory_kernels_count_as_communication(tmp_path):
     events = kernel_event("multimem_all_reduce_kernel<float>", 1000, 90, corr=1)
     events += kernel_event("ncclDevKernel_AllGather_RING_LL", 1100, 10, corr=2)
     events += kernel_event("gemm", 1200, 100, corr=3)
@@ -194,7 +194,7 @@ def test_symmetric_memory_kernels_count_as_communication(tmp_path: Path) -> None
     assert measure(view, "comm_time").value == pytest.approx(100e-6)
 
 
-def test_a_kernel_named_copy_is_compute_and_a_copy_event_is_a_copy(tmp_path: Path) -> None:
+def test_a_kernel_named_copy_is_compute_and_a_copy_event_is_a_copy(tmp_path):
     events = kernel_event("void at::native::CatArrayBatchedCopy_kernel<float>", 1000, 50, corr=1)
     copy = {"device": 0, "stream": 7, "correlation": 2, "bytes": 4000}
     events.append(
@@ -216,7 +216,7 @@ def test_a_kernel_named_copy_is_compute_and_a_copy_event_is_a_copy(tmp_path: Pat
     assert measure(view, "mem_copy_bw").inputs["by_direction_gbps"] == {"d2d": pytest.approx(1.0)}
 
 
-def test_collectives_count_neither_as_compute_nor_as_coverage() -> None:
+def test_collectives_count_neither_as_compute_nor_as_coverage():
     tables = []
     for rank, compute in enumerate((100, 120)):
         timeline = Timeline(rank=rank, world_size=2)
@@ -228,7 +228,7 @@ def test_collectives_count_neither_as_compute_nor_as_coverage() -> None:
     assert measure(tables, "allocation_ratio").inputs["sm_coverage"] == pytest.approx(1.0)
 
 
-def test_no_communication_differs_from_not_available() -> None:
+def test_no_communication_differs_from_not_available():
     timeline = Timeline()
     timeline.kernel(0, 10)
     quiet = [timeline.table()]
@@ -241,7 +241,7 @@ def test_no_communication_differs_from_not_available() -> None:
 
 
 @pytest.mark.parametrize("name", ["rank0_trace.json", "rank0_trace.json.gz", "kineto_trace_0.json", "trace.json.gz"])
-def test_a_file_is_read_with_any_name_and_compression(tmp_path: Path, name: str) -> None:
+def test_a_file_is_read_with_any_name_and_compression(tmp_path, name):
     text = kineto(training_events()).encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     result = measure(read(tmp_path), "trace_step_time")
@@ -251,7 +251,7 @@ def test_a_file_is_read_with_any_name_and_compression(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.97])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_truncated_file_gives_its_complete_steps_and_is_partial(tmp_path: Path, share: float, packed: bool) -> None:
+def test_a_truncated_file_gives_its_complete_steps_and_is_partial(tmp_path, share, packed):
     text = kineto(training_events(steps=10)).encode()
     data = gzip.compress(text) if packed else text
     (tmp_path / f"rank0.json{'.gz' if packed else ''}").write_bytes(data[: int(len(data) * share)])
@@ -261,7 +261,7 @@ def test_a_truncated_file_gives_its_complete_steps_and_is_partial(tmp_path: Path
     assert result.value == pytest.approx(1000e-6, rel=0.01)
 
 
-def test_nanoseconds_survive_timestamps_above_1e15_microseconds(tmp_path: Path) -> None:
+def test_nanoseconds_survive_timestamps_above_1e15_microseconds(tmp_path):
     """A float64 has a resolution of 0.25 us there; the digits in the file are exact."""
     starts_ns = [1_712_195_495_505_582_988 + 100_001 * i for i in range(5)]
     lines = []
@@ -279,7 +279,7 @@ def test_nanoseconds_survive_timestamps_above_1e15_microseconds(tmp_path: Path) 
     assert (view.table.ts_ns[rows] + view.table.base_ns).tolist() == starts_ns
 
 
-def test_a_cpu_trace_raises_nothing(tmp_path: Path) -> None:
+def test_a_cpu_trace_raises_nothing(tmp_path):
     events: list[dict[str, Any]] = []
     for i in range(5):
         begin = 1000 + 100 * i
@@ -308,7 +308,7 @@ def test_a_cpu_trace_raises_nothing(tmp_path: Path) -> None:
         assert "raised" not in measure(view, name).detail
 
 
-def test_ranks_whose_collectives_differ_are_not_matched_by_force() -> None:
+def test_ranks_whose_collectives_differ_are_not_matched_by_force():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -321,7 +321,7 @@ def test_ranks_whose_collectives_differ_are_not_matched_by_force() -> None:
         assert "collective 2" in result.detail
 
 
-def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives() -> None:
+def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -335,7 +335,7 @@ def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives() -> None:
     assert skew.inputs["clock_error_s"] == 0.0
 
 
-def test_clocks_that_do_not_align_are_a_reason() -> None:
+def test_clocks_that_do_not_align_are_a_reason():
     tables = []
     for rank in range(2):
         timeline = Timeline(rank=rank, world_size=2)
@@ -359,7 +359,7 @@ def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "
 
 
 @pytest.mark.parametrize("shift_us", [10_000, 1000])
-def test_collectives_of_two_runs_on_one_host_are_not_matched(shift_us: float) -> None:
+def test_collectives_of_two_runs_on_one_host_are_not_matched(shift_us):
     """One rank of four is from another run, which the median over all ranks would not show."""
     for name in ("start_skew", "last_arriver", "comm_wait_frac"):
         result = measure(same_host_ranks(shift_us), name)
@@ -370,7 +370,7 @@ def test_collectives_of_two_runs_on_one_host_are_not_matched(shift_us: float) ->
     assert "includes waiting" in bandwidth.detail
 
 
-def test_unnamed_groups_are_not_assumed_to_be_all_ranks_if_times_contradict_it() -> None:
+def test_unnamed_groups_are_not_assumed_to_be_all_ranks_if_times_contradict_it():
     """Four devices that reduce in pairs, each pair at its own time, and then all together."""
     tables = []
     for rank in range(4):
@@ -386,12 +386,12 @@ def test_unnamed_groups_are_not_assumed_to_be_all_ranks_if_times_contradict_it()
     assert measure(tables, "start_skew").value == 0.0  # the ranks still share one clock
 
 
-def test_the_clock_error_limit_applies_on_one_host_too() -> None:
+def test_the_clock_error_limit_applies_on_one_host_too():
     assert measure(same_host_ranks(700, dur_us=800), "start_skew").reason is Reason.NO_CLOCK_ALIGNMENT
     assert measure(same_host_ranks(100, dur_us=800), "start_skew").status is Status.OK
 
 
-def test_ranks_that_share_cpu_cores_may_leave_a_collective_apart() -> None:
+def test_ranks_that_share_cpu_cores_may_leave_a_collective_apart():
     """A thread leaves when a core is free, so a spread up to the collective's duration is not a clock error."""
     assert measure(same_host_ranks(700, dur_us=800, accelerator="cpu"), "start_skew").status is Status.OK
     assert measure(same_host_ranks(900, dur_us=800, accelerator="cpu"), "start_skew").value is None

@@ -57,7 +57,7 @@ def read_mlflow(folder: str = "mlruns") -> tuple[Any, dict[int, Any], Any]:
     return parents[0], children, client
 
 
-def test_mlflow_has_a_run_with_a_child_per_trial_and_the_curve_of_the_best() -> None:
+def test_mlflow_has_a_run_with_a_child_per_trial_and_the_curve_of_the_best():
     run = search("--log-to", "mlflow")
     parent, children, client = read_mlflow()
     assert parent.info.run_name == "r"
@@ -79,7 +79,7 @@ def test_mlflow_has_a_run_with_a_child_per_trial_and_the_curve_of_the_best() -> 
     assert values[-1] == run.state.best.outcome.metrics["step_time_s"]
 
 
-def test_a_resumed_search_continues_its_run_and_a_lost_note_writes_nothing_twice() -> None:
+def test_a_resumed_search_continues_its_run_and_a_lost_note_writes_nothing_twice():
     search("--log-to", "mlflow:there")
     Path("runs/r/tracking.jsonl").unlink()
     assert main(["resume", "r", "--budget", str(BUDGET + 2), "--quiet"]) == 0  # the run knows its trackers
@@ -90,7 +90,7 @@ def test_a_resumed_search_continues_its_run_and_a_lost_note_writes_nothing_twice
     assert {parent.info.status, *(child.info.status for child in children.values())} <= {"FINISHED", "FAILED"}
 
 
-def test_tensorboard_has_curves_and_a_row_of_hyperparameters_per_trial() -> None:
+def test_tensorboard_has_curves_and_a_row_of_hyperparameters_per_trial():
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -129,7 +129,7 @@ def records_of(path: Path) -> Iterator[Any]:
             part = b""
 
 
-def test_wandb_has_a_group_with_a_run_per_trial_and_sends_nothing() -> None:
+def test_wandb_has_a_group_with_a_run_per_trial_and_sends_nothing():
     run = search("--log-to", "wandb:tuning")
     found: dict[str, Any] = {}
     for path in Path("wandb").glob("offline-run-*/*.wandb"):
@@ -154,7 +154,7 @@ def test_wandb_has_a_group_with_a_run_per_trial_and_sends_nothing() -> None:
         assert about.git.remote_url == ""
 
 
-def test_export_writes_a_finished_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_writes_a_finished_run(capsys):
     search()
     assert not Path("mlruns").exists()
     assert main(["export", "r", "--log-to", "mlflow", "--log-to", "tensorboard"]) == 0
@@ -164,7 +164,7 @@ def test_export_writes_a_finished_run(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("where", ["settings", "nightly"])
-def test_trackers_of_the_settings_follow_every_search(where: str) -> None:
+def test_trackers_of_the_settings_follow_every_search(where):
     Path("ccl-search.yaml").write_text("log_to: [tensorboard]\n")
     if where == "settings":
         search()
@@ -188,9 +188,7 @@ def test_trackers_of_the_settings_follow_every_search(where: str) -> None:
         ("mlflow:https://mlflow.example.org", "--offline refuses the MLflow server"),
     ],
 )
-def test_a_target_that_cannot_work_stops_the_search_before_it_starts(
-    target: str, said: str, cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_that_cannot_work_stops_the_search_before_it_starts(target, said, cli, monkeypatch):
     more = ["--offline"] if "example.org" in target else []
     monkeypatch.setenv(OFFLINE_NAME, "")  # the option sets it
     given = ["run", "--recording", str(LANDSCAPE), "--budget", "2", "--log-to", target]
@@ -204,9 +202,7 @@ def test_a_target_that_cannot_work_stops_the_search_before_it_starts(
 @pytest.mark.parametrize(
     ("module", "extra"), [("mlflow", "mlflow"), ("tensorboardX", "tensorboard"), ("wandb", "wandb")]
 )
-def test_a_missing_package_is_named_with_its_extra(
-    module: str, extra: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(module, extra, capsys, monkeypatch):
     import importlib.util
 
     find = importlib.util.find_spec
@@ -253,9 +249,7 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> type[OddTracker]:
 
 
 @pytest.mark.parametrize("step", ["begin", "log_trial", "end"])
-def test_a_broken_tracker_gets_one_line_and_changes_no_trial(
-    step: str, odd: type[OddTracker], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_tracker_gets_one_line_and_changes_no_trial(step, odd, capsys, monkeypatch):
     alone = search(name="alone")
     monkeypatch.setattr(odd, "fails_at", step)
     capsys.readouterr()
@@ -267,9 +261,7 @@ def test_a_broken_tracker_gets_one_line_and_changes_no_trial(
     assert Path(f"tensorboard/r/trial-{BUDGET:04d}").is_dir()  # another tracker goes on
 
 
-def test_a_tracker_that_hangs_does_not_hold_the_search(
-    odd: type[OddTracker], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_hangs_does_not_hold_the_search(odd, capsys, monkeypatch):
     monkeypatch.setattr(odd, "waits_at", "log_trial")
     monkeypatch.setattr(TrackingView.close, "__kwdefaults__", {"wait_s": 0.2})
     run = search("--log-to", "odd")
@@ -278,7 +270,7 @@ def test_a_tracker_that_hangs_does_not_hold_the_search(
     odd.go_on.set()
 
 
-def test_a_changed_verdict_is_written_again(odd: type[OddTracker]) -> None:
+def test_a_changed_verdict_is_written_again(odd):
     from cclsearch.record.event import TrialRevised
     from cclsearch.tracking.targets import open_targets
 
@@ -299,7 +291,7 @@ def test_a_changed_verdict_is_written_again(odd: type[OddTracker]) -> None:
     assert odd.seen[-1].value is None
 
 
-def test_no_secret_reaches_a_tracker(odd: type[OddTracker]) -> None:
+def test_no_secret_reaches_a_tracker(odd):
     from cclsearch.tracking.base import describe_trial
 
     run = search()

@@ -56,7 +56,7 @@ def write(path: Path, events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 2, 3, 4, 5, 6], [7, 3, 2, 900, 1, 5]])
-def test_trials_are_complete_in_any_interleaving_of_their_lines(tmp_path: Path, numbers: list[int]) -> None:
+def test_trials_are_complete_in_any_interleaving_of_their_lines(tmp_path, numbers):
     rng = random.Random(3)
     waiting = {number: trial_events(number, tp=number) for number in numbers}
     events: list[Event] = [waiting[number].pop(0) for number in numbers]
@@ -78,7 +78,7 @@ def test_trials_are_complete_in_any_interleaving_of_their_lines(tmp_path: Path, 
         state.trials[8]
 
 
-def test_failures_in_a_row_are_counted_by_kind_and_named_for_this_session_only() -> None:
+def test_failures_in_a_row_are_counted_by_kind_and_named_for_this_session_only():
     """A search stops after several in a row, and says which trials of this session the infrastructure lost."""
     state = RunState()
 
@@ -107,7 +107,7 @@ def test_failures_in_a_row_are_counted_by_kind_and_named_for_this_session_only()
     assert state._infrastructure_failures == [9], "trial 8 was proposed before the search was resumed"
 
 
-def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tmp_path: Path) -> None:
+def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tmp_path):
     path = tmp_path / "ledger.jsonl"
     resumed = SearchResumed(time_s=1, engine_version="1", budget=9)
     write(path, [*trial_events(1, tp=9, lost=True), resumed, *trial_events(2, tp=2, lost=True)])

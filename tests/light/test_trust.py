@@ -75,7 +75,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_command_runs_code_of_a_copied_folder(copied: Path, command: list[str], cli) -> None:
+def test_no_command_runs_code_of_a_copied_folder(copied, command, cli):
     error = cli.err(command)
     assert error.count("\n") == 1
     assert "launchers/" in error or "policies/" in error, "it names the file"
@@ -85,7 +85,7 @@ def test_no_command_runs_code_of_a_copied_folder(copied: Path, command: list[str
     assert not (copied / "runs").exists()
 
 
-def test_a_night_and_the_python_api_do_not_run_it(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_night_and_the_python_api_do_not_run_it(copied, capsys):
     assert main(["nightly", "nightly.yaml", "--once"]) != 0
     assert "ccl-search trust" in capsys.readouterr().err
     with pytest.raises(UserError, match="ccl-search trust"):
@@ -93,11 +93,11 @@ def test_a_night_and_the_python_api_do_not_run_it(copied: Path, capsys: pytest.C
     assert not (copied.parent / "RAN").exists()
 
 
-def test_a_profile_of_data_alone_needs_no_trust(copied: Path) -> None:
+def test_a_profile_of_data_alone_needs_no_trust(copied):
     assert main(hostile("--launcher", "plain", "--dry-run")) == 0
 
 
-def test_trust_is_for_one_folder_and_ends(copied: Path, monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_trust_is_for_one_folder_and_ends(copied, monkeypatch, cli):
     (copied / "ccl-search.yaml").write_text("# mine\nbudget: 3\ntrust_code: false\n")
     script = copied / "launchers" / "evil.py"
     assert not is_trusted(script)
@@ -119,7 +119,7 @@ def test_trust_is_for_one_folder_and_ends(copied: Path, monkeypatch: pytest.Monk
     assert not is_trusted(script)
 
 
-def test_another_user_has_not_confirmed_it(copied: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_user_has_not_confirmed_it(copied, monkeypatch, tmp_path):
     trust_project(copied)
     assert is_trusted(copied / "launchers" / "evil.py")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another"))
@@ -131,7 +131,7 @@ def test_another_user_has_not_confirmed_it(copied: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("how", ["..", "link to a file", "link to a folder", "link to the package"])
-def test_a_path_that_leads_elsewhere_does_not_help(copied: Path, project: Path, how: str) -> None:
+def test_a_path_that_leads_elsewhere_does_not_help(copied, project, how):
     """The project is trusted, what it points at is not."""
     (project / "launchers").mkdir()
     place = project / "launchers" / "evil.framework.yaml"
@@ -152,7 +152,7 @@ def test_a_path_that_leads_elsewhere_does_not_help(copied: Path, project: Path, 
     assert not (copied.parent / "RAN").exists()
 
 
-def test_a_shipped_script_with_variables_of_a_copied_file_does_not_run(copied: Path) -> None:
+def test_a_shipped_script_with_variables_of_a_copied_file_does_not_run(copied):
     """A framework file of the folder could set PYTHONPATH through a knob."""
     framework = yaml.safe_load((SHIPPED / "cpu.framework.yaml").read_text())
     framework["script"] = str(SHIPPED / "cpu.py")
@@ -163,9 +163,7 @@ def test_a_shipped_script_with_variables_of_a_copied_file_does_not_run(copied: P
         search("tiny", framework="evil", budget=1)
 
 
-def test_a_folder_of_the_search_path_is_asked_about_too(
-    copied: Path, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_the_search_path_is_asked_about_too(copied, project, monkeypatch):
     monkeypatch.setenv("CCL_SEARCH_PATH", str(copied))
     assert main(hostile("--framework", "evil")) == 2
     trust_project(copied)
@@ -181,7 +179,7 @@ def make_run(project: Path, profile: str) -> Path:
 
 
 @pytest.mark.parametrize("source", ["", "runs/one/mine.yaml", "runs/beside/mine.yaml", "launchers/mine.yaml"])
-def test_a_run_folder_brings_no_commands(project: Path, source: str) -> None:
+def test_a_run_folder_brings_no_commands(project, source):
     """A run that was copied into a trusted project names a program, and claims that a profile says so."""
     folder = make_run(project, f"launcher: local\npython: {sys.executable}\n")
     assert open_session(folder).jobs is not None, "what the profile says runs"
@@ -199,7 +197,7 @@ def test_a_run_folder_brings_no_commands(project: Path, source: str) -> None:
         make_launcher(frozen.profile, framework="cpu", run_dir=folder)
 
 
-def test_a_run_of_a_project_that_moved_is_resumed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_project_that_moved_is_resumed(project, monkeypatch):
     folder = make_run(project, f"launcher: local\npython: {sys.executable}\n")
     moved = project.parent / "moved"
     project.rename(moved)
@@ -210,7 +208,7 @@ def test_a_run_of_a_project_that_moved_is_resumed(project: Path, monkeypatch: py
     assert open_session(moved / "runs" / folder.name).jobs is not None
 
 
-def test_init_does_not_trust_code_that_is_there_already(copied: Path, cli) -> None:
+def test_init_does_not_trust_code_that_is_there_already(copied, cli):
     (copied / "ccl-search.yaml").unlink()
     assert "does not run before `ccl-search trust .`: launchers/evil.framework.yaml" in cli.out(["init", ".", "--yes"])
     assert not load_settings(copied).trust_code
@@ -220,7 +218,7 @@ def test_init_does_not_trust_code_that_is_there_already(copied: Path, cli) -> No
     require_trust(copied.parent / "new" / "launchers" / "mine.py", "a run script")
 
 
-def test_modules_beside_the_user_do_not_take_the_place_of_installed_ones(copied: Path) -> None:
+def test_modules_beside_the_user_do_not_take_the_place_of_installed_ones(copied):
     for name in ("numpy", "pydantic", "msgspec", "yaml"):
         (copied / f"{name}.py").write_text((copied / "launchers" / "evil.py").read_text())
     (copied / "trace.json").write_text('{"traceEvents": []}')

@@ -27,7 +27,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_dimensions_become_knobs_by_our_names_and_values(tmp_path: Path) -> None:
+def test_dimensions_become_knobs_by_our_names_and_values(tmp_path):
     knobs = {knob.name: knob for knob in read_tuning_config(write(tmp_path, FILE))}
     assert {name: knob.choices for name, knob in knobs.items()} == {
         "tp": (1, 2, 4),
@@ -56,7 +56,7 @@ def test_dimensions_become_knobs_by_our_names_and_values(tmp_path: Path) -> None
         ("choices: [true, false]", "choices: {a: 1}", r"choices"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_what_cannot_be_read_is_one_line(tmp_path, old, new, message):
     path = write(tmp_path, FILE.replace(old, new, 1))
     with pytest.raises(UserError, match=message) as caught:
         read_tuning_config(path)
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, old: str, new: str, mes
     assert "\n" not in str(caught.value)
 
 
-def test_commands_search_its_dimensions(tmp_path: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+def test_commands_search_its_dimensions(tmp_path, capsys, cli):
     path = write(tmp_path, FILE)
     words = ["--workload", "wl5", "--framework", "torchtitan", "--use-fewer", "--tuning-config", str(path)]
     assert "pp                        1, 3, 9 ranks" in cli.out(["space", *words])

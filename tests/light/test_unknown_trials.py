@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,7 +41,7 @@ def state_of(run: Path) -> RunState:
 CUT = b'"trial":4,"config"'
 
 
-def test_headless_nothing_runs_and_one_line_names_the_option(run: Path, cli) -> None:
+def test_headless_nothing_runs_and_one_line_names_the_option(run, cli):
     cut_before(run, CUT)
     before = (run / LEDGER_FILE).read_bytes()
     [line] = cli.err(["resume", "r", "--quiet"]).splitlines()
@@ -52,7 +51,7 @@ def test_headless_nothing_runs_and_one_line_names_the_option(run: Path, cli) -> 
     assert (run / LEDGER_FILE).read_bytes() == before
 
 
-def test_adopted_trials_are_judged_without_running_again(run: Path) -> None:
+def test_adopted_trials_are_judged_without_running_again(run):
     before = state_of(run)
     hashes = {number: before.trials[number].result_sha256 for number in before.trials}
     cut_before(run, CUT)
@@ -67,7 +66,7 @@ def test_adopted_trials_are_judged_without_running_again(run: Path) -> None:
     assert not list(run.glob("trials/*/attempts"))
 
 
-def test_left_trials_keep_their_folders_and_numbers_and_are_not_asked_about_again(run: Path) -> None:
+def test_left_trials_keep_their_folders_and_numbers_and_are_not_asked_about_again(run):
     cut_before(run, CUT)
     left = {path: path.read_bytes() for path in run.glob("trials/000[456]/result.json")}
     assert main(["resume", "r", "--quiet", "--unknown-trials", "leave"]) == 0
@@ -79,7 +78,7 @@ def test_left_trials_keep_their_folders_and_numbers_and_are_not_asked_about_agai
 
 
 @pytest.mark.parametrize("lose", [lambda path: path.write_bytes(b""), Path.unlink], ids=["empty", "missing"])
-def test_a_search_whose_ledger_is_lost_is_recovered_from_its_folders(run: Path, lose: Callable[[Path], object]) -> None:
+def test_a_search_whose_ledger_is_lost_is_recovered_from_its_folders(run, lose):
     best = state_of(run).best
     assert best is not None
     lose(run / LEDGER_FILE)
@@ -92,7 +91,7 @@ def test_a_search_whose_ledger_is_lost_is_recovered_from_its_folders(run: Path, 
     assert (state.best.config, state.best.loss) == (best.config, best.loss)
 
 
-def test_a_folder_of_another_run_or_with_another_configuration_is_left(run: Path) -> None:
+def test_a_folder_of_another_run_or_with_another_configuration_is_left(run):
     cut_before(run, CUT)
     config = run / "trials" / "0004" / "config.json"
     config.write_text(config.read_text().replace('"run_id": "r"', '"run_id": "other"'))
@@ -104,9 +103,7 @@ def test_a_folder_of_another_run_or_with_another_configuration_is_left(run: Path
 
 
 @pytest.mark.parametrize(("answer", "code", "spent"), [("adopt", 0, 6), ("", 2, 3), ("leave", 0, 6)])
-def test_on_a_terminal_it_asks(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, code: int, spent: int
-) -> None:
+def test_on_a_terminal_it_asks(run, monkeypatch, capsys, answer, code, spent):
     cut_before(run, CUT)
     asked = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -137,9 +134,7 @@ LINES_OF_TRIAL_1 = {
 
 @pytest.mark.parametrize("lines", LINES_OF_TRIAL_1)
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "with a result"])
-def test_a_job_whose_lines_are_damaged_is_found_again_and_not_submitted_twice(
-    project: Path, lines: str, is_running: bool
-) -> None:
+def test_a_job_whose_lines_are_damaged_is_found_again_and_not_submitted_twice(project, lines, is_running):
     """The search was killed after it submitted its first trial."""
     launcher = ScriptedLauncher(lambda job: None if is_running else ran(job))
     folder, session = open_search(project, launcher, budget=2, parallel=1)
@@ -160,7 +155,7 @@ def test_a_job_whose_lines_are_damaged_is_found_again_and_not_submitted_twice(
     assert (folder / LEDGER_FILE).read_bytes().startswith(data), "nothing is cut or overwritten"
 
 
-def test_a_trial_whose_end_is_damaged_is_judged_again_and_does_not_run_again(run: Path) -> None:
+def test_a_trial_whose_end_is_damaged_is_judged_again_and_does_not_run_again(run):
     before = {number: trial.outcome for number, trial in state_of(run).trials.items()}
     cut_before(run, b'"event":"search_ended"')
     data = spoil(run, b'"event":"trial_finished"')
@@ -171,12 +166,12 @@ def test_a_trial_whose_end_is_damaged_is_judged_again_and_does_not_run_again(run
     assert (run / LEDGER_FILE).read_bytes().startswith(data)
 
 
-def test_a_budget_below_the_present_one_is_refused(run: Path, cli) -> None:
+def test_a_budget_below_the_present_one_is_refused(run, cli):
     assert "--budget 5: the search has a budget of 6 trials" in cli.err(["resume", "r", "--quiet", "--budget", "5"])
     assert main(["resume", "r", "--quiet", "--budget", "6"]) == 0
 
 
-def test_the_number_of_a_trial_whose_proposal_is_damaged_is_not_given_to_another(run: Path) -> None:
+def test_the_number_of_a_trial_whose_proposal_is_damaged_is_not_given_to_another(run):
     ledger = run / LEDGER_FILE
     ledger.write_bytes(ledger.read_bytes().replace(CUT, b'"trial":4,"c0nfig"'))
     with RunWriter(run) as writer:

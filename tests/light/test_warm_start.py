@@ -68,16 +68,14 @@ def measure(project: Path, name: str, **hardware: object) -> Path:
     return folder.rename(folder.with_name(name))
 
 
-def test_a_search_can_learn_from_several_runs(toy: Path, project: Path) -> None:
+def test_a_search_can_learn_from_several_runs(toy, project):
     for name in ("a", "b", "c"):
         search(toy, name, budget=2)
     assert main(replay(toy, "--learn-from", "a", "b", "--learn-from", "c", "--budget", "4", "--name", "d")) == 0
     assert [Path(folder).name for folder in load_run(project / "runs" / "d").spec.learn_from] == ["a", "b", "c"]
 
 
-def test_a_dry_run_shows_the_first_proposal_of_the_search(
-    toy: Path, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_shows_the_first_proposal_of_the_search(toy, project, capsys):
     search(toy, "a", budget=9)
     first = []
     for more in ((), ("--learn-from", "a")):
@@ -90,7 +88,7 @@ def test_a_dry_run_shows_the_first_proposal_of_the_search(
     assert first[1] == {"tp": 1, "pp": 1, "dp": 8, "micro_batch_size": 2}, "the fastest row of the earlier run"
 
 
-def test_auto_uses_the_runs_measured_on_the_same_cluster(toy: Path, project: Path, cli) -> None:
+def test_auto_uses_the_runs_measured_on_the_same_cluster(toy, project, cli):
     search(toy, "recorded", budget=2)
     measure(project, "larger-memory", memory_gib=4096.0)
     measure(project, "other-nodes", accelerators_per_node=64)
@@ -104,7 +102,7 @@ def test_auto_uses_the_runs_measured_on_the_same_cluster(toy: Path, project: Pat
     assert "note: warm start from 1 earlier run: two\n" in cli.out([*AUTO, "one", "--dry-run"])
 
 
-def test_auto_without_a_usable_run_gives_a_note(toy: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+def test_auto_without_a_usable_run_gives_a_note(toy, capsys, cli):
     [note] = [line for line in cli.out([*AUTO, "--dry-run"]).splitlines() if "earlier run" in line]
     assert "no earlier run was measured on cpu" in note
     search(toy, "a", budget=2)
@@ -116,7 +114,7 @@ def test_auto_without_a_usable_run_gives_a_note(toy: Path, capsys: pytest.Captur
 REPLAY = ["run", "--workload", "wl2", "--launcher", "replay"]
 
 
-def test_learn_from_refuses_a_run_of_different_work(project: Path, cli) -> None:
+def test_learn_from_refuses_a_run_of_different_work(project, cli):
     assert main([*REPLAY, "--budget", "3", "--name", "first", "--quiet"]) == 0
     assert main([*REPLAY, "--budget", "2", "--name", "same", "--quiet", "--learn-from", "first"]) == 0
     error = cli.err(["run", "--workload", "tiny", "--name", "unlike", "--learn-from", "first"])
@@ -140,7 +138,7 @@ def fit_of(log_level: float) -> EarlierFit:
     )
 
 
-def test_searches_that_agree_move_the_prior_and_narrow_it_but_not_below_what_differs_between_searches() -> None:
+def test_searches_that_agree_move_the_prior_and_narrow_it_but_not_below_what_differs_between_searches():
     prior = Prior(np.zeros(2), np.array([0.5, 0.5]), KernelShape(0.02, 1.5, 0.01, 0.02), noise=0.02, dof=4.0)
     one, several = (transfer_prior(prior, [fit_of(0.6)] * count) for count in (1, 6))
     assert 0.0 < one.mean_P[0] < several.mean_P[0] < 0.6, "shrunk towards the prior, less with more searches"
@@ -151,7 +149,7 @@ def test_searches_that_agree_move_the_prior_and_narrow_it_but_not_below_what_dif
     assert abs(apart.mean_P[0]) < 0.05, "searches that contradict each other cancel"
 
 
-def test_searches_far_from_the_next_have_in_common_how_they_differ_from_it() -> None:
+def test_searches_far_from_the_next_have_in_common_how_they_differ_from_it():
     prior = Prior(np.zeros(2), np.array([0.5, 0.5]), KernelShape(0.02, 1.5, 0.01, 0.02), noise=0.02, dof=4.0)
 
     def learn(*sizes: int) -> Prior:
@@ -189,7 +187,7 @@ def take(spec: RunSpec) -> RunSpec:
     return take_over(spec, rebuild_space(spec), [folder for folder in list_runs() if folder.name != spec.run_id])
 
 
-def test_a_search_starts_from_the_prior_that_runs_of_other_models_on_its_cluster_leave(project: Path) -> None:
+def test_a_search_starts_from_the_prior_that_runs_of_other_models_on_its_cluster_leave(project):
     measured("first")
     measured("larger-memory", memory_gib=4096.0)
     measured("second", layers=2)
@@ -201,7 +199,7 @@ def test_a_search_starts_from_the_prior_that_runs_of_other_models_on_its_cluster
     assert RunSpec.model_validate_json(third.model_dump_json()).earlier == third.earlier
 
 
-def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(project: Path, cli) -> None:
+def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(project, cli):
     search_named("first")
     assert search_named("other", layers=1).earlier is None
     named = search_named("named", layers=2, learn_from=["first"])
@@ -214,7 +212,7 @@ def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(projec
     assert "set the prior of step_time_s: first (tiny, 2 trials)" in page
 
 
-def test_times_of_the_same_work_do_not_count_twice(project: Path, cli) -> None:
+def test_times_of_the_same_work_do_not_count_twice(project, cli):
     search_named("first")
     again = search_named("again", learn_from=["first"])
     assert "predictions rest on the trials of first" in cli.out(["show", "again", "1"])
@@ -223,15 +221,13 @@ def test_times_of_the_same_work_do_not_count_twice(project: Path, cli) -> None:
     assert again.earlier is None
 
 
-def test_none_excludes_other_runs(project: Path, cli) -> None:
+def test_none_excludes_other_runs(project, cli):
     search_named("first")
     assert "earlier search" not in cli.out([*DRY, "--learn-from", "none"])
     assert "give `none` alone" in cli.err([*DRY, "--learn-from", "none", "first"])
 
 
-def test_a_recorded_search_takes_over_nothing_unless_runs_are_named(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recorded_search_takes_over_nothing_unless_runs_are_named(project, capsys):
     toy = write_recording(project / "recordings" / "toy")
     search(toy, "a", budget=3)
     capsys.readouterr()
@@ -240,7 +236,7 @@ def test_a_recorded_search_takes_over_nothing_unless_runs_are_named(
     assert load_run(project / "runs" / "b").spec.earlier is None
 
 
-def test_a_run_that_cannot_be_read_is_skipped_with_a_line(project: Path) -> None:
+def test_a_run_that_cannot_be_read_is_skipped_with_a_line(project):
     measured("good")
     measured("bad", layers=1)
     (project / "runs" / "bad" / SPEC_FILE).write_text("[", encoding="utf-8")
@@ -254,7 +250,7 @@ def tiny_space() -> Space:
     return space_from_rows([Knob("dp", (2,)), Knob("micro_batch_size", (1, 2, 4))], configs)
 
 
-def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_each_time() -> None:
+def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_each_time():
     card, space = load_card("tiny"), tiny_space()
     predictor = predictor_of(card, space)
     times = 3.0 * np.exp(predictor.forms["step_time_s"].predict(len(space))[0])
@@ -305,7 +301,7 @@ def expect_tiny(
     return fitted.mean(np.arange(len(space))) - before.forms["step_time_s"].predict(len(space))[0]
 
 
-def test_a_knob_value_that_was_slow_in_earlier_searches_is_expected_to_be_slow_in_the_next() -> None:
+def test_a_knob_value_that_was_slow_in_earlier_searches_is_expected_to_be_slow_in_the_next():
     searches = [(load_card("tiny"), observe_tiny([0.0, 0.4, 0.0]))] * 3
     off = expect_tiny(load_card("tiny"), searches)
     assert 0.02 < off[1] - max(off[0], off[2]) < 0.4
@@ -313,13 +309,13 @@ def test_a_knob_value_that_was_slow_in_earlier_searches_is_expected_to_be_slow_i
     assert np.ptp(multipliers_alone) < 0.5 * np.ptp(off), "no multiplier makes the middle value alone slow"
 
 
-def test_a_search_on_about_as_many_accelerators_teaches_more() -> None:
+def test_a_search_on_about_as_many_accelerators_teaches_more():
     seen = observe_tiny([0.0, 0.4, 0.0])
     near, far = (expect_tiny(on_ranks(2), [(on_ranks(count), seen)] * 3) for count in (2, 256))
     assert near[1] - near[0] > 1.3 * (far[1] - far[0]) > 0
 
 
-def test_residuals_are_left_out_if_a_fixed_knob_has_another_value() -> None:
+def test_residuals_are_left_out_if_a_fixed_knob_has_another_value():
     space = space_from_rows([Knob("dp", (4,)), Knob("micro_batch_size", (1, 2, 4))],
                             [Config(dp=4, micro_batch_size=m) for m in (1, 2, 4)])  # fmt: skip
     before = predictor_of(load_card("tiny"), space)
@@ -328,7 +324,7 @@ def test_residuals_are_left_out_if_a_fixed_knob_has_another_value() -> None:
     assert apply_earlier(before, space, knowledge).forms["step_time_s"].prior.known is None
 
 
-def test_what_fitted_in_an_earlier_search_says_whether_optimizer_states_are_sharded() -> None:
+def test_what_fitted_in_an_earlier_search_says_whether_optimizer_states_are_sharded():
     recording = load_recording(ROOT / "benchmarks" / "landscapes" / "vtrain-h1024-l12-g8-b16")
     small = recording.card.hardware.model_copy(update={"memory_gib": 2.7})
     card = recording.card.model_copy(update={"hardware": small})
@@ -355,7 +351,7 @@ def test_what_fitted_in_an_earlier_search_says_whether_optimizer_states_are_shar
     assert after > sum(probability for ways, probability in before.items() if is_sharded(ways)) + 0.05
 
 
-def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_not() -> None:
+def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_not():
     space = tiny_space()
     card = load_card("tiny")
     form = predictor_of(card, space).forms["step_time_s"]
@@ -376,7 +372,7 @@ def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_n
     assert odds(0.2, 5.0) < 0.0
 
 
-def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_them() -> None:
+def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_them():
     predictor, space = predictor_of(load_card("tiny"), tiny_space()), tiny_space()
     form = predictor.forms["step_time_s"]
     wrong = EarlierKnowledge(priors={"step_time_s": {"scale": LearnedPrior(mean=2.0, sd=0.1)}})
@@ -397,7 +393,7 @@ def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_
     assert weigh(learned.predict(len(space))[0]) > 0.8
 
 
-def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing() -> None:
+def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing():
     space = tiny_space()
     predictor = predictor_of(load_card("tiny"), space)
     knowledge = EarlierKnowledge(priors={"step_time_s": {"gone": LearnedPrior(mean=9.0, sd=0.1)}})
@@ -405,7 +401,7 @@ def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing() -> None:
     assert np.array_equal(applied.forms["step_time_s"].prior.mean_P, predictor.forms["step_time_s"].prior.mean_P)
 
 
-def test_the_llm_reads_earlier_insights_with_their_origin_as_quoted_data() -> None:
+def test_the_llm_reads_earlier_insights_with_their_origin_as_quoted_data():
     wrote = EarlierSearch(
         run_id="llama-1",
         workload="llama",

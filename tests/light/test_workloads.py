@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ def read_yaml_card(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_the_table_of_workloads_says_what_the_card_has(row: list[str]) -> None:
+def test_the_table_of_workloads_says_what_the_card_has(row):
     name, _, what, work, accelerators, framework, _ = row
     card = read_yaml_card(name.strip("`"))
     data, xpu = card["workload"]["data"], card["workload"]["hardware"]["xpu_spec"]
@@ -42,12 +41,12 @@ def test_the_table_of_workloads_says_what_the_card_has(row: list[str]) -> None:
     assert "128 tokens out" not in what or data["output_len"] == 128
 
 
-def test_the_table_has_every_shipped_card_of_the_paper() -> None:
+def test_the_table_has_every_shipped_card_of_the_paper():
     assert {row[0].strip("`") for row in ROWS} == {path.stem for path in (ROOT / "workloads").glob("wl*.yaml")}
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_some_configurations_of_every_training_card_fit_into_memory(name: str) -> None:
+def test_some_configurations_of_every_training_card_fit_into_memory(name):
     card = load_card(name)
     prediction = predict_space(card, build_space(card, load_framework(card.framework)))
     assert prediction is not None
@@ -55,14 +54,14 @@ def test_some_configurations_of_every_training_card_fit_into_memory(name: str) -
 
 
 @pytest.mark.parametrize("name", ["wl4", "wl6", "wl7"])
-def test_the_configuration_that_the_reference_ran_is_in_the_space(name: str) -> None:
+def test_the_configuration_that_the_reference_ran_is_in_the_space(name):
     card, plan = load_card(name), read_yaml_card(name)["Model-executor"]["model_plan_parallelization"]
     space = build_space(card, load_framework(card.framework))
     stated = {"tp": plan["tp"], "pp": plan["pp"], "dp": plan["dp_shard"] * plan["dp_replicate"], "ep": plan["ep"]}
     assert space.matching(stated).any()
 
 
-def test_cards_of_the_paper_say_where_each_value_is_stated() -> None:
+def test_cards_of_the_paper_say_where_each_value_is_stated():
     for row in ROWS:
         card = read_yaml_card(row[0].strip("`"))
         assert {"model", "data", "framework", "hardware"} <= set(card["sources"])
@@ -70,7 +69,7 @@ def test_cards_of_the_paper_say_where_each_value_is_stated() -> None:
 
 
 @pytest.mark.parametrize("name", ["wl1-inference", "wl2-inference", "wl3-inference"])
-def test_cards_of_inference_load_and_are_searched_with_their_framework(name: str, project: Path, cli) -> None:
+def test_cards_of_inference_load_and_are_searched_with_their_framework(name, project, cli):
     assert "inference of" in cli.out(["card", "check", name])
     for command in (["space"], ["predict"], ["run", "--launcher", "simulate", "--budget", "2"]):
         assert "max_num_seqs" in cli.out([*command, "--workload", name])

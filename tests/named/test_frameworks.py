@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from packages import needs
@@ -22,7 +21,7 @@ HOW = "make test-frameworks installs it"
 
 @needs("deepspeed", HOW)
 @pytest.mark.parametrize("stage", [0, 3])
-def test_deepspeed_trains_the_same_model_on_the_same_data_as_cpu(stage: int, tmp_path: Path) -> None:
+def test_deepspeed_trains_the_same_model_on_the_same_data_as_cpu(stage, tmp_path):
     reference = run_script(tmp_path / "cpu", make_input({"micro_batch_size": 8}, arch=MOE))
     payload = make_input({**DEEPSPEED, "zero_stage": stage, "activation_checkpointing": "full"}, arch=MOE)
     ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -74,7 +73,7 @@ for path in sys.argv[2:]:
 
 @needs("triton", HOW)
 @needs("torchtitan", HOW)
-def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path: Path) -> None:
+def test_torchtitan_parses_the_options_and_builds_the_cards_model(tmp_path):
     """Run torchtitan's own parser and models in another process."""
     config: dict[str, Value] = {"tp": 2, "dp": 2, "pp": 2, "micro_batch_size": 2, "zero_stage": 3}
     config["activation_checkpointing"] = "selective"

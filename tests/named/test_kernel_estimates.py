@@ -31,21 +31,21 @@ def predict(card: Card, space: Space) -> dict[str, np.ndarray]:
     return {name: np.exp(predictor.forms[name].predict(len(space))[0]) for name in (TPOT, TTFT)}
 
 
-def test_a_device_without_tables_is_refused_in_one_line() -> None:
+def test_a_device_without_tables_is_refused_in_one_line():
     check_refused((ASKED, "accelerator=tpu-v6e"), "has no tables of 'tpu-v6e', only of")
 
 
-def test_a_model_that_would_have_to_be_downloaded_is_refused() -> None:
+def test_a_model_that_would_have_to_be_downloaded_is_refused():
     check_refused((ASKED,), "does not know the model 'qwen3-4b'", workload="wl1-inference")
 
 
-def test_too_many_estimates_are_refused_before_the_first() -> None:
+def test_too_many_estimates_are_refused_before_the_first():
     layouts = [ServedLayout("vllm", "bf16", 1, 1, 1, 1, batch) for batch in range(1, MAX_ESTIMATES + 2)]
     with pytest.raises(UserError, match=f"needs {MAX_ESTIMATES + 1} estimates"):
         estimate_latencies(make_card(ASKED), layouts, (1024, 256))
 
 
-def test_predicted_latencies_are_between_the_closed_form_and_measured_kernels() -> None:
+def test_predicted_latencies_are_between_the_closed_form_and_measured_kernels():
     space = make_space(tp=(1, 2, 4), dp=(4, 2, 1))
     alone, both = predict(make_card(), space), predict(make_card(ASKED), space)
     layouts = [ServedLayout("vllm", "bf16", tp, 1, 1, 1, batch) for tp, batch in ((1, 4), (2, 8), (4, 16))]
@@ -56,7 +56,7 @@ def test_predicted_latencies_are_between_the_closed_form_and_measured_kernels() 
     assert both[TTFT] == pytest.approx(np.sqrt(alone[TTFT] * kernels[:, 0]))
 
 
-def test_an_engine_without_tables_keeps_the_closed_form() -> None:
+def test_an_engine_without_tables_keeps_the_closed_form():
     space = make_space(engine=("vllm", "llama.cpp"), tp=(1, 1))
     alone, both = predict(make_card(), space), predict(make_card(ASKED), space)
     other = space.column("engine") == "llama.cpp"

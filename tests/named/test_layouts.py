@@ -33,20 +33,20 @@ MOE_LAYOUTS: list[dict[str, Value]] = [
 ]
 
 
-def test_dense_losses_agree_between_layouts(tmp_path: Path) -> None:
+def test_dense_losses_agree_between_layouts(tmp_path):
     check_same_losses(tmp_path, DENSE, DENSE_LAYOUTS)
 
 
-def test_mixture_of_experts_losses_agree_between_layouts(tmp_path: Path) -> None:
+def test_mixture_of_experts_losses_agree_between_layouts(tmp_path):
     check_same_losses(tmp_path, MOE, MOE_LAYOUTS)
 
 
-def test_the_trainer_of_transformers_trains_a_mixture_of_experts_as_cpu_does(tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_trains_a_mixture_of_experts_as_cpu_does(tmp_path):
     check_same_training(tmp_path, MIXTRAL, {"micro_batch_size": 4, "optimizer": "adamw_torch"})
 
 
 @pytest.mark.parametrize("script", ["jax_cpu.py", "hf_trainer.py"])
-def test_no_early_end_if_the_first_steps_are_below_the_limit(tmp_path: Path, script: str) -> None:
+def test_no_early_end_if_the_first_steps_are_below_the_limit(tmp_path, script):
     check_early_end(tmp_path, script, limit=1e6)
 
 
@@ -74,7 +74,7 @@ def run_two_processes(folder: Path) -> TrainingResult:
     return result
 
 
-def test_losses_of_jax_agree_between_one_process_and_two(tmp_path: Path) -> None:
+def test_losses_of_jax_agree_between_one_process_and_two(tmp_path):
     alone = run_script(tmp_path / "alone", make_input({"micro_batch_size": 8}, arch=MOE), script="jax_cpu.py")
     joined = run_two_processes(tmp_path / "joined")
     assert joined.losses[:4] == pytest.approx(alone.losses, rel=2e-5), "the bound that jax-cpu declares"

@@ -60,7 +60,7 @@ def serve(folder: Path, config: dict[str, Any], **given: Any) -> dict[str, Any]:
     return finish(folder, *start(folder, config, **given))
 
 
-def test_a_trial_serves_the_cards_model_and_every_request_is_answered(tmp_path: Path) -> None:
+def test_a_trial_serves_the_cards_model_and_every_request_is_answered(tmp_path):
     result = serve(tmp_path, {**SMALL, "prefix_caching": False})
     assert result["status"] == "ok", result
     assert (result["num_params"], result["precision"], result["memory_kind"]) == (PARAMETERS, "bf16", "rss")
@@ -76,7 +76,7 @@ def test_a_trial_serves_the_cards_model_and_every_request_is_answered(tmp_path: 
     assert float(result["extra"]["start_s"]) > float(result["extra"]["measuring_s"]) > 0
 
 
-def test_every_other_choice_serves_too(tmp_path: Path) -> None:
+def test_every_other_choice_serves_too(tmp_path):
     config = {
         **SMALL, "prefix_caching": True, "mixed_chunk": True, "block_size": 32, "async_scheduling": False,
         "scheduling_policy": "lpm", "stream_interval": 4,
@@ -85,17 +85,17 @@ def test_every_other_choice_serves_too(tmp_path: Path) -> None:
     assert (result["status"], result.get("precision")) == ("ok", "fp32"), result
 
 
-def test_a_kv_cache_that_is_too_small_for_a_request_is_the_reason(tmp_path: Path) -> None:
+def test_a_kv_cache_that_is_too_small_for_a_request_is_the_reason(tmp_path):
     failure = serve(tmp_path, {**SMALL, "kv_cache_tokens": 64})
     assert "aborted: Input length (90 tokens) exceeds the maximum allowed length" in failure["message"], failure
 
 
-def test_what_sglang_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+def test_what_sglang_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path):
     failure = serve(tmp_path, {**SMALL, "block_size": 64, "prefill_chunk": 96})
     assert "AssertionError: chunked_prefill_size must be divisible by page_size" in failure["message"], failure
 
 
-def test_a_scheduler_that_is_killed_under_load_ends_the_trial_with_its_reason(tmp_path: Path) -> None:
+def test_a_scheduler_that_is_killed_under_load_ends_the_trial_with_its_reason(tmp_path):
     short = {"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 2}
     many = [short, short, *[{**short, "output_tokens": 400}] * 400]
     name, script = start(tmp_path, SMALL, requests=many)
@@ -141,7 +141,7 @@ ServerArgs.add_cli_args(parser)
 
 
 @pytest.mark.parametrize("name", ["sglang", "sglang-cpu"])
-def test_sglangs_own_parser_takes_every_option_of_the_framework_file(name: str) -> None:
+def test_sglangs_own_parser_takes_every_option_of_the_framework_file(name):
     program = """
 from sglang_serve import ON_CPU, render_nodes, render_options
 for config in given:
@@ -152,7 +152,7 @@ print(nodes.nnodes, nodes.node_rank, nodes.dist_init_addr)
     assert ask(PARSER + program, read_configs(name)) == "2 1 10.0.0.1:5001"
 
 
-def test_sglangs_own_parsers_take_servers_apart_and_their_router() -> None:
+def test_sglangs_own_parsers_take_servers_apart_and_their_router():
     whole = {
         "devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "decode_workers": 1,
         "decode_gpus_per_worker": 4,

@@ -92,7 +92,7 @@ def two_nodes(
         assert find_processes(name) == []
 
 
-def test_a_trial_serves_the_cards_model_and_its_workers_say_what_they_hold(tmp_path: Path) -> None:
+def test_a_trial_serves_the_cards_model_and_its_workers_say_what_they_hold(tmp_path):
     result = serve(tmp_path, {"max_num_seqs": 4, "max_num_batched_tokens": 64, "prefix_caching": True})
     assert result["status"] == "ok", result
     assert (result["num_params"], result["precision"], result["memory_kind"]) == (PARAMETERS, "bf16", "rss")
@@ -105,7 +105,7 @@ def test_a_trial_serves_the_cards_model_and_its_workers_say_what_they_hold(tmp_p
 
 
 @pytest.mark.parametrize("degree", ["tp", "dp"])
-def test_a_server_over_two_nodes_serves_every_request(tmp_path: Path, degree: str) -> None:
+def test_a_server_over_two_nodes_serves_every_request(tmp_path, degree):
     with two_nodes(tmp_path, {degree: 2, "max_num_seqs": 4}) as scripts:
         assert [script.wait(600) for script in scripts] == [0, 0]
     result = read_end(tmp_path)
@@ -131,7 +131,7 @@ WARM = {"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 2}
 MANY = [WARM, WARM, *[{**WARM, "output_tokens": 400}] * 400]
 
 
-def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path):
     with two_nodes(tmp_path, {"tp": 2}, requests=MANY) as scripts:
         await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
@@ -154,7 +154,7 @@ CONNECTORS = [
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-def test_prefill_and_decode_on_servers_of_their_own_answer_every_request(tmp_path: Path, connector: str) -> None:
+def test_prefill_and_decode_on_servers_of_their_own_answer_every_request(tmp_path, connector):
     config = {
         "devices": 2, "prefill_workers": 1, "prefill_gpus_per_worker": 1, "decode_workers": 1,
         "decode_gpus_per_worker": 1, "kv_connector": connector, "block_size": 32, "max_num_seqs": 4,
@@ -179,7 +179,7 @@ ON_TWO_NODES = {
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
-def test_prefill_on_one_node_and_decode_on_another_answer_every_request(tmp_path: Path) -> None:
+def test_prefill_on_one_node_and_decode_on_another_answer_every_request(tmp_path):
     long = [{"arrival_s": 0.0, "input_tokens": 90 + n, "output_tokens": 6} for n in range(8)]
     with two_nodes(tmp_path, ON_TWO_NODES, "vllm_disagg.py", requests=long) as scripts:
         assert [script.wait(600) for script in scripts] == [0, 0], read_end(tmp_path)
@@ -196,7 +196,7 @@ def test_prefill_on_one_node_and_decode_on_another_answer_every_request(tmp_path
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
-def test_a_server_of_another_node_that_dies_under_load_is_one_failure(tmp_path: Path) -> None:
+def test_a_server_of_another_node_that_dies_under_load_is_one_failure(tmp_path):
     with two_nodes(tmp_path, ON_TWO_NODES, "vllm_disagg.py", requests=MANY) as scripts:
         await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
@@ -210,13 +210,13 @@ def test_a_server_of_another_node_that_dies_under_load_is_one_failure(tmp_path: 
     assert f"Error: the decode server on port {port} ended with signal 9" in failure["message"]
 
 
-def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+def test_what_vllm_refuses_at_its_start_is_the_reason_of_the_failure(tmp_path):
     failure = serve(tmp_path, {"max_num_seqs": 64, "max_num_batched_tokens": 32})
     assert "must be greater than or equal to max_num_seqs" in failure["message"], failure
 
 
 @pytest.mark.parametrize("name", ["vllm-cpu", "vllm", "vllm-tpu", "vllm-cpu-disagg", "vllm-disagg"])
-def test_vllms_own_parser_takes_every_option_of_the_framework_file(name: str) -> None:
+def test_vllms_own_parser_takes_every_option_of_the_framework_file(name):
     framework = load_framework(name)
     configs: list[dict[str, Any]] = []
     for knob in (*framework.knobs, *framework.optional_knobs):
@@ -247,7 +247,7 @@ print("parsed")
 
 
 @pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed beside vLLM")
-def test_prefill_and_decode_are_on_nodes_of_their_own_of_a_real_slurm(project: Path) -> None:
+def test_prefill_and_decode_are_on_nodes_of_their_own_of_a_real_slurm(project):
     """A search's trial, whose first attempt has a result; other processes may disturb its figures."""
     (project / "launchers").mkdir()
     (project / "launchers" / "cluster.yaml").write_text(

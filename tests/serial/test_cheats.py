@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
-import pytest
 from paths import ROOT
 
 from cclsearch.run.folder import load_run
@@ -31,16 +29,14 @@ def load_benchmark() -> ModuleType:
     return module
 
 
-def test_every_trick_says_what_it_does() -> None:
+def test_every_trick_says_what_it_does():
     tricks = load_benchmark().read_tricks()
     assert len(tricks) >= 75
     assert {trick for name in EXPECTED for trick in name.split("+")} <= set(tricks)
     assert [name for name, words in tricks.items() if not words.endswith(".")] == []
 
 
-def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(tmp_path, monkeypatch):
     benchmark = load_benchmark()
     monkeypatch.setenv("CCL_SEARCH_PATH", str(benchmark.CHEATS))
     folder = benchmark.run_cheats(benchmark.list_entries(list(EXPECTED), benchmark.HONEST[:2]), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from test_offline import copy_undisturbed_script
@@ -18,7 +17,7 @@ from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 pytestmark = [pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and namespaces")]
 
 
-def test_a_search_ends_with_the_devices_paired_where_their_links_are_faster(project: Path) -> None:
+def test_a_search_ends_with_the_devices_paired_where_their_links_are_faster(project):
     """Two double links, 0-3 and 1-2, as in a DGX-1: stages of two tensor-parallel ranks belong there."""
     pytest.importorskip("torch")
     copy_undisturbed_script(project / "launchers")

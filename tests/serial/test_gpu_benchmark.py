@@ -50,7 +50,7 @@ def compare(bench: Any, events: list[dict[str, Any]], **wrong: float) -> dict[st
     return {check.what.split(": ")[1].split(",")[0]: check.ok for check in bench.report.checks}
 
 
-def test_a_trace_that_agrees_with_what_was_measured_passes(bench: Any) -> None:
+def test_a_trace_that_agrees_with_what_was_measured_passes(bench):
     verdicts = compare(bench, gpu_events(steps=4))
     assert set(verdicts) == {
         "step time", "parts of a step add up to 1", "kernel time without a class", "matrix FLOP of a step", "MFU",
@@ -65,20 +65,20 @@ def test_a_trace_that_agrees_with_what_was_measured_passes(bench: Any) -> None:
         ({"flops": 2.1 * 64 * 32 * 16}, {"matrix FLOP of a step"}),
     ],
 )
-def test_a_figure_that_differs_fails_its_check(bench: Any, wrong: dict[str, float], failed: set[str]) -> None:
+def test_a_figure_that_differs_fails_its_check(bench, wrong, failed):
     verdicts = compare(bench, gpu_events(steps=4), **wrong)
     assert {what for what, ok in verdicts.items() if not ok} == failed
     assert bench.report.num_failed == len(failed)
 
 
-def test_much_time_in_a_kernel_without_a_class_fails_and_names_it(bench: Any) -> None:
+def test_much_time_in_a_kernel_without_a_class_fails_and_names_it(bench):
     unknown = span("kernel", "quux_3", 1500.0, 400.0, tid=7, device=0, stream=7, correlation=9)
     assert compare(bench, [*gpu_events(steps=4), unknown])["kernel time without a class"] is False
     assert "quux_3" in next(check.found for check in bench.report.checks if check.ok is False)
     assert 'COMM,"ncclDevKernel' in (bench.out / "kernels-x.csv").read_text().replace('""', '"')
 
 
-def test_a_part_that_raises_is_a_failed_check_and_the_next_part_runs(bench: Any) -> None:
+def test_a_part_that_raises_is_a_failed_check_and_the_next_part_runs(bench):
     report = bench.report
     report.run_part("one", lambda: 1 / 0)
     report.run_part("two", lambda: report.check_close("a number", 2.0, 2.1, 0.1))
@@ -93,7 +93,7 @@ def test_a_part_that_raises_is_a_failed_check_and_the_next_part_runs(bench: Any)
     assert [check["verdict"] for check in json.loads(bench.report.to_json())["checks"]] == ["FAILED", "ok", "not here"]
 
 
-def test_ranks_that_fail_are_ended_and_say_why(bench: Any, tmp_path: Path) -> None:
+def test_ranks_that_fail_are_ended_and_say_why(bench, tmp_path):
     traces = importlib.import_module("gpu_traces")
     end = tmp_path / "end"
     other = f"(time.sleep(60), open({str(end)!r}, 'w'))"
@@ -103,7 +103,7 @@ def test_ranks_that_fail_are_ended_and_say_why(bench: Any, tmp_path: Path) -> No
     assert traces._wait_for([sys.executable, "-c", ""], {}) is None
 
 
-def test_each_attention_backend_has_a_compile_cache_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_attention_backend_has_a_compile_cache_of_its_own(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "launchers"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/cache")
     import torch
@@ -139,9 +139,7 @@ class Counter:
 
 
 @pytest.mark.parametrize(("share", "ok"), [(1.0, True), (0.5, False)])
-def test_energy_is_compared_with_sampled_power(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, share: float, ok: bool
-) -> None:
+def test_energy_is_compared_with_sampled_power(bench, monkeypatch, share, ok):
     traces = importlib.import_module("gpu_traces")
     monkeypatch.setitem(sys.modules, "energy", SimpleNamespace(open_counter=lambda: Counter(share), MIN_WINDOW_S=0.5))
     monkeypatch.setattr(traces, "make_trainer", lambda *_: SimpleNamespace(run_step=lambda: time.sleep(0.01)))
@@ -156,9 +154,7 @@ def test_energy_is_compared_with_sampled_power(
 
 
 @pytest.mark.parametrize(("name", "gib", "known"), [("NVIDIA H200", 139.8, "h200"), ("NVIDIA RTX 9", 24.0, "this-gpu")])
-def test_a_device_that_hardware_yaml_lacks_gets_its_measured_rates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gib: float, known: str
-) -> None:
+def test_a_device_that_hardware_yaml_lacks_gets_its_measured_rates(tmp_path, monkeypatch, name, gib, known):
     import torch
 
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -174,7 +170,7 @@ def test_a_device_that_hardware_yaml_lacks_gets_its_measured_rates(
     assert found.nominal is (known == "this-gpu"), "no MFU is computed from measured rates"
 
 
-def test_the_bundle_leaves_out_only_dependencies_of_other_commands(bench: Any) -> None:
+def test_the_bundle_leaves_out_only_dependencies_of_other_commands(bench):
     bundle = importlib.import_module("gpu_bundle")
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     kept = bundle.list_requirements()
@@ -183,7 +179,7 @@ def test_the_bundle_leaves_out_only_dependencies_of_other_commands(bench: Any) -
     assert left_out == set(bundle.OTHER_COMMANDS), "every entry is a dependency"
 
 
-def test_without_a_gpu_it_says_so_and_ends() -> None:
+def test_without_a_gpu_it_says_so_and_ends():
     done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py")], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
@@ -208,7 +204,7 @@ def leave_out(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-def test_the_small_form_passes_on_a_cpu(bench: Any, tmp_path: Path) -> None:
+def test_the_small_form_passes_on_a_cpu(bench, tmp_path):
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device", "cpu", "--small", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=leave_out(tmp_path / "hook"))
     found = json.loads((tmp_path / "gpu.json").read_text())

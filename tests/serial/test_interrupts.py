@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from cclsearch.cli import main
@@ -31,7 +30,7 @@ def wait_for_event(ledger: Path, name: str) -> None:
         time.sleep(0.05)
 
 
-def test_an_interrupt_cancels_the_running_trial_and_resume_retries_it(project: Path) -> None:
+def test_an_interrupt_cancels_the_running_trial_and_resume_retries_it(project):
     write_framework(project, ["hang", "exception"])
     folder = project / "runs" / "r"
     process = start_search(
@@ -72,7 +71,7 @@ def find_processes(job_name: str) -> list[str]:
     return found
 
 
-def test_a_search_stops_cleanly_when_its_output_is_closed(project: Path) -> None:
+def test_a_search_stops_cleanly_when_its_output_is_closed(project):
     process = start_search(
         project, *REPLAY, "--budget", "60", "--name", "r", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -126,9 +125,7 @@ def write_framework(project: Path, endings: list[str]) -> None:
     (project / "launchers" / "mine.py").write_text(SCRIPT)
 
 
-def test_each_failure_of_a_run_script_is_recorded_with_its_kind(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_failure_of_a_run_script_is_recorded_with_its_kind(project, capsys):
     write_framework(project, ["no_result", "invalid_json", "signal", "exception", "hang"])
     assert main([*MINE, "--budget", "5", "--timeout-min", "0.2"]) == 1
     captured = capsys.readouterr()

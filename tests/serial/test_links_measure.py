@@ -26,7 +26,7 @@ def write_profile(project: Path, names: list[str]) -> None:
 
 
 @pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and network namespaces")
-def test_a_slow_pair_is_measured_and_avoided(project: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+def test_a_slow_pair_is_measured_and_avoided(project, capsys, cli):
     rates = [[200.0] * 4 for _ in range(4)]
     rates[1][2] = rates[2][1] = 20.0
     with shaped(rates) as names:
@@ -63,7 +63,7 @@ with open(f"{os.environ['OUT']}/{os.environ['RANK']}", "w") as file:
 
 
 @pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc and network namespaces")
-def test_namespaces_are_the_devices_of_a_node(tmp_path: Path) -> None:
+def test_namespaces_are_the_devices_of_a_node(tmp_path):
     """Two nodes of two namespaces; the ranks of the first node are on its devices 1 and 0."""
     (tmp_path / "say.py").write_text(SAY)
     with shaped([[100.0] * 4 for _ in range(4)]) as names:
@@ -76,7 +76,7 @@ def test_namespaces_are_the_devices_of_a_node(tmp_path: Path) -> None:
     assert [each[4] for each in said] == [names[0], names[0], names[2], names[2]]
 
 
-def test_what_cannot_be_measured_is_one_line(project: Path, cli) -> None:
+def test_what_cannot_be_measured_is_one_line(project, cli):
     assert "profile local has no measured links" in cli.err(["links", "show", "--launcher", "local"])
     assert "states no hardware.num_accelerators" in cli.err(["links", "measure", "--launcher", "local"])
     assert "--ranks must be at least 2" in cli.err(["links", "measure", "--launcher", "local", "--ranks", "1"])
@@ -85,7 +85,7 @@ def test_what_cannot_be_measured_is_one_line(project: Path, cli) -> None:
     assert "the links were not measured" in cli.err(["links", "measure", "--launcher", "shaped", "--ranks", "2"])
 
 
-def test_an_imported_matrix_is_kept_with_the_profile(project: Path, capsys: pytest.CaptureFixture[str], cli) -> None:
+def test_an_imported_matrix_is_kept_with_the_profile(project, capsys, cli):
     (project / "mine.csv").write_text("GB_s,a,b\na,,1\nb,2,\nlatency_us,a,b\na,,3\nb,4,\n")
     assert main(["links", "import", "mine.csv", "--launcher", "local"]) == 0
     assert "8 to 16 Gbit/s, from: imported from mine.csv" in capsys.readouterr().out

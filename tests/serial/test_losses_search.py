@@ -34,7 +34,7 @@ def copy_script(project: Path) -> None:
     (folder / "cpu.py").write_text(text)
 
 
-def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(project: Path, cli) -> None:
+def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(project, cli):
     """The first trial cheats and is ranked; the second disagrees, two reference trials decide, the cheat is refused."""
     copy_script(project)
     small = ["workload.data.seq_len=32", "workload.data.batch_size=8", "workload.model.model_arch.num_layers=2"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pytest
 
 from cclsearch.card.load import load_card
 from cclsearch.cli import main
@@ -13,9 +10,7 @@ from cclsearch.cli import main
 ALTERNATIVE = "alternative_precisions=[bf16]"
 
 
-def test_a_trial_trains_in_its_precision_and_the_report_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_a_trial_trains_in_its_precision_and_the_report_names_it(tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     knobs = ("tp=1", "dp=1", "pp=1", "micro_batch_size=4", "activation_checkpointing=none", "zero_stage=0")
     options = [word for knob in (*knobs, "precision=bf16") for word in ("--knob", knob)]

@@ -142,9 +142,7 @@ def read_all(folder: Path) -> dict[str, str]:
     return found
 
 
-def test_what_a_job_leaks_is_found_nowhere(
-    project: Path, chat: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_job_leaks_is_found_nowhere(project, chat, monkeypatch, capsys):
     text, secrets = plant()
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
     for name in NAMES:

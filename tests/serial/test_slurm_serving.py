@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from command_line import run_command
 from paths import ROOT
-from slurm.cluster import Cluster
 from slurm.searches import wait_until_idle
 
 LAUNCHERS = ROOT / "launchers"
 
 
-def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(cluster: Cluster, project: Path) -> None:
+def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(cluster, project):
     """Each trial is a job that starts a server on its node, measures both loads, and leaves nothing in the queue."""
     profile = project / "launchers" / "cluster.yaml"
     profile.parent.mkdir()
@@ -62,7 +60,7 @@ sys.exit(run_rank(serve))
 """
 
 
-def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(cluster: Cluster, project: Path) -> None:
+def test_a_server_over_two_nodes_of_slurm_is_one_trial_and_ends_on_both(cluster, project):
     """The script runs on both nodes; node 0 serves, and the other's share ends with the trial."""
     folder = project / "launchers"
     folder.mkdir()

@@ -103,7 +103,7 @@ def text_of(page: str) -> str:
     return re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)
 
 
-def test_the_space_has_the_tasks_rule_and_choices(toy: Toy) -> None:
+def test_the_space_has_the_tasks_rule_and_choices(toy):
     shown = toy.call("space", "--workload", "logs").out
     assert "chunks_cover_workers" in shown
     assert OF_TRAINING.findall(shown) == []
@@ -115,7 +115,7 @@ def test_the_space_has_the_tasks_rule_and_choices(toy: Toy) -> None:
     assert "8 chunks for 4 workers" in explained
 
 
-def test_the_closed_form_predicts_both_metrics_by_part(toy: Toy) -> None:
+def test_the_closed_form_predicts_both_metrics_by_part(toy):
     shown = toy.call("predict", "--workload", "logs", "--top", "3").out
     assert "throughput" in shown
     assert "MB/s" in shown
@@ -126,7 +126,7 @@ def test_the_closed_form_predicts_both_metrics_by_part(toy: Toy) -> None:
     assert predicted[0]["config"]["level"] == 1
 
 
-def test_a_search_runs_its_trials_and_finds_the_greatest_throughput(searched: Toy) -> None:
+def test_a_search_runs_its_trials_and_finds_the_greatest_throughput(searched):
     best = searched.call("best", "plain", "--json").json
     numbers = [trial["trial"] for trial in trials_of(searched, "plain")]
     assert numbers == [1, 2, 3, 4, 5, 6]
@@ -143,7 +143,7 @@ def test_a_search_runs_its_trials_and_finds_the_greatest_throughput(searched: To
     )
 
 
-def test_texts_of_a_search_have_the_tasks_words_and_none_of_training(searched: Toy) -> None:
+def test_texts_of_a_search_have_the_tasks_words_and_none_of_training(searched):
     shown = "".join(
         searched.call(*words).out
         for words in (("status", "plain"), ("status",), ("best", "plain"), ("admit", "plain"), ("show", "plain", "1"))
@@ -156,7 +156,7 @@ def test_texts_of_a_search_have_the_tasks_words_and_none_of_training(searched: T
     assert OF_TRAINING.findall(planned) == []
 
 
-def test_the_report_has_the_tasks_words_and_none_of_training(searched: Toy) -> None:
+def test_the_report_has_the_tasks_words_and_none_of_training(searched):
     searched.call("report", "plain", "--out", "page.html")
     page = (searched.folder / "page.html").read_text(encoding="utf-8")
     text = text_of(page)
@@ -168,7 +168,7 @@ def test_the_report_has_the_tasks_words_and_none_of_training(searched: Toy) -> N
     assert OF_TRAINING.findall(shown) == []
 
 
-def test_exports_have_the_tasks_columns(searched: Toy, tmp_path: Path) -> None:
+def test_exports_have_the_tasks_columns(searched, tmp_path):
     table, study_file = tmp_path / "table.csv", tmp_path / "study.db"
     searched.call("export", "plain", "--to", "csv", "--out", str(table))
     with table.open(newline="", encoding="utf-8") as file:
@@ -190,7 +190,7 @@ def test_exports_have_the_tasks_columns(searched: Toy, tmp_path: Path) -> None:
         assert {name: loaded.best_trial.params[name] for name in best["config"]} == best["config"]
 
 
-def test_admission_is_repeated_from_the_evidence_and_finds_an_edited_result(searched: Toy, toy: Toy) -> None:
+def test_admission_is_repeated_from_the_evidence_and_finds_an_edited_result(searched, toy):
     admissions = searched.call("admit", "plain", "--json").json
     assert [trial["admitted"] for trial in admissions["trials"]] == [True] * 6
     rules = {verdict["rule"]: verdict["ok"] for verdict in admissions["trials"][0]["verdicts"]}
@@ -218,7 +218,7 @@ def test_admission_is_repeated_from_the_evidence_and_finds_an_edited_result(sear
         ),
     ],
 )
-def test_a_run_of_other_work_is_never_ranked(toy: Toy, honest: str, cheating: str, reason: str) -> None:
+def test_a_run_of_other_work_is_never_ranked(toy, honest, cheating, reason):
     script = toy.folder / "launchers" / "zlib_run.py"
     assert honest in script.read_text()
     script.write_text(script.read_text().replace(honest, cheating))
@@ -227,7 +227,7 @@ def test_a_run_of_other_work_is_never_ranked(toy: Toy, honest: str, cheating: st
     assert toy.call("status", "other", "--json").json["best"] is None
 
 
-def test_a_constraint_excludes_what_breaks_it(toy: Toy) -> None:
+def test_a_constraint_excludes_what_breaks_it(toy):
     toy.call(*RUN, "--budget", "5", "--objective", "steady:seconds=0.02", "--name", "steady")
     best = toy.call("best", "steady", "--json").json
     assert best["latency_p99_s"] <= 0.02
@@ -236,7 +236,7 @@ def test_a_constraint_excludes_what_breaks_it(toy: Toy) -> None:
     assert best["throughput_mb_s"] == max(kept)
 
 
-def test_an_impossible_constraint_reports_the_closest_configuration_and_by_how_much(toy: Toy) -> None:
+def test_an_impossible_constraint_reports_the_closest_configuration_and_by_how_much(toy):
     shown = toy.call(*RUN, "--budget", "3", "--objective", "steady:seconds=0.000001", "--name", "unmet", code=1).out
     figures = {trial["trial"]: metrics_of(toy, "unmet", trial["trial"]) for trial in trials_of(toy, "unmet")}
     closest = min(figures, key=lambda number: figures[number]["latency_p99_s"])
@@ -247,7 +247,7 @@ def test_an_impossible_constraint_reports_the_closest_configuration_and_by_how_m
     assert "99th percentile latency" in line or "latency_p99_s" in line
 
 
-def test_a_killed_search_resumes_and_loses_and_repeats_nothing(toy: Toy) -> None:
+def test_a_killed_search_resumes_and_loses_and_repeats_nothing(toy):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(toy.site), str(ENGINE)])}
     command = [sys.executable, "-m", "cclsearch", *RUN, "--budget", "6", "--name", "killed", "--quiet"]
     process = subprocess.Popen(command, cwd=toy.folder, env=environment, stdin=subprocess.DEVNULL)
@@ -275,7 +275,7 @@ def test_a_killed_search_resumes_and_loses_and_repeats_nothing(toy: Toy) -> None
         assert (toy.run_path("killed") / "trials" / f"{number:04d}" / "result.json").read_bytes() == content
 
 
-def test_a_sweep_over_two_of_its_metrics_has_a_front(toy: Toy) -> None:
+def test_a_sweep_over_two_of_its_metrics_has_a_front(toy):
     toy.call(
         "sweep",
         "--workload",
@@ -302,7 +302,7 @@ def test_a_sweep_over_two_of_its_metrics_has_a_front(toy: Toy) -> None:
     assert chosen["metrics"] == ["throughput_mb_s", "compression_ratio"]
 
 
-def test_a_front_of_two_metrics_is_searched_and_drawn(toy: Toy) -> None:
+def test_a_front_of_two_metrics_is_searched_and_drawn(toy):
     recording = ("--recording", "workloads/recordings/zlib")
     toy.call("run", "--workload", "logs", *recording, "--objective", "front", "--budget", "8", "--name", "front")
     front = toy.call("pareto", "front", "--json").json
@@ -316,7 +316,7 @@ def test_a_front_of_two_metrics_is_searched_and_drawn(toy: Toy) -> None:
     assert [path.name for path in toy.run_path("front").glob("charts/front-*.png")] != []
 
 
-def test_parallel_trials_confirmations_and_warm_starts(toy: Toy) -> None:
+def test_parallel_trials_confirmations_and_warm_starts(toy):
     toy.call(*RUN, "--budget", "3", "--parallel", "2", "--confirm", "1", "--name", "first")
     assert len(trials_of(toy, "first")) > 3, "the finalists ran again"
     assert toy.call("best", "first", "--json").json["confidence"]["noise_measured"] is True
@@ -327,7 +327,7 @@ def test_parallel_trials_confirmations_and_warm_starts(toy: Toy) -> None:
     assert "warm start" not in planned, "its times do not count"
 
 
-def test_the_second_night_compares_with_the_first(toy: Toy) -> None:
+def test_the_second_night_compares_with_the_first(toy):
     """The script of the second night waits: a real difference, far beyond the noise of any machine."""
     toy.call("nightly", "nightly.yaml")
     assert summary_of(toy)["verdict"] == "first"
@@ -351,7 +351,7 @@ def summary_of(toy: Toy) -> dict[str, Any]:
     return job
 
 
-def test_a_recording_of_the_task_is_replayed_and_benched(toy: Toy) -> None:
+def test_a_recording_of_the_task_is_replayed_and_benched(toy):
     recording = toy.folder / "workloads" / "recordings" / "zlib"
     with (recording / "trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -391,7 +391,7 @@ def test_a_recording_of_the_task_is_replayed_and_benched(toy: Toy) -> None:
     assert set(figures["samplers"]) >= {"surrogate", "gp", "grid", "heuristic", "random", "tpe"}
 
 
-def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy, monkeypatch):
     wanted = iter([{"workers": 1, "chunk_kib": chunk, "level": 1} for chunk in (16, 32, 64, 128, 256, 512)])
 
     def script(request: CompletionRequest) -> Reaction:
@@ -426,7 +426,7 @@ def expectations(request: CompletionRequest) -> dict[str, float]:
     return dict.fromkeys(names, 1.0)
 
 
-def test_without_the_plugin_one_line_names_the_task(searched: Toy, tmp_path: Path) -> None:
+def test_without_the_plugin_one_line_names_the_task(searched, tmp_path):
     with contextlib.chdir(searched.folder):
         for words in (("report", "plain"), ("resume", "plain"), ("run", "--workload", "logs")):
             refused = call_in_subprocess(*words, plugin=tmp_path, code=2).err
@@ -434,7 +434,7 @@ def test_without_the_plugin_one_line_names_the_task(searched: Toy, tmp_path: Pat
             assert refused.count("\n") == 1
 
 
-def test_the_page_shows_every_file_of_the_plugin() -> None:
+def test_the_page_shows_every_file_of_the_plugin():
     page = (PLUGIN.parents[2] / "docs" / "your-task.md").read_text()
     blocks = re.findall(r"```(?:python|yaml|toml)\n(.*?)```", page, re.DOTALL)
     files = {path.relative_to(PLUGIN).as_posix(): path.read_text() for path in PLUGIN.rglob("*") if path.is_file()}
@@ -443,7 +443,7 @@ def test_the_page_shows_every_file_of_the_plugin() -> None:
     assert len(blocks) == len(files), "and nothing else"
 
 
-def test_the_recording_has_the_card_of_the_workload() -> None:
+def test_the_recording_has_the_card_of_the_workload():
     card = yaml.safe_load((PLUGIN / "project" / "workloads" / "logs.yaml").read_text())
     recorded = yaml.safe_load((PLUGIN / "project" / "workloads" / "recordings" / "zlib" / "card.yaml").read_text())
     assert recorded["workload"] == card["workload"]

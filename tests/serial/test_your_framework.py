@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs" / "your-framework.md").read_text()
 BLOCKS = re.findall(r"```(?:yaml|python)\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_smallest_framework_is_admitted_by_every_rule(project: Path) -> None:
+def test_the_smallest_framework_is_admitted_by_every_rule(project):
     framework, script, objective = BLOCKS
     for folder in ("launchers", "objectives"):
         (project / folder).mkdir()
@@ -40,7 +40,7 @@ def call(project: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_the_fields_of_a_policy_program_are_documented() -> None:
+def test_the_fields_of_a_policy_program_are_documented():
     from cclsearch.propose.agent.policy import runner
 
     page = (ROOT / "docs" / "agent.md").read_text()

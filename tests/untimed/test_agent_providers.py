@@ -6,7 +6,6 @@ import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from llm.server import (
@@ -17,7 +16,6 @@ from llm.server import (
     Hang,
     ProviderServer,
     Raw,
-    Reaction,
     Say,
     Status,
     answer_from_files,
@@ -93,7 +91,7 @@ def retrying(provider: Provider, clock: ManualClock, **settings: float) -> Calla
     )
 
 
-def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, server: ProviderServer) -> None:
+def test_tool_calls_text_stop_and_usage_come_through(provider, server):
     server.script = one_by_one(Say((("submit", {"tp": 2}), ("submit", {})), text="so", usage=(900, 40), cached=100))
     answer = provider.ask(ASK)
     assert [(call.name, call.arguments) for call in answer.calls] == [("submit", {"tp": 2}), ("submit", {})]
@@ -104,7 +102,7 @@ def test_tool_calls_text_stop_and_usage_come_through(provider: Provider, server:
     assert server.requests[0].tools[0].name == "submit"
 
 
-def test_a_conversation_with_tool_results_is_accepted(provider: Provider, server: ProviderServer) -> None:
+def test_a_conversation_with_tool_results_is_accepted(provider, server):
     calls = (ToolCall(id="a", name="submit", arguments={}), ToolCall(id="b", name="submit", arguments=None))
     results = (ToolResult(id="a", text="1"), ToolResult(id="b", text="bad", is_error=True))
     talk = (
@@ -120,19 +118,17 @@ def test_a_conversation_with_tool_results_is_accepted(provider: Provider, server
 @pytest.mark.parametrize(
     ("word", "stop"), [("truncated", StopReason.TRUNCATED), ("refused", StopReason.REFUSED), ("", StopReason.DONE)]
 )
-def test_stop_reasons_are_distinguished(
-    provider: Provider, server: ProviderServer, word: str, stop: StopReason
-) -> None:
+def test_stop_reasons_are_distinguished(provider, server, word, stop):
     server.script = one_by_one(Say(text="x", stop=word))
     assert provider.ask(ASK).stop is stop
 
 
-def test_a_content_filter_is_not_a_refusal(server: ProviderServer) -> None:
+def test_a_content_filter_is_not_a_refusal(server):
     server.script = one_by_one(Say(text="x", stop="filtered"))
     assert connect("compatible", server).ask(ASK).stop is StopReason.FILTERED
 
 
-def test_constant_parts_are_marked_for_the_prompt_cache(server: ProviderServer) -> None:
+def test_constant_parts_are_marked_for_the_prompt_cache(server):
     more = (Message(role=Role.ASSISTANT, text="hm"), Message(role=Role.USER, text="well?"))
     connect("anthropic", server).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
     body = server.bodies[0]
@@ -166,9 +162,7 @@ def test_constant_parts_are_marked_for_the_prompt_cache(server: ProviderServer) 
         (Status(302, {"location": "http://127.0.0.1:1/v1/messages"}), ErrorKind.BAD_REQUEST),
     ],
 )
-def test_every_failure_has_its_kind(
-    provider: Provider, server: ProviderServer, reaction: Reaction, kind: ErrorKind
-) -> None:
+def test_every_failure_has_its_kind(provider, server, reaction, kind):
     server.script = one_by_one(reaction)
     with pytest.raises(ProviderError) as caught:
         provider.ask(ASK)
@@ -187,15 +181,13 @@ def test_every_failure_has_its_kind(
         (b"<html>said a gateway</html>", "said a gateway"),
     ],
 )
-def test_error_contains_the_message_of_the_server(
-    provider: Provider, server: ProviderServer, body: bytes, words: str
-) -> None:
+def test_error_contains_the_message_of_the_server(provider, server, body, words):
     server.script = one_by_one(Raw(body, code=418))
     with pytest.raises(ProviderError, match=f"HTTP 418: .*{words}"):
         provider.ask(ASK)
 
 
-def test_wrong_address_is_distinguished_from_an_unknown_model(provider: Provider, server: ProviderServer) -> None:
+def test_wrong_address_is_distinguished_from_an_unknown_model(provider, server):
     server.script = one_by_one(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
     with pytest.raises(ProviderError, match="is the address right"):
         provider.ask(ASK)
@@ -204,7 +196,7 @@ def test_wrong_address_is_distinguished_from_an_unknown_model(provider: Provider
     assert "address" not in caught.value.message
 
 
-def test_request_is_retried_after_a_gateway_error(server: ProviderServer) -> None:
+def test_request_is_retried_after_a_gateway_error(server):
     choice = {"message": {"content": ""}, "finish_reason": "error", "error": {"code": 502, "message": "gone"}}
     server.script = one_by_one(Raw(json.dumps({"choices": [choice]}).encode()), Say(text="back"))
     clock = ManualClock()
@@ -212,7 +204,7 @@ def test_request_is_retried_after_a_gateway_error(server: ProviderServer) -> Non
     assert len(clock.waits) == 1
 
 
-def test_a_failed_connection_says_why() -> None:
+def test_a_failed_connection_says_why():
     provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
     with pytest.raises(ProviderError, match=r"cut: .+") as caught:
         provider.ask(ASK)
@@ -224,9 +216,7 @@ class APIConnectionError(Exception):
 
 
 @pytest.mark.parametrize("kind", [APIConnectionError, ValueError])
-def test_a_chain_of_errors_shows_no_key_of_headers_addresses_and_proxies(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chain_of_errors_shows_no_key_of_headers_addresses_and_proxies(kind, monkeypatch):
     word = "Zq3vT8mK1xW5bN7cR2dL9f"
     monkeypatch.setenv("HTTPS_PROXY", "http://me:p@ss-w0rd@proxy:3128")
     texts = [f"{{'authorization': 'Bearer {word}', 'x-api-key': '{word}'}}", f"https://h/v1?key={word} refused"]
@@ -240,7 +230,7 @@ def test_a_chain_of_errors_shows_no_key_of_headers_addresses_and_proxies(
         assert "w0rd" not in message
 
 
-def test_a_compressed_answer_is_read(provider: Provider, server: ProviderServer) -> None:
+def test_a_compressed_answer_is_read(provider, server):
     body = b'{"content": [{"type": "text", "text": "yes"}], "choices": [{"message": {"content": "yes"}}]}'
     server.script = one_by_one(Raw(gzip.compress(body), {"content-encoding": "gzip"}))
     assert provider.ask(ASK).text == "yes"
@@ -248,7 +238,7 @@ def test_a_compressed_answer_is_read(provider: Provider, server: ProviderServer)
 
 @pytest.mark.parametrize("reaction", [Hang(1.5), Drip(3.0)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_silence_is_a_timeout(server: ProviderServer, protocol: str, reaction: Reaction) -> None:
+def test_silence_is_a_timeout(server, protocol, reaction):
     server.script = one_by_one(reaction)
     with pytest.raises(ProviderError) as caught:
         connect(protocol, server, timeout_s=0.4).ask(ASK)
@@ -256,7 +246,7 @@ def test_silence_is_a_timeout(server: ProviderServer, protocol: str, reaction: R
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_wrong_key_and_unknown_model_are_not_retried(server: ProviderServer, protocol: str) -> None:
+def test_wrong_key_and_unknown_model_are_not_retried(server, protocol):
     for wrong, kind in (
         ({"key": "sk-wrong"}, ErrorKind.AUTHENTICATION),
         ({"model": "no-such"}, ErrorKind.UNKNOWN_MODEL),
@@ -268,7 +258,7 @@ def test_wrong_key_and_unknown_model_are_not_retried(server: ProviderServer, pro
         assert clock.waits == []
 
 
-def test_waits_honor_retry_after_and_grow_with_jitter(provider: Provider, server: ProviderServer) -> None:
+def test_waits_honor_retry_after_and_grow_with_jitter(provider, server):
     clock = ManualClock()
     server.script = one_by_one(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
     retrying(provider, clock)()
@@ -278,7 +268,7 @@ def test_waits_honor_retry_after_and_grow_with_jitter(provider: Provider, server
     assert 2.0 <= clock.waits[2] <= 4.0
 
 
-def test_waiting_ends_within_the_total_limit(provider: Provider, server: ProviderServer) -> None:
+def test_waiting_ends_within_the_total_limit(provider, server):
     clock = ManualClock()
     server.script = one_by_one(Status(429, {"retry-after": "3600"}))
     with pytest.raises(ProviderError):
@@ -301,16 +291,14 @@ def test_waiting_ends_within_the_total_limit(provider: Provider, server: Provide
         b'{"choices": [' + b"[" * 30 + b"]" * 30 + b"]}",
     ],
 )
-def test_wrong_shapes_give_an_answer_that_can_be_recorded(
-    provider: Provider, server: ProviderServer, body: bytes
-) -> None:
+def test_wrong_shapes_give_an_answer_that_can_be_recorded(provider, server, body):
     server.script = one_by_one(Raw(body))
     answer = provider.ask(ASK)
     assert answer.model_dump_json()
     assert answer.usage.is_estimated
 
 
-def test_malformed_arguments_are_a_fault_of_the_call(server: ProviderServer) -> None:
+def test_malformed_arguments_are_a_fault_of_the_call(server):
     server.script = one_by_one(
         Say((("submit", '{"tp": '), ("submit", "[1]"), ("submit", '{"a": "' + "x" * 50_000 + '"}')))
     )
@@ -328,7 +316,7 @@ def test_malformed_arguments_are_a_fault_of_the_call(server: ProviderServer) -> 
         {"tool_calls": [], "function_call": {"name": "submit", "arguments": '{"tp": 2}'}, "reasoning_content": "hm"},
     ],
 )
-def test_calls_are_read_as_compatible_servers_write_them(server: ProviderServer, message: dict[str, object]) -> None:
+def test_calls_are_read_as_compatible_servers_write_them(server, message):
     for finish in ("tool_calls", "stop", "eos_token", None):
         server.script = one_by_one(
             Raw(json.dumps({"choices": [{"message": message, "finish_reason": finish}]}).encode())
@@ -346,13 +334,13 @@ def test_calls_are_read_as_compatible_servers_write_them(server: ProviderServer,
         '[{"type": "function", "function": {"name": "submit", "parameters": {"tp": 2}}}]',
     ],
 )
-def test_call_is_found_in_reasoning_text(text: str) -> None:
+def test_call_is_found_in_reasoning_text(text):
     call = find_call_in_text(text, {"submit"})
     assert call is not None
     assert call.arguments == {"tp": 2}
 
 
-def test_request_changes_to_the_form_that_the_server_accepts(server: ProviderServer) -> None:
+def test_request_changes_to_the_form_that_the_server_accepts(server):
     server.script = one_by_one(
         Status(400, message="'max_tokens' is not supported with this model: use 'max_completion_tokens'"),
         Raw(b'{"error": "this model does not support tools"}', code=400),
@@ -372,7 +360,7 @@ def test_request_changes_to_the_form_that_the_server_accepts(server: ProviderSer
     assert len(server.bodies) == 5
 
 
-def test_a_server_without_tools_is_asked_for_json(server: ProviderServer) -> None:
+def test_a_server_without_tools_is_asked_for_json(server):
     server.script = one_by_one(Status(400, message="this model does not support tools"), Say((("submit", {"tp": 1}),)))
     provider = connect("compatible", server)
     assert '"tool": "submit"' in provider.ask(ASK).text
@@ -381,7 +369,7 @@ def test_a_server_without_tools_is_asked_for_json(server: ProviderServer) -> Non
     assert "tools" not in server.bodies[-1]
 
 
-def test_repeated_request_gets_its_answer_from_the_file(server: ProviderServer, tmp_path: Path) -> None:
+def test_repeated_request_gets_its_answer_from_the_file(server, tmp_path):
     server.script = answer_once(answer_from_files(tmp_path, poll_s=0.02, wait_s=60))
     impatient = connect("compatible", server, timeout_s=0.3)
     with pytest.raises(ProviderError) as caught:
@@ -395,7 +383,7 @@ def test_repeated_request_gets_its_answer_from_the_file(server: ProviderServer, 
     assert [path.name for path in tmp_path.glob("*.request.json")] == ["0001.request.json"]
 
 
-def test_streaming_is_refused(server: ProviderServer) -> None:
+def test_streaming_is_refused(server):
     import openai
 
     client = openai.OpenAI(api_key=KEY, base_url=f"{server.url}/v1", max_retries=0)

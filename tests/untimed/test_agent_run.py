@@ -32,9 +32,7 @@ from cclsearch.study.view import STUDY_FILE
 
 
 @pytest.mark.parametrize("protocol", ["anthropic", "compatible"])
-def test_search_with_an_llm_ends_shows_its_status_and_replays(
-    protocol: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_search_with_an_llm_ends_shows_its_status_and_replays(protocol, project, monkeypatch, capsys, cli):
     expert = Expert()
 
     def script(request: CompletionRequest) -> Reaction:
@@ -82,9 +80,7 @@ def check_study(folder: Path) -> None:
         assert (facts["proposer"], facts["llm_turn"], facts["rationale"]) == ("llm", trial.turn, trial.rationale)
 
 
-def test_policy_programs_from_a_server_without_tools_decide_and_replay(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_policy_programs_from_a_server_without_tools_decide_and_replay(project, monkeypatch, capsys):
     def script(request: CompletionRequest) -> Reaction:
         if request.tools:
             return Raw(b'{"error": "this model does not support tools"}', code=400)
@@ -110,7 +106,7 @@ def test_policy_programs_from_a_server_without_tools_decide_and_replay(
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
 
 
-def test_search_without_a_key_prints_a_line_and_continues(project: Path, cli) -> None:
+def test_search_without_a_key_prints_a_line_and_continues(project, cli):
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "2", "--llm", "openai:gpt-5"]
     out = cli.out([*command, "--name", "keyless"])
     assert "OPENAI_API_KEY is not set: the search runs without an LLM" in out
@@ -121,7 +117,7 @@ def test_search_without_a_key_prints_a_line_and_continues(project: Path, cli) ->
     "spec",
     ["gpt-5", "openai:", "http://127.0.0.1/v1", "http://u:p@127.0.0.1/v1#m", "http://h/v1?api_key=u:p@#m", "claude:x"],
 )
-def test_invalid_spec_prints_one_line_and_starts_nothing(spec: str, project: Path, cli) -> None:
+def test_invalid_spec_prints_one_line_and_starts_nothing(spec, project, cli):
     err = cli.err(["run", "--workload", "wl2", "--recording", recording(), "--budget", "2", "--llm", spec])
     assert "--llm" in err
     assert "u:p@" not in err
@@ -129,7 +125,7 @@ def test_invalid_spec_prints_one_line_and_starts_nothing(spec: str, project: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_ends_a_turn_whose_server_never_answers(number: int, project: Path) -> None:
+def test_a_stop_ends_a_turn_whose_server_never_answers(number, project):
     asked = threading.Event()
 
     def script(request: CompletionRequest) -> Reaction:
@@ -165,9 +161,7 @@ def recording() -> str:
     return str(shipped_root() / "workloads" / "recordings" / "nanotron-8b-2n")
 
 
-def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(project, capsys):
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--llm", "openai:gpt-5"]
     for more in (["--dry-run"], []):
         assert main([*command, *more, "--seed-policy", "no-such-policy"]) == 2
@@ -183,9 +177,7 @@ def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(
     assert main(["resume", "pathed", "--budget", "2"]) == 0
 
 
-def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(project, capsys, cli):
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1"]
     assert main([*command, "--name", "alone"]) == 0
     assert "none takes part" in cli.err(["resume", "alone", "--budget", "2", "--max-tokens", "9"])
@@ -197,9 +189,7 @@ def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(
     assert "the LLM may use 5,000 tokens in total from now on" in cli.out(["status", "asked"])
 
 
-def test_strategies_are_checked_when_a_search_is_planned(
-    project: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_strategies_are_checked_when_a_search_is_planned(project, capsys, cli):
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--dry-run"]
     assert main([*command, "--sampler", "cmaes"]) == 0
     capsys.readouterr()
@@ -213,7 +203,7 @@ def test_strategies_are_checked_when_a_search_is_planned(
     assert not (project / "runs").exists()
 
 
-def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path: Path) -> None:
+def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path):
     folder = tmp_path / "trials" / "0001"
     folder.mkdir(parents=True)
     (folder / STDERR_FILE).write_text("x" * 9000 + "\nsk-ant-" + "k" * 4500 + "\nthe last words\n")
@@ -223,7 +213,7 @@ def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path: Path) -> N
     assert evidence.log_tail.endswith("the last words\n")
 
 
-def test_every_search_completes_under_all_provider_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_search_completes_under_all_provider_faults(tmp_path, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     report = run_chaos(
         300, tmp_path, seed=11, make_fallback=lambda: make_sampler("random"), make_table=lambda view: plain_table()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 from trials import LAUNCHERS
@@ -18,7 +17,7 @@ HONEST = '"token_ids": [token]}'
 CHEAT = '"token_ids": [(token + (OPTIONS["block_size"] == 4)) % OPTIONS["arch"]["vocab_size"]]}'
 
 
-def test_a_server_that_returns_as_many_wrong_tokens_is_not_ranked(project: Path) -> None:
+def test_a_server_that_returns_as_many_wrong_tokens_is_not_ranked(project):
     pytest.importorskip("torch")
     folder = project / "launchers"
     folder.mkdir()
@@ -44,7 +43,7 @@ def test_a_server_that_returns_as_many_wrong_tokens_is_not_ranked(project: Path)
     assert state.best.config["block_size"] != 4
 
 
-def test_the_share_of_other_answers_decides() -> None:
+def test_the_share_of_other_answers_decides():
     right, late, wrong = (5.25, 6.5, 7.0, 8.0), (5.5, 6.25, 7.0, 8.0), (1.0, 2.0, 3.0, 8.0)
     assert count_others(right, right) == Deviation()
     assert count_other_firsts(right, late) == Deviation(0.0, 0, " in their first tokens; 2 of 4 differ later")
@@ -54,7 +53,7 @@ def test_the_share_of_other_answers_decides() -> None:
     assert [group.trials for group in Ballot.of(votes, 0.5).groups] == [[1, 2, 4], [3]]
 
 
-def test_whole_answers_count_only_where_a_bound_is_declared() -> None:
+def test_whole_answers_count_only_where_a_bound_is_declared():
     answers = SameAnswers()
     assert answers.bound(load_framework("cpu-serving"), "fp32") == 0.1
     assert answers.measure(load_framework("cpu-serving"), "fp32") is count_others
@@ -62,7 +61,7 @@ def test_whole_answers_count_only_where_a_bound_is_declared() -> None:
     assert answers.measure(load_framework("vllm-cpu"), "bf16") is count_other_firsts
 
 
-def test_the_answers_compared_are_spread_over_the_load() -> None:
+def test_the_answers_compared_are_spread_over_the_load():
     assert choose_requests(0) == []
     assert choose_requests(5) == [0, 1, 2, 3, 4]
     assert len(choose_requests(20000)) == 64

@@ -16,7 +16,7 @@ HAS_COMPILER = importlib.util.find_spec("libtpu") is not None and importlib.util
 CONFIG = Config(tp=2, dp=2, ep=1, micro_batch_size=4, activation_checkpointing="none")
 
 
-def test_a_card_without_a_tpu_slice_needs_a_topology() -> None:
+def test_a_card_without_a_tpu_slice_needs_a_topology():
     card = load_card("tiny-jax")
     assert find_topology(card, "v5e:2x2") == "v5e:2x2"
     with pytest.raises(UserError, match="not a TPU slice"):
@@ -25,25 +25,25 @@ def test_a_card_without_a_tpu_slice_needs_a_topology() -> None:
         find_topology(card, "v5e-4; rm")
 
 
-def test_the_cards_slice_is_its_topology() -> None:
+def test_the_cards_slice_is_its_topology():
     card = load_card("tiny-jax")
     hardware = card.hardware.model_copy(update={"accelerator": "tpu-v5p", "torus": (2, 2, 1)})
     assert find_topology(card.model_copy(update={"hardware": hardware}), "") == "v5p:2x2x1"
 
 
-def test_a_configuration_that_does_not_fill_the_slice_is_not_compiled() -> None:
+def test_a_configuration_that_does_not_fill_the_slice_is_not_compiled():
     found = compile_memory(load_card("tiny-jax"), Config(tp=1, dp=2, micro_batch_size=4), "v5e:2x2")
     assert found.total_gib is None
     assert "4 chips" in found.refused
 
 
 @pytest.mark.skipif(HAS_COMPILER, reason="the compiler is installed")
-def test_the_error_of_a_missing_compiler_names_the_package() -> None:
+def test_the_error_of_a_missing_compiler_names_the_package():
     with pytest.raises(UserError, match=r"ccl-search\[tpu\]"):
         require_compiler()
 
 
-def test_memory_of_another_device_is_not_accepted() -> None:
+def test_memory_of_another_device_is_not_accepted():
     from cclsearch.tasks.training.aot import _read
 
     sizes = {f"{part}_bytes": 2**30 for part in ("arguments", "temporary", "output", "aliased", "code")}
@@ -52,7 +52,7 @@ def test_memory_of_another_device_is_not_accepted() -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="libtpu is not installed (pip install 'ccl-search[tpu]')")
-def test_compiled_memory_contains_weights_and_moments() -> None:
+def test_compiled_memory_contains_weights_and_moments():
     card = load_card("tiny-jax")
     plain = compile_memory(card, CONFIG, "v5e:2x2")
     less = compile_memory(card, Config({**CONFIG, "activation_checkpointing": "full"}), "v5e:2x2")

@@ -117,7 +117,7 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Game:
     return Game(folder, first + shown, tuple(submitted), refused)
 
 
-def test_a_player_sees_no_name(game: Game) -> None:
+def test_a_player_sees_no_name(game):
     requests = [path.read_text() for path in sorted((game.path / "requests").iterdir())]
     assert "8 x a100-80" in game.shown
     assert len(requests) == 2 * len(game.submitted)
@@ -126,7 +126,7 @@ def test_a_player_sees_no_name(game: Game) -> None:
         assert not OF_FRAMEWORK.search(text)
 
 
-def test_no_copied_file_has_a_name_of_the_table(game: Game) -> None:
+def test_no_copied_file_has_a_name_of_the_table(game):
     for name in ("card.yaml", "trials.csv"):
         given, copy = (folder / name for folder in (game.folder.parent / TABLE, game.folder / "tables" / "table-1"))
         assert OF_TABLE.search(given.read_text())
@@ -138,7 +138,7 @@ def test_no_copied_file_has_a_name_of_the_table(game: Game) -> None:
 
 
 @pytest.mark.parametrize("what", [*WRONG, "no file"])
-def test_a_wrong_answer_is_refused_in_one_line(game: Game, what: str) -> None:
+def test_a_wrong_answer_is_refused_in_one_line(game, what):
     done = game.refused[what]
     assert done.returncode == 2
     assert done.stdout == ""
@@ -146,19 +146,19 @@ def test_a_wrong_answer_is_refused_in_one_line(game: Game, what: str) -> None:
     assert re.search(r"answer\.json is not valid JSON|an answer is \{|none\.json cannot be read", line)
 
 
-def test_a_refused_answer_leaves_the_request_to_be_answered(game: Game) -> None:
+def test_a_refused_answer_leaves_the_request_to_be_answered(game):
     """The search got the later, right answers only: every trial after the seed is the player's."""
     state = fold_ledger(next(game.path.glob(f"runs/*/{LEDGER_FILE}")))
     assert [trial.proposer for _, trial in sorted(state.trials.items())] == ["seed", "llm", "llm"]
     assert tuple(trial.config for _, trial in sorted(state.trials.items()))[1:] == game.submitted
 
 
-def test_an_answer_that_no_request_waits_for_is_refused(game: Game) -> None:
+def test_an_answer_that_no_request_waits_for_is_refused(game):
     done = call("answer", game.path, game.folder / "key.json")
     assert (done.returncode, done.stderr) == (2, "no request waits for an answer: call `next`\n")
 
 
-def test_the_score_is_the_best_of_what_ran_over_the_optimum(game: Game) -> None:
+def test_the_score_is_the_best_of_what_ran_over_the_optimum(game):
     state = fold_ledger(next(game.path.glob(f"runs/*/{LEDGER_FILE}")))
     times = [find_time_s(state.trials[number].config) for number in range(1, BUDGET + 1)]
     optimum = min(float(row["step_time_s"]) for row in read_table())
@@ -174,7 +174,7 @@ def test_the_score_is_the_best_of_what_ran_over_the_optimum(game: Game) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [("score", "prepare"), ("prepare", "card.yaml")])
-def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path: Path, words: str, said: str) -> None:
+def test_a_folder_that_is_none_is_refused_in_one_line(tmp_path, words, said):
     more = ["--out", tmp_path / "out"] if words == "prepare" else []
     done = call(words, tmp_path / "none", *more)
     assert done.returncode == 2

@@ -156,7 +156,7 @@ def built_in(registry: Registry[Any]) -> set[str]:
     return {name for name, module in modules.items() if module.startswith("cclsearch.")}
 
 
-def test_every_built_in_part_is_in_a_suite() -> None:
+def test_every_built_in_part_is_in_a_suite():
     """A new one fails here until it is, or until it is named with the reason."""
     searched = {"default", "hybrid", "llm", "pareto"}  # strategies, and what others contain: in the tests of searches
     assert built_in(PROPOSERS) - set(list_samplers()) == searched
@@ -166,7 +166,7 @@ def test_every_built_in_part_is_in_a_suite() -> None:
     assert runs_scripts == {"local", "slurm", "tpu-vm"}, "the others run no script, and have tests of their own"
 
 
-def test_launchers_share_what_the_page_says() -> None:
+def test_launchers_share_what_the_page_says():
     """Each name exists; each module is used by the launchers of Slurm and of TPU VMs."""
     root = ROOT
     page = (root / "docs" / "extending.md").read_text().split("## What launchers share")[1].split("\n## ")[0]

@@ -29,7 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("study", ["kept", "missing", "cut off"])
-def test_the_dashboard_shows_every_trial_and_ends_on_ctrl_c(study: str, project: Path) -> None:
+def test_the_dashboard_shows_every_trial_and_ends_on_ctrl_c(study, project):
     file, ledger = project / "runs/r/study.log", (project / "runs/r/ledger.jsonl").read_bytes()
     if study == "missing":
         file.unlink()
@@ -53,7 +53,7 @@ def test_the_dashboard_shows_every_trial_and_ends_on_ctrl_c(study: str, project:
     assert (project / "runs/r/ledger.jsonl").read_bytes() == ledger
 
 
-def test_what_keeps_the_dashboard_from_starting_is_one_line(monkeypatch: pytest.MonkeyPatch, cli) -> None:
+def test_what_keeps_the_dashboard_from_starting_is_one_line(monkeypatch, cli):
     assert "port 70000 cannot be used" in cli.err(["dashboard", "r", "--port", "70000"])
     assert "nope" in cli.err(["dashboard", "nope"])
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)

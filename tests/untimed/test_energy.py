@@ -63,7 +63,7 @@ class FakeNvml:
         return 0
 
 
-def test_nvidia_counter_is_that_of_the_device_of_torch(energy: Any, use_gpu: Any, monkeypatch: Any) -> None:
+def test_nvidia_counter_is_that_of_the_device_of_torch(energy, use_gpu, monkeypatch):
     driver = FakeNvml()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     use_gpu(uuid="0a1b2c3d-0000-0000-0000-000000000001")
@@ -75,7 +75,7 @@ def test_nvidia_counter_is_that_of_the_device_of_torch(energy: Any, use_gpu: Any
     assert energy.read_energy(counter) is None
 
 
-def test_a_device_whose_counter_cannot_be_read_has_none(energy: Any, use_gpu: Any, monkeypatch: Any) -> None:
+def test_a_device_whose_counter_cannot_be_read_has_none(energy, use_gpu, monkeypatch):
     use_gpu(uuid="MIG-5")
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeNvml(energy_code=3))
     assert energy.open_counter() is None
@@ -86,7 +86,7 @@ def test_a_device_whose_counter_cannot_be_read_has_none(energy: Any, use_gpu: An
     assert energy.read_energy(None) is None
 
 
-def test_amd_counter_multiplies_ticks_by_their_size(energy: Any, use_gpu: Any, monkeypatch: Any) -> None:
+def test_amd_counter_multiplies_ticks_by_their_size(energy, use_gpu, monkeypatch):
     asked = []
     amdsmi = SimpleNamespace(
         amdsmi_init=lambda: None,
@@ -103,7 +103,7 @@ def test_amd_counter_multiplies_ticks_by_their_size(energy: Any, use_gpu: Any, m
     assert counter.read_w() == 612.0
 
 
-def test_energy_of_a_step_counts_each_device_once(energy: Any) -> None:
+def test_energy_of_a_step_counts_each_device_once(energy):
     assert energy.energy_per_step({"host GPU-a": 100.0, "host GPU-b": 60.0}, 2.0, 4) == 40.0
     assert energy.energy_per_step({"host GPU-a": 100.0, "": None}, 2.0, 4) is None, "one device is unknown"
     assert energy.energy_per_step({"host GPU-a": 100.0}, energy.MIN_WINDOW_S / 2, 4) is None, "a tick is too much of it"
@@ -152,9 +152,7 @@ def counting(powercap: Path) -> Iterator[None]:
         thread.join()
 
 
-def test_processors_count_packages_and_memory_once_and_through_the_end_of_the_counter(
-    energy: Any, powercap: Path
-) -> None:
+def test_processors_count_packages_and_memory_once_and_through_the_end_of_the_counter(energy, powercap):
     counter = energy.open_cpu_counter(powercap, "n1")
     start_j = counter.read_j()
     (powercap / "intel-rapl:0" / "energy_uj").write_text("671150\n")  # 328,850 uJ to its end, and on from 0: 1 J
@@ -165,14 +163,14 @@ def test_processors_count_packages_and_memory_once_and_through_the_end_of_the_co
     assert energy.find_used_energy(counter, start_j) == ("n1 RAPL", pytest.approx(1.0 + 2.0 + 4.0))
 
 
-def test_a_host_whose_counters_cannot_be_read_reports_no_energy(energy: Any, powercap: Path) -> None:
+def test_a_host_whose_counters_cannot_be_read_reports_no_energy(energy, powercap):
     assert energy.open_cpu_counter(powercap / "none") is None
     (powercap / "intel-rapl:1" / "energy_uj").unlink()  # as for a user who is not root
     assert energy.open_cpu_counter(powercap) is None, "a part of the energy is not the energy"
     assert energy.find_used_energy(None, None) == ("", None)
 
 
-def test_a_counter_that_vanishes_during_a_trial_gives_no_energy(energy: Any, powercap: Path) -> None:
+def test_a_counter_that_vanishes_during_a_trial_gives_no_energy(energy, powercap):
     counter = energy.open_cpu_counter(powercap)
     start_j = counter.read_j()
     (powercap / "intel-rapl:1" / "energy_uj").write_text("")
@@ -180,7 +178,7 @@ def test_a_counter_that_vanishes_during_a_trial_gives_no_energy(energy: Any, pow
 
 
 @pytest.mark.parametrize("script", ["cpu.py", "jax_cpu.py", "hf_trainer.py"])
-def test_run_scripts_report_the_energy_of_processors(tmp_path: Path, powercap: Path, script: str) -> None:
+def test_run_scripts_report_the_energy_of_processors(tmp_path, powercap, script):
     """A process counts 20 W into the files while the script runs; energy per step is then 20 W x the step time."""
     pytest.importorskip({"cpu.py": "torch", "jax_cpu.py": "jax", "hf_trainer.py": "accelerate"}[script])
     payload = make_input({"micro_batch_size": 1}, global_batch=32, seq_len=128)

@@ -41,7 +41,7 @@ def unfinished(searched: Path) -> Path:
     return searched
 
 
-def test_tags_and_notes_are_kept_beside_the_ledger_while_a_search_has_the_lock(searched: Path, cli) -> None:
+def test_tags_and_notes_are_kept_beside_the_ledger_while_a_search_has_the_lock(searched, cli):
     ledger = (searched / LEDGER_FILE).read_bytes()
     with FolderLock(searched):
         assert main(["tag", "r", "paper", "h100", "paper"]) == 0
@@ -63,7 +63,7 @@ def test_tags_and_notes_are_kept_beside_the_ledger_while_a_search_has_the_lock(s
     assert "r [paper]" in Path("all.html").read_text()
 
 
-def test_lines_that_are_no_annotation_are_left_out_and_a_torn_one_spoils_no_other(searched: Path) -> None:
+def test_lines_that_are_no_annotation_are_left_out_and_a_torn_one_spoils_no_other(searched):
     assert main(["tag", "r", "one"]) == 0
     path = searched / ANNOTATIONS_FILE
     hostile = ["[]", "{", '{"kind":"tag","text":"\\u001b[2J","time_s":1}', '{"kind":"no","text":"x","time_s":1}']
@@ -87,12 +87,12 @@ def test_lines_that_are_no_annotation_are_left_out_and_a_torn_one_spoils_no_othe
         ("logs r 1 --stderr -f", "trial 1 has no stderr.log"),
     ],
 )
-def test_a_mistake_writes_nothing(line: str, message: str, searched: Path, cli) -> None:
+def test_a_mistake_writes_nothing(line, message, searched, cli):
     assert message in cli.err(line.split())
     assert not (searched / ANNOTATIONS_FILE).exists()
 
 
-def test_logs_are_made_plain_masked_and_filtered_by_rank(unfinished: Path, cli) -> None:
+def test_logs_are_made_plain_masked_and_filtered_by_rank(unfinished, cli):
     assert cli.out(["logs", "r", "3"]) == "step 1\n[rank1]: loss 2 \nOPENAI_API_KEY=[secret]\n"
     assert cli.out(["logs", "r", "3", "--rank", "1"]) == "[rank1]: loss 2 \n"
     assert "nothing of rank 7" in cli.err(["logs", "r", "3", "--rank", "7"], 0)
@@ -102,9 +102,7 @@ def test_logs_are_made_plain_masked_and_filtered_by_rank(unfinished: Path, cli) 
     assert "symbolic link" in cli.err(["logs", "r", "3"])
 
 
-def test_logs_follow_a_trial_until_its_search_no_longer_runs(
-    unfinished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_follow_a_trial_until_its_search_no_longer_runs(unfinished, capsys):
     log = attempt_folder(unfinished / "trials" / "0003", 1) / "stdout.log"
     lock = FolderLock(unfinished)
     lock.__enter__()
@@ -125,9 +123,7 @@ def test_logs_follow_a_trial_until_its_search_no_longer_runs(
     assert capsys.readouterr().out.splitlines()[-2:] == ["step 2", "step 3"]
 
 
-def test_watch_shows_a_finished_search_and_changes_nothing(
-    searched: Path, capsys: pytest.CaptureFixture[str], cli
-) -> None:
+def test_watch_shows_a_finished_search_and_changes_nothing(searched, capsys, cli):
     before = {path: path.stat().st_mtime_ns for path in searched.rglob("*")}
     shown = cli.out(["watch", "r"])
     assert [line[:9] for line in shown.splitlines()[:3]] == ["trial   1", "trial   2", "trial   3"]
@@ -138,7 +134,7 @@ def test_watch_shows_a_finished_search_and_changes_nothing(
     assert {path: path.stat().st_mtime_ns for path in searched.rglob("*")} == before
 
 
-def test_watch_follows_events_until_the_search_is_killed(unfinished: Path, cli) -> None:
+def test_watch_follows_events_until_the_search_is_killed(unfinished, cli):
     lock = FolderLock(unfinished)
     lock.__enter__()
     threading.Timer(1.0, lock.__exit__, (None, None, None)).start()
@@ -148,7 +144,7 @@ def test_watch_follows_events_until_the_search_is_killed(unfinished: Path, cli) 
     assert load_run(unfinished).state.num_unfinished == 1
 
 
-def test_watch_on_a_terminal_shows_the_running_trial_and_leaves_on_ctrl_c(unfinished: Path) -> None:
+def test_watch_on_a_terminal_shows_the_running_trial_and_leaves_on_ctrl_c(unfinished):
     with FolderLock(unfinished):
         terminal = Terminal("watch", "r", folder=unfinished.parent.parent, columns=70, rows=20)
         lines = terminal.wait(lambda t: any("1 running" in line for line in t.lines))

@@ -57,20 +57,20 @@ def place(card: Card, *, ranks_per_node: int) -> Card:
         ("nanotron", "nanotron.yaml"),
     ],
 )
-def test_a_run_script_states_its_launch_without_its_framework(name: str, sign: str) -> None:
+def test_a_run_script_states_its_launch_without_its_framework(name, sign):
     form = make_launch(load_card("wl2"), name, {**CONFIG, "zero_stage": 0})
     assert sign in form.command
     assert form.checked
     assert any("A trial " in note for note in form.notes), "it says how a trial differs"
 
 
-def test_the_variables_of_knobs_are_part_of_the_launch() -> None:
+def test_the_variables_of_knobs_are_part_of_the_launch():
     form = make_launch(load_card("wl2"), "megatron", {**CONFIG, "nccl_algo": "Ring", "nccl_proto": "default"})
     assert form.environment == {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_ALGO": "Ring"}
 
 
 @pytest.mark.parametrize("framework", ["megatron", "gpu"])
-def test_ranks_are_placed_on_nodes_as_launchers_place_them(framework: str) -> None:
+def test_ranks_are_placed_on_nodes_as_launchers_place_them(framework):
     config: dict[str, Value] = {"tp": 1, "dp": 12, "micro_batch_size": 1}
     form = make_launch(place(load_card("wl2"), ranks_per_node=8), framework, config)
     assert form.command[:4] == ("torchrun", "--nnodes=2", "--node-rank=NODE_RANK", "--nproc-per-node=8")
@@ -101,16 +101,14 @@ def test_ranks_are_placed_on_nodes_as_launchers_place_them(framework: str) -> No
         ("import json; print(json.dumps(dict(title='a', command=[], checked='')))", "command"),
     ],
 )
-def test_what_a_script_prints_instead_of_a_form_is_an_error_of_one_line(
-    script: str, why: str, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_script_prints_instead_of_a_form_is_an_error_of_one_line(script, why, project, monkeypatch):
     monkeypatch.setattr(launch_form, "_TIMEOUT_S", 5)
     with pytest.raises(UserError, match=rf"mine: mine.py --show-launch failed: .*{why}") as caught:
         ask(project, script)
     assert "\n" not in str(caught.value)
 
 
-def test_a_script_that_does_not_declare_it_is_never_started(project: Path) -> None:
+def test_a_script_that_does_not_declare_it_is_never_started(project):
     """It would train: the launch is its own command instead."""
     path = project / "launchers" / "mine.framework.yaml"
     path.write_text(FRAMEWORK.replace("shows_launch: true\n", ""))
@@ -121,7 +119,7 @@ def test_a_script_that_does_not_declare_it_is_never_started(project: Path) -> No
     assert form.environment == {"CCL_TRIAL_DIR": ".", "CCL_CONFIG": "config.json", "CCL_TP": "2"}
 
 
-def test_the_shell_script_writes_the_files_and_passes_each_word_as_it_is(tmp_path: Path) -> None:
+def test_the_shell_script_writes_the_files_and_passes_each_word_as_it_is(tmp_path):
     words = ["a b", "$(touch hacked)", "'; touch hacked; '", "`touch hacked`", "*", "x" * 150, ""]
     text = "one\nEOF\n$HOME `touch hacked`\\\nEOF_\n"
     form = LaunchForm(
@@ -139,7 +137,7 @@ def test_the_shell_script_writes_the_files_and_passes_each_word_as_it_is(tmp_pat
 
 
 @pytest.mark.parametrize("framework", ["cpu", "jax-cpu"])
-def test_the_printed_launch_of_a_shipped_script_runs(framework: str, tmp_path: Path) -> None:
+def test_the_printed_launch_of_a_shipped_script_runs(framework, tmp_path):
     import os
     import sys
 
@@ -156,7 +154,7 @@ def test_the_printed_launch_of_a_shipped_script_runs(framework: str, tmp_path: P
     assert shlex.split(script.splitlines()[-1])[-1].endswith(".py")
 
 
-def test_space_explain_prints_the_launch_of_one_configuration(cli) -> None:
+def test_space_explain_prints_the_launch_of_one_configuration(cli):
     words = ["space", "explain", "--workload", "tiny", "--launch", "--config"]
     knobs = "tp=1,dp=2,pp=1,micro_batch_size=8,activation_checkpointing=none,zero_stage=0"
     assert "torchrun --standalone --nproc-per-node=2 " in cli.out([*words, knobs])

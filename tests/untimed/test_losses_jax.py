@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from packages import needs
 from trials import MOE, make_input, run_script
@@ -26,7 +24,7 @@ LAYOUT: dict[str, Value] = {
 }
 
 
-def test_losses_agree_between_layouts(tmp_path: Path) -> None:
+def test_losses_agree_between_layouts(tmp_path):
     alone = run_script(tmp_path / "alone", make_input({"micro_batch_size": 8}, arch=MOE), script="jax_cpu.py")
     assert alone.losses[-1] < alone.losses[0] - 0.05, "the model must learn, or equal losses would prove little"
     payload = make_input(LAYOUT, arch=MOE, profiled_steps=1).model_copy(update={"nonce": "a1b2"})
@@ -38,7 +36,7 @@ def test_losses_agree_between_layouts(tmp_path: Path) -> None:
     assert f"{NONCE_MARK}a1b2".encode() in trace.read_bytes()
 
 
-def test_trains_in_bf16_and_its_trace_has_the_flops_of_the_shapes(tmp_path: Path) -> None:
+def test_trains_in_bf16_and_its_trace_has_the_flops_of_the_shapes(tmp_path):
     payload = make_input({"micro_batch_size": 8}, precision="bf16", profiled_steps=2)
     result = run_script(tmp_path, payload, script="jax_cpu.py")
     assert result.precision == "bf16"

@@ -30,7 +30,7 @@ def render(monkeypatch: pytest.MonkeyPatch, config: dict[str, Value], **fields: 
     return rendered, script.write_yaml(rendered)
 
 
-def test_the_yaml_reads_back_as_it_is_and_trains_the_cards_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_yaml_reads_back_as_it_is_and_trains_the_cards_batch(monkeypatch):
     rendered, text = render(monkeypatch, CONFIG)
     assert yaml.safe_load(text) == rendered
     tokens, parallelism = rendered["tokens"], rendered["parallelism"]
@@ -41,7 +41,7 @@ def test_the_yaml_reads_back_as_it_is_and_trains_the_cards_batch(monkeypatch: py
 
 
 @pytest.mark.parametrize("value", [1e-8, 1e22, 3e-4, 0.5, 7, True, None, "1f1b", "on", "a: b", "#", "-", "", "ü'\""])
-def test_every_scalar_is_read_back_by_yaml_as_it_is(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_scalar_is_read_back_by_yaml_as_it_is(value, monkeypatch):
     script = load_script("nanotron", monkeypatch)
     read = yaml.safe_load(script.write_yaml({"a": [{"b": value, "c": {"d": value}}]}))
     assert read == {"a": [{"b": value, "c": {"d": value}}]}
@@ -56,14 +56,12 @@ def test_every_scalar_is_read_back_by_yaml_as_it_is(value: Any, monkeypatch: pyt
         ({}, "fp32", "precision must be one of bf16"),
     ],
 )
-def test_what_nanotron_cannot_do_is_refused(
-    config: dict[str, Value], precision: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nanotron_cannot_do_is_refused(config, precision, why, monkeypatch):
     with pytest.raises(Exception, match=why):
         render(monkeypatch, {**CONFIG, **config}, precision=precision)
 
 
-def test_a_field_that_nanotron_does_not_document_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_that_nanotron_does_not_document_is_refused(monkeypatch):
     script = load_script("nanotron", monkeypatch)
     monkeypatch.setattr(script, "_optimizer", lambda *_: {"turbo": {"boost": 1}})
     data = make_input(CONFIG, precision="bf16").model_dump(mode="json")
@@ -71,7 +69,7 @@ def test_a_field_that_nanotron_does_not_document_is_refused(monkeypatch: pytest.
         script.render_config(data)
 
 
-def test_without_nanotron_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path: Path) -> None:
+def test_without_nanotron_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path):
     payload = make_input(CONFIG, precision="bf16")
     job = make_job(tmp_path / "trial", payload)
     environment = {**os.environ, **trial_environment(job.trial_dir, payload)}
@@ -84,13 +82,13 @@ def test_without_nanotron_the_trial_ends_in_one_line_and_costs_no_budget(tmp_pat
     assert "No module named 'nanotron" in failure.message
 
 
-def test_losses_are_those_of_ranks_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_those_of_ranks_that_have_them(monkeypatch):
     script = load_script("nanotron", monkeypatch)
     assert script.read_losses([([], 2.5, None), ([], 2.25, None)]) == [2.5, 2.25]
     assert script.read_losses([([], None, None)]) == []
 
 
-def test_a_tied_parameter_is_counted_by_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tied_parameter_is_counted_by_one_rank(monkeypatch):
     import torch.distributed as dist
 
     script = load_script("nanotron", monkeypatch)
@@ -121,7 +119,7 @@ def start(folder: Path, payload: TrainingInput, *python: str) -> TrainingResult 
     return collect_result(job.trial_dir, TrainingResult, exit_code=done.returncode)
 
 
-def test_every_knob_is_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_knob_is_in_the_configuration(monkeypatch):
     script = load_script("deepspeed_engine", monkeypatch)
     payload = make_input({**DEEPSPEED, "zero_stage": 3, "overlap_grad_reduce": True}, global_batch=16)
     config = script.render_config(payload.model_dump(mode="json"))
@@ -139,16 +137,14 @@ def test_every_knob_is_in_the_configuration(monkeypatch: pytest.MonkeyPatch) -> 
         ({}, "fp16", "precision must be one of fp32, bf16"),
     ],
 )
-def test_what_it_cannot_do_is_refused(
-    change: dict[str, Value], precision: str, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_cannot_do_is_refused(change, precision, why, monkeypatch):
     script = load_script("deepspeed_engine", monkeypatch)
     payload = make_input({**DEEPSPEED, **change}, precision=precision)
     with pytest.raises(Exception, match=why):
         script.render_config(payload.model_dump(mode="json"))
 
 
-def test_without_deepspeed_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path: Path) -> None:
+def test_without_deepspeed_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path):
     block = tmp_path / "sitecustomize.py"
     block.write_text("import sys\nsys.modules['deepspeed'] = None\n")
     payload = make_input({**DEEPSPEED, "dp": 1})

@@ -52,9 +52,7 @@ def run_recorded(project: Path, *words: str) -> tuple[int, str, list[str]]:
 
 
 @pytest.mark.parametrize("way", ["option", "environment", "settings"])
-def test_an_llm_elsewhere_is_refused_in_one_line_before_anything_starts(
-    project: Path, way: str, monkeypatch: pytest.MonkeyPatch, cli
-) -> None:
+def test_an_llm_elsewhere_is_refused_in_one_line_before_anything_starts(project, way, monkeypatch, cli):
     named = {
         "option": "--offline",
         "environment": f"{OFFLINE_NAME}=yes",
@@ -87,9 +85,7 @@ def test_an_llm_elsewhere_is_refused_in_one_line_before_anything_starts(
         ("http://localhost/v1", "127.0.0.1:3128", True),
     ],
 )
-def test_only_loopback_counts_as_this_machine(
-    url: str, proxy: str | None, is_local: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_loopback_counts_as_this_machine(url, proxy, is_local, monkeypatch):
     for name in ("HTTP_PROXY", "NO_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -98,7 +94,7 @@ def test_only_loopback_counts_as_this_machine(
     assert is_local_url(url) is is_local
 
 
-def test_gcloud_and_the_webhook_are_refused(project: Path, cli) -> None:
+def test_gcloud_and_the_webhook_are_refused(project, cli):
     (project / "launchers").mkdir()
     (project / "launchers" / "cloud.yaml").write_text(
         "launcher: tpu-vm\nframework: jax-cpu\ntpu: mine\nzone: us-central1-a\n"
@@ -113,7 +109,7 @@ def test_gcloud_and_the_webhook_are_refused(project: Path, cli) -> None:
     assert not (project / "runs").exists()
 
 
-def test_a_connection_that_nothing_announced_is_refused_and_allowed_again_afterwards() -> None:
+def test_a_connection_that_nothing_announced_is_refused_and_allowed_again_afterwards():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with offline(by_option=True):
@@ -126,7 +122,7 @@ def test_a_connection_that_nothing_announced_is_refused_and_allowed_again_afterw
     socket.getaddrinfo("192.0.2.1", 80)
 
 
-def test_a_search_with_a_sampler_that_calls_out_ends_in_one_line(project: Path) -> None:
+def test_a_search_with_a_sampler_that_calls_out_ends_in_one_line(project):
     (project / "calling.py").write_text(CALLING_SAMPLER)
     code, error, tried = run_recorded(
         project, "run", "-w", "wl2", "-b", "2", "--sampler", "calling:Calling", "--offline"
@@ -137,7 +133,7 @@ def test_a_search_with_a_sampler_that_calls_out_ends_in_one_line(project: Path) 
     assert not (project / "runs").exists()
 
 
-def test_no_process_of_a_real_search_connects_to_another_machine(project: Path) -> None:
+def test_no_process_of_a_real_search_connects_to_another_machine(project):
     """One trial that trains on two ranks; its processes are recorded too."""
     pytest.importorskip("torch")
     copy_undisturbed_script(project / "launchers")

@@ -59,7 +59,7 @@ def call(site: Path, *command: str, code: int = 0, cwd: Path | None = None, **en
 
 
 @pytest.mark.parametrize("package", ["kube", "house_llm", "kernel_jitter"])
-def test_each_package_passes_its_contract_suite(site: Path, package: str) -> None:
+def test_each_package_passes_its_contract_suite(site, package):
     shutil.copy(PACKAGES / package / "contract.py", site / f"contract_of_{package}.py")
     options = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "-c", os.devnull)
     shown = call(site, *options, str(site / f"contract_of_{package}.py"))
@@ -69,12 +69,12 @@ def test_each_package_passes_its_contract_suite(site: Path, package: str) -> Non
     assert "skipped" not in shown
 
 
-def test_no_file_of_the_engine_knows_the_packages() -> None:
+def test_no_file_of_the_engine_knows_the_packages():
     words = re.compile(r"\b(kube\w*|house(?:_llm)?:|HOUSE_LOGIN|kernel_jitter)\b", re.IGNORECASE)
     assert [str(path) for path in (ROOT / "cclsearch").rglob("*.py") if words.search(path.read_text())] == []
 
 
-def test_doctor_lists_the_packages_and_the_provider_key(site: Path) -> None:
+def test_doctor_lists_the_packages_and_the_provider_key(site):
     shown = call(site, "-m", "cclsearch", "doctor", HOUSE_LOGIN=LOGIN)
     for plugin in ("kube-launcher (kube_launcher.launcher)", "house-llm (house_llm.provider)", "kernel-jitter"):
         assert f"ok  plugin {plugin}" in shown
@@ -82,7 +82,7 @@ def test_doctor_lists_the_packages_and_the_provider_key(site: Path) -> None:
     assert LOGIN not in shown
 
 
-def test_the_metric_is_listed_and_measured(site: Path, tmp_path: Path) -> None:
+def test_the_metric_is_listed_and_measured(site, tmp_path):
     from cclsearch.testing import write_example_trace
 
     folder = write_example_trace(tmp_path / "trace")
@@ -90,7 +90,7 @@ def test_the_metric_is_listed_and_measured(site: Path, tmp_path: Path) -> None:
     assert "kernel_jitter" in call(site, "-m", "cclsearch", "score", str(folder), "--metric", "kernel_jitter")
 
 
-def test_a_search_runs_its_trials_as_pods(site: Path, tmp_path: Path) -> None:
+def test_a_search_runs_its_trials_as_pods(site, tmp_path):
     """With the toy task as a fourth package: its trials really run."""
     project = tmp_path / "project"
     shutil.copytree(TOY / "project", project)
@@ -140,7 +140,7 @@ def serve_house(asked: list[CompletionRequest], keys: list[str]) -> Iterator[str
         thread.join(10)
 
 
-def test_a_search_asks_the_provider_and_counts_its_price(site: Path, tmp_path: Path) -> None:
+def test_a_search_asks_the_provider_and_counts_its_price(site, tmp_path):
     """The server says nothing of use: the search falls back, and what it asked is counted and kept without the key."""
     asked: list[CompletionRequest] = []
     keys: list[str] = []
@@ -164,7 +164,7 @@ def test_a_search_asks_the_provider_and_counts_its_price(site: Path, tmp_path: P
     assert "house:MODEL" in call(site, "-m", "cclsearch", "run", "--help")
 
 
-def test_without_its_key_the_search_runs_without_the_llm(site: Path, tmp_path: Path) -> None:
+def test_without_its_key_the_search_runs_without_the_llm(site, tmp_path):
     (tmp_path / "ccl-search.yaml").write_text("{}\n")
     run = ("-m", "cclsearch", "run", "-w", "wl2", "--launcher", "replay", "--budget", "2", "--name", "keyless")
     shown = call(site, *run, "--llm", "house:small-2", cwd=tmp_path, HOUSE_LOGIN="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from cclsearch.record.writer import RunWriter
 from cclsearch.report.power import POWER, describe_power_limit
 
 
-def test_more_copies_of_a_slower_configuration_can_do_more_under_a_power_limit(project: Path) -> None:
+def test_more_copies_of_a_slower_configuration_can_do_more_under_a_power_limit(project):
     folder, session = open_measured(project, (1.0, 2.0), budget=2)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -43,7 +42,7 @@ def test_more_copies_of_a_slower_configuration_can_do_more_under_a_power_limit(p
     )
 
 
-def test_the_command_refuses_a_run_without_power_in_one_line(project: Path, cli) -> None:
+def test_the_command_refuses_a_run_without_power_in_one_line(project, cli):
     folder, session = open_measured(project, (1.0,), budget=1)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -52,7 +51,7 @@ def test_the_command_refuses_a_run_without_power_in_one_line(project: Path, cli)
     assert main(["best", str(folder), "--power-limit", "-1"]) == 2
 
 
-def test_power_and_energy_per_token_are_of_the_load_that_counts(tmp_path: Path) -> None:
+def test_power_and_energy_per_token_are_of_the_load_that_counts(tmp_path):
     stated = {"concurrency": 2, "metrics": {"energy_j": 60.0, "power_w": 1.0}}
     metrics, _ = TASKS.get("serving").measure(
         evidence_of(make_card(num_requests=4), tmp_path, ANSWERED, loads=[stated])
@@ -63,10 +62,10 @@ def test_power_and_energy_per_token_are_of_the_load_that_counts(tmp_path: Path) 
 
 
 def test_a_server_reports_the_energy_of_the_processors_for_each_load(
-    tmp_path: Path,
-    powercap: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    powercap,  # noqa: F811
+    monkeypatch,
+):
     monkeypatch.setenv("CCL_POWERCAP", str(powercap))
     slow = [{"arrival_s": 0.15 * n, "input_tokens": 12, "output_tokens": 4} for n in range(8)]
     given: dict[str, Any] = {"requests": slow, "arrival": "constant", "concurrency": None}

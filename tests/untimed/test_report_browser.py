@@ -55,7 +55,7 @@ def opened(request: pytest.FixtureRequest, browser: Any, tmp_path: Path) -> Iter
     context.close()
 
 
-def test_report_works_in_a_browser(opened: tuple[Any, list[str]]) -> None:
+def test_report_works_in_a_browser(opened):
     from axe_playwright_python.sync_playwright import Axe
 
     page, complaints = opened

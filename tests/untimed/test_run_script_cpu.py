@@ -28,7 +28,7 @@ STEPS_BEFORE_STOP = 3
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_reports_what_it_did_and_traces_every_rank(tmp_path: Path) -> None:
+def test_reports_what_it_did_and_traces_every_rank(tmp_path):
     payload = make_input({"tp": 2, "micro_batch_size": 4}, profiled_steps=2).model_copy(update={"nonce": "a1b2"})
     result = run_script(tmp_path, payload)
     assert result.world_size == 2
@@ -51,7 +51,7 @@ def test_reports_what_it_did_and_traces_every_rank(tmp_path: Path) -> None:
         assert names.count(f"{NONCE_MARK}a1b2") == 2, "every traced step says whose it is"
 
 
-def test_trains_the_same_under_torchrun(tmp_path: Path) -> None:
+def test_trains_the_same_under_torchrun(tmp_path):
     payload = make_input({"dp": 2, "micro_batch_size": 4})
     forked = run_script(tmp_path / "forked", payload)
     launched = run_script(tmp_path / "launched", payload, runner=TORCHRUN)
@@ -77,14 +77,14 @@ def run_failing(folder: Path, budget_gib: str = "", **changes: object) -> Failur
     return failure
 
 
-def test_runs_out_of_memory_beyond_the_budget(tmp_path: Path) -> None:
+def test_runs_out_of_memory_beyond_the_budget(tmp_path):
     failure = run_failing(tmp_path, budget_gib="0.02")
     assert failure.kind is FailureKind.OUT_OF_MEMORY
     assert "allocate memory" in failure.message
     assert failure.rank in (0, 1)
 
 
-def test_refuses_a_global_batch_that_is_not_the_cards(tmp_path: Path) -> None:
+def test_refuses_a_global_batch_that_is_not_the_cards(tmp_path):
     failure = run_failing(tmp_path, gradient_accumulation=2)
     assert failure.kind is FailureKind.ILLEGAL_CONFIG
     assert "must be the global batch of 8, but is 16" in failure.message
@@ -107,7 +107,7 @@ def check_early_end(tmp_path: Path, script: str, limit: float) -> None:
 @pytest.mark.parametrize(
     ("script", "limit"), [("cpu.py", 1e-6), ("cpu.py", 1e6), ("jax_cpu.py", 1e-6), ("hf_trainer.py", 1e-6)]
 )
-def test_ends_early_only_if_its_first_steps_are_above_the_limit(tmp_path: Path, script: str, limit: float) -> None:
+def test_ends_early_only_if_its_first_steps_are_above_the_limit(tmp_path, script, limit):
     """`make test-layouts` has the other two cases."""
     check_early_end(tmp_path, script, limit)
 
@@ -128,6 +128,6 @@ def check_same_losses(folder: Path, arch: ModelArch, layouts: list[dict[str, Val
         assert (result.global_batch_size, result.seq_len) == (8, 32)
 
 
-def test_losses_agree_between_one_rank_and_tensor_pipeline_and_expert_parallelism(tmp_path: Path) -> None:
+def test_losses_agree_between_one_rank_and_tensor_pipeline_and_expert_parallelism(tmp_path):
     """`make test-layouts` trains the other layouts."""
     check_same_losses(tmp_path, MOE, [LAYOUT])

@@ -51,12 +51,12 @@ def check_same_training(folder: Path, arch: ModelArch, config: dict[str, Value])
         assert ("gloo:all_reduce" in names) == (payload.num_ranks > 1)
 
 
-def test_trains_the_same_model_on_the_same_data_as_cpu(tmp_path: Path) -> None:
+def test_trains_the_same_model_on_the_same_data_as_cpu(tmp_path):
     """`make test-layouts` trains a mixture of experts too."""
     check_same_training(tmp_path, DENSE, {"dp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"})
 
 
-def test_the_global_batch_is_split_into_micro_batches_and_accumulation(script: ModuleType) -> None:
+def test_the_global_batch_is_split_into_micro_batches_and_accumulation(script):
     data = make_input({"dp": 2, "micro_batch_size": 2}, global_batch=16).model_dump(mode="json")
     fields = script.render_arguments(data)
     assert fields["per_device_train_batch_size"] * fields["gradient_accumulation_steps"] * 2 == 16
@@ -66,9 +66,7 @@ def test_the_global_batch_is_split_into_micro_batches_and_accumulation(script: M
 
 
 @pytest.mark.parametrize(("stage", "reshard"), [(2, False), (3, True)])
-def test_fsdp_shards_each_layer_and_checkpoints_activations_itself(
-    script: ModuleType, stage: int, reshard: bool
-) -> None:
+def test_fsdp_shards_each_layer_and_checkpoints_activations_itself(script, stage, reshard):
     config = {"dp": 2, "micro_batch_size": 4, "zero_stage": stage, "activation_checkpointing": "full"}
     fields = script.render_arguments(make_input(config, arch=MIXTRAL).model_dump(mode="json"))
     assert fields["fsdp"] is True
@@ -94,13 +92,13 @@ def test_fsdp_shards_each_layer_and_checkpoints_activations_itself(
         ),
     ],
 )
-def test_what_the_script_cannot_do_is_refused(script: ModuleType, changes: dict[str, object], message: str) -> None:
+def test_what_the_script_cannot_do_is_refused(script, changes, message):
     data = make_input({"dp": 2, "micro_batch_size": 2}).model_dump(mode="json") | changes
     with pytest.raises(script.IllegalConfig, match=message):
         script.render_arguments(data)
 
 
-def test_cpus_have_no_fsdp_and_fewer_ranks_and_gpus_the_other_way_round() -> None:
+def test_cpus_have_no_fsdp_and_fewer_ranks_and_gpus_the_other_way_round():
     framework = load_framework("accelerate")
     on_cpus = build_space(load_card("tiny"), framework)
     assert set(on_cpus.column("zero_stage")) == {0}
@@ -110,9 +108,7 @@ def test_cpus_have_no_fsdp_and_fewer_ranks_and_gpus_the_other_way_round() -> Non
     assert set(on_gpus.column("dp")) == {load_card("wl2").hardware.num_accelerators}
 
 
-def test_the_environment_cannot_change_what_accelerate_does(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_cannot_change_what_accelerate_does(script, monkeypatch):
     import os
 
     for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION", "FSDP_OFFLOAD_PARAMS", "LOCAL_RANK"):
@@ -132,9 +128,7 @@ DDP = CONFIG | {"dp": 16, "micro_batch_size": 1, "zero_stage": 0, "optimizer": "
     ("workload", "config", "kind"),
     [("tiny", CONFIG, "NO"), ("wl2", DDP, "MULTI_GPU"), ("wl2", DDP | {"zero_stage": 3}, "FSDP")],
 )
-def test_the_parsers_of_accelerate_and_transformers_read_the_launch(
-    tmp_path: Path, workload: str, config: dict[str, Value], kind: str
-) -> None:
+def test_the_parsers_of_accelerate_and_transformers_read_the_launch(tmp_path, workload, config, kind):
     pytest.importorskip("transformers")
     accelerate = pytest.importorskip("accelerate.commands.config.config_args")
     from transformers import AutoConfig, HfArgumentParser, TrainingArguments
@@ -158,7 +152,7 @@ def test_the_parsers_of_accelerate_and_transformers_read_the_launch(
     assert ("--machine_rank=NODE_RANK" in form.command) == (workload == "wl2"), "16 ranks on nodes of 4"
 
 
-def test_several_ranks_on_cpus_are_started_by_torchrun_since_accelerate_starts_one() -> None:
+def test_several_ranks_on_cpus_are_started_by_torchrun_since_accelerate_starts_one():
     form = make_launch(load_card("tiny"), "hf-trainer", CONFIG | {"dp": 4})
     assert form.command == ("torchrun", "--standalone", "--nproc-per-node=4", "train.py", "training.json")
     assert "accelerate.yaml" not in form.files

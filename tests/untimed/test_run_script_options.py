@@ -72,14 +72,14 @@ DENSE_CONFIG: dict[str, Value] = {
 }
 
 
-def test_megatron_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_dense(monkeypatch):
     payload = make_input(DENSE_CONFIG, global_batch=16, precision="bf16", profiled_steps=2)
     words = render("megatron", payload, monkeypatch)
     check_golden("megatron-dense", words)
     assert words[words.index("--global-batch-size") + 1] == "16", "the global batch is the card's for any degrees"
 
 
-def test_megatron_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_experts(monkeypatch):
     config: dict[str, Value] = {
         "tp": 1,
         "dp": 4,
@@ -96,7 +96,7 @@ def test_megatron_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert absent not in words
 
 
-def test_maxtext_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maxtext_dense(monkeypatch):
     config: dict[str, Value] = {
         "tp": 2,
         "dp": 4,
@@ -111,7 +111,7 @@ def test_maxtext_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained == 16, "devices x per-device batch x accumulation is the card's global batch"
 
 
-def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maxtext_experts(monkeypatch):
     config: dict[str, Value] = {"tp": 1, "dp": 4, "ep": 2, "micro_batch_size": 2, "activation_checkpointing": "none"}
     words = render("maxtext", make_input({**config, "zero_stage": 0}, arch=MOE), monkeypatch)
     check_golden("maxtext-moe", words)
@@ -124,9 +124,7 @@ def test_maxtext_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("dense", "width"), [(0, "32"), (1, "96")])
-def test_maxtext_has_one_width_in_models_of_experts_only(
-    dense: int, width: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_maxtext_has_one_width_in_models_of_experts_only(dense, width, monkeypatch):
     """MaxText 0.2.5, configs/types.py: such a model's base_mlp_dim must equal base_moe_mlp_dim."""
     assert MOE.moe is not None
     arch = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_dense_layers": dense})})
@@ -138,9 +136,7 @@ def test_maxtext_has_one_width_in_models_of_experts_only(
     ("name", "option"),
     [("megatron", "--context-parallel-size"), ("torchtitan", "--parallelism.context_parallel_degree")],
 )
-def test_context_parallelism_is_an_option_only_if_the_space_has_it(
-    name: str, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_context_parallelism_is_an_option_only_if_the_space_has_it(name, option, monkeypatch):
     config: dict[str, Value] = {"tp": 1, "dp": 2, "pp": 1, "micro_batch_size": 1, "zero_stage": 0}
     assert option not in render(name, make_input(config), monkeypatch)
     words = render(name, make_input({**config, "cp": 4}), monkeypatch)
@@ -162,9 +158,7 @@ def test_context_parallelism_is_an_option_only_if_the_space_has_it(
         (2, 2, 2, "--pipeline-model-parallel-layout E|t|t|L"),
     ],
 )
-def test_megatron_gets_a_layout_if_layers_do_not_divide_into_chunks(
-    layers: int, pp: int, chunks: int, option: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_megatron_gets_a_layout_if_layers_do_not_divide_into_chunks(layers, pp, chunks, option, monkeypatch):
     words = load_script("megatron", monkeypatch)._pipeline({"pp": pp, "virtual_pipeline": chunks}, layers)
     assert " ".join(words) == (option or "")
     if words and "layout" in words[0]:
@@ -172,7 +166,7 @@ def test_megatron_gets_a_layout_if_layers_do_not_divide_into_chunks(
         assert (len(stages), "".join(stages)) == (pp * chunks, f"E{'t' * layers}L"), "as Megatron-LM reads it"
 
 
-def test_megatron_refuses_more_chunks_than_layers_embedding_and_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_refuses_more_chunks_than_layers_embedding_and_loss(monkeypatch):
     script = load_script("megatron", monkeypatch)
     with pytest.raises(sys.modules["common"].IllegalConfig, match="1 layers, embedding and loss are fewer than"):
         script.render_layout(1, 4)
@@ -187,22 +181,20 @@ def test_megatron_refuses_more_chunks_than_layers_embedding_and_loss(monkeypatch
         ({"pp": 1, "micro_batch_size": 4}, "1F1B"),
     ],
 )
-def test_torchtitan_gets_a_schedule_that_torch_accepts(
-    config: dict[str, Value], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchtitan_gets_a_schedule_that_torch_accepts(config, expected, monkeypatch):
     """torch refuses 1F1B with fewer micro-batches than stages."""
     words = render("torchtitan", make_input({"tp": 1, "dp": 1, "zero_stage": 0, **config}), monkeypatch)
     assert words[words.index("--parallelism.pipeline_parallel_schedule") + 1] == expected
 
 
-def test_torchtitan_replicates_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtitan_replicates_shards(monkeypatch):
     config: dict[str, Value] = {"tp": 1, "dp": 8, "pp": 1, "micro_batch_size": 1, "zero_stage": 3, "dp_replicate": 2}
     words = render("torchtitan", make_input(config), monkeypatch)
     degrees = [words[words.index(f"--parallelism.data_parallel_{kind}_degree") + 1] for kind in ("replicate", "shard")]
     assert degrees == ["2", "4"]
 
 
-def test_knobs_of_xla_flags_are_joined() -> None:
+def test_knobs_of_xla_flags_are_joined():
     maxtext = load_framework("maxtext")
     config: dict[str, Value] = {"xla_vmem_limit": "moe", "xla_data_parallel_overlap": "on", "tp": 2}
     assert maxtext.knob_environment(config) == {
@@ -214,7 +206,7 @@ def test_knobs_of_xla_flags_are_joined() -> None:
         assert set(knob.writes) == set(knob.choices) - {"default"}
 
 
-def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undocumented_option_is_refused(monkeypatch):
     monkeypatch.syspath_prepend(str(LAUNCHERS))
     import options
 
@@ -223,7 +215,7 @@ def test_an_undocumented_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("name", ["megatron", "maxtext", "torchtitan"])
-def test_option_lists_name_source_and_version(name: str) -> None:
+def test_option_lists_name_source_and_version(name):
     head = (LAUNCHERS / f"{name}.options.txt").read_text().splitlines()[:4]
     assert any(line.startswith("# Source: ") for line in head)
 
@@ -245,9 +237,7 @@ TRAINING = [
 
 
 @pytest.mark.parametrize("name", TRAINING)
-def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(name, monkeypatch):
     """A run script supports every knob that its framework declares: none is silently ignored."""
     framework = load_framework(name)
     script = load_script(framework.script_path.stem, monkeypatch)
@@ -288,7 +278,7 @@ def list_texts(script: Path) -> set[object]:
 
 
 @pytest.mark.parametrize("name", [name for name in list_frameworks() if not load_framework(name).shows_launch])
-def test_a_script_that_trains_itself_reads_every_knob_of_its_framework(name: str) -> None:
+def test_a_script_that_trains_itself_reads_every_knob_of_its_framework(name):
     """Its launch is `config.json`, which has every knob: what matters is that the script reads it."""
     framework = load_framework(name)
     read = list_texts(framework.script_path)
@@ -298,7 +288,7 @@ def test_a_script_that_trains_itself_reads_every_knob_of_its_framework(name: str
 
 
 @pytest.mark.parametrize("checkout", [None, "empty"])
-def test_missing_megatron_is_not_an_illegal_configuration(tmp_path: Path, checkout: str | None) -> None:
+def test_missing_megatron_is_not_an_illegal_configuration(tmp_path, checkout):
     """An infrastructure failure: costs no budget, and the search stops after a few such trials."""
     from trials import make_job
 
@@ -330,7 +320,7 @@ completed step: 4, seconds: 1.905, TFLOP/s/device: 19.3, Tokens/s/device: 2110.8
 """
 
 
-def test_maxtext_log_is_parsed_and_traces_are_collected(tmp_path: Path) -> None:
+def test_maxtext_log_is_parsed_and_traces_are_collected(tmp_path):
     """A fake trainer prints MaxText's log; compilation and profiled steps are left out."""
     from trials import run_script
 
@@ -357,7 +347,7 @@ def test_maxtext_log_is_parsed_and_traces_are_collected(tmp_path: Path) -> None:
     assert (tmp_path / "trial/trace/plugins/profile/1/host.xplane.pb").is_file()
 
 
-def test_maxtext_marks_its_traces_with_the_nonce_of_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maxtext_marks_its_traces_with_the_nonce_of_the_attempt(monkeypatch):
     """The trainer runs under a program that adds an annotation to every trace; other commands are unchanged."""
     script, trainer = load_script("maxtext", monkeypatch), load_script("maxtext_trainer", monkeypatch)
     program = str(LAUNCHERS / "maxtext_trainer.py")
@@ -387,9 +377,7 @@ def test_maxtext_marks_its_traces_with_the_nonce_of_the_attempt(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_global_batch_has_the_same_sequences_for_any_number_of_ranks(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_global_batch_has_the_same_sequences_for_any_number_of_ranks(ranks, monkeypatch):
     """torchtitan's data: each rank draws its sequences by their numbers in the whole data."""
     number_sequences = load_script("common", monkeypatch).number_sequences
     streams = [number_sequences(8, rank=rank, ranks=ranks) for rank in range(ranks)]
@@ -398,7 +386,7 @@ def test_a_global_batch_has_the_same_sequences_for_any_number_of_ranks(
         assert taken == list(range(8 * step, 8 * step + 8))
 
 
-def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch):
     """torchtitan passes lists of micro-batches and sets timeouts in calls that torch 2.13 has by other names."""
     import torch
     import torch.distributed as dist
@@ -424,9 +412,7 @@ def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B"])
-def test_torchtitans_other_schedules_take_lists_of_micro_batches(
-    schedule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchtitans_other_schedules_take_lists_of_micro_batches(schedule, monkeypatch):
     """Those that the run script chooses for few micro-batches and for interleaving; two stages on one rank."""
     import torch
     import torch.distributed as dist

@@ -23,7 +23,7 @@ def run(program: str, limits: SandboxLimits | None = None) -> dict[str, object]:
     return run_policy(program, *INPUT, limits=limits or PATIENT)
 
 
-def test_an_ordinary_program_runs() -> None:
+def test_an_ordinary_program_runs():
     program = """
 import math, itertools, functools, collections, json, re
 from typing import Any
@@ -37,7 +37,7 @@ def generate_config(workload: dict, environment: dict[str, Any]) -> dict:
     assert run(program) == expected
 
 
-def test_a_program_with_a_third_parameter_gets_the_history() -> None:
+def test_a_program_with_a_third_parameter_gets_the_history():
     program = "def generate_config(workload, environment, history: list[dict]):\n    return {'tp': len(history)}"
     assert run_policy(program, *INPUT, [{"score": 1.0}]) == {"tp": 1}
 
@@ -54,14 +54,14 @@ def test_a_program_with_a_third_parameter_gets_the_history() -> None:
         "w, e, history: list = list()",
     ],
 )
-def test_every_signature_with_a_history_gets_it(head: str) -> None:
+def test_every_signature_with_a_history_gets_it(head):
     names = [part.split(":")[0].split("=")[0].strip() for part in head.replace("*", "").split(",")]
     past = next(name for name in names if name in {"history", "past_runs"})
     program = f"def generate_config({head}):\n    return {{'tp': len({past})}}"
     assert run_policy(program, *INPUT, [{"score": 1.0}]) == {"tp": 1}
 
 
-def test_a_program_runs_as_a_module_that_is_imported() -> None:
+def test_a_program_runs_as_a_module_that_is_imported():
     program = """
 def generate_config(workload, environment):
     tps = workload["config_space"][0]["choices"]
@@ -79,7 +79,7 @@ if __name__ == "__main__":
     assert run(program.replace("\n", "\r\n")) == {"tp": 2, "pair": "11"}
 
 
-def test_the_same_program_gives_the_same_configuration() -> None:
+def test_the_same_program_gives_the_same_configuration():
     program = "import random\ndef generate_config(w, e):\n    return {'tp': random.randint(1, 10**9)}"
     assert run(program) == run(program)
 
@@ -101,19 +101,19 @@ def test_the_same_program_gives_the_same_configuration() -> None:
         ("return workload['no_such_field']", "no_such_field"),
     ],
 )
-def test_error_names_the_mistake(body: str, word: str) -> None:
+def test_error_names_the_mistake(body, word):
     with pytest.raises(SandboxError, match=word):
         run(f"def generate_config(workload, environment):\n    {body}")
 
 
-def test_program_without_the_function_is_refused() -> None:
+def test_program_without_the_function_is_refused():
     for program in ("x = 1", "", "def generate(workload, environment):\n    return {}"):
         with pytest.raises(SandboxError, match="defines no function generate_config"):
             run(program)
     assert run("pick = lambda w, e: {'tp': 2}\ngenerate_config = pick") == {"tp": 2}
 
 
-def test_no_hostile_program_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_hostile_program_escapes(tmp_path, monkeypatch):
     canary = tmp_path / "canary.txt"
     canary.write_text("canary-in-a-file")
     monkeypatch.setenv("CCL_CANARY_API_KEY", "canary-in-the-environment")
@@ -159,18 +159,18 @@ def leftovers() -> list[str]:
 
 
 @pytest.mark.parametrize("program", SLOW, ids=range(len(SLOW)))
-def test_an_endless_program_ends_at_its_limit(program: str) -> None:
+def test_an_endless_program_ends_at_its_limit(program):
     with pytest.raises(SandboxError):
         run(program, TIGHT)
 
 
-def test_binary_or_too_long_program_is_refused_without_running() -> None:
+def test_binary_or_too_long_program_is_refused_without_running():
     for program in ("def generate_config(w, e): return {}\0", "#" * 100_000):
         with pytest.raises(SandboxError, match="at most"):
             run(program)
 
 
-def test_lone_surrogates_and_deep_nesting_are_failures_not_crashes() -> None:
+def test_lone_surrogates_and_deep_nesting_are_failures_not_crashes():
     deep = "x = " + "(" * 5000 + "1" + ")" * 5000
     sums = "x = " + "+".join(itertools.repeat("1", 20_000))
     for program in ("x = '\ud800'", deep, sums, "x = " + "-" * 20_000 + "1"):

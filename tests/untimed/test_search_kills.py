@@ -25,7 +25,7 @@ def start_search(folder: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_repeated_kills_lose_no_finished_trial_and_run_none_twice(project: Path, signal_number: signal.Signals) -> None:
+def test_repeated_kills_lose_no_finished_trial_and_run_none_twice(project, signal_number):
     """Kill the search five times while it runs; every trial must finish once, and its result must not change."""
     ledger = project / "runs" / "r" / LEDGER_FILE
     process = start_search(project, *SEARCH, "--budget", "40", "--quiet")
@@ -54,7 +54,7 @@ def wait_for_lines(ledger: Path, count: int, process: subprocess.Popen[bytes]) -
         time.sleep(0.01)
 
 
-def test_a_second_search_on_the_same_run_folder_is_refused(project: Path, cli) -> None:
+def test_a_second_search_on_the_same_run_folder_is_refused(project, cli):
     process = start_search(project, *SEARCH, "--budget", "60", "--quiet")
     try:
         ledger = project / "runs" / "r" / LEDGER_FILE
@@ -69,7 +69,7 @@ LIVE = ("stepping clock, real jobs", "second PID namespace, real jobs")
 INTERRUPTIONS = {"kill -9", "SIGTERM", "full disk", "read-only disk", "clock jumps", "lost file system"}
 
 
-def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
+def test_searches_interrupted_at_random_lose_and_repeat_no_trial():
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "reliability.py"),
@@ -102,7 +102,7 @@ def test_searches_interrupted_at_random_lose_and_repeat_no_trial() -> None:
     assert together["trials"] == 100
 
 
-def test_memory_does_not_grow_over_many_trials() -> None:
+def test_memory_does_not_grow_over_many_trials():
     command = [sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--trials", "600", "--every", "300", "--traced"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

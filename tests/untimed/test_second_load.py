@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from test_serving import ANSWERED, evidence_of, find_violated, freeze, make_card, record
@@ -33,7 +31,7 @@ ASKED = {
 }
 
 
-def test_the_second_load_has_metrics_of_its_own_and_changes_no_others(tmp_path: Path) -> None:
+def test_the_second_load_has_metrics_of_its_own_and_changes_no_others(tmp_path):
     task = TASKS.get("serving")
     alone, _ = task.measure(evidence_of(make_card(num_requests=4), tmp_path, ANSWERED))
     evidence = evidence_of(make_card(**ASKED), tmp_path, [*ANSWERED, *ALONE], loads=[FIRST, SECOND])
@@ -45,7 +43,7 @@ def test_the_second_load_has_metrics_of_its_own_and_changes_no_others(tmp_path: 
     assert both[f"{OTHER_LOAD}tpot_mean_s"] == pytest.approx((0.05 + 0.15) / 2)
 
 
-def test_limits_are_those_of_the_first_load(tmp_path: Path) -> None:
+def test_limits_are_those_of_the_first_load(tmp_path):
     card = freeze(make_card(limits={"ttft_p99_s": 0.3}, **ASKED))
     payload = TASKS.get("serving").make_input(card, {}, is_measured=True, run_id="r", trial=1)
     assert payload.limits == {"ttft_p99_s": (None, 0.3)}
@@ -71,9 +69,7 @@ def test_limits_are_those_of_the_first_load(tmp_path: Path) -> None:
         ([FIRST, {**SECOND, "concurrency": 2}], [*ANSWERED, *ALONE], "asked_load", "load 2 has a concurrency of 2"),
     ],
 )
-def test_a_second_load_that_was_not_sent_as_asked_is_not_admitted(
-    loads: list[dict[str, Any]], records: list[dict[str, Any]], rule: str, words: str, tmp_path: Path
-) -> None:
+def test_a_second_load_that_was_not_sent_as_asked_is_not_admitted(loads, records, rule, words, tmp_path):
     violated = find_violated(evidence_of(make_card(**ASKED), tmp_path, records, loads=loads))
     assert words in violated[rule]
 
@@ -89,7 +85,7 @@ def test_a_second_load_that_was_not_sent_as_asked_is_not_admitted(
         ({"other_concurrency": 1, "other_input_len": 4, "shared_prefix_tokens": 5}, r"\(of the second load, other_"),
     ],
 )
-def test_a_second_load_that_cannot_be_sent_is_refused(data: dict[str, Any], words: str) -> None:
+def test_a_second_load_that_cannot_be_sent_is_refused(data, words):
     with pytest.raises(UserError, match=words) as refused:
         freeze(make_card(**data))
     assert "\n" not in str(refused.value)
@@ -99,15 +95,13 @@ def test_a_second_load_that_cannot_be_sent_is_refused(data: dict[str, Any], word
     ("objective", "constraints"),
     [(f"{OTHER_LOAD}ttft_p99_s", ()), (None, (f"{OTHER_LOAD}ttft_p99_s <= 1",))],
 )
-def test_an_objective_over_a_second_load_that_the_card_lacks_is_refused(
-    objective: str | None, constraints: tuple[str, ...]
-) -> None:
+def test_an_objective_over_a_second_load_that_the_card_lacks_is_refused(objective, constraints):
     with pytest.raises(UserError, match="other_load_ttft_p99_s needs a second load: give --set other_concurrency=N"):
         freeze(make_card(), *constraints, objective=objective)
     freeze(make_card(other_concurrency=1), *constraints, objective=objective)
 
 
-def test_the_run_script_sends_both_loads_to_one_server(tmp_path: Path) -> None:
+def test_the_run_script_sends_both_loads_to_one_server(tmp_path):
     longer = [{"arrival_s": 0.05 * n, "input_tokens": 40, "output_tokens": 3} for n in range(5)]
     other = {"requests": longer, "arrival": "constant", "concurrency": None, "max_concurrency": None}
     result = run_script(tmp_path, LAUNCHERS / "cpu_serving.py", other=other)
@@ -118,9 +112,7 @@ def test_the_run_script_sends_both_loads_to_one_server(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "server.json").read_text())["max_len"] >= 43
 
 
-def test_a_search_says_whether_its_winner_also_wins_on_the_second_load(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_says_whether_its_winner_also_wins_on_the_second_load(project, capsys):
     words = ["--set", "num_requests=16", "--set", "other_concurrency=1", "--set", "other_num_requests=4"]
     assert main(["run", "-w", "tiny-serving", "-b", "2", *words, "--name", "r", "--learn-from", "none"]) == 0
     assert "second load: " in capsys.readouterr().out

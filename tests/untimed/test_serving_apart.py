@@ -144,7 +144,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def test_a_request_is_prefilled_for_one_token_and_then_decoded_from_there(apart: Apart) -> None:
+def test_a_request_is_prefilled_for_one_token_and_then_decoded_from_there(apart):
     asked = {"prompt": [1, 2], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     answer = apart.ask("/v1/completions", asked)
     assert answer is not None
@@ -156,7 +156,7 @@ def test_a_request_is_prefilled_for_one_token_and_then_decoded_from_there(apart:
     assert then == {**asked, "kv_transfer_params": {"from": str(apart.folder / "prefill0")}}
 
 
-def test_the_load_generator_sees_one_server_and_both_prefill_servers_work(apart: Apart, load: Any) -> None:
+def test_the_load_generator_sees_one_server_and_both_prefill_servers_work(apart, load):
     module = load("serving_load")
     planned = [{"arrival_s": 0.0, "input_tokens": 7, "output_tokens": 5}] * 6
     records, _ = module.run_load(module.Target(apart.port, 100, timeout_s=20), module.Load(0, planned, 2, seed=1))
@@ -166,19 +166,19 @@ def test_the_load_generator_sees_one_server_and_both_prefill_servers_work(apart:
     assert [len(apart.seen(name)) for name in ("prefill0", "prefill1", "decode0")] == [3, 3, 6]
 
 
-def test_health_metrics_and_calls_are_of_all_servers(apart: Apart) -> None:
+def test_health_metrics_and_calls_are_of_all_servers(apart):
     names = [f"{apart.folder}/{name}" for name in ("prefill0", "prefill1", "decode0")]
     assert apart.ask("/metrics") == "\n".join(f"{name} /metrics" for name in names)
     called = json.loads(apart.ask("/collective_rpc", {"method": "m"}) or "")
     assert called == {"results": names}
 
 
-def test_what_a_server_refuses_reaches_the_client(apart: Apart) -> None:
+def test_what_a_server_refuses_reaches_the_client(apart):
     assert apart.ask("/v1/completions", {"prompt": [13], "max_tokens": 3}) == "400 an unlucky prompt"
     assert apart.seen("decode0") == []
 
 
-def test_a_server_that_ends_ends_the_proxy_with_its_reason(apart: Apart) -> None:
+def test_a_server_that_ends_ends_the_proxy_with_its_reason(apart):
     words = f"{apart.folder / 'server.py'}".encode()
     servers = [
         int(path.name)
@@ -193,7 +193,7 @@ def test_a_server_that_ends_ends_the_proxy_with_its_reason(apart: Apart) -> None
     assert "ended with signal 9" in said
 
 
-def test_a_server_of_another_node_answers_through_its_relay(on_two_nodes: Apart) -> None:
+def test_a_server_of_another_node_answers_through_its_relay(on_two_nodes):
     asked = {"prompt": [1, 2], "max_tokens": 3, "stream": True}
     answer = on_two_nodes.ask("/v1/completions", asked)
     assert answer is not None
@@ -206,7 +206,7 @@ def test_a_server_of_another_node_answers_through_its_relay(on_two_nodes: Apart)
     "greeting",
     [b'["a guess", 2]\n', b'["a secret", 7]\n', b"[1]\n", b"GET / HTTP/1.0\n", b"x" * 100_000 + b"\n", b'["a secret"'],
 )
-def test_the_relay_answers_nobody_without_the_secret(on_two_nodes: Apart, greeting: bytes) -> None:
+def test_the_relay_answers_nobody_without_the_secret(on_two_nodes, greeting):
     asked = b"GET /health HTTP/1.0\r\n\r\n"
     with socket.create_connection(("127.0.0.1", on_two_nodes.relay), timeout=20) as stranger:
         with contextlib.suppress(ConnectionError):
@@ -219,7 +219,7 @@ def test_the_relay_answers_nobody_without_the_secret(on_two_nodes: Apart, greeti
         assert b" 200 " in known.recv(1000)
 
 
-def test_a_server_that_is_not_healthy_is_named_once(on_two_nodes: Apart) -> None:
+def test_a_server_that_is_not_healthy_is_named_once(on_two_nodes):
     on_two_nodes.others[0].kill()
     on_two_nodes.others[0].wait(10)
     assert [on_two_nodes.ask("/health") for _ in range(3)] == [None] * 3
@@ -230,7 +230,7 @@ def test_a_server_that_is_not_healthy_is_named_once(on_two_nodes: Apart) -> None
     assert said.count(decode) == 1
 
 
-def test_a_port_that_is_taken_is_the_reason(on_two_nodes: Apart) -> None:
+def test_a_port_that_is_taken_is_the_reason(on_two_nodes):
     second = on_two_nodes.start("other.json")
     assert second.stderr is not None
     said = second.stderr.read()
@@ -251,7 +251,7 @@ def make_data(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {"config": config, "precision": "bf16", "seed": 3, "requests": REQUESTS, "arch": ARCH, **changes}
 
 
-def test_each_server_has_accelerators_and_ports_of_its_own(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_server_has_accelerators_and_ports_of_its_own(load, monkeypatch):
     module = load("vllm_disagg")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2")
     planned = module.plan_servers(make_data({**TWO, "max_num_seqs": 64}), "MODEL", "FOLDER", ["--more"])
@@ -289,15 +289,13 @@ def test_each_server_has_accelerators_and_ports_of_its_own(load: Any, monkeypatc
         ({"kv_connector": "Pigeon"}, {}, "kv_connector must be NixlConnector or ExampleConnector, not 'Pigeon'"),
     ],
 )
-def test_what_cannot_be_served_apart_is_refused(
-    load: Any, changes: dict[str, Any], data: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_served_apart_is_refused(load, changes, data, message):
     module = load("vllm_disagg")
     with pytest.raises(module.IllegalConfig, match=message):
         module.show_launch(make_data({**TWO, **changes}, **data))
 
 
-def test_servers_fill_the_nodes_that_a_trial_gets(load: Any) -> None:
+def test_servers_fill_the_nodes_that_a_trial_gets(load):
     module = load("serving_apart")
     config = {**TWO, "devices": 12, "decode_workers": 1, "decode_gpus_per_worker": 4, "prefill_workers": 4}
     seats = module.place_servers(make_data(config, num_ranks=12, ranks_per_node=8))
@@ -306,7 +304,7 @@ def test_servers_fill_the_nodes_that_a_trial_gets(load: Any) -> None:
     ]  # fmt: skip
 
 
-def test_the_rule_of_the_space_says_what_the_run_script_can_place(load: Any) -> None:
+def test_the_rule_of_the_space_says_what_the_run_script_can_place(load):
     """For every machine size and 625 configurations, most of which do not fit."""
     module, sizes, fits = load("serving_apart"), (1, 2, 3, 4, 8), []
     rows = np.array(list(itertools.product(range(1, 6), sizes, range(1, 6), sizes)))
@@ -329,7 +327,7 @@ def test_the_rule_of_the_space_says_what_the_run_script_can_place(load: Any) -> 
     assert 0.2 < np.mean(fits) < 0.8
 
 
-def test_on_several_nodes_each_starts_its_own_servers_and_node_0_knows_all(load: Any) -> None:
+def test_on_several_nodes_each_starts_its_own_servers_and_node_0_knows_all(load):
     module, nodes = load("vllm_disagg"), load("serving_nodes")
     data = make_data({**TWO, "devices": 4, "decode_workers": 1}, num_ranks=4, ranks_per_node=2)
     share = load("serving_run").Share
@@ -345,7 +343,7 @@ def test_on_several_nodes_each_starts_its_own_servers_and_node_0_knows_all(load:
     assert any("node 0 has 1 that prefill; node 1 has 1 that decode" in note for note in form.notes)
 
 
-def test_a_card_has_a_space_of_servers_apart_a_prediction_and_a_launch(load: Any) -> None:
+def test_a_card_has_a_space_of_servers_apart_a_prediction_and_a_launch(load):
     sets = ["workload.hardware.xpu_spec.total_count=8", "workload.hardware.xpu_spec.count_per_node=8"]
     card, framework = load_card("wl1-inference", sets=sets), load_framework("vllm-disagg")
     space = build_space(card, framework, use_fewer=True)

@@ -62,7 +62,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "evidence.jsonl").read_text().splitlines()]
 
 
-def test_a_trial_serves_every_request_and_ends_its_server(tmp_path: Path) -> None:
+def test_a_trial_serves_every_request_and_ends_its_server(tmp_path):
     result = run_script(tmp_path, ROOT / "launchers" / "cpu_serving.py")
     assert (result["status"], result["num_params"], result["precision"]) == ("ok", PARAMETERS, "fp32")
     assert [load["concurrency"] for load in result["loads"]] == [4]
@@ -73,14 +73,14 @@ def test_a_trial_serves_every_request_and_ends_its_server(tmp_path: Path) -> Non
     assert all(len(r["token_times_s"]) == r["output_tokens"] == 4 + r["number"] % 3 for r in measured)
 
 
-def test_one_launch_measures_several_loads_to_find_the_largest_that_keeps_the_limits(tmp_path: Path) -> None:
+def test_one_launch_measures_several_loads_to_find_the_largest_that_keeps_the_limits(tmp_path):
     given = {"concurrency": None, "max_concurrency": 8, "limits": {"ttft_p99_s": [None, 1e-9]}}
     result = run_script(tmp_path, ROOT / "launchers" / "cpu_serving.py", **given)
     assert [load["concurrency"] for load in result["loads"]] == [8, 3, 2, 1]
     assert {record["load"] for record in read_log(tmp_path)} == {0, 1, 2, 3}
 
 
-def test_a_request_that_no_cache_holds_is_an_illegal_configuration(tmp_path: Path) -> None:
+def test_a_request_that_no_cache_holds_is_an_illegal_configuration(tmp_path):
     long = [{"arrival_s": 0.0, "input_tokens": 9000, "output_tokens": 4}]
     failure = run_script(tmp_path, ROOT / "launchers" / "cpu_serving.py", config={"kv_cache_mib": 2}, requests=long)
     assert failure["kind"] == "illegal_config"
@@ -114,7 +114,7 @@ def answer_all(parts: Any, prompts: list[list[int]], **options: Any) -> tuple[li
     return [a.sequence[len(p) :] for a, p in zip(answers, prompts, strict=True)], engine.read_stats()
 
 
-def test_no_knob_of_the_server_changes_its_answers(parts: Any) -> None:
+def test_no_knob_of_the_server_changes_its_answers(parts):
     prompts = [[*range(10), *range(n, n + 7 + n % 4)] for n in range(20, 28)]
     alone = [answer_all(parts, [prompt], max_num_seqs=1, max_num_batched_tokens=64)[0][0] for prompt in prompts]
     for options in (
@@ -128,7 +128,7 @@ def test_no_knob_of_the_server_changes_its_answers(parts: Any) -> None:
         assert stats["preemptions"] > 0
 
 
-def test_the_server_counts_tokens_of_steps_and_prompt_tokens_from_its_cache(parts: Any) -> None:
+def test_the_server_counts_tokens_of_steps_and_prompt_tokens_from_its_cache(parts):
     prompts = [[*range(10), *range(n, n + 7 + n % 4)] for n in range(20, 28)]
     lengths = [len(prompt) for prompt in prompts]
     _, stats = answer_all(parts, prompts, max_num_seqs=1)
@@ -202,9 +202,7 @@ sys.exit(run_rank(lambda trial: serve_trial(
         ("memory", "out_of_memory", "the server ended with code 1 before it was healthy; its log: RuntimeError"),
     ],
 )
-def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(
-    mode: str, kind: str, words: str, tmp_path: Path
-) -> None:
+def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(mode, kind, words, tmp_path):
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(FAKE.format(mode=mode)))
     failure = run_script(tmp_path, script, limit_s=2 if mode == "ill" else 60)
@@ -213,7 +211,7 @@ def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(
     assert "\n" not in failure["message"]
 
 
-def test_a_port_that_the_ended_server_keeps_is_the_failure(tmp_path: Path) -> None:
+def test_a_port_that_the_ended_server_keeps_is_the_failure(tmp_path):
     """Of a process that left the server's group: launchers end what is left of a job."""
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(FAKE.format(mode="keeps")))
@@ -231,9 +229,7 @@ _find = find_processes
 
 
 @pytest.mark.parametrize(("mode", "missing"), [("short", 1), ("orphan", 0), ("stubborn", 0)])
-def test_what_a_server_leaves_out_is_logged_and_what_it_leaves_behind_is_ended(
-    mode: str, missing: int, tmp_path: Path
-) -> None:
+def test_what_a_server_leaves_out_is_logged_and_what_it_leaves_behind_is_ended(mode, missing, tmp_path):
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(FAKE.format(mode=mode)))
     assert run_script(tmp_path, script)["status"] == "ok"

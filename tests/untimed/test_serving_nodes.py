@@ -136,7 +136,7 @@ def start_nodes(tmp_path: Path) -> Iterator[Any]:
     assert find_processes(name) == []
 
 
-def test_all_nodes_know_the_same_ports_and_end_with_the_trial(start_nodes: Any, tmp_path: Path) -> None:
+def test_all_nodes_know_the_same_ports_and_end_with_the_trial(start_nodes, tmp_path):
     nodes = start_nodes(3)
     assert [nodes.wait(node) for node in range(3)] == [0, 0, 0]
     shares = [json.loads((tmp_path / f"share-{node}.json").read_text()) for node in range(3)]
@@ -149,7 +149,7 @@ def test_all_nodes_know_the_same_ports_and_end_with_the_trial(start_nodes: Any, 
     assert nodes.failures == {}
 
 
-def test_a_node_whose_share_ends_fails_the_trial_with_its_own_reason(start_nodes: Any) -> None:
+def test_a_node_whose_share_ends_fails_the_trial_with_its_own_reason(start_nodes):
     nodes = start_nodes(3, TEST_ENDS="2", TEST_HANGS="1")
     assert (nodes.wait(0), nodes.wait(1), nodes.wait(2)) == (1, 0, 0)
     (failure,) = nodes.failures.values()
@@ -160,7 +160,7 @@ def test_a_node_whose_share_ends_fails_the_trial_with_its_own_reason(start_nodes
     )
 
 
-def test_a_node_that_is_lost_under_load_ends_requests_that_hang(start_nodes: Any) -> None:
+def test_a_node_that_is_lost_under_load_ends_requests_that_hang(start_nodes):
     nodes = start_nodes(2, TEST_HANGS="1")
     nodes.await_load()
     (share,) = nodes.find(b"-c\0import time; time.sleep(600)")
@@ -171,7 +171,7 @@ def test_a_node_that_is_lost_under_load_ends_requests_that_hang(start_nodes: Any
     assert failure["message"].endswith("its run script ended, or the node is gone")
 
 
-def test_what_is_missing_on_one_node_is_the_failure_of_the_launcher(start_nodes: Any) -> None:
+def test_what_is_missing_on_one_node_is_the_failure_of_the_launcher(start_nodes):
     nodes = start_nodes(2, TEST_LACKS="1")
     assert (nodes.wait(0), nodes.wait(1)) == (1, 0)
     (failure,) = nodes.failures.values()
@@ -180,7 +180,7 @@ def test_what_is_missing_on_one_node_is_the_failure_of_the_launcher(start_nodes:
     assert "the engine must be installed here" in failure["message"]
 
 
-def test_without_node_0_the_others_end_and_say_so(start_nodes: Any) -> None:
+def test_without_node_0_the_others_end_and_say_so(start_nodes):
     nodes = start_nodes(2, TEST_HANGS="1")
     nodes.await_load()
     nodes.scripts[0].send_signal(signal.SIGTERM)
@@ -188,7 +188,7 @@ def test_without_node_0_the_others_end_and_say_so(start_nodes: Any) -> None:
     assert list(nodes.failures) == ["rank-00000"]
 
 
-def test_a_killed_node_0_is_lost_communication_for_the_others(start_nodes: Any) -> None:
+def test_a_killed_node_0_is_lost_communication_for_the_others(start_nodes):
     nodes = start_nodes(2, TEST_HANGS="1")
     nodes.await_load()
     (head,) = nodes.find(b"http.server")
@@ -209,7 +209,7 @@ def make_place(meeting: Any, node: int, count: int) -> Any:
     return meeting.Place(node, count, "127.0.0.1", meeting.find_open_port())
 
 
-def test_a_node_that_does_not_come_is_named(meeting: Any) -> None:
+def test_a_node_that_does_not_come_is_named(meeting):
     place = make_place(meeting, 0, 3)
     with pytest.raises(meeting.NodeFailed, match=r"^nodes 1, 2 did not reach node 0 within 0\.2 s$"):
         meeting.leading(place, "n", {}, limit_s=0.2).__enter__()
@@ -217,7 +217,7 @@ def test_a_node_that_does_not_come_is_named(meeting: Any) -> None:
         meeting.following(make_place(meeting, 1, 2), "n", limit_s=0.2).__enter__()
 
 
-def test_strangers_and_second_comers_are_turned_away(meeting: Any) -> None:
+def test_strangers_and_second_comers_are_turned_away(meeting):
     place = make_place(meeting, 0, 2)
     found: dict[str, Any] = {}
 

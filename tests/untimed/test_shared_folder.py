@@ -41,7 +41,7 @@ def search(user: int, name: str, lab: Path, umask: str = "002") -> tuple[int, st
     return run_as(user, umask, "run", "-w", "wl2", "-b", "2", "--name", name, "--quiet", folder=lab)
 
 
-def test_two_users_search_at_once_and_one_continues_the_search_of_the_other(lab: Path) -> None:
+def test_two_users_search_at_once_and_one_continues_the_search_of_the_other(lab):
     words = ("-m", "cclsearch", "run", "-w", "wl2", "-b", "2", "--quiet", "--name")
     names = {"alice": ALICE, "bob": BOB, "same": ALICE}
     started = [start_as(user, "002", *words, name, folder=lab) for name, user in names.items()]
@@ -61,7 +61,7 @@ def test_two_users_search_at_once_and_one_continues_the_search_of_the_other(lab:
     assert [path for path in files if path.stat().st_gid != GROUP or not path.stat().st_mode & stat.S_IWGRP] == []
 
 
-def test_with_the_usual_umask_others_read_a_run_and_cannot_write_to_it(lab: Path) -> None:
+def test_with_the_usual_umask_others_read_a_run_and_cannot_write_to_it(lab):
     assert search(ALICE, "readable", lab, umask="022")[0] == 0
     code, out, _ = run_as(BOB, "022", "show", "readable", "1", folder=lab)
     assert code == 0
@@ -74,7 +74,7 @@ def test_with_the_usual_umask_others_read_a_run_and_cannot_write_to_it(lab: Path
     assert (lab / "runs" / "readable" / "ledger.jsonl").read_bytes() == before
 
 
-def test_a_private_run_has_no_file_for_others_and_does_not_disturb_them(lab: Path) -> None:
+def test_a_private_run_has_no_file_for_others_and_does_not_disturb_them(lab):
     assert search(ALICE, "private", lab, umask="077")[0] == 0
     files = [lab / "runs" / "private", *(lab / "runs" / "private").rglob("*")]
     assert [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
@@ -85,7 +85,7 @@ def test_a_private_run_has_no_file_for_others_and_does_not_disturb_them(lab: Pat
     assert "private" in run_as(ALICE, "002", "status", folder=lab)[1]
 
 
-def test_a_damaged_run_of_another_user_is_named_and_the_others_are_listed(lab: Path) -> None:
+def test_a_damaged_run_of_another_user_is_named_and_the_others_are_listed(lab):
     assert search(ALICE, "whole", lab)[0] == 0
     broken = lab / "runs" / "broken"
     broken.mkdir(mode=0o755, exist_ok=True)
@@ -98,7 +98,7 @@ def test_a_damaged_run_of_another_user_is_named_and_the_others_are_listed(lab: P
     shutil.rmtree(broken)
 
 
-def test_the_lock_of_another_users_search_holds_until_its_process_ends(lab: Path) -> None:
+def test_the_lock_of_another_users_search_holds_until_its_process_ends(lab):
     assert search(ALICE, "locked", lab)[0] == 0
     holder = start_as(ALICE, "002", "-c", HOLD, str(lab / "runs" / "locked"), folder=lab)
     assert holder.stdout is not None

@@ -88,7 +88,7 @@ def listed(cluster: Cluster) -> list[str]:
     return sorted(cluster.ask("squeue", "--noheader", "--array", "--format=%i").split())
 
 
-def test_each_kind_of_end_is_recognized(site: Site, slow: object) -> None:
+def test_each_kind_of_end_is_recognized(site, slow):
     launcher = site.launcher("kinds")
     wanted = {
         "ok": None,
@@ -123,7 +123,7 @@ def test_each_kind_of_end_is_recognized(site: Site, slow: object) -> None:
     assert seen["CCL_COORDINATOR"] == f"{seen['MASTER_ADDR']}:{seen['MASTER_PORT']}"
 
 
-def test_someone_elses_cancel_is_not_the_trials_fault(site: Site, slow: object) -> None:
+def test_someone_elses_cancel_is_not_the_trials_fault(site, slow):
     launcher = site.launcher("cancel")
     handles = launcher.submit(
         [site.job("cancel", n, behaviour=b) for n, b in ((1, "failed"), (2, "hang"), (3, "hang"))]
@@ -140,7 +140,7 @@ def test_someone_elses_cancel_is_not_the_trials_fault(site: Site, slow: object) 
     assert "by the search" in str(wait_for(launcher, handles[2:])[0].failure)
 
 
-def test_cancelling_leaves_no_process_of_the_trial(site: Site, slow: object) -> None:
+def test_cancelling_leaves_no_process_of_the_trial(site, slow):
     """Cancelled right after the start, while running, and with a script that ignores SIGTERM."""
     launcher = site.launcher("gone")
     folder = site.folder / "gone"
@@ -172,7 +172,7 @@ def find_processes(folder: Path) -> list[str]:
     return found
 
 
-def test_a_kill_between_submit_and_record_does_not_submit_twice(site: Site, slow: object) -> None:
+def test_a_kill_between_submit_and_record_does_not_submit_twice(site, slow):
     jobs = [site.job("killed", n, behaviour="hang") for n in (1, 2)]
     handles = site.launcher("killed").submit(jobs)
     for path in (site.folder / "killed").rglob(SUBMITTED_FILE):
@@ -187,7 +187,7 @@ def test_a_kill_between_submit_and_record_does_not_submit_twice(site: Site, slow
     assert site.launcher("killed").find("killed") == handles  # ended, but still must not be submitted again
 
 
-def test_a_second_job_for_the_same_trial_does_nothing(site: Site, slow: object) -> None:
+def test_a_second_job_for_the_same_trial_does_nothing(site, slow):
     launcher = site.launcher("twice")
     handles = launcher.submit([site.job("twice", 1, behaviour="hang", ranks=1)])
     wait_for_file(handles[0].trial_dir / "slurm-a1" / "started.json")
@@ -198,7 +198,7 @@ def test_a_second_job_for_the_same_trial_does_nothing(site: Site, slow: object) 
     launcher.cancel(handles)
 
 
-def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site: Site, slow: object) -> None:
+def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site, slow):
     """An administrator forces a requeue: the job writes nothing where it is read, and ends before its successor."""
     launcher = site.launcher("again")
     [handle] = launcher.submit([site.job("again", 1, behaviour="hang", ranks=1)])
@@ -222,7 +222,7 @@ def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site: Site,
     assert handle.job_id not in listed(site.cluster)
 
 
-def test_somebody_elses_job_with_a_recorded_number_is_left_alone(site: Site, slow: object) -> None:
+def test_somebody_elses_job_with_a_recorded_number_is_left_alone(site, slow):
     """Slurm was reset, and its numbers came again: `clean` of an old search must not cancel what has them now."""
     old = site.launcher("reset")
     [handle] = old.submit([site.job("reset", 1, behaviour="hang", ranks=1)])
@@ -242,7 +242,7 @@ def test_somebody_elses_job_with_a_recorded_number_is_left_alone(site: Site, slo
     site.cluster.ask("scancel", thesis)
 
 
-def test_no_trial_fails_while_the_controller_does_not_answer(site: Site, slow: object) -> None:
+def test_no_trial_fails_while_the_controller_does_not_answer(site, slow):
     launcher = site.launcher("away")
     handles = launcher.submit(
         [site.job("away", 1, behaviour="ok", seconds=4, ranks=1), site.job("away", 2, behaviour="hang", ranks=1)]
@@ -261,7 +261,7 @@ def test_no_trial_fails_while_the_controller_does_not_answer(site: Site, slow: o
     launcher.cancel(handles)
 
 
-def test_preemption_and_node_loss_are_infrastructure_failures(site: Site, slow: object) -> None:
+def test_preemption_and_node_loss_are_infrastructure_failures(site, slow):
     launcher = site.launcher("lost")
     jobs = [site.job("lost", n, ranks=2, behaviour="failed") for n in (1, 2)]
     on_34 = site.launcher("lost", nodelist="node[3-4]").submit(jobs[:1])
@@ -281,7 +281,7 @@ def test_preemption_and_node_loss_are_infrastructure_failures(site: Site, slow: 
     assert listed(site.cluster).count(on_2[0].job_id) == 0  # no automatic requeue
 
 
-def test_a_job_that_can_never_start_fails_at_once(site: Site, slow: object) -> None:
+def test_a_job_that_can_never_start_fails_at_once(site, slow):
     launcher = site.launcher("held")
     blocker = site.cluster.ask("sbatch", "--parsable", "--exclusive", "-w", "node2", "--wrap", "sleep 300").strip()
     handles = site.launcher("held", nodelist="node2").submit([site.job("held", 1, ranks=1, behaviour="ok")])
@@ -297,7 +297,7 @@ def test_a_job_that_can_never_start_fails_at_once(site: Site, slow: object) -> N
         site.launcher("held").submit([site.job("held", 3, ranks=9, per_node=1)])
 
 
-def test_steps_of_a_held_allocation(site: Site, slow: object) -> None:
+def test_steps_of_a_held_allocation(site, slow):
     held = site.cluster.ask("sbatch", "--parsable", "-N2", "-w", "node[3-4]", "-t", "10", "--wrap", "sleep 300").strip()
     wait_until(lambda: site.cluster.ask("squeue", "-h", "-j", held, "-o", "%T").strip() == "RUNNING")
     launcher = site.launcher("steps", in_allocation=held)
@@ -324,7 +324,7 @@ def test_steps_of_a_held_allocation(site: Site, slow: object) -> None:
     assert [kind_of(s) for s in ends] == [FailureKind.CANCELLED, FailureKind.ALLOCATION_ENDED]
 
 
-def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> None:
+def test_a_profile_is_checked_against_the_cluster(site, slow):
     launcher = site.launcher("check")
     launcher.ranks_per_node = 2
     launcher.run_script = replace(launcher.run_script, needs=(RequiredVariable(env="PUBLIC", what="a mark"),))
@@ -339,7 +339,7 @@ def test_a_profile_is_checked_against_the_cluster(site: Site, slow: object) -> N
     assert not site.launcher("check", account="x", partition="nowhere").check()[-1].ok
 
 
-def test_slurms_own_time_limit_is_a_timeout(slow: tuple[SlurmLauncher, list[Handle]]) -> None:
+def test_slurms_own_time_limit_is_a_timeout(slow):
     status = wait_for(*slow)[0]
     assert kind_of(status) is FailureKind.TIMEOUT
 
@@ -352,7 +352,7 @@ def enforced(cluster: Cluster) -> Iterator[None]:
     cluster.up()
 
 
-def test_limits_are_waited_for_and_unknown_accounts_are_refused(site: Site, enforced: None) -> None:
+def test_limits_are_waited_for_and_unknown_accounts_are_refused(site, enforced):
     launcher = site.launcher("limits", account="ccl", qos="small")
     assert launcher.max_parallel == 4
     handles = launcher.submit([site.job("limits", n, ranks=1, behaviour="ok", seconds=0.5) for n in range(1, 8)])

@@ -20,7 +20,7 @@ from slurm.searches import COMMAND, QUICK, kill_and_resume, start, wait_until_id
 from cclsearch.core.trust import confirm
 
 
-def test_a_repeatedly_killed_search_loses_and_repeats_nothing(cluster: Cluster) -> None:
+def test_a_repeatedly_killed_search_loses_and_repeats_nothing(cluster):
     with tempfile.TemporaryDirectory(prefix="ccl-sl-") as folder:
         runs = Path(folder) / "runs"
         runs.mkdir()
@@ -31,7 +31,7 @@ def test_a_repeatedly_killed_search_loses_and_repeats_nothing(cluster: Cluster) 
         _leave_jobs_and_clean(cluster, runs)
 
 
-def test_links_between_ranks_of_a_slurm_job_are_measured(cluster: Cluster, project: Path) -> None:
+def test_links_between_ranks_of_a_slurm_job_are_measured(cluster, project):
     hardware = "{num_accelerators: 2, accelerators_per_node: 1}"
     profile = project / "launchers" / "cluster.yaml"
     profile.parent.mkdir()
@@ -95,7 +95,7 @@ def wait_for(is_so: Callable[[], bool], night: subprocess.Popen[bytes], log: Pat
         time.sleep(0.1)
 
 
-def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job(cluster: Cluster) -> None:
+def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job(cluster):
     with tempfile.TemporaryDirectory(prefix="ccl-ni-") as folder:
         project = Path(folder)
         (project / "ccl-search.yaml").write_text("{}\n")

@@ -89,9 +89,7 @@ def queued(cluster: Cluster, folder: Path) -> list[str]:
     return [line.split()[0] for line in lines if str(folder) in line]
 
 
-def test_submitits_jobs_get_secrets_of_the_searchs_environment(
-    bare_cluster: Cluster, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submitits_jobs_get_secrets_of_the_searchs_environment(bare_cluster, folder, monkeypatch):
     """Guarantee: "Variables that look like secrets are never passed on"; submitit has no parameter for sbatch's own."""
     monkeypatch.setenv(SECRET, "do-not-pass-on")
     passed_on = folder.parent / "passed-on"
@@ -105,8 +103,8 @@ def test_submitits_jobs_get_secrets_of_the_searchs_environment(
 
 @pytest.mark.parametrize("by_submitit", [True, False])
 def test_an_sbatch_that_outlives_a_killed_search_keeps_the_lock_only_without_submitit(
-    bare_cluster: Cluster, folder: Path, by_submitit: bool
-) -> None:
+    bare_cluster, folder, by_submitit
+):
     """Guarantee: "`resume` ... submits none of them twice". submitit's `CommandFunction` closes all descriptors."""
     folder.mkdir()
     slow = start_killed_submission(folder, by_submitit=by_submitit)
@@ -143,7 +141,7 @@ def start_killed_submission(folder: Path, *, by_submitit: bool) -> Path:
     return running
 
 
-def test_without_accounting_submitit_never_learns_that_a_job_ended(bare_cluster: Cluster, folder: Path) -> None:
+def test_without_accounting_submitit_never_learns_that_a_job_ended(bare_cluster, folder):
     """Guarantee: "it queries `sacct` and `scontrol`; if neither answers, it uses the files"; submitit asks sacct."""
     launcher = make_launcher(folder)
     [handle] = launcher.submit([make_job(folder, 1, ranks=1, behaviour="crash")])

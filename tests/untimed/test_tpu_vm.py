@@ -90,7 +90,7 @@ def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
     return make_worker_source(profile.read_settings(TpuSettings), run_dir)
 
 
-def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(sshd: None, tmp_path: Path) -> None:
+def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(sshd, tmp_path):
     from cclsearch.core.errors import UserError
 
     unavailable = "UNAVAILABLE: The service is currently unavailable"
@@ -110,7 +110,7 @@ def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(ssh
         assert impatient.recorded_run() == "r1"
 
 
-def test_resource_is_found_after_gclouds_default_project_changed(sshd: None, tmp_path: Path) -> None:
+def test_resource_is_found_after_gclouds_default_project_changed(sshd, tmp_path):
     from cclsearch.launch.tpu_vm.worker_source import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
@@ -130,7 +130,7 @@ def test_resource_is_found_after_gclouds_default_project_changed(sshd: None, tmp
         assert all({"--project=test", "--zone=us-central1-a"} <= set(words) for words in asked)
 
 
-def test_two_runs_with_one_name_do_not_touch_each_others_resource(sshd: None, tmp_path: Path) -> None:
+def test_two_runs_with_one_name_do_not_touch_each_others_resource(sshd, tmp_path):
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         sources = [make_source(cloud, tmp_path / name) for name in ("mine", "yours")]
         for source in sources:
@@ -148,7 +148,7 @@ LOGIN_EXPIRED = (
 )
 
 
-def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd: None, tmp_path: Path) -> None:
+def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd, tmp_path):
     from cclsearch.core.errors import UserError
     from cclsearch.launch.tpu_vm.worker_source import WorkersPending
 
@@ -167,9 +167,7 @@ def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd: 
 
 
 @pytest.mark.parametrize(("started_s_ago", "ends"), [(0.0, False), (500.0, True)])
-def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(
-    sshd: None, tmp_path: Path, started_s_ago: float, ends: bool
-) -> None:
+def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(sshd, tmp_path, started_s_ago, ends):
     from cclsearch.core.trust import trust_project
     from cclsearch.launch.base import Handle, JobState, write_model
     from cclsearch.launch.profile import load_profile, make_launcher
@@ -194,7 +192,7 @@ def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(
         assert bool(cloud.resources()) != ends
 
 
-def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path: Path) -> None:
+def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path):
     from cclsearch.launch.tpu_vm import worker
 
     job = {"run_id": "r1", "token": "ab12"}
@@ -216,9 +214,7 @@ def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path: Path) 
             process.wait()
 
 
-def test_trial_runs_on_every_host_and_leaves_nothing_there(
-    sshd: None, project: Path, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_runs_on_every_host_and_leaves_nothing_there(sshd, project, quick, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "not-to-be-passed-on")
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
         done = search(project, hosts.profile)
@@ -235,9 +231,7 @@ def test_trial_runs_on_every_host_and_leaves_nothing_there(
         assert not any(worker.processes() for worker in hosts.workers)
 
 
-def test_failure_of_a_rank_is_reported_and_an_existing_slice_is_kept(
-    sshd: None, project: Path, quick: dict[str, Any]
-) -> None:
+def test_failure_of_a_rank_is_reported_and_an_existing_slice_is_kept(sshd, project, quick):
     quick["environment"]["QUICK_FAIL"] = "1"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         cloud.give_slice("mine", "v5litepod-8")
@@ -249,9 +243,7 @@ def test_failure_of_a_rank_is_reported_and_an_existing_slice_is_kept(
     assert "RESOURCE_EXHAUSTED" in failure["message"]
 
 
-def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(
-    sshd: None, project: Path, quick: dict[str, Any]
-) -> None:
+def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(sshd, project, quick):
     with slices.open_cloud(project / "cloud", accelerator_type="v5litepod-4", **quick) as cloud:
         done = search(project, cloud.profile)
         assert done.returncode == 2
@@ -259,7 +251,7 @@ def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(
         assert (cloud.resources(), cloud.num_created()) == ({}, 1)
 
 
-def test_trial_is_retried_when_a_lost_worker_is_back(sshd: None, project: Path, quick: dict[str, Any]) -> None:
+def test_trial_is_retried_when_a_lost_worker_is_back(sshd, project, quick):
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
         running = begin(project, hosts.profile)
@@ -280,7 +272,7 @@ def test_trial_is_retried_when_a_lost_worker_is_back(sshd: None, project: Path, 
     assert max(starts(project).values()) == 1
 
 
-def test_preempted_slice_is_replaced_and_deleted(sshd: None, project: Path, quick: dict[str, Any]) -> None:
+def test_preempted_slice_is_replaced_and_deleted(sshd, project, quick):
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         cloud.set_faults(delete=["INTERNAL: an internal error has occurred"])
@@ -301,9 +293,7 @@ def test_preempted_slice_is_replaced_and_deleted(sshd: None, project: Path, quic
         assert max(starts(project).values()) == 1
 
 
-def test_quota_error_ends_the_search_and_missing_capacity_is_retried(
-    sshd: None, project: Path, quick: dict[str, Any]
-) -> None:
+def test_quota_error_ends_the_search_and_missing_capacity_is_retried(sshd, project, quick):
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         quota = "RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepodPerProjectPerZone' has been exceeded. Limit: 0"
         cloud.set_faults(create=[quota])
@@ -319,9 +309,7 @@ def test_quota_error_ends_the_search_and_missing_capacity_is_retried(
 
 
 @pytest.mark.parametrize("moment", ["create", "running"])
-def test_killed_search_is_resumed_without_starting_anything_twice(
-    sshd: None, project: Path, quick: dict[str, Any], moment: str
-) -> None:
+def test_killed_search_is_resumed_without_starting_anything_twice(sshd, project, quick, moment):
     quick["environment"]["QUICK_SECONDS"] = "4"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
 
@@ -343,7 +331,7 @@ def test_killed_search_is_resumed_without_starting_anything_twice(
         assert "has no unfinished job and no resource" in call(project, "clean", "r1").stdout
 
 
-def test_clean_removes_job_and_resource_of_a_killed_search(sshd: None, project: Path, quick: dict[str, Any]) -> None:
+def test_clean_removes_job_and_resource_of_a_killed_search(sshd, project, quick):
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         running = begin(project, cloud.profile)
@@ -356,7 +344,7 @@ def test_clean_removes_job_and_resource_of_a_killed_search(sshd: None, project: 
         assert not any(machine.processes() for machine in cloud.machines())
 
 
-def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd: None, project: Path) -> None:
+def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd, project):
     pytest.importorskip("jax")
     settings = {"hardware": {"accelerators_per_node": 2}, "environment": {"OMP_NUM_THREADS": 1}}
     with slices.open_cloud(project / "cloud", **settings) as cloud:
@@ -371,7 +359,7 @@ def test_tiny_jax_on_two_workers_is_admitted_with_every_rank_traced(sshd: None, 
     assert verdicts["work"]["ok"]
 
 
-def test_links_between_devices_of_two_workers_are_measured_with_xla(sshd: None, project: Path) -> None:
+def test_links_between_devices_of_two_workers_are_measured_with_xla(sshd, project):
     pytest.importorskip("jax")
     hardware = {"accelerators_per_node": 1, "num_accelerators": 2}
     with slices.open_cloud(project / "cloud", framework="jax-cpu", hardware=hardware) as cloud:
@@ -390,7 +378,7 @@ def test_links_between_devices_of_two_workers_are_measured_with_xla(sshd: None, 
 
 
 @pytest.mark.parametrize("profile", ["tpu-v5e", "tpu-v5p", "tpu-v6e"])
-def test_shipped_profile_without_workers_is_refused_in_one_line(project: Path, profile: str) -> None:
+def test_shipped_profile_without_workers_is_refused_in_one_line(project, profile):
     done = call(project, "run", "--workload", "tiny-jax", "--launcher", profile, "--dry-run")
     assert done.returncode == 2
     assert done.stdout == ""

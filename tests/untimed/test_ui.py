@@ -61,7 +61,7 @@ def add_trials(folder: Path, numbers: range) -> None:
                 file.write(encode_line(event.model_copy(update=update)))
 
 
-def test_the_list_names_each_run_with_its_best_and_can_be_searched_by_tag(runs: Path, client: TestClient) -> None:
+def test_the_list_names_each_run_with_its_best_and_can_be_searched_by_tag(runs, client):
     shutil.copytree(EXAMPLE, runs / "two")
     assert main(["tag", "two", "paper"]) == 0
     page = client.get("/").text
@@ -73,7 +73,7 @@ def test_the_list_names_each_run_with_its_best_and_can_be_searched_by_tag(runs: 
     assert "1 of 2 runs" in found
 
 
-def test_a_run_has_its_best_its_trials_and_its_chart(client: TestClient) -> None:
+def test_a_run_has_its_best_its_trials_and_its_chart(client):
     page = client.get("/runs/one").text
     assert "5 of 5 trials" in page
     assert 'class="winner"' in page
@@ -82,7 +82,7 @@ def test_a_run_has_its_best_its_trials_and_its_chart(client: TestClient) -> None
     assert "(recorded)" in json.dumps(data["charts"])
 
 
-def test_the_table_is_filtered_sorted_and_cut_into_pages_by_the_server(runs: Path, client: TestClient) -> None:
+def test_the_table_is_filtered_sorted_and_cut_into_pages_by_the_server(runs, client):
     add_trials(runs / "one", range(6, 256))
     assert "255 of 255 trials; 1 to 100, page 1 of 3" in client.get("/runs/one").text
     last = client.get("/runs/one", params={"page": "3", "sort": "knob.dp", "down": "0"}).text
@@ -96,7 +96,7 @@ def test_the_table_is_filtered_sorted_and_cut_into_pages_by_the_server(runs: Pat
         assert HOSTILE not in answer.text
 
 
-def test_only_what_a_ledger_gained_is_read_again(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_a_ledger_gained_is_read_again(runs, monkeypatch):
     index = RunIndex(runs)
     assert len(index.view("one").rows) == 5
     add_trials(runs / "one", range(6, 7))
@@ -113,7 +113,7 @@ def test_only_what_a_ledger_gained_is_read_again(runs: Path, monkeypatch: pytest
     assert len(index.view("one").rows) == 5, "the ledger was replaced by a shorter one"
 
 
-def test_a_long_ledger_is_read_in_parts_and_the_page_says_so(runs: Path) -> None:
+def test_a_long_ledger_is_read_in_parts_and_the_page_says_so(runs):
     add_trials(runs / "one", range(6, 400))
     view = RunIndex(runs).view("one", 0.0)
     assert not view.is_complete
@@ -123,7 +123,7 @@ def test_a_long_ledger_is_read_in_parts_and_the_page_says_so(runs: Path) -> None
     assert len(view.rows) == 399
 
 
-def test_text_from_outside_is_never_markup(runs: Path) -> None:
+def test_text_from_outside_is_never_markup(runs):
     events = list(read_events(EXAMPLE / LEDGER_FILE))
     with (runs / "one" / LEDGER_FILE).open("wb") as file:
         for event in events:
@@ -149,7 +149,7 @@ def test_text_from_outside_is_never_markup(runs: Path) -> None:
     assert "&lt;script&gt;" in pages.get(f"/runs/{name}").text
 
 
-def test_a_damaged_ledger_is_shown_with_what_is_wrong(runs: Path, client: TestClient) -> None:
+def test_a_damaged_ledger_is_shown_with_what_is_wrong(runs, client):
     path = runs / "one" / LEDGER_FILE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:8], b'{"event":"trial_finished","trial":2,\n', *lines[8:]]))
@@ -160,7 +160,7 @@ def test_a_damaged_ledger_is_shown_with_what_is_wrong(runs: Path, client: TestCl
     assert "cannot be read" in TestClient(make_app(runs, Permissions()), base_url=BASE).get("/").text
 
 
-def test_a_run_that_is_deleted_while_it_is_shown_is_said_to_be_gone(runs: Path, client: TestClient) -> None:
+def test_a_run_that_is_deleted_while_it_is_shown_is_said_to_be_gone(runs, client):
     assert client.get("/runs/one").status_code == 200
     shutil.rmtree(runs / "one")
     page = client.get("/runs/one")
@@ -169,7 +169,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_is_said_to_be_gone(runs: Path, 
     assert "No runs yet" in client.get("/").text
 
 
-def test_only_files_of_the_trial_are_shown_as_plain_text_without_secrets(runs: Path, client: TestClient) -> None:
+def test_only_files_of_the_trial_are_shown_as_plain_text_without_secrets(runs, client):
     folder = runs / "one" / "trials" / "0002"
     secret = "sk-ant-" + "api03-" + "q8Zr5Kx2Wm7Tn4Vb9Yc3Lp6Hd1Js0Gf" * 2
     (folder / "stdout.log").write_text(f"<script>1</script> OPENAI_API_KEY={secret}\n")
@@ -197,7 +197,7 @@ def test_only_files_of_the_trial_are_shown_as_plain_text_without_secrets(runs: P
         assert client.get(odd).status_code == 404, odd
 
 
-def test_other_hosts_are_refused_and_pages_may_load_nothing_from_elsewhere(client: TestClient) -> None:
+def test_other_hosts_are_refused_and_pages_may_load_nothing_from_elsewhere(client):
     for host in ("evil.example", "evil.example:8090", "127.0.0.1.evil.example", "", "localhost.evil:1"):
         assert client.get("/", headers={"host": host}).status_code == 421, host
     for host in ("localhost:9000", "[::1]:1", "127.0.0.1"):
@@ -209,7 +209,7 @@ def test_other_hosts_are_refused_and_pages_may_load_nothing_from_elsewhere(clien
     assert "http" not in policy
 
 
-def test_changes_need_the_option_the_token_and_the_same_origin(runs: Path, client: TestClient) -> None:
+def test_changes_need_the_option_the_token_and_the_same_origin(runs, client):
     tag = {"run": "one", "text": "paper"}
     assert "--allow-notes" in client.post("/change/tag", json=tag).json()["error"]
     allowed = Permissions(notes=True)
@@ -235,9 +235,7 @@ def test_changes_need_the_option_the_token_and_the_same_origin(runs: Path, clien
     assert allowed.token not in page
 
 
-def test_the_leaderboard_separates_works_and_normalizes_by_accelerators_and_price(
-    runs: Path, client: TestClient
-) -> None:
+def test_the_leaderboard_separates_works_and_normalizes_by_accelerators_and_price(runs, client):
     assert main(["run", "-w", "wl5", "--budget", "2", "--name", "sim", "--quiet"]) == 0
     page = client.get("/leaderboard").text
     assert page.count("<h2>") == 2, "other work, and figures of another origin, are never in one table"
@@ -253,7 +251,7 @@ def test_the_leaderboard_separates_works_and_normalizes_by_accelerators_and_pric
     assert len(DASHBOARD) == len(set(DASHBOARD)) == 26
 
 
-def test_nights_are_listed_with_their_history_and_lead_to_their_runs(nightly_project: Path) -> None:
+def test_nights_are_listed_with_their_history_and_lead_to_their_runs(nightly_project):
     night(code=0)
     DECIDE.append(lambda job: ran(job, 0.5 * time_of(job)))
     latest = night(code=0)
@@ -269,7 +267,7 @@ def test_nights_are_listed_with_their_history_and_lead_to_their_runs(nightly_pro
         assert pages.get(f"/nights/{odd}/chart.json").status_code == 404, odd
 
 
-def test_the_traces_of_a_trial_answer_the_names_of_the_dashboard(runs: Path, client: TestClient) -> None:
+def test_the_traces_of_a_trial_answer_the_names_of_the_dashboard(runs, client):
     assert "has no traces" in client.get("/runs/one/trials/5/metrics").text
     shutil.copytree(TRACES, runs / "one" / "trials" / "0005" / "trace")
     before = client.get("/leaderboard", params={"metric": "collective_vol_allreduce"}).text
@@ -284,7 +282,7 @@ def test_the_traces_of_a_trial_answer_the_names_of_the_dashboard(runs: Path, cli
     assert "ccl-search what-if" in page, "a name that no trace answers says what does"
 
 
-def test_two_trials_are_compared_knob_by_knob(client: TestClient) -> None:
+def test_two_trials_are_compared_knob_by_knob(client):
     page = client.get("/compare", params={"run": "one", "a": "one/1", "b": "one/5"}).text
     assert page.count('class="differs"') > 3
     assert "24.44 s recorded" in page
@@ -292,9 +290,7 @@ def test_two_trials_are_compared_knob_by_knob(client: TestClient) -> None:
     assert "there is no trial" in client.get("/compare", params={"run": "one", "a": "one/1", "b": "two/1"}).text
 
 
-def test_a_port_that_is_taken_and_a_missing_folder_are_one_line(
-    runs: Path, capsys: pytest.CaptureFixture[str], cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_is_taken_and_a_missing_folder_are_one_line(runs, capsys, cli, monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -320,9 +316,7 @@ def served(runs: Path) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
         server.wait()
 
 
-def test_a_search_is_started_stopped_and_outlives_the_server(
-    runs: Path, served: tuple[str, str, subprocess.Popen[str]]
-) -> None:
+def test_a_search_is_started_stopped_and_outlives_the_server(runs, served):
     import httpx
 
     address, token, server = served

@@ -75,7 +75,7 @@ def open_page(browser: Browser, address: str, *, width: int = 1280, dark: bool =
     return page, problems
 
 
-def test_the_table_is_filtered_sorted_and_paged_by_keyboard_alone(browser: Browser, served: Served) -> None:
+def test_the_table_is_filtered_sorted_and_paged_by_keyboard_alone(browser, served):
     page, problems = open_page(browser, f"{served.address}runs/two")
     assert page.locator("#trials tbody tr").count() == 100
     for _ in range(40):
@@ -102,7 +102,7 @@ def test_the_table_is_filtered_sorted_and_paged_by_keyboard_alone(browser: Brows
     assert problems == []
 
 
-def test_runs_are_searched_chosen_and_compared(browser: Browser, served: Served) -> None:
+def test_runs_are_searched_chosen_and_compared(browser, served):
     page, problems = open_page(browser, served.address)
     page.locator("[name=q]").fill("two")
     page.wait_for_function("() => document.querySelectorAll('#runs tbody tr').length === 1")
@@ -122,7 +122,7 @@ def test_runs_are_searched_chosen_and_compared(browser: Browser, served: Served)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (400, True)])
-def test_every_page_is_accessible_and_fits_the_screen(browser: Browser, served: Served, width: int, dark: bool) -> None:
+def test_every_page_is_accessible_and_fits_the_screen(browser, served, width, dark):
     from axe_playwright_python.sync_playwright import Axe
 
     base = served.address
@@ -148,7 +148,7 @@ def test_every_page_is_accessible_and_fits_the_screen(browser: Browser, served: 
     assert problems == []
 
 
-def test_a_live_run_is_updated_without_a_reload_until_it_is_deleted(browser: Browser, tmp_path: Path) -> None:
+def test_a_live_run_is_updated_without_a_reload_until_it_is_deleted(browser, tmp_path):
     with serve(tmp_path) as served:
         check_live_pages(browser, served)
         served.process.send_signal(signal.SIGINT)

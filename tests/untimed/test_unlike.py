@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ def base(**knobs: Any) -> dict[str, Any]:
     return {"tp": 4, "dp": 2, "pp": 2, "micro_batch_size": 1, "stage_layers": "even"} | knobs
 
 
-def test_the_split_by_speed_is_the_best_of_all_splits() -> None:
+def test_the_split_by_speed_is_the_best_of_all_splits():
     draw = random.Random(5)
     for _ in range(200):
         stages = draw.randint(2, 4)
@@ -74,14 +73,14 @@ def test_the_split_by_speed_is_the_best_of_all_splits() -> None:
         assert step(split_layers(each, extra, layers, micro)) == pytest.approx(min(map(step, every)))
 
 
-def test_neighbours_move_layers_between_the_fastest_and_the_slowest_stage() -> None:
+def test_neighbours_move_layers_between_the_fastest_and_the_slowest_stage():
     assert shift_layers((9, 3), (1.0, 2.5), 1) == (10, 2)
     assert shift_layers((9, 3), (1.0, 2.5), -2) == (7, 5)
     assert shift_layers((9, 3), (1.0, 2.5), 50) == (11, 1), "a stage keeps a layer"
     assert shift_layers((4, 4), (1.0, 1.0), 1) == (5, 3), "of equal stages: the first and the last"
 
 
-def test_layers_follow_the_speed_of_the_devices() -> None:
+def test_layers_follow_the_speed_of_the_devices():
     card, large = card_of(MIXED), base(micro_batch_size=8)
     split = find_layers(card, Config(large | {"stage_layers": "speed"}))
     assert sum(split) == 32
@@ -94,7 +93,7 @@ def test_layers_follow_the_speed_of_the_devices() -> None:
     assert find_layers(card_of(MIXED[::-1]), Config(large | {"stage_layers": "speed"}))[0] < 14
 
 
-def test_alike_groups_are_predicted_as_one() -> None:
+def test_alike_groups_are_predicted_as_one():
     """But for the output projection, which is then on the last stage alone."""
     group = {"accelerator": "h100", "num_accelerators": 8, "accelerators_per_node": 8}
     mixed = card_of([group, group])
@@ -109,7 +108,7 @@ def test_alike_groups_are_predicted_as_one() -> None:
     assert gib(mixed, configs[0]) == pytest.approx(gib(alone, configs[0]))
 
 
-def test_memory_counts_by_the_device_of_each_stage() -> None:
+def test_memory_counts_by_the_device_of_each_stage():
     """Scaled to the first group's device: a stage on a device of half the memory counts twice."""
     small = [MIXED[0], {**MIXED[0], "memory_gib": 40}]
     equal = gib(card_of([MIXED[0], MIXED[0]]), base(stage_layers="4-28"))
@@ -119,7 +118,7 @@ def test_memory_counts_by_the_device_of_each_stage() -> None:
     )
 
 
-def test_gradient_rings_stay_on_the_fast_network_where_stages_are_groups() -> None:
+def test_gradient_rings_stay_on_the_fast_network_where_stages_are_groups():
     """Holmes: between clusters only the pipeline's activations go over the slow links."""
     groups = [{**MIXED[0], "scale_out_gbps": 400, "outside_gbps": 10} for _ in range(2)]
     card = card_of(groups)
@@ -133,7 +132,7 @@ def test_gradient_rings_stay_on_the_fast_network_where_stages_are_groups() -> No
     assert slow > 1.5 * fast
 
 
-def test_utilization_is_of_the_mean_peak_of_all_accelerators() -> None:
+def test_utilization_is_of_the_mean_peak_of_all_accelerators():
     alone = find_mfu(card_of([MIXED[0], MIXED[0]]), 1000.0)
     mixed = find_mfu(card_of(MIXED), 1000.0)
     assert alone is not None
@@ -155,28 +154,28 @@ def test_utilization_is_of_the_mean_peak_of_all_accelerators() -> None:
         ([MIXED[0], {"accelerator": "tpu-v5e", "num_accelerators": 4}], {}, "TPUs and"),
     ],
 )
-def test_bad_groups_are_refused_in_one_line(groups: Any, hardware: dict[str, Any], message: str) -> None:
+def test_bad_groups_are_refused_in_one_line(groups, hardware, message):
     with pytest.raises(UserError) as error:
         card_of(groups, **hardware)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_choice_that_is_no_split_is_refused_in_one_line(cli) -> None:
+def test_a_choice_that_is_no_split_is_refused_in_one_line(cli):
 
     shown = cli.err(["predict", "-w", "tiny", "--knob", "stage_layers=fast"])
     assert "stage_layers must be even, speed, speed+1, speed-1, or the layers of each stage such as 5-3" in shown
     assert len(shown.strip().splitlines()) == 1
 
 
-def test_illegal_splits_are_not_in_the_space() -> None:
+def test_illegal_splits_are_not_in_the_space():
     knob = KnobDeclaration(name="stage_layers", choices=("even", "3-1", "4-0", "2-1-1", "3-2", "speed"))
     space = build_space(load_card("tiny"), load_framework("cpu"), [knob])
     found = {(config["pp"], config["stage_layers"]) for config in map(space.config, range(len(space)))}
     assert found == {(1, "even"), (2, "even"), (2, "3-1"), (2, "speed"), (4, "even"), (4, "speed")}
 
 
-def test_megatron_gets_the_layers_of_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_gets_the_layers_of_each_stage(monkeypatch):
     script = load_script("megatron", monkeypatch)
     option = "--pipeline-model-parallel-layout"
     assert script._pipeline({"pp": 3, "stage_layers": "speed"}, 32, (20, 8, 4)) == [option, "Et*20|t*8|t*4L"]
@@ -187,7 +186,7 @@ def test_megatron_gets_the_layers_of_each_stage(monkeypatch: pytest.MonkeyPatch)
         script._pipeline({"pp": 2, "stage_layers": "speed"}, 32, (20, 8))
 
 
-def test_ranks_are_given_their_layers_and_speeds() -> None:
+def test_ranks_are_given_their_layers_and_speeds():
     slow = {"accelerator": "cpu", "num_accelerators": 2, "memory_gib": 4, "speed": 0.25}
     card = card_of([{**slow, "speed": 1.0}, slow], "tiny")
     payload = task_of(card).make_input(
@@ -201,7 +200,7 @@ def test_ranks_are_given_their_layers_and_speeds() -> None:
     )
 
 
-def test_uneven_stages_on_ranks_of_unlike_speed_train_the_same_model(tmp_path: Path) -> None:
+def test_uneven_stages_on_ranks_of_unlike_speed_train_the_same_model(tmp_path):
     pytest.importorskip("torch")
     even = make_input({"pp": 2, "micro_batch_size": 2}, arch=DENSE)
     uneven = even.model_copy(update={"stage_layers": (3, 1), "rank_speeds": (1.0, 0.2)})

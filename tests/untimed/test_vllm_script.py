@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,14 +33,14 @@ def make_data(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {"config": config, "precision": "bf16", "seed": 3, "requests": REQUESTS, "arch": ARCH, **changes}
 
 
-def test_switches_have_two_forms_and_defaults_are_left_out(script: Any) -> None:
+def test_switches_have_two_forms_and_defaults_are_left_out(script):
     config = {"tp": 2, "prefix_caching": False, "enforce_eager": True, "kv_cache_dtype": "auto", "kv_cache_gib": 2}
     assert script.render_options(config) == [
         "--tensor-parallel-size", "2", "--no-enable-prefix-caching", "--enforce-eager",
     ]  # fmt: skip
 
 
-def test_every_knob_of_the_framework_file_is_rendered(script: Any) -> None:
+def test_every_knob_of_the_framework_file_is_rendered(script):
     framework = load_framework("vllm-cpu")
     for knob in (*framework.knobs, *framework.optional_knobs):
         for choice in knob.choices:
@@ -57,14 +56,12 @@ def test_every_knob_of_the_framework_file_is_rendered(script: Any) -> None:
         ({}, {"precision": "fp4"}, "vllm serves bf16, fp16, fp32, fp8 weights, not fp4"),
     ],
 )
-def test_what_the_script_cannot_serve_is_refused(
-    script: Any, config: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
+def test_what_the_script_cannot_serve_is_refused(script, config, changes, message):
     with pytest.raises(script.IllegalConfig, match=message):
         script.render_command(make_data(config, **changes), "MODEL", 8000)
 
 
-def test_a_model_that_llama_and_mixtral_cannot_build_is_refused(script: Any) -> None:
+def test_a_model_that_llama_and_mixtral_cannot_build_is_refused(script):
     with pytest.raises(script.IllegalConfig, match="gated_mlp must be true"):
         script.describe_model({**ARCH, "gated_mlp": False}, 64)
     moe = {"num_experts": 4, "top_k": 2, "expert_intermediate_size": 8, "num_shared_experts": 1, "num_dense_layers": 0}
@@ -72,14 +69,14 @@ def test_a_model_that_llama_and_mixtral_cannot_build_is_refused(script: Any) -> 
         script.describe_model({**ARCH, "gated_mlp": True, "moe": moe}, 64)
 
 
-def test_the_launch_by_hand_has_the_same_options(script: Any) -> None:
+def test_the_launch_by_hand_has_the_same_options(script):
     form = script.show_launch(make_data({"max_num_seqs": 4, "kv_cache_gib": 2}))
     assert form.command[:3] == ["vllm", "serve", "MODEL"]
     assert form.command[-2:] == ["--max-num-seqs", "4"]
     assert form.environment == {"VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
-def test_counters_of_prometheus_are_of_a_load_and_summed_over_engines(script: Any) -> None:
+def test_counters_of_prometheus_are_of_a_load_and_summed_over_engines(script):
     texts = [
         b'# HELP x\nvllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
         b"vllm:request_queue_time_seconds_sum 5.0\nvllm:request_queue_time_seconds_count 10.0\n",
@@ -96,7 +93,7 @@ def test_counters_of_prometheus_are_of_a_load_and_summed_over_engines(script: An
     assert counters.read(Server()) == {"preemptions": 2.0, "queue_mean_s": 0.5}, "what one load added"
 
 
-def test_without_vllm_the_script_says_where_to_install_it(tmp_path: Path) -> None:
+def test_without_vllm_the_script_says_where_to_install_it(tmp_path):
     spec = importlib.util.find_spec("vllm")
     if spec is not None and spec.origin is not None:  # tests/vllm is a folder without a module
         pytest.skip("vllm is installed here")
@@ -107,7 +104,7 @@ def test_without_vllm_the_script_says_where_to_install_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["wl1-inference", "wl2-inference", "wl3-inference"])
-def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name: str) -> None:
+def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name):
     card = load_card(name)
     framework = load_framework(card.framework)
     space = build_space(card, framework, use_fewer=True)
@@ -120,7 +117,7 @@ def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name: str
     assert "1160" in form.command, "1024 tokens in, 128 out and some to spare"
 
 
-def test_without_chunks_a_step_holds_a_request() -> None:
+def test_without_chunks_a_step_holds_a_request():
     card = load_card("wl1-inference")
     knobs = [KnobDeclaration(name="chunked_prefill", choices=(True, False)),
              KnobDeclaration(name="max_num_batched_tokens", choices=(1024, 2048))]  # fmt: skip
@@ -129,13 +126,13 @@ def test_without_chunks_a_step_holds_a_request() -> None:
     assert {c["max_num_batched_tokens"] for c in unchunked} == {2048}
 
 
-def test_a_precision_of_the_card_quantises_as_it_loads(script: Any) -> None:
+def test_a_precision_of_the_card_quantises_as_it_loads(script):
     words = script.render_command(make_data({"precision": "fp8", "tp": 2}, precision="fp8"), "MODEL", 8000)
     assert words[words.index("--quantization") + 1] == "fp8"
     assert words[words.index("--dtype") + 1] == "bfloat16"
 
 
-def test_nodes_get_their_number_and_the_ports_of_node_0_and_all_but_one_are_headless(script: Any) -> None:
+def test_nodes_get_their_number_and_the_ports_of_node_0_and_all_but_one_are_headless(script):
     ports = {script.MASTER: 5001, script.REPLICAS: 5002}
     shares = [script.render_nodes(2, node, "10.0.0.1", ports) for node in range(2)]
     assert shares[0] == [
@@ -157,9 +154,7 @@ def test_nodes_get_their_number_and_the_ports_of_node_0_and_all_but_one_are_head
         ({"tp": 4, "pp": 2}, 8, None),
     ],
 )
-def test_a_launch_over_several_nodes_is_what_vllm_takes(
-    script: Any, config: dict[str, Any], ranks: int, message: str | None
-) -> None:
+def test_a_launch_over_several_nodes_is_what_vllm_takes(script, config, ranks, message):
     data = make_data(config, num_ranks=ranks, ranks_per_node=4)
     if message is not None:
         with pytest.raises(script.IllegalConfig, match=message):
@@ -171,7 +166,7 @@ def test_a_launch_over_several_nodes_is_what_vllm_takes(
     assert "Run the command on every node" in form.notes[2]
 
 
-def test_workers_of_tpus_say_what_their_arrays_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_tpus_say_what_their_arrays_hold(monkeypatch):
     """A runner as of tpu-inference, whose `state` is a tree of JAX arrays; here they are on the CPU."""
     jax = pytest.importorskip("jax")
     monkeypatch.syspath_prepend(str(LAUNCHERS))
@@ -183,7 +178,7 @@ def test_workers_of_tpus_say_what_their_arrays_hold(monkeypatch: pytest.MonkeyPa
     assert said["device"] == jax.local_devices()[0].device_kind
 
 
-def test_a_tpu_host_has_a_space_and_a_launch() -> None:
+def test_a_tpu_host_has_a_space_and_a_launch():
     card = load_card("wl1-inference", sets=["accelerator=tpu-v6e", "total_count=8", "count_per_node=4"])
     space = build_space(card, load_framework("vllm-tpu"), use_fewer=True)
     assert set(space.num_accelerators_N) == {1, 2, 4}, "of the hosts' 4 each, since several hosts need Ray"

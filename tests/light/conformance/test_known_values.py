@@ -48,7 +48,7 @@ def whole_us(ns: float) -> int:
         ("async-v100", 0, {"span": 480029, "comm": 0, "exposed_comm": 0}),
     ],
 )
-def test_microseconds_over_the_whole_file(trace: str, rank: int, known: dict[str, int]) -> None:
+def test_microseconds_over_the_whole_file(trace, rank, known):
     summary = summarize_file(view_of(trace).ranks[rank])
     for name, printed in known.items():
         ns = getattr(summary, f"{name}_ns")
@@ -67,7 +67,7 @@ def test_microseconds_over_the_whole_file(trace: str, rank: int, known: dict[str
         ("async-v100", 0, None, None),
     ],
 )
-def test_percent_over_the_whole_file(trace: str, rank: int, overlap: str | None, idle: str | None) -> None:
+def test_percent_over_the_whole_file(trace, rank, overlap, idle):
     summary = summarize_file(view_of(trace).ranks[rank])
     for printed, found in ((overlap, summary.overlap), (idle, summary.idle_frac)):
         if printed is not None:
@@ -78,7 +78,7 @@ def test_percent_over_the_whole_file(trace: str, rank: int, overlap: str | None,
         assert summary.overlap is None  # nothing communicates: undefined, not zero
 
 
-def test_exact_timestamps_where_double_precision_loses_a_quarter_microsecond() -> None:
+def test_exact_timestamps_where_double_precision_loses_a_quarter_microsecond():
     """Above 1e15 us doubles step by 0.25 us: the published 472463 and 468173 us are sums of ends rounded to that."""
     view = view_of("async-v100").ranks[0]
     assert (whole_us(total_ns(view.busy_M2)), whole_us(total_ns(view.compute_M2))) == (472454, 468154)
@@ -104,7 +104,7 @@ def test_exact_timestamps_where_double_precision_loses_a_quarter_microsecond() -
         ("resnet-mi300", [18980, 18983]),
     ],
 )
-def test_periods_of_the_device(trace: str, periods_us: list[int]) -> None:
+def test_periods_of_the_device(trace, periods_us):
     table = view_of(trace).ranks[0].table
     rows = view_of(trace).ranks[0].device_rows
     starts = [int(table.ts_ns[rows][table.step_id[rows] == i].min()) for i in range(len(table.steps))]
@@ -113,7 +113,7 @@ def test_periods_of_the_device(trace: str, periods_us: list[int]) -> None:
     assert value_of(trace, "trace_step_time") == pytest.approx(float(np.median(inner)) / 1e6, rel=1e-5)
 
 
-def test_step_time_is_the_period_of_the_device_and_not_the_markers_of_the_host() -> None:
+def test_step_time_is_the_period_of_the_device_and_not_the_markers_of_the_host():
     assert f"{1e3 * value_of('resnet-mi300', 'trace_step_time'):.2f}" == "18.98"
     assert f"{1e3 * value_of('async-v100', 'trace_step_time'):.1f}" == "95.7"
     host = measure("resnet-mi300", "trace_step_time").inputs["cpu_step_time_s"]
@@ -121,13 +121,13 @@ def test_step_time_is_the_period_of_the_device_and_not_the_markers_of_the_host()
     assert host < 0.0168
 
 
-def test_backlog_before_the_first_launch_is_left_out_and_reported() -> None:
+def test_backlog_before_the_first_launch_is_left_out_and_reported():
     quality = measure("resnet-mi300", "trace_quality").inputs["unattributed_frac"]
     assert isinstance(quality, float)
     assert f"{100 * quality:.0f}" == "32"
 
 
-def test_the_last_arriver_is_the_straggler_and_not_the_rank_with_most_communication() -> None:
+def test_the_last_arriver_is_the_straggler_and_not_the_rank_with_most_communication():
     result = measure("dlrm-8xV100", "last_arriver")
     assert result.value == 7
     assert result.inputs["num_collectives"] == 8
@@ -136,7 +136,7 @@ def test_the_last_arriver_is_the_straggler_and_not_the_rank_with_most_communicat
     assert min(comm, key=lambda rank: comm[rank]) == 7
 
 
-def test_waiting_is_distinguished_from_transfer_in_the_first_collective() -> None:
+def test_waiting_is_distinguished_from_transfer_in_the_first_collective():
     (group,) = [g for g in view_of("dlrm-8xV100").matching.groups if g.start_ns_RK[0, 0] == _first_comm_start()]
     assert whole_us(int(group.dur_ns_RK[0, 0])) == 2146
     assert whole_us(int(group.transfer_ns_K[0])) == 10
@@ -147,13 +147,13 @@ def _first_comm_start() -> int:
     return int(view.table.ts_ns[view.comm_rows[0]]) + view.table.base_ns
 
 
-def test_clocks_of_eight_ranks_agree_to_a_microsecond() -> None:
+def test_clocks_of_eight_ranks_agree_to_a_microsecond():
     error_ns = view_of("dlrm-8xV100").matching.clock_error_ns
     assert error_ns is not None
     assert error_ns <= 1000
 
 
-def test_imbalance_and_coverage_exclude_collectives() -> None:
+def test_imbalance_and_coverage_exclude_collectives():
     trace = view_of("dlrm-8xV100")
     ratio = measure_by_name(trace, "load_imbalance_ratio")["load_imbalance_ratio"].value
     assert ratio is not None
@@ -163,7 +163,7 @@ def test_imbalance_and_coverage_exclude_collectives() -> None:
     assert f"{100 * coverage:.0f}" == "24"
 
 
-def test_straggler_of_four_ranks_over_gloo() -> None:
+def test_straggler_of_four_ranks_over_gloo():
     assert value_of("gloo-ddp4-straggler", "last_arriver") == 2
     waits = measure("gloo-ddp4-straggler", "comm_wait_frac").inputs["wait_s_by_rank"]
     assert isinstance(waits, dict)
@@ -173,38 +173,38 @@ def test_straggler_of_four_ranks_over_gloo() -> None:
     assert any("wait for rank 2" in sentence for sentence in diagnosis.sentences)
 
 
-def test_all_gather_bandwidth_from_the_full_tensor() -> None:
+def test_all_gather_bandwidth_from_the_full_tensor():
     by_collective = measure("vllm-b200", "bus_bw").inputs["by_collective_gbps"]
     assert isinstance(by_collective, dict)
     assert f"{by_collective['all_gather']:.1f}" == "16.0"
 
 
-def test_message_bytes_of_one_step() -> None:
+def test_message_bytes_of_one_step():
     volume = measure_by_name(view_of("resnet-ddp-a100"), "collective_vol_allreduce_gb")["collective_vol_allreduce_gb"]
     assert volume.value is not None
     assert f"{volume.value:.6f}" == "0.102228"
 
 
-def test_memory_copies_are_events_of_the_device_and_not_kernels_named_copy() -> None:
+def test_memory_copies_are_events_of_the_device_and_not_kernels_named_copy():
     view = view_of("resnet-ddp-a100").ranks[0]
     assert len(view.rows(Kind.MEMCPY)) == 960
 
 
-def test_symmetric_memory_kernels_are_communication() -> None:
+def test_symmetric_memory_kernels_are_communication():
     view = view_of("vllm-b200").ranks[0]
     named_nccl = [row for row in view.comm_rows if view.table.names[view.table.name_id[row]].startswith("nccl")]
     assert whole_us(int(view.table.dur_ns[named_nccl].sum())) in (21, 22)
     assert whole_us(total_ns(view.comm_M2)) in (2141, 2142)
 
 
-def test_an_idle_device_is_attributed_to_the_host() -> None:
+def test_an_idle_device_is_attributed_to_the_host():
     cause = measure("resnet50-v100-nw0", "idle_cause")
     assert cause.inputs["main"] in ("input", "host_bound")
     assert value_of("resnet50-v100-nw0", "idle_cause") > 0.9
 
 
 @pytest.mark.parametrize("chip", [0])
-def test_seconds_of_a_tpu_chip(chip: int) -> None:
+def test_seconds_of_a_tpu_chip(chip):
     view = view_of("tpu-v6e-4").ranks[chip]
     table = view.table
     seconds: dict[str, float] = {}
@@ -238,7 +238,7 @@ ALL = (
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ALL)
-def test_every_metric_has_a_result_on_every_trace_and_the_causes_add_up(name: str) -> None:
+def test_every_metric_has_a_result_on_every_trace_and_the_causes_add_up(name):
     trace = view_of(name)
     assert trace.ranks, trace.trace_set.message
     for metric in METRICS.names():

@@ -11,7 +11,7 @@ from cclsearch.trace.operators import build_operator_tree
 pytestmark = needs_traces
 
 
-def test_launch_statistics_agree_with_holistic_trace_analysis() -> None:
+def test_launch_statistics_agree_with_holistic_trace_analysis():
     inputs = measure("resnet-ddp-a100", "launch_delay").inputs
     assert (inputs["num_launches"], inputs["num_delays_above_100_us"], inputs["num_calls_above_50_us"]) == (
         2516,
@@ -20,12 +20,12 @@ def test_launch_statistics_agree_with_holistic_trace_analysis() -> None:
     )
 
 
-def test_the_longest_queue_agrees_with_holistic_trace_analysis() -> None:
+def test_the_longest_queue_agrees_with_holistic_trace_analysis():
     assert measure("async-v100", "queue_length").inputs["max"] == 1022
 
 
 @pytest.mark.parametrize("name", ["resnet-ddp-a100", "async-v100", "vllm-b200"])
-def test_every_launch_of_a_torch_trace_is_inside_an_operator(name: str) -> None:
+def test_every_launch_of_a_torch_trace_is_inside_an_operator(name):
     assert build_operator_tree(view_of(name)).coverage > 0.85
 
 
@@ -37,11 +37,11 @@ def test_every_launch_of_a_torch_trace_is_inside_an_operator(name: str) -> None:
         *("tl-jax-mi300-attn08", "tl-jax-te-fused-attn", "xprof-gpu-multi-worker", "async-v100", "dlrm-8xV100"),
     ],
 )
-def test_the_table_knows_the_kernels_of_real_traces(name: str) -> None:
+def test_the_table_knows_the_kernels_of_real_traces(name):
     assert sum(kernel.share for kernel in list_unclassified(view_of(name))) < 0.01
 
 
-def test_copies_of_xla_on_rocm_are_copies() -> None:
+def test_copies_of_xla_on_rocm_are_copies():
     names = {
         view.table.names[name_id]
         for view in view_of("tl-jax-mi300-attn08").ranks.values()
@@ -50,6 +50,6 @@ def test_copies_of_xla_on_rocm_are_copies() -> None:
     assert any("copyBuffer" in name or "Copy" in name for name in names)
 
 
-def test_families_of_wrapped_kernels_name_their_operation() -> None:
+def test_families_of_wrapped_kernels_name_their_operation():
     inputs = measure("tl-jax-te-fused-attn", "top_kernels").inputs
     assert "ck_tile::kentry<ck_tile::FmhaBwdDQDKDVKernel>" in str(inputs["kernels"])

@@ -52,7 +52,7 @@ def as_float64_us(table: EventTable, *kinds: Kind) -> float:
         ("nsys-a2a-2gpu", 2, None),
     ],
 )
-def test_every_rank_is_read_completely(name: str, ranks: int, world: int | None) -> None:
+def test_every_rank_is_read_completely(name, ranks, world):
     found = read(name)
     assert found.ranks == tuple(range(ranks))
     assert found.world_size == world
@@ -67,26 +67,26 @@ def test_every_rank_is_read_completely(name: str, ranks: int, world: int | None)
         ("resnet-mi300", [18980, 18983]),
     ],
 )
-def test_gpu_periods_follow_launches(name: str, periods_us: list[int]) -> None:
+def test_gpu_periods_follow_launches(name, periods_us):
     starts = first_starts_us(read(name).tables[0])
     assert [round(later - earlier) for earlier, later in pairwise(starts)] == periods_us
 
 
-def test_backlog_of_an_earlier_step_belongs_to_no_step() -> None:
+def test_backlog_of_an_earlier_step_belongs_to_no_step():
     table = read("resnet-mi300").tables[0]
     rows = table.rows_of(*DEVICE_WORK)
     backlog = table.dur_ns[rows[table.step_id[rows] < 0]].sum() / table.dur_ns[rows].sum()
     assert f"{backlog:.0%}" == "32%"
 
 
-def test_printed_values_of_a_trace_in_unix_microseconds_carry_float64_rounding() -> None:
+def test_printed_values_of_a_trace_in_unix_microseconds_carry_float64_rounding():
     """Exact union of compute: 468153.602 us; the same events as float64 microseconds (0.25 us apart): 468173.25."""
     table = read("async-v100").tables[0]
     assert round(as_float64_us(table, Kind.COMPUTE)) == 468173
     assert as_float64_us(table, *DEVICE_WORK) == 472462.5
 
 
-def test_a_reduce_scatter_that_gloo_runs_as_all_reduce_is_identified_by_its_operator() -> None:
+def test_a_reduce_scatter_that_gloo_runs_as_all_reduce_is_identified_by_its_operator():
     for table in read("gloo-fsdp4").tables.values():
         kinds = [table.collectives[number].kind for number in table.coll_id[table.rows_of(Kind.COMM)]]
         assert kinds.count(CollectiveKind.REDUCE_SCATTER) == 12
@@ -94,12 +94,12 @@ def test_a_reduce_scatter_that_gloo_runs_as_all_reduce_is_identified_by_its_oper
         assert kinds.count(CollectiveKind.ALL_REDUCE) == 2
 
 
-def test_symmetric_memory_all_reduce_is_communication() -> None:
+def test_symmetric_memory_all_reduce_is_communication():
     table = read("vllm-b200").tables[0]
     assert round(table.dur_ns[table.rows_of(Kind.COMM)].sum() / 1000) == 2142
 
 
-def test_seconds_by_operation_of_a_tpu_chip() -> None:
+def test_seconds_by_operation_of_a_tpu_chip():
     table = read("tpu-v6e-4").tables[0]
     seconds: dict[str, float] = {}
     for row in table.rows_of(*DEVICE_WORK):
@@ -112,7 +112,7 @@ def test_seconds_by_operation_of_a_tpu_chip() -> None:
     assert call.in_bytes == 5_368_709_120
 
 
-def test_xspace_and_json_of_jax_give_the_same_rows() -> None:
+def test_xspace_and_json_of_jax_give_the_same_rows():
     from_json = read_traces(Path(FOLDER) / "jax-cpu4" / "host0.trace.json.gz", use_cache=False)
     for rank, table in read("jax-cpu4").tables.items():
         other = from_json.tables[rank]
@@ -121,7 +121,7 @@ def test_xspace_and_json_of_jax_give_the_same_rows() -> None:
         assert np.array_equal(table.step_id[rows], other.step_id[others])
 
 
-def test_ranks_of_an_nsight_export_are_processes_and_all_to_all_is_identified_by_its_launch() -> None:
+def test_ranks_of_an_nsight_export_are_processes_and_all_to_all_is_identified_by_its_launch():
     for table in read("nsys-a2a-2gpu").tables.values():
         kinds = {table.collectives[number].kind for number in table.coll_id[table.rows_of(Kind.COMM)]}
         assert CollectiveKind.ALL_TO_ALL in kinds

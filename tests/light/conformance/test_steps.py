@@ -59,7 +59,7 @@ def extent_of_step(path: Path, marker: str) -> tuple[float, float]:
         ("vllm-b200", "execute_", 84.49),
     ],
 )
-def test_one_step_is_the_extent_of_its_device_work(name: str, marker: str, length_ms: float) -> None:
+def test_one_step_is_the_extent_of_its_device_work(name, marker, length_ms):
     length, idle = extent_of_step(Path(FOLDER) / name / "rank0.json.gz", marker)
     assert length == pytest.approx(length_ms, rel=5e-4)
     step = measure(name, "trace_step_time")
@@ -68,7 +68,7 @@ def test_one_step_is_the_extent_of_its_device_work(name: str, marker: str, lengt
         assert measure(name, "idle_frac").value == pytest.approx(idle, abs=1e-5)
 
 
-def test_the_dlrm_step_of_each_rank_is_the_extent_of_its_device_work() -> None:
+def test_the_dlrm_step_of_each_rank_is_the_extent_of_its_device_work():
     step = measure("dlrm-8xV100", "trace_step_time")
     for rank, seconds in step.per_rank.items():
         length, _ = extent_of_step(Path(FOLDER) / "dlrm-8xV100" / f"rank{rank}.json.gz", "ProfilerStep")
@@ -80,7 +80,7 @@ def test_the_dlrm_step_of_each_rank_is_the_extent_of_its_device_work() -> None:
     assert list(shares.values()) == [49.3, 34.3, 62.1, 53.6, 55.6, 61.8, 75.8]
 
 
-def test_engine_markers_of_2026_give_first_token_and_token_times() -> None:
+def test_engine_markers_of_2026_give_first_token_and_token_times():
     assert measure("tl-sglang-prefilldecode", "ttft").value == pytest.approx(0.987367, rel=1e-5)
     decode = measure("tl-vllm-decode-full", "tpot")
     length, _ = extent_of_step(Path(FOLDER) / "tl-vllm-decode-full" / "rank0.json.gz", "execute_")
@@ -88,7 +88,7 @@ def test_engine_markers_of_2026_give_first_token_and_token_times() -> None:
 
 
 @pytest.mark.parametrize("name", ["hta-2rank-sampled", "switch-moe", "tl-xdit-flux-aiter", "resnet-ddp-a100"])
-def test_the_diagnosis_blames_the_host_for_as_much_idle_time_as_idle_cause(name: str) -> None:
+def test_the_diagnosis_blames_the_host_for_as_much_idle_time_as_idle_cause(name):
     causes = diagnose_trace(view_of(name)).seconds_by_cause
     idle = {cause: causes[cause] for cause in (Cause.HOST_IDLE, Cause.LAUNCH_IDLE, Cause.UNKNOWN_IDLE)}
     shares = measure(name, "idle_cause").inputs["diagnosed"]
@@ -97,26 +97,26 @@ def test_the_diagnosis_blames_the_host_for_as_much_idle_time_as_idle_cause(name:
     assert idle[Cause.UNKNOWN_IDLE] / sum(idle.values()) == pytest.approx(shares["unknown"], abs=0.03)
 
 
-def test_devices_that_share_no_collective_are_not_said_to_wait() -> None:
+def test_devices_that_share_no_collective_are_not_said_to_wait():
     for name in ("xprof-gpu-multi-worker", "nsys-h100-2gpu"):
         diagnosis = diagnose_trace(view_of(name))
         assert diagnosis.seconds_by_cause[Cause.IMBALANCE] == 0
         assert "wait for rank" not in " ".join(diagnosis.sentences)
 
 
-def test_figures_over_a_part_of_a_trace_say_which_part() -> None:
+def test_figures_over_a_part_of_a_trace_say_which_part():
     rate = measure("switch-moe", "gemm_tflops")
     assert (rate.reason, round(float(str(rate.inputs["coverage"])), 4)) == ("no_shapes", 0.0122)
     assert "12 all_reduce" in measure("tpu-v6e-4", "exposed_comm_frac").detail
     assert measure("dlrm-8xV100", "trace_quality").value == pytest.approx(0.984, abs=1e-3)
 
 
-def test_devices_of_one_report_have_no_fitted_offset() -> None:
+def test_devices_of_one_report_have_no_fitted_offset():
     assert view_of("nsys-mfu-before").matching.offset_ns == {0: 0, 1: 0}
     assert measure("nsys-mfu-before", "last_arriver").per_rank == {0: 11, 1: 22}
 
 
-def test_the_replay_says_where_it_deviates_and_what_binds() -> None:
+def test_the_replay_says_where_it_deviates_and_what_binds():
     notes = prepare_replay(view_of("jax-cpu4")).time(Scenario()).notes
     assert any("takes 88 % of the measured time" in note for note in notes)
     bound = prepare_replay(view_of("tl-mi300-ddp-resnet18")).time(Scenario(compute=2.0))
@@ -127,7 +127,7 @@ def test_the_replay_says_where_it_deviates_and_what_binds() -> None:
     assert whole.time(Scenario(compute=2.0)).gain_low == pytest.approx(0.378, abs=2e-3)
 
 
-def test_optimizer_steps_and_runs_of_an_xla_program_are_steps() -> None:
+def test_optimizer_steps_and_runs_of_an_xla_program_are_steps():
     resnet = measure("tl-mi300-ddp-resnet18", "trace_step_time")
     assert (resnet.inputs["step_source"], resnet.n_steps) == ("optimizer", 2)
     attention = measure("tl-jax-te-fused-attn", "trace_step_time")
