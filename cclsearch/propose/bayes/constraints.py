@@ -10,7 +10,7 @@ from scipy.special import ndtr, ndtri
 
 from cclsearch.propose.bayes.excess import find_bounds, log_excess
 from cclsearch.propose.bayes.loads import LoadDraws
-from cclsearch.propose.bayes.models import Drawn, Draws, choose_scale
+from cclsearch.propose.bayes.models import Drawn, Draws
 from cclsearch.scoring.objective import Constraint
 from cclsearch.stats.kernel import Array
 
@@ -31,25 +31,11 @@ def judge_constraints(draws: Draws, counted: LoadDraws | None = None) -> tuple[A
     for constraint in draws.models.view.objective.constraints:
         if counted is not None and constraint.metric in counted.limited:
             continue
-        drawn, is_log = draws.known(constraint.metric), True
-        if drawn is None:
-            drawn, is_log = _learn(draws, constraint.metric)
+        drawn, is_log = draws.find(constraint.metric)
         if drawn is not None:
             p_m *= _p_satisfies(constraint, drawn, is_log)
             excess_m += _expected_excess(constraint, drawn, is_log)
     return p_m, excess_m
-
-
-def _learn(draws: Draws, metric: str) -> tuple[Drawn | None, bool]:
-    """Return models of a metric that is learned from the trials, and whether they are of its log."""
-    view = draws.models.view
-    seen = [(o, value) for o in view.observations if o.row is not None and (value := o.value(metric)) is not None]
-    if not seen:
-        return None, True
-    values = np.array([value for _, value in seen])
-    scale = choose_scale(values, [v for o, _ in seen if (v := o.value(view.primary.name))])
-    mean, sd, weight = draws.learned(np.array([o.row for o, _ in seen]), scale.apply(values))
-    return Drawn(mean * scale.spread + scale.center, sd * scale.spread, weight), scale.is_log
 
 
 def _p_satisfies(constraint: Constraint, drawn: Drawn, is_log: bool) -> Array:

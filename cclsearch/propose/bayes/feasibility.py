@@ -2,23 +2,20 @@
 
 A space may not declare whether data-parallel ranks shard the optimizer states, tensor-parallel ranks the sequence, or
 the layers are recomputed; then one way applies to the whole space. Each combination is a hypothesis, weighted by its
-prequential likelihood: how well it predicted each trial that fitted or did not, and each measured peak, from the trials
-before it. Once a peak is measured, only what is kept of the activations remains a hypothesis (`unidentified`).
+evidence: the trials that fitted or did not, and the measured peaks. Once a peak is measured, only what is kept of the
+activations remains a hypothesis (`unidentified`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp, ndtr
-from scipy.stats import t as student
 
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
@@ -33,8 +30,6 @@ _OTHER_LABEL_NOISE = 0.8
 """Probability that a failure had another cause than memory, by the failure kind of the launcher or recording."""
 MAX_LABEL_NOISE = 0.98
 """Of a crash that memory explains but its log does not name: it still says a little about crashes."""
-MIN_LIKELIHOOD = 1e-6
-"""Of one label under a hypothesis, so that no label rules one out alone."""
 P_OTHER_CRASH = 0.05
 """Probability that a trial crashes for a cause other than memory or a broken value (`CRASH`)."""
 NOT_BLAMED: Mapping[int, float] = MappingProxyType({})
@@ -42,9 +37,6 @@ _UNDECLARED_SD = 0.15
 """Standard deviation of the log multiplier of an alternative in `MemoryForm.undeclared`."""
 _MIN_WEIGHT = 0.02
 """Hypotheses with a lower weight are dropped."""
-_FITS: WeakKeyDictionary[MemoryForm, OrderedDict[Hashable, tuple[Posterior, float]]] = WeakKeyDictionary()
-"""Form -> (hypothesis, observations) -> result of `_prequential_log_lik`; at most `_MAX_CACHED` of each form."""
-_MAX_CACHED = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +94,11 @@ def _p_fits(form: MemoryForm, mean: Array, variance: Array) -> Array:
 def fit_feasibility(
     predictor: Predictor,
     observations: Sequence[Observation],
-    weighed: Sequence[Observation] | None = None,
     doubted: Set[int] = frozenset(),
 ) -> Feasibility:
     """Return the posterior of memory and crashes, given the observations that have a row.
 
-    `weighed` are the observations that weight the hypotheses, in order; by default the same. Crashes of `doubted`
-    trials were, by the LLM, not due to memory.
+    Crashes of `doubted` trials were, by the LLM, not due to memory.
     """
     seen = [o for o in observations if o.row is not None]
     form, features = predictor.memory, predictor.features
@@ -118,10 +108,7 @@ def fit_feasibility(
     hypotheses: tuple[Posterior, ...] = ()
     weights = np.zeros(0)
     if form:
-        ordered = seen if weighed is None else [o for o in weighed if o.row is not None]
-        first = [o for o in ordered if not_memory.get(o.row or 0, 0.0) < 0.5]
-        evidence = memory_evidence(seen, form, not_memory)
-        hypotheses, weights = _fit_memory(form, features, evidence, memory_evidence(first, form))
+        hypotheses, weights = _fit_memory(form, features, memory_evidence(seen, form, not_memory))
     explained = np.zeros(len(seen))
     if form and seen:
         # the odds after the crash itself, which the memory has learnt from: it counts once
@@ -152,68 +139,27 @@ def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[Br
     return broken, dict(zip(_rows(failed).tolist(), blamed.tolist(), strict=True))
 
 
-def _fit_memory(
-    form: MemoryForm, features: Features, evidence: CalibrationData, weighed: CalibrationData
-) -> tuple[tuple[Posterior, ...], Array]:
+def _fit_memory(form: MemoryForm, features: Features, evidence: CalibrationData) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
     is_measured = bool(np.any(evidence.censoring_n == 0))
     priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys())
-    if is_measured and len(priors) == 1:
-        return (calibrate(form.form.log_cost, features, priors[0][1], evidence),), np.ones(1)
-    fits = [(*_prequential_log_lik(form, features, weighed, prior), log_prior) for _, prior, log_prior in priors]
-    score_h = np.array([log_evidence + log_prior for _, log_evidence, log_prior in fits])
+    fits = [calibrate(form.form.log_cost, features, prior, evidence) for _, prior, _ in priors]
+    score_h = np.array([fit.log_evidence + log_prior for fit, (*_, log_prior) in zip(fits, priors, strict=True)])
     weight_h = np.exp(score_h - score_h.max())
     weight_h /= weight_h.sum()
     kept = np.flatnonzero(weight_h >= _MIN_WEIGHT)
-    posteriors = [fits[r][0] for r in kept]
-    if not np.array_equal(evidence.rows_n, weighed.rows_n):
-        posteriors = [calibrate(form.form.log_cost, features, fit.prior, evidence) for fit in posteriors]
-    return tuple(posteriors), weight_h[kept] / weight_h[kept].sum()
-
-
-def _prequential_log_lik(
-    form: MemoryForm, features: Features, evidence: CalibrationData, prior: Prior
-) -> tuple[Posterior, float]:
-    """Return the posterior after all observations, and the summed log probability of each given those before it.
-
-    The result is cached, because a search calls this after each trial.
-    """
-    cache = _FITS.setdefault(form, OrderedDict())
-
-    def fit_first(count: int) -> Posterior:
-        names = ("rows_n", "value_n", "censoring_n", "label_noise_n")
-        first = replace(evidence, **{name: getattr(evidence, name)[:count] for name in names})
-        return calibrate(form.form.log_cost, features, prior, first)
-
-    columns = (evidence.rows_n.tolist(), evidence.censoring_n.tolist(), evidence.label_noise_n.tolist())
-    labels = list(zip(*columns, np.nan_to_num(evidence.value_n, nan=-np.inf).tolist(), strict=True))
-    hypothesis = (prior.mean_P.tobytes(), prior.sd_P.tobytes(), prior.known is None, evidence.limit)
-    start = next((n for n in range(len(labels), 0, -1) if (hypothesis, tuple(labels[:n])) in cache), 0)
-    posterior, total = cache[hypothesis, tuple(labels[:start])] if start else (fit_first(0), 0.0)
-    for n in range(start, len(labels)):
-        mean, variance = (float(moment[0]) for moment in posterior.marginals(evidence.rows_n[n : n + 1]))
-        if evidence.censoring_n[n] == 0:
-            total += float(student.logpdf(evidence.value_n[n], prior.dof, mean, np.sqrt(variance + prior.noise**2)))
-        else:
-            side = evidence.censoring_n[n] * (mean - evidence.limit) / np.sqrt(variance + evidence.softness**2)
-            noise = evidence.label_noise_n[n]
-            total += float(np.log(max(noise + (1 - noise) * float(ndtr(side)), MIN_LIKELIHOOD)))
-        posterior = fit_first(n + 1)
-    cache[hypothesis, tuple(labels)] = posterior, total
-    while len(cache) > _MAX_CACHED:
-        cache.popitem(last=False)
-    return posterior, total
+    return tuple(fits[r] for r in kept), weight_h[kept] / weight_h[kept].sum()
 
 
 def weigh_combinations(
     predictor: Predictor, observations: Sequence[Observation]
 ) -> dict[MemoryHypothesis, tuple[float, float]]:
-    """Return the log probability, up to a constant, and the log likelihood of each combination of undeclared ways."""
+    """Return the log probability, up to a constant, and the log evidence of each combination of undeclared ways."""
     form = predictor.memory
     assert form is not None
     evidence = memory_evidence(observations, form)
     return {
-        ways: (log_prior, _prequential_log_lik(form, predictor.features, evidence, prior)[1])
+        ways: (log_prior, calibrate(form.form.log_cost, predictor.features, prior, evidence).log_evidence)
         for ways, prior, log_prior in _hypothesis_priors(form, form.undeclared.keys())
     }
 

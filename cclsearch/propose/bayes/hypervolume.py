@@ -6,18 +6,18 @@ improvement is a mean over scalarizations and plausible models, in any dimension
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY, Direction
+from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.propose.base import Observation, Proposal, SearchView
 from cclsearch.propose.bayes.acquisition import MAX_FAILURE_PENALTY
-from cclsearch.propose.bayes.models import line_in_cost
+from cclsearch.propose.bayes.models import Drawn, Draws
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import count_ranks
-from cclsearch.stats.calibration import CalibrationData, Prior, calibrate
 from cclsearch.stats.kernel import Array
 
 HIGH_QUANTILE = 0.9
@@ -26,6 +26,28 @@ NUM_DIRECTIONS = 64
 NUM_DRAWS = 48
 MARGIN = 0.1
 """Distance of the reference point beyond the worst value, as a share of the range."""
+
+
+class _Axis(NamedTuple):
+    """One metric of the front, lower is better."""
+
+    metric: str
+    sign: float
+    """-1 if greater values are better."""
+    drawn: Drawn
+    is_log: bool
+
+    def place(self, value: float | None) -> float:
+        """Return a measured value on the axis; NaN for one that has no place there."""
+        if value is None or (self.is_log and value <= 0):
+            return math.nan
+        return self.sign * (math.log(value) if self.is_log else value)
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """(S, m) draws of measurements."""
+        mean_km, sd_km, weight_k = self.drawn
+        pick = rng.choice(len(weight_k), size=NUM_DRAWS, p=weight_k / weight_k.sum())
+        return self.sign * (mean_km[pick] + sd_km[pick] * rng.standard_normal((NUM_DRAWS, mean_km.shape[1])))
 
 
 def propose_pareto(
@@ -42,13 +64,24 @@ def propose_pareto(
     if posterior is None:
         return []
     rng = np.random.default_rng([view.seed, len(view.observations), len(metrics)])
-    draws_SmD = np.stack([_draw(view, posterior, name, direction, rng) for name, direction in metrics], axis=-1)
-    front_nD = _measured(view.observations, metrics, view)
+    axes = _find_axes(Draws(posterior.models, posterior.rows_m, rng), metrics)
+    draws_SmD, front_nD = np.stack([axis.draw(rng) for axis in axes], axis=-1), _measured(view, axes)
     unit_SmD, unit_nD = _to_unit(draws_SmD, front_nD)
-    lengths_LD = np.abs(rng.standard_normal((NUM_DIRECTIONS, len(metrics))))
+    lengths_LD = np.abs(rng.standard_normal((NUM_DIRECTIONS, len(axes))))
     lengths_LD /= np.linalg.norm(lengths_LD, axis=1, keepdims=True)
     reached_SL = np.broadcast_to(_reach(unit_nD, lengths_LD).max(axis=0, initial=0.0), (len(unit_SmD), NUM_DIRECTIONS))
     return [_propose(view, posterior, m, proposer) for m in _choose(posterior, unit_SmD, lengths_LD, reached_SL, count)]
+
+
+def _find_axes(draws: Draws, metrics: Sequence[tuple[str, str]]) -> list[_Axis]:
+    """Return the metrics that can be modelled; one that nothing predicts and no trial measured says nothing yet."""
+    axes = []
+    for name, direction in metrics:
+        drawn, is_log = draws.find(name)
+        if drawn is not None:
+            axes.append(_Axis(name, -1.0 if direction == Direction.MAXIMIZE else 1.0, drawn, is_log))
+    primary = draws.models.view.primary
+    return axes or _find_axes(draws, [(primary.name, str(primary.direction))])
 
 
 def _choose(
@@ -86,42 +119,12 @@ def _to_unit(draws_SmD: Array, front_nD: Array) -> tuple[Array, Array]:
     return (reference - draws_SmD) / span, (reference - front_nD) / span
 
 
-def _draw(
-    view: SearchView, posterior: CandidatePosterior, name: str, direction: str, rng: np.random.Generator
-) -> Array:
-    """(S, m) draws of one metric, lower is better; logs if it is always positive."""
-    sign = -1.0 if direction == Direction.MAXIMIZE else 1.0
-    models, rows = posterior.models, posterior.rows_m
-    base, shape = models.base_of(name), (NUM_DRAWS, len(rows))
-    if base == NUM_ACCELERATORS:
-        return np.broadcast_to(sign * np.log(view.space.num_accelerators_N[rows].astype(np.float64)), shape)
-    if base == PEAK_MEMORY:
-        mean, variance = models.feasibility.memory.marginals(rows)
-        log_base = mean + np.sqrt(variance) * rng.standard_normal(shape)
-    else:
-        ensemble = models.ensemble(base or view.primary.name)
-        means, sds, weights = ensemble.draw(rows, rng)
-        pick = rng.choice(len(weights), size=NUM_DRAWS, p=weights / weights.sum())
-        log_cost = means[pick] + sds[pick] * rng.standard_normal(shape)
-        if base is None:
-            return np.asarray(sign * _LearnedMetric(view, posterior, name).draw(rows, log_cost, rng))
-        log_base = ensemble.form.metric.sign * log_cost
-    return np.asarray(sign * models.derive(name, log_base, rows))
-
-
-def _measured(observations: Sequence[Observation], metrics: Sequence[tuple[str, str]], view: SearchView) -> Array:
-    """(n, D) measured metrics on the scale of `_draw`; trials without a loss or one of the metrics are left out."""
-    points = []
-    for o in observations:
-        if o.loss is None:
-            continue
-        values = [_value_of(o, name, view) for name, _ in metrics]
-        if any(value is None for value in values):
-            continue
-        signs = [-1.0 if direction == Direction.MAXIMIZE else 1.0 for _, direction in metrics]
-        scaled = [_LearnedMetric.scale(view, name, value) for (name, _), value in zip(metrics, values, strict=True)]
-        points.append([sign * value for sign, value in zip(signs, scaled, strict=True)])
-    return np.array(points, dtype=np.float64).reshape(len(points), len(metrics))
+def _measured(view: SearchView, axes: Sequence[_Axis]) -> Array:
+    """(n, D) measured metrics on the axes; trials without a loss or one of the metrics are left out."""
+    ranked = [o for o in view.observations if o.loss is not None]
+    points_nD = np.array([[axis.place(_value_of(o, axis.metric, view)) for axis in axes] for o in ranked])
+    points_nD = points_nD.reshape(len(ranked), len(axes))
+    return np.asarray(points_nD[np.isfinite(points_nD).all(axis=1)])
 
 
 def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
@@ -131,40 +134,6 @@ def _value_of(o: Observation, name: str, view: SearchView) -> float | None:
     if derived and o.row is not None and (base := o.value(derived.base)) is not None:
         return float(derived.value(np.array([base]), np.array([o.row]))[0])
     return o.metrics.get(name)
-
-
-class _LearnedMetric:
-    """A metric without a closed form: a line in the log cost of the primary metric plus a Gaussian process."""
-
-    def __init__(self, view: SearchView, posterior: CandidatePosterior, name: str) -> None:
-        primary, metric = posterior.models.primary, view.primary.name
-        seen = [(o, v) for o in view.observations if o.row is not None and name in o.metrics and (v := o.value(metric))]
-        values = np.array([self.scale(view, name, o.metrics[name]) for o, _ in seen], dtype=np.float64)
-        self._center = float(values.mean()) if len(seen) else 0.0
-        self._spread = max(float(values.std()), 1e-6) if len(seen) else 1.0
-        log_cost = primary.form.metric.sign * np.log(np.array([value for _, value in seen], dtype=np.float64))
-        rows = np.array([o.row for o, _ in seen], dtype=np.int64)
-        known = dict(zip(rows.tolist(), log_cost.tolist(), strict=True))
-        line = line_in_cost(primary, known, float(log_cost.mean()) if len(seen) else 0.0)
-        shape = primary.most_likely.prior.shape.scaled(3.0)
-        prior = Prior(np.zeros(2), np.array([1.0, 2.0]), shape, noise=0.1, dof=4.0)
-        evidence = CalibrationData.measured(rows, (values - self._center) / self._spread)
-        self._posterior = calibrate(line, posterior.models.predictor.features, prior, evidence)
-
-    @staticmethod
-    def scale(view: SearchView, name: str, value: float | None) -> float:
-        """Return the value, as a log if this metric is positive in every trial."""
-        values = [o.metrics[name] for o in view.observations if name in o.metrics]
-        assert value is not None
-        return float(np.log(value)) if value > 0 and all(v > 0 for v in values) else float(value)
-
-    def draw(self, rows: NDArray[np.int64], log_cost_Sm: Array, rng: np.random.Generator) -> Array:
-        """(S, m) draws of the metric, correlated with the drawn costs."""
-        mean, variance = self._posterior.marginals(rows)
-        slope = self._posterior.theta_P[1]
-        moved = slope * (log_cost_Sm - log_cost_Sm.mean(axis=0))
-        noise = np.sqrt(variance) * rng.standard_normal(log_cost_Sm.shape)
-        return np.asarray(self._center + self._spread * (mean + moved + noise))
 
 
 def _propose(view: SearchView, posterior: CandidatePosterior, m: int, proposer: str) -> Proposal:

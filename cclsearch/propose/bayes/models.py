@@ -71,13 +71,7 @@ def choose_scale(values: Array, primary: Sequence[float]) -> ValueScale:
 class MetricModels:
     """What is known of each metric after the trials so far."""
 
-    def __init__(
-        self,
-        view: SearchView,
-        predictor: Predictor,
-        earlier: Sequence[Observation],
-        first: Sequence[Observation] | None = None,
-    ) -> None:
+    def __init__(self, view: SearchView, predictor: Predictor, earlier: Sequence[Observation]) -> None:
         self.view = view
         self.predictor = predictor
         self.earlier = earlier
@@ -86,8 +80,7 @@ class MetricModels:
         """Trials whose measurement the LLM doubts."""
         self._ensembles: dict[str, Ensemble] = {}
         self.primary = self.ensemble(view.primary.name)
-        weighed = (*earlier, *(view.observations if first is None else first))
-        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations), weighed, self.doubted)
+        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations), self.doubted)
 
     def ensemble(self, metric: str) -> Ensemble:
         """Return the ensemble of the primary metric, or of one with a closed form; fitted once."""
@@ -162,6 +155,22 @@ class Draws:
             self._drawn[base] = self.models.draw(base, self.rows, self._rng)
         drawn = self._drawn[base]
         return drawn._replace(mean_km=self.models.derive(metric, drawn.mean_km, self.rows))
+
+    def find(self, metric: str) -> tuple[Drawn | None, bool]:
+        """Return models of a metric, and whether they are of its log; None if nothing predicts or measured it.
+
+        A metric that is learned from the trials has models of its log if all of its values are above 0.
+        """
+        if (drawn := self.known(metric)) is not None:
+            return drawn, True
+        view = self.models.view
+        seen = [(o, value) for o in view.observations if o.row is not None and (value := o.value(metric)) is not None]
+        if not seen:
+            return None, True
+        values = np.array([value for _, value in seen])
+        scale = choose_scale(values, [v for o, _ in seen if (v := o.value(view.primary.name))])
+        mean, sd, weight = self.learned(np.array([o.row for o, _ in seen]), scale.apply(values))
+        return Drawn(mean * scale.spread + scale.center, sd * scale.spread, weight), scale.is_log
 
     def learned(self, seen_rows: NDArray[np.int64], values: Array) -> Drawn:
         """Return models of a value on its scale: a line in the primary metric's log cost plus a Gaussian process.

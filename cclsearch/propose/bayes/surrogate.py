@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.candidates import (
-    MAX_OBSERVATIONS,
     choose_candidates,
     direct_sign,
     direct_term,
@@ -111,10 +110,9 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
     if not len(open_rows):
         return None
     fitted = replace(view, observations=select_window(view.observations))
-    first = view.observations[:MAX_OBSERVATIONS]
     earlier = _match_earlier(view)
     predictor = refine_predictor(view, predictor or view.predictor, earlier)
-    models = MetricModels(fitted, apply_hints(predictor, view), earlier, first)
+    models = MetricModels(fitted, apply_hints(predictor, view), earlier)
     rows = choose_candidates(models, view, predictor, open_rows)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
