@@ -10,14 +10,14 @@ propagation, Minka 2001).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
-from scipy.special import ndtr
+from scipy.special import ndtr, softmax
 
 from cclsearch.stats.kernel import Array, Features, KernelShape, kernel, kernel_diagonal
 
@@ -239,6 +239,15 @@ class Posterior:
         scaled_nP = self.jacobian_nP * self.prior.sd_P**2
         known = np.sum(_solve(self.factor_nn, self.jacobian_nP @ scaled_nP.T) ** 2, axis=0)
         return np.asarray(np.maximum(np.sum(self.jacobian_nP * scaled_nP, axis=1) - known, 0.0))
+
+
+def weigh_hypotheses(
+    fits: Sequence[Posterior], scores: Sequence[float], least: float
+) -> tuple[tuple[Posterior, ...], Array]:
+    """Return the hypotheses with these log probabilities, up to a constant, whose weight is not below `least`."""
+    weight_h = softmax(scores)
+    kept = np.flatnonzero(weight_h >= least)
+    return tuple(fits[h] for h in kept), weight_h[kept] / weight_h[kept].sum()
 
 
 def _root_parts(covariance: Array) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.propose.base import Observation
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate, weigh_hypotheses
 from cclsearch.stats.closed_form import ClosedForm
 from cclsearch.stats.kernel import Array, Features
 
@@ -109,10 +109,7 @@ def fit_ensemble(
             hypotheses.append(hypothesis)
             doubt = 0.5 * np.log(residual) ** 2 + NOISE_PENALTY * np.log(noise)
             scores.append(float(hypothesis.log_evidence - doubt - penalty))
-    weights = np.exp(np.array(scores) - max(scores))
-    weights /= weights.sum()
-    kept = np.flatnonzero(weights >= MIN_WEIGHT)
-    return Ensemble(form, tuple(hypotheses[r] for r in kept), weights[kept] / weights[kept].sum(), doubted)
+    return Ensemble(form, *weigh_hypotheses(hypotheses, scores, MIN_WEIGHT), doubted)
 
 
 def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:

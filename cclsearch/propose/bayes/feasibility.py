@@ -21,7 +21,7 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.broken_values import BrokenValues, find_broken_values
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate, weigh_hypotheses
 from cclsearch.stats.closed_form import MemoryForm, MemoryHypothesis, Predictor, constant
 from cclsearch.stats.kernel import Array, Features
 
@@ -144,11 +144,8 @@ def _fit_memory(form: MemoryForm, features: Features, evidence: CalibrationData)
     is_measured = bool(np.any(evidence.censoring_n == 0))
     priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys())
     fits = [calibrate(form.form.log_cost, features, prior, evidence) for _, prior, _ in priors]
-    score_h = np.array([fit.log_evidence + log_prior for fit, (*_, log_prior) in zip(fits, priors, strict=True)])
-    weight_h = np.exp(score_h - score_h.max())
-    weight_h /= weight_h.sum()
-    kept = np.flatnonzero(weight_h >= _MIN_WEIGHT)
-    return tuple(fits[r] for r in kept), weight_h[kept] / weight_h[kept].sum()
+    scores = [fit.log_evidence + log_prior for fit, (*_, log_prior) in zip(fits, priors, strict=True)]
+    return weigh_hypotheses(fits, scores, _MIN_WEIGHT)
 
 
 def weigh_combinations(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.propose.bayes.ensemble import DOUBTED_NOISE, OTHER_RUN_NOISE
@@ -128,8 +129,7 @@ def _fit(cells: Cells, metric: str, loads: Loads, measured: MeasuredLoads) -> li
         data = CalibrationData.measured(seen, values, noise_n=np.hypot(prior.noise, measured.noise_n[seen]))
         fits.append(calibrate(cells.models[metric], cells.features, prior, data))
         scores.append(fits[-1].log_evidence - 0.5 * np.log(residual) ** 2 - surprise)
-    weights = np.exp(np.array(scores) - max(scores))
-    return list(zip(fits, (weights / weights.sum()).tolist(), strict=True))
+    return list(zip(fits, softmax(scores).tolist(), strict=True))
 
 
 def _draw(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
 from cclsearch.propose.base import Observation, SearchView
@@ -192,9 +193,7 @@ class Draws:
             )
             hypotheses.append(calibrate(line, models.predictor.features, prior, evidence))
             scores.append(hypotheses[-1].log_evidence + float(np.log(probability)))
-        score_h = np.array(scores)
-        weight_h = np.exp(score_h - score_h.max())
-        weight_h /= weight_h.sum()
+        weight_h = softmax(scores)
         drawn = self.known(name)
         assert drawn is not None
         mean_km, sd_km, weight_k = sign * drawn.mean_km, drawn.sd_km, drawn.weight_k

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from cclsearch.propose.observations import Observation
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedPrior, LearnedResidual, LearnedWays
 from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, find_odds, transfer_prior
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.stats.calibration import CalibrationData, Prior, RowModel
+from cclsearch.stats.calibration import CalibrationData, ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Loads, MemoryHypothesis, Predictor, ask_predictor
 from cclsearch.stats.kernel import Features, read_features
 
@@ -52,14 +53,9 @@ class _Known:
     num_accelerators: int
     is_same_model: bool
 
-
-@dataclass(frozen=True, eq=False)
-class _Fit:
-    """What the trials of an earlier search measured of a metric; the configuration of each row, if it measured one."""
-
-    index: int
-    fit: EarlierFit
-    configs: Sequence[Config] = ()
+    def fit(self, model: ParametricModel, features: Features, evidence: CalibrationData, **more: Any) -> EarlierFit:
+        """Return what its trials measured of a metric."""
+        return EarlierFit(model, features, evidence, num_accelerators=self.num_accelerators, index=self.index, **more)
 
 
 def learn_knowledge(
@@ -78,7 +74,7 @@ def learn_knowledge(
     learned = {form.metric.name: _learn(form, fits, before, size) for form, before, fits in each}
     priors = {metric: priors for metric, (priors, _) in learned.items() if priors}
     odds = {
-        form.metric.name: round(find_odds(before, [one.fit for one in fits]), DIGITS)
+        form.metric.name: round(find_odds(before, fits), DIGITS)
         for form, before, fits in each
         if with_odds and form.metric.name in priors
     }
@@ -116,7 +112,7 @@ def _predict_all(searches: Trials, predict: Predict, family: str) -> Sequence[_K
     return known
 
 
-def _list_fits(metric: str, known: Sequence[_Known]) -> list[_Fit]:
+def _list_fits(metric: str, known: Sequence[_Known]) -> list[EarlierFit]:
     """Return what each search measured of the metric, of those that measured it."""
     forms = [(one.predictor.forms.get(metric), one) for one in known]
     return [fit for own, one in forms if own and (fit := _fit_measured(own, one))]
@@ -136,7 +132,7 @@ def _trials_space(trials: Sequence[Observation], names: Sequence[str]) -> Space:
     return space_from_rows(knobs, configs)
 
 
-def _fit_measured(form: ClosedForm, one: _Known) -> _Fit | None:
+def _fit_measured(form: ClosedForm, one: _Known) -> EarlierFit | None:
     """Return what the trials measured of a metric; None if none did."""
     name, loads, trials = form.metric.name, one.predictor.loads, one.trials
     if loads is not None and name in loads.transfer and (of_loads := _fit_loads(form, loads, one)):
@@ -147,13 +143,11 @@ def _fit_measured(form: ClosedForm, one: _Known) -> _Fit | None:
     values = form.metric.sign * np.log(np.array([trials[n].value(name) for n in rows], dtype=np.float64))
     noise = downweight_far(values, np.full(len(rows), form.prior.noise))
     evidence = CalibrationData.measured(np.arange(len(rows)), values, one_sided=True, noise_n=noise)
-    fit = EarlierFit(
-        lambda at: form.log_cost(rows[at]), one.features.take(rows), evidence, num_accelerators=one.num_accelerators
-    )
-    return _Fit(one.index, fit, [one.configs[n] for n in rows])
+    configs = [one.configs[n] for n in rows]
+    return one.fit(lambda at: form.log_cost(rows[at]), one.features.take(rows), evidence, configs=configs)
 
 
-def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> _Fit | None:
+def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> EarlierFit | None:
     """Return what each load of the trials measured of a metric; None if no trial measured several loads."""
     name = form.metric.name
     found = [
@@ -180,7 +174,7 @@ def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> _Fit | None:
     categories_NC = np.column_stack([features.categories_NC, np.full(len(rows), one.index)]).astype(np.int16)
     features = replace(features, categories_NC=categories_NC)
     share = SAME_MODEL if one.is_same_model else OTHER
-    return _Fit(one.index, EarlierFit(cells.models.get(name, combine), features, evidence, share, one.num_accelerators))
+    return one.fit(cells.models.get(name, combine), features, evidence, own_share=share)
 
 
 def _has_peak(trials: Sequence[Observation]) -> bool:
@@ -188,16 +182,12 @@ def _has_peak(trials: Sequence[Observation]) -> bool:
     return any(o.failure is None and o.metrics.get(PEAK_MEMORY) for o in trials)
 
 
-def _fit_memory(one: _Known) -> _Fit:
+def _fit_memory(one: _Known) -> EarlierFit:
     """Return the measured peaks, and of the other trials whether they fitted."""
     memory = one.predictor.memory
     assert memory is not None
     evidence = memory_evidence([replace(o, row=n) for n, o in enumerate(one.trials)], memory)
-    return _Fit(
-        one.index,
-        EarlierFit(memory.form.log_cost, one.features, evidence, num_accelerators=one.num_accelerators),
-        one.configs,
-    )
+    return one.fit(memory.form.log_cost, one.features, evidence, configs=one.configs)
 
 
 def _weigh_combinations(predictor: Predictor, known: Sequence[_Known]) -> tuple[LearnedWays, ...]:
@@ -231,12 +221,12 @@ def _agree(ways: MemoryHypothesis, others: MemoryHypothesis) -> bool:
 
 
 def _learn(
-    form: ClosedForm, fits: Sequence[_Fit], before: Prior, num_accelerators: int
+    form: ClosedForm, fits: Sequence[EarlierFit], before: Prior, num_accelerators: int
 ) -> tuple[dict[str, LearnedPrior], tuple[LearnedResidual, ...]]:
     """Return the priors that the fits leave of one before them, and what they show of the residual."""
     if not fits:
         return {}, ()
-    prior: Prior = transfer_prior(before, [one.fit for one in fits], num_accelerators)
+    prior: Prior = transfer_prior(before, fits, num_accelerators)
     if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
         return {}, ()
     pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)
@@ -249,8 +239,8 @@ def _learn(
     residuals = [
         LearnedResidual(
             search=one.index,
-            share=OWN_SHARE if one.fit.own_share is None else one.fit.own_share,
-            doublings=round(one.fit.count_doublings(num_accelerators), DIGITS),
+            share=one.share,
+            doublings=round(one.count_doublings(num_accelerators), DIGITS),
             config=config,
             mean=round(mean, DIGITS),
             sd=round(sd, DIGITS),

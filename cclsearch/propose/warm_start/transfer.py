@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
+from cclsearch.core.values import Config
 from cclsearch.stats.calibration import CalibrationData, KnownResidual, ParametricModel, Prior, RowModel, calibrate
 from cclsearch.stats.kernel import Array, Features
 
@@ -47,6 +49,15 @@ class EarlierFit:
     """Variance of a multiplier that this search has for itself, relative to the prior's, and its residual is its own.
     None: `OWN_SHARE`, and more by its number of accelerators."""
     num_accelerators: int = 1
+    index: int = 0
+    """Its position among the searches."""
+    configs: Sequence[Config] = ()
+    """Of the rows, if what they show of the residual is kept."""
+
+    @property
+    def share(self) -> float:
+        """Variance of a multiplier that this search has for itself, relative to the prior's."""
+        return OWN_SHARE if self.own_share is None else self.own_share
 
     def count_doublings(self, num_accelerators: int) -> float:
         """Return the doublings from so many accelerators of the next search to its own; 0 if they do not matter."""
@@ -87,7 +98,7 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerator
     Means and widths change, and what is known of the residual is added: its features have the loadings of `load_jobs`.
     """
     size = len(prior.mean_P)
-    shares_J = np.array([OWN_SHARE if search.own_share is None else search.own_share for search in searches])
+    shares_J = np.array([search.share for search in searches])
     doublings_J = np.array([search.count_doublings(num_accelerators) for search in searches])
     passed_JS, length_S = find_steps(doublings_J)
     part_JB = np.hstack([np.ones((len(searches), 1)), np.eye(len(searches)), passed_JS])
@@ -106,8 +117,7 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerator
         scores.append(posterior.log_evidence - NOISE_PENALTY * np.log(noise))
         value_n = posterior.value_n - model(posterior.rows_n)(posterior.theta_P)
         known.append(KnownResidual(features, value_n, posterior.variance_n + posterior.model_variance()))
-    weights = np.exp(np.array(scores) - max(scores))
-    weights /= weights.sum()
+    weights = softmax(scores)
     mean = weights @ np.array(means)
     variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
     sd_P = np.minimum(np.sqrt(variance + own**2), prior.sd_P)

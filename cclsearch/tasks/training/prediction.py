@@ -19,6 +19,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features
+from cclsearch.tasks.columns import map_columns
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
 from cclsearch.tasks.training.layout import PARTIAL_SHARE, Array, Layout, read_layout
@@ -246,4 +247,4 @@ def select_rows(parts: Any, rows: NDArray[np.int64]) -> Any:
     size = len(next(iter(vars(parts).values())))
     if len(rows) == size and np.array_equal(rows, np.arange(size)):
         return parts
-    return type(parts)(**{name: getattr(parts, name)[rows] for name in parts.__dataclass_fields__})
+    return map_columns(lambda column: column[rows], parts)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
+from cclsearch.tasks.columns import map_columns
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica, read_replica
 from cclsearch.tasks.serving.closed_form.served_model import find_served
@@ -75,12 +76,7 @@ def compute_parts(
     if at.prefill is None or at.decode is None or at.is_apart is None:
         return together
     apart = _compute_apart(card, at.prefill, at.decode, concurrency, input_len, output_len)
-    return LoadParts(
-        **{
-            name: np.where(at.is_apart, getattr(apart, name), getattr(together, name))
-            for name in LoadParts.__dataclass_fields__
-        }
-    )
+    return map_columns(lambda own, other: np.where(at.is_apart, own, other), apart, together)
 
 
 def _compute_apart(

@@ -14,6 +14,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.kernel import read_features
+from cclsearch.tasks.columns import map_columns
 from cclsearch.tasks.serving.closed_form.deduplicate import find_first_equal
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment, compute_parts, read_deployment
 from cclsearch.tasks.serving.closed_form.kernel_tables import make_kernel_prior
@@ -112,8 +113,7 @@ class _Loads:
     def _stack(self, rows: Rows | None) -> LoadParts:
         """Return the loads as one, (L, N) each."""
         loads = [self.compute(rows, number) for number in self.clients]
-        names = LoadParts.__dataclass_fields__
-        return LoadParts(**{name: np.stack([getattr(each, name) for each in loads]) for name in names})
+        return map_columns(lambda *each: np.stack(each), *loads)
 
     def chunks(self, rows: Rows) -> list[Rows]:
         """Return the rows in pieces whose parts fit into memory; at least one piece."""
@@ -123,8 +123,7 @@ class _Loads:
         """Return the parts of these rows, and which loads a trial of each measures; (L, n) each."""
         if self.kept is None:
             return self._stack(rows), self.measured_LN[:, rows]
-        parts = LoadParts(**{n: getattr(self.kept, n)[:, rows] for n in LoadParts.__dataclass_fields__})
-        return parts, self.measured_LN[:, rows]
+        return map_columns(lambda column_LN: column_LN[:, rows], self.kept), self.measured_LN[:, rows]
 
 
 def _count_places(at: Deployment) -> float:
@@ -157,7 +156,7 @@ def _predict_loads(
 
         def model(read: Callable[[Served], Array]) -> ParametricModel:
             def log_value(own: Rows) -> RowModel:
-                taken = LoadParts(**{name: getattr(parts, name)[own] for name in parts.__dataclass_fields__})
+                taken = map_columns(lambda column: column[own], parts)
                 return lambda theta: np.log(read(serve(taken, theta)))
 
             return log_value

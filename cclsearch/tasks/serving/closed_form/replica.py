@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
+from cclsearch.tasks.columns import map_columns
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.served_model import FOUR_BITS
 from cclsearch.tasks.serving.engines import find_engine_times, read_engines
@@ -85,7 +86,7 @@ class Replica:
 
     def take(self, rows: NDArray[np.int64]) -> Replica:
         """Return the columns of these rows."""
-        return Replica(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
+        return map_columns(lambda column: column[rows], self)
 
 
 def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
