@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.tasks.columns import map_columns
 from cclsearch.tasks.machine import Machine, read_machines
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.memory import MULTIPLIERS as MEMORY_MULTIPLIERS
@@ -177,7 +178,4 @@ def _look_at(layout: Layout, stages: Stages, stage: int) -> Layout:
 
 def _pick(each: Sequence[Any], which_N: Numbers) -> Any:
     """Return the parts whose row n is that of `each[which_N[n]]`."""
-    if len(each) == 1:
-        return each[0]
-    columns = {name: [vars(parts)[name] for parts in each] for name in vars(each[0])}
-    return type(each[0])(**{name: np.choose(which_N, values) for name, values in columns.items()})
+    return each[0] if len(each) == 1 else map_columns(lambda *values: np.choose(which_N, values), *each)
