@@ -247,7 +247,7 @@ def weigh_hypotheses(
     """Return the hypotheses with these log probabilities, up to a constant, whose weight is not below `least`."""
     weight_h = softmax(scores)
     kept = np.flatnonzero(weight_h >= least)
-    return tuple(fits[h] for h in kept), weight_h[kept] / weight_h[kept].sum()
+    return tuple(fits[h] for h in kept.tolist()), weight_h[kept] / weight_h[kept].sum()
 
 
 def _root_parts(covariance: Array) -> tuple[Array, Array]:

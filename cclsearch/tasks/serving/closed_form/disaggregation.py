@@ -73,10 +73,11 @@ def compute_parts(
 ) -> LoadParts:
     """Return the parts of a closed loop of so many clients, or of a batch of so many requests."""
     together = compute_load(card, at.whole, concurrency, input_len, output_len)
-    if at.prefill is None or at.decode is None or at.is_apart is None:
+    is_apart = at.is_apart
+    if at.prefill is None or at.decode is None or is_apart is None:
         return together
     apart = _compute_apart(card, at.prefill, at.decode, concurrency, input_len, output_len)
-    return map_columns(lambda own, other: np.where(at.is_apart, own, other), apart, together)
+    return map_columns(lambda own, other: np.where(is_apart, own, other), apart, together)
 
 
 def _compute_apart(
