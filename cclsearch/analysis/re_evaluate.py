@@ -9,10 +9,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import hash_job_file
 from cclsearch.core.values import Failure
 from cclsearch.evaluation.comparison import TrialComparison, make_comparison
-from cclsearch.evaluation.evaluate import find_baseline, redact_failure
+from cclsearch.evaluation.evaluate import find_baseline, read_traced, redact_failure
 from cclsearch.evaluation.judge import is_judging_error, judge
 from cclsearch.evaluation.other_trials import list_others
-from cclsearch.evaluation.trace_evidence import read_trace_evidence
 from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER
@@ -107,7 +106,7 @@ def _evaluate_again(
     card = spec.card.for_trial(trial.config)
     task = task_of(card)
     result = task.read_files(folder, result)
-    trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
+    trace = read_traced(folder / TRACE_FOLDER, card, payload)
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     others = list_others(run.state, trial)
     evidence = replace(evidence, attempt=then.attempt, others=others)

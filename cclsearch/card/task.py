@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cclsearch.card.fields import CardField
@@ -48,3 +48,9 @@ TASKS: Registry[DeclaredTask] = Registry(
     needs=("metrics", "primary", "make_input"),
 )
 """name -> kind of workload; see `cclsearch.tasks.base.Task`."""
+
+
+def list_declared(wanted: Collection[str], read: Callable[[DeclaredTask], Iterable[str]]) -> set[str]:
+    """Return names that tasks declare: of the imported tasks if these have all that is wanted, else of all tasks."""
+    known = {name for task in TASKS.loaded() for name in read(task)}
+    return known if known.issuperset(wanted) else {name for task in TASKS.entries() for name in read(task)}

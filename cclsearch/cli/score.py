@@ -7,10 +7,11 @@ from pathlib import Path
 
 import orjson
 
+from cclsearch.card.model import Card
 from cclsearch.cli.arguments import take
 from cclsearch.core.errors import require_writable
 from cclsearch.core.text import plain
-from cclsearch.run.folder import find_trial_inputs
+from cclsearch.core.values import Config
 from cclsearch.trace.ccl_bench import StepScoreReference
 from cclsearch.trace.export.perfetto import export_perfetto
 from cclsearch.trace.kernel_classes import use_classes
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         overlays=args.overlay,
         sets=args.set,
         config=args.config,
-        find_inputs=find_trial_inputs,
+        find_inputs=_find_inputs,
         metrics=args.metric,
         all_metrics=args.all or args.json,
         reference=StepScoreReference(args.reference_accelerators, args.reference_step_time, args.reference_weight),
@@ -53,3 +54,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(plain(scored.as_text()))
     return 0 if scored.all_read else 1
+
+
+def _find_inputs(path: Path) -> tuple[Card, Config] | None:
+    """The card and configuration of the trial that a trace belongs to; None for a trace outside a run."""
+    if not any(parent.name == "trials" for parent in path.resolve().parents):
+        return None
+    from cclsearch.run.folder import find_trial_inputs  # loads all that reads a run, which most traces do not need
+
+    return find_trial_inputs(path)

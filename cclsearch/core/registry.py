@@ -120,6 +120,10 @@ class Registry(Generic[T]):
         """All entries in the order of their names; imports every module that has one."""
         return [self.get(name) for name in self.names()]
 
+    def loaded(self) -> list[T]:
+        """The entries whose modules are imported already."""
+        return list(self._entries.values())
+
     def _drop(self, source: str) -> None:
         """Remove what a plugin registered before it failed."""
         for name in [name for name, by in self._sources.items() if by == source]:

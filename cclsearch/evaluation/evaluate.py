@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from cclsearch.card.model import Card
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Failure, Provenance
 from cclsearch.evaluation.comparison import TrialComparison
 from cclsearch.evaluation.control import find_window
 from cclsearch.evaluation.judge import judge
 from cclsearch.evaluation.other_trials import close_window, list_others
-from cclsearch.evaluation.trace_evidence import read_trace_evidence
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
@@ -22,7 +22,7 @@ from cclsearch.run.log_masking import LogMasker, scrub_logs, scrub_result
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import write_outcome_files
 from cclsearch.scoring.evaluate import evaluate_evidence, evaluate_failure
-from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.evidence import Evidence, TraceEvidence
 from cclsearch.scoring.outcome import Outcome
 from cclsearch.tasks.base import task_of
 
@@ -64,11 +64,20 @@ class TrialEvaluator:
         spec, card = self._spec, self._spec.card.for_trial(payload.config)
         task = task_of(card)
         collected = task.read_files(folder, collected)
-        trace = read_trace_evidence(folder / TRACE_FOLDER, card, payload)
+        trace = read_traced(folder / TRACE_FOLDER, card, payload)
         evidence = Evidence(payload, collected, card, spec.provenance, trace)
         evidence = replace(evidence, attempt=close_window(trial), others=list_others(state, trial))
         outcome = evaluate_evidence(evidence, task, spec.objective, baseline=find_baseline(state))
         return outcome.model_copy(update={"window": find_window(spec, trial, evidence, state)})
+
+
+def read_traced(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence | None:
+    """Return what a trial's traces show; None if it writes none, as recorded and simulated trials do."""
+    if not payload.wants_traces:
+        return None
+    from cclsearch.evaluation.trace_evidence import read_trace_evidence  # the trace toolkit, a fifth of the engine
+
+    return read_trace_evidence(folder, card, payload)
 
 
 def find_baseline(state: RunState) -> Mapping[str, float] | None:

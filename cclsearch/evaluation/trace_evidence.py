@@ -26,13 +26,11 @@ def _require_times(traces: TraceSet) -> TraceSet:
     return TraceSet({}, Status.NOT_AVAILABLE, (Reason.NO_TIMES,), NO_TIMES, files=traces.files, folder=traces.folder)
 
 
-def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence | None:
-    """Return metrics and diagnosis of a trial's traces, or None if it writes none; unreadable ones are in the notes.
+def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence:
+    """Return metrics and diagnosis of a trial's traces; unreadable ones are in the notes.
 
     The metrics are only those that cover the whole trace.
     """
-    if not payload.wants_traces:
-        return None
     traces = _require_times(read_traces(folder))
     devices = {device.name for table in traces.tables.values() for device in table.devices if device.name}
     view = TraceView(traces, card=card, config=payload.config)

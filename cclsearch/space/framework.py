@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from cclsearch.card.model import Card
-from cclsearch.card.task import TASKS
+from cclsearch.card.task import TASKS, list_declared
 from cclsearch.core.content import content_roots, find_content, list_frameworks
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
@@ -178,7 +178,7 @@ class Framework(Model):
     @field_validator("records")
     @classmethod
     def _check_records(cls, records: tuple[str, ...]) -> tuple[str, ...]:
-        known = {metric.needs for task in TASKS.entries() for metric in task.metrics} - {""} if records else set()
+        known = list_declared(records, lambda task: (metric.needs for metric in task.metrics)) - {""}
         if unknown := sorted(set(records) - known):
             raise ValueError(f"no metric needs {unknown[0]!r}; known: {', '.join(sorted(known))}")
         return records

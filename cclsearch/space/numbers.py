@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cclsearch.card.model import Card, ModelArch
-from cclsearch.card.task import TASKS
+from cclsearch.card.task import TASKS, list_declared
 from cclsearch.core.errors import UserError
 
 NUMBERS: dict[str, Callable[[Card], int]] = {
@@ -30,7 +30,7 @@ def find_number(card: Card, name: str) -> int:
 
 def check_number(name: str) -> str:
     """The name; raises ValueError that lists the known ones if no task has a number of that name."""
-    known = {*NUMBERS, *(number for task in TASKS.names() for number in TASKS.get(task).numbers)}
+    known = NUMBERS.keys() | list_declared({name} - NUMBERS.keys(), lambda task: task.numbers)
     if name not in known:
         raise ValueError(f"there is no number {name!r}; known: {', '.join(sorted(known))}")
     return name
