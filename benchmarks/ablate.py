@@ -1,81 +1,116 @@
-"""Replays the surrogate with one of its rules changed at a time: the table "Each rule alone" of `search.md`.
+"""Replays the surrogate with one of its mechanisms left out at a time: the table of `ablations.md`.
 
-    python benchmarks/ablate.py FOLDER [FOLDER ...] [--seeds 2]
+    python benchmarks/ablate.py FOLDER [FOLDER ...] [--fit LANDSCAPES] [--jittered 3] [--changes NAME ...]
 
-Every search has 15 trials and the shipped constants. `slow`: share of the trials that take more than twice as long as
-the best trial before them, among the trials after the first success that did not fail.
+Every search has 15 trials; a recording whose trials have several loads is one search for each limit of its task. With
+`--fit`, training is searched with constants fitted on those landscapes without the framework of the searched one, and
+each landscape several times, with the prior means moved at random (`search.py`); else with the shipped constants.
+`slow`: share of the trials that take more than twice as long as the best trial before them, among the trials after the
+first success that did not fail. Differences below 0.01 are luck.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from search import fit_without, list_priors
 
-from cclsearch.loop.bench import RecordedTable, replay_search, summarize
-from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes import acquisition, ensemble, feasibility, proposer, surrogate
-from cclsearch.propose.bayes.acquisition import choose_batch
-from cclsearch.propose.bayes.surrogate import CandidatePosterior
-from cclsearch.propose.observations import count_failures
+from cclsearch.loop.bench import Problem, RecordedTable, label_landscapes, list_problems, replay_search, summarize
+from cclsearch.propose.base import Observation, Proposer
+from cclsearch.propose.bayes import acquisition, ensemble, feasibility, loads, proposer, surrogate
+from cclsearch.propose.bayes.ensemble import Ensemble
+from cclsearch.propose.bayes.feasibility import NOT_BLAMED, Feasibility
+from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import find_recordings, load_recording
-from cclsearch.stats.calibration import CalibrationData
+from cclsearch.stats.calibration import Posterior, Prior, calibrate
+from cclsearch.stats.closed_form import Predictor, constant
 from cclsearch.stats.kernel import Array
+from cclsearch.tasks.training.prediction import make_predictor
 
-Change = Callable[[], object]
-FAILURE_TRIALS, MAX_FAILURE_TRIALS = 1.0, 50.0
-"""Trials that a failure costs beyond its own under `gain per cost`, and their limit; tenfold per failure too many."""
-
-
-def cost_of_failure(view: SearchView) -> float:
-    """Return the trials that one more failure costs, by the rule of `failure_penalty`."""
-    own, failed = count_failures(view.observations, view.llm_rows)
-    excess = failed + 1 - acquisition.FAILED_SHARE * (own + view.budget_left)
-    return float(min(FAILURE_TRIALS * 10 ** max(0.0, excess), MAX_FAILURE_TRIALS))
+Change = Mapping[tuple[object, str], object]
+"""(Module or class, attribute) -> what takes its place."""
+MANY = 1e4
+"""Degrees of freedom of a Student-t that is all but a normal."""
 
 
-def gain_per_cost(
-    posterior: CandidatePosterior, gain_m: Array, cost: float, largest: float | None = None, *, is_won: bool = False
-) -> Array:
-    """(m,) expected improvement over the expected cost in trials."""
-    return gain_m * posterior.p_valid_m / (1 + cost * (1 - posterior.p_success_m)) - posterior.shortfall_m
+def draw_marginals(self: Ensemble, rows: Array, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+    """Return one model per hypothesis: the linearized posterior in place of drawn multipliers."""
+    moments = [hypothesis.marginals(rows) for hypothesis in self.hypotheses]  # type: ignore[arg-type]
+    noises = [hypothesis.prior.noise for hypothesis in self.hypotheses]
+    sds = [np.sqrt(variance + noise**2) for (_, variance), noise in zip(moments, noises, strict=True)]
+    return np.array([mean for mean, _ in moments]), np.array(sds), self.weight_h
 
 
-@contextmanager
-def _per_cost() -> Iterator[None]:
-    with (
-        patch.object(CandidatePosterior, "utility_m", gain_per_cost),
-        patch.object(proposer, "failure_penalty", cost_of_failure),
-    ):
-        yield
+def with_prior(change: Callable[[Prior], Prior]) -> Callable[..., Posterior]:
+    """Return `calibrate` with another prior."""
+    return lambda model, features, prior, data: calibrate(model, features, change(prior), data)
 
 
-class _OneSided(CalibrationData):
-    """Data in which only slow values can be outliers."""
+def flat_crashes(model: Any, features: Any, prior: Prior, data: Any) -> Posterior:
+    """Calibrate with one rate of crashes for all configurations."""
+    shape = prior.shape.scaled(1e-3) if model is constant else prior.shape
+    return calibrate(model, features, replace(prior, shape=shape), data)
 
-    measured = partial(CalibrationData.measured, one_sided=True)  # type: ignore[assignment]
+
+def never_crash(self: Feasibility, rows: Any) -> tuple[Array, Array, Array]:
+    """Predict as if all failures were due to memory or broken values."""
+    gib, p_fits, _ = PREDICT(self, rows)
+    return gib, p_fits, p_fits if self.broken is None else p_fits * (1 - self.broken.p_broken(rows))
 
 
+def drop_loads(view: object, predictor: Predictor, earlier: object) -> Predictor:
+    """Return the predictor of what counts alone, in place of one of every load."""
+    return replace(predictor, loads=None)
+
+
+PREDICT = Feasibility.predict
 CHANGES: dict[str, Change] = {
-    "as shipped": lambda: patch.object(surrogate, "WORTHWHILE", surrogate.WORTHWHILE),
-    "safe rows without a chance kept": lambda: patch.object(surrogate, "WORTHWHILE", 0.0),
-    "risky rows run if nothing is left to win": lambda: patch.object(
-        proposer, "choose_batch", lambda posterior, count, penalty, is_won: choose_batch(posterior, count, penalty)
-    ),
-    "gain per cost instead": _per_cost,
-    "only slow outliers": lambda: patch.object(ensemble, "CalibrationData", _OneSided),
-    "no broken values": lambda: patch.object(
-        feasibility, "_blame_values", lambda predictor, seen: (None, feasibility.NOT_BLAMED)
-    ),
+    "as shipped": {},
+    "one noise of the cluster": {(ensemble, "NOISE_FACTORS"): (1.0,)},
+    "one size of the residual": {(ensemble, "RESIDUAL_FACTORS"): (1.0,)},
+    "no residual": {(ensemble, "RESIDUAL_FACTORS"): (1e-3,)},
+    "no hypothesis of a wide scale": {(ensemble, "SCALE"): ""},
+    "linearized posterior, no drawn models": {(Ensemble, "draw"): draw_marginals},
+    "far costs weigh as much as near ones": {(ensemble, "downweight_far"): lambda log_cost_n, noise_n: noise_n},
+    "normal noise, no outliers": {(ensemble, "calibrate"): with_prior(lambda prior: replace(prior, dof=MANY))},
+    "residual without slopes": {
+        (ensemble, "calibrate"): with_prior(lambda prior: replace(prior, shape=replace(prior.shape, slope=0.0)))
+    },
+    "residual without categories": {
+        (ensemble, "calibrate"): with_prior(lambda prior: replace(prior, shape=replace(prior.shape, category_sd=0.0)))
+    },
+    "no spread by leave-one-out errors": {(Posterior, "spread"): 1.0},
+    "one memory hypothesis": {
+        (feasibility, "_hypothesis_priors"): lambda form, names: [(frozenset(), form.form.prior, 0.0)]
+    },
+    "one rate of crashes": {(feasibility, "calibrate"): flat_crashes},
+    "no crashes": {(Feasibility, "predict"): never_crash},
+    "no broken values": {(feasibility, "_blame_values"): lambda predictor, seen: (None, NOT_BLAMED)},
+    "constant failure penalty": {(proposer, "failure_penalty"): lambda view: acquisition.MIN_FAILURE_PENALTY},
+    "safe rows without a chance kept": {(surrogate, "WORTHWHILE"): 0.0},
+    "risky rows run if nothing is left to win": {
+        (proposer, "choose_batch"): lambda posterior, count, penalty, is_won: acquisition.choose_batch(
+            posterior, count, penalty
+        )
+    },
+    "no simulation of the promising rows": {
+        (surrogate, "refine_predictor"): lambda view, predictor, earlier: predictor
+    },
+    "loads: only the one that counts": {(surrogate, "refine_predictor"): drop_loads},
+    "loads: one hypothesis": {(loads, "HYPOTHESES"): ((1.0, 1.0, 1.0, 0.0),)},
+    "loads: no offset of what counts": {(loads, "find_offset"): lambda cells, primary, measured: 0.0},
 }
 
 
-def count_slow(trials: list[Observation]) -> tuple[int, int]:
+def count_slow(trials: Sequence[Observation]) -> tuple[int, int]:
     """Return how many trials took over twice the best before them, and how many had one before them."""
     slow = compared = 0
     best = np.inf
@@ -87,23 +122,38 @@ def count_slow(trials: list[Observation]) -> tuple[int, int]:
     return slow, compared
 
 
-def measure(change: Change, folder: Path, seeds: int) -> str:
-    """Return the figures of one changed surrogate on the tables of a folder, as a row of a Markdown table."""
+def list_searches(folders: Sequence[Path], fit: tuple[Path, ...], jittered: int) -> Iterator[tuple[Problem, Proposer]]:
+    """Yield each problem below the folders, once for each draw of its constants, with its proposer."""
+    for folder in folders:
+        paths = find_recordings(folder)
+        for problem in list_problems([load_recording(path) for path in paths], label_landscapes(paths, folder)):
+            card = problem.recording.card
+            if not fit or card.task != "training":
+                yield problem, DefaultProposer()
+                continue
+            priors = fit_without(fit, (), "framework", Path(), card.framework)
+            for moved in list_priors(priors, 0, jittered):
+                yield problem, DefaultProposer(partial(make_predictor, priors=moved))
+
+
+def measure(change: Change, folders: Sequence[Path], fit: tuple[Path, ...], jittered: int) -> str:
+    """Return the figures of one changed surrogate, as cells of a Markdown table."""
     searches, slow, compared = [], 0, 0
     ask = RecordedTable.ask
-    for path in find_recordings(folder):
-        recording = load_recording(path)
-        for seed in range(seeds):
-            trials: list[Observation] = []
+    for problem, asked in list_searches(folders, fit, jittered):
+        recording, objective = problem.limited()
+        trials: list[Observation] = []
 
-            def keep(table: RecordedTable, *asked: object, kept: list[Observation] = trials) -> Observation:
-                kept.append(ask(table, *asked))  # type: ignore[arg-type]
-                return kept[-1]
+        def keep(table: RecordedTable, *of_trial: Any, kept: list[Observation] = trials) -> Observation:
+            kept.append(ask(table, *of_trial))
+            return kept[-1]
 
-            with change(), patch.object(RecordedTable, "ask", keep):  # type: ignore[attr-defined]
-                searches.append(replay_search(recording, proposer.DefaultProposer(), seed=seed, budget=15))
-            found = count_slow(trials)
-            slow, compared = slow + found[0], compared + found[1]
+        with ExitStack() as stack:
+            for (place, name), value in {**change, (RecordedTable, "ask"): keep}.items():
+                stack.enter_context(patch.object(place, name, value))
+            searches.append(replay_search(recording, asked, seed=0, budget=15, objective=objective))
+        found = count_slow(trials)
+        slow, compared = slow + found[0], compared + found[1]
     figures = summarize(searches)
     means = " | ".join(f"{figures['best_over_optimum']['gmean'][k]:.3f}" for k in ("3", "5", "10", "15"))
     return f"{means} | {figures['failed_share']:.1%} | {slow / max(1, compared):.1%} |"
@@ -112,13 +162,14 @@ def measure(change: Change, folder: Path, seeds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--fit", type=Path, nargs="+", default=[], help="landscapes that constants are fitted on")
+    parser.add_argument("--jittered", type=int, default=3, help="searches of each landscape with prior means moved")
+    parser.add_argument("--changes", nargs="+", default=list(CHANGES), choices=list(CHANGES))
     args = parser.parse_args()
-    print("| tables | rule | after 3 | after 5 | after 10 | after 15 | failed | slow |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for folder in args.folders:
-        for name, change in CHANGES.items():
-            print(f"| {folder.name} | {name} | {measure(change, folder, args.seeds)}", flush=True)
+    print("| left out | after 3 | after 5 | after 10 | after 15 | failed | slow |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name in args.changes:
+        print(f"| {name} | {measure(CHANGES[name], args.folders, tuple(args.fit), args.jittered)}", flush=True)
 
 
 if __name__ == "__main__":
