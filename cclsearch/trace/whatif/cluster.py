@@ -8,7 +8,7 @@ and what no model knows (protocols, stragglers, the host) stays as measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from cclsearch.network.sharing import Array, Ids
 from cclsearch.network.spec import ClusterSpec
 from cclsearch.network.sweep import Speeds
 from cclsearch.network.topology import TieredNetwork
+from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import NotAvailable
@@ -37,7 +38,7 @@ _BY_FLOPS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION
 
 @dataclass(eq=False)
 class ClusterReplay:
-    """A replay, and the cluster that it was recorded on, as far as a trace says what that was."""
+    """Times a replay on other clusters; `base` is the cluster on which it was recorded."""
 
     replay: Replay
     base: ClusterSpec
@@ -53,11 +54,6 @@ class ClusterReplay:
         self.base_s = self._seconds(self.base_on, Speeds())
         if self.base_s <= 0:
             raise NotAvailable(Reason.NO_GPU_EVENTS, "the step has no event that takes time")
-
-    @property
-    def measured_s(self) -> float:
-        """Seconds of the recorded step."""
-        return self.replay.step_time_s
 
     def step_s(
         self,
@@ -81,11 +77,10 @@ class ClusterReplay:
                 f"the simulated step on the recorded cluster takes {100 * (1 + off):.0f} % of the measured time; times"
                 " are scaled by that, and changes may be wrong by as much"
             )
-        calls = [call for graph, _, call in self._calls()]
-        unsized = sum(not call.message_bytes for call in calls)
+        unsized, total = count_unsized((self.replay.trace.ranks[graph.rank].table, graph.rows) for graph in self.graphs)
         if unsized:
             notes.append(
-                f"{unsized} of {len(calls)} collectives have no recorded size: it is inferred from their measured time"
+                f"{unsized} of {total} collectives have no recorded size: it is inferred from their measured time"
                 " and the recorded cluster's links"
             )
         if len(self.graphs) == 1 and self.base.num_ranks > 1:
@@ -93,18 +88,12 @@ class ClusterReplay:
         return (*self.replay.notes, *notes)
 
     def _choose_graphs(self) -> tuple[RankGraph, ...]:
-        """All ranks if the trace has them all, on a common clock, and they are not too many; else the slowest."""
+        """Return all ranks if the trace has them all on one clock, and they are not too many; else the slowest."""
         graphs = self.replay.graphs
         complete = len(graphs) == self.base.num_ranks and self.replay.trace.matching.offset_ns is not None
         if complete and sum(len(graph.rows) for graph in graphs) <= MAX_EVENTS:
             return graphs
         return tuple(graph for graph in graphs if graph.rank == self.replay.slowest) or graphs[:1]
-
-    def _calls(self) -> Iterator[tuple[RankGraph, int, Collective]]:
-        for graph in self.graphs:
-            table = self.replay.trace.ranks[graph.rank].table
-            for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
-                yield graph, i, table.collectives[int(table.coll_id[graph.rows[i]])]
 
     def _groups_of(self, graph: RankGraph, call: Collective, ranks: int) -> Ids | None:
         """Return the groups of all ranks that make this call at the same time; None if it cannot be simulated.
