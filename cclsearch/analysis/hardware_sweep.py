@@ -1,4 +1,4 @@
-"""What `ccl-search sweep-hardware` answers: a trace or a prediction on other clusters, simulated."""
+"""Answers `ccl-search sweep-hardware`: a trace or a prediction on other clusters, simulated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HardwareSweep:
 
     rows: Sequence[SweepRow]
     subject: str
-    """What is compared: the measured time of a trace, or a configuration."""
+    """The measured time of a trace, or a configuration, that is compared."""
     what: str
     """The words of the time."""
     notes: Sequence[str]

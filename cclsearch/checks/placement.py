@@ -27,7 +27,7 @@ KINDS = {
     "rank_order": "with the framework's degrees in another order",
     "ranks": "each rank at a place of its own, for any order of the degrees (srun or mpirun; not torchrun)",
 }
-"""What a placement changes -> in words."""
+"""Kind of placement -> what it changes, in words."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _devices_of(places: Sequence[int], links: LinkMatrix) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class OnLinks:
-    """What is predicted on other links."""
+    """A prediction on other links."""
 
     name: str
     value: float

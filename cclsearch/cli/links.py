@@ -29,7 +29,7 @@ TAKEN_BY = {
     "--package": (("package",), ("measure",)),
     "workload and no configuration": (("workload", "config", "knob"), ("place", "what-if")),
 }
-"""What only some actions take -> its arguments, and these actions."""
+"""Name of an input -> its arguments, and the actions that take it."""
 
 
 def run(args: argparse.Namespace) -> int:

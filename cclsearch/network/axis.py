@@ -1,4 +1,4 @@
-"""What groups of ranks that communicate at once get from the links of a cluster, measured or simulated."""
+"""Bandwidth and latency of groups of ranks that communicate at once, on measured or simulated links."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ All groups of one kind of parallelism communicate at once, so a segment has the 
 halving-doubling: Thakur et al. 2005; double binary trees: Sanders et al. 2009, as NCCL uses them; hierarchical: reduce
 inside each axis of the network before the next one, in pieces that overlap (Cho et al. 2019, BlueConnect).
 
-Message sizes are those of nccl-tests: all-reduce and broadcast the buffer, all-gather the gathered output,
+Message sizes count as in nccl-tests: all-reduce and broadcast the buffer, all-gather the gathered output,
 reduce-scatter the input, all-to-all what a rank sends to all.
 """
 
@@ -28,7 +28,7 @@ MAX_FLOWS = 1 << 21
 MAX_DRAINED = 4096
 """Flows of unequal size up to which their rates are shared anew at each end."""
 NEVER_FASTEST = frozenset({"turns"})
-"""Algorithms that are what some library does, but that another one is always faster than."""
+"""Modelled as some library does it; never chosen by `auto`, since another one is always faster."""
 ORDERS = 24
 """Orders in which members reach an exchange with turns, of which the mean is taken: all, of up to four members."""
 

@@ -77,7 +77,7 @@ class _Transfer:
 
 @dataclass(eq=False)
 class _Sharing:
-    """How much slower segments are while others use their links; each combination of patterns is computed once.
+    """Computes the slowdown of segments whose links others use; each combination of patterns once.
 
     Segments of one pattern (the same flows, whatever their size) have the same `links` object.
     """

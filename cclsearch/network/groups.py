@@ -1,4 +1,4 @@
-"""What collectives of groups get from measured links: the slowest group decides, and in it the slowest link.
+"""Bandwidth and latency of collectives on measured links: the slowest group decides, and in it the slowest link.
 
 All groups of an axis work at the same time, and share the network ports of their nodes. A ring passes every link
 between neighbours (Thakur et al. 2005). NCCL builds a ring for each network port
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupLink:
-    """What every member of a group has, in the slowest of all groups of an axis."""
+    """Bandwidth and latency of each member, in the slowest of all groups of an axis."""
 
     bytes_s: float
     """Infinite for groups of one member."""

@@ -1,7 +1,7 @@
 """The matrix of measured links: bandwidth and latency of every ordered pair of endpoints.
 
 An endpoint is a place for one rank, or for several (a node). Places are counted through the endpoints in order: with 8
-per endpoint, places 0 to 7 are those of the first. Rank r runs at place r unless a placement says otherwise.
+per endpoint, places 0 to 7 belong to the first. Rank r runs at place r unless a placement says otherwise.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class LinkMatrix(Model):
     places_per_port: int = Field(default=1, ge=1)
     """Neighbouring places of a node that share one port to other nodes: 1 if each has a network port of its own."""
     port_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Gbit/s that pass a port in one direction while all of its places send; None: those of one pair. It is more if one
-    pair cannot fill a port."""
+    """Gbit/s that pass a port in one direction while all of its places send; None: as one pair
+    alone. It is more if one pair cannot fill a port."""
     source: str = ""
-    """Where the figures are from: what measured them, or whose they are."""
+    """Origin of the figures: the program that measured them, or who published them."""
 
     @field_validator("endpoints", "nodes")
     @classmethod
@@ -144,7 +144,7 @@ class LinkMatrix(Model):
 
     @property
     def port_bytes_s(self) -> float | None:
-        """Bytes per second of a port; None: those of one pair."""
+        """Bytes per second of a port; None: as for one pair."""
         return None if self.port_gbps is None else self.port_gbps * 1e9 / 8
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The order of nodes, and of the devices inside each: which have the first ranks, found by local improvement."""
+"""Finds an order of nodes, and of the devices inside each, for the ranks, by local improvement."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def spread_nodes(links: LinkMatrix, order: Sequence[int], devices: Sequence[int]
 def chain_nodes(links: LinkMatrix) -> list[Order]:
     """Return an order from each node on, which goes to the node with the fastest link among those left.
 
-    Nodes of one zone or switch become neighbours, whatever the order in which they were given.
+    Nodes of one zone or switch become neighbours, even if they were given in another order.
     """
     first_P = np.array([int(np.flatnonzero(links.node_P == node)[0]) for node in identity_order(links)])
     return _chain(_rates(links, first_P))

@@ -213,7 +213,7 @@ def read_nccl_tests(paths: Iterable[Path]) -> LinkMatrix:
     """Return the matrix of outputs of nccl-tests: each file is one test over the ranks that its header lists.
 
     A pair's bandwidth is the best bus bandwidth of the smallest test that it took part in, its latency the time of that
-    test's smallest message: with more than two ranks they are those of the whole group. Both directions get the same.
+    test's smallest message: with more than two ranks the whole group had them. Both directions get the same.
     """
     tests = sorted((_read_test(path) for path in paths), key=lambda test: -len(test[0]))
     rates: dict[Pair, float] = {}

@@ -1,4 +1,4 @@
-"""What a cluster's network looks like: tiers from the inside out, in a model and in one line of text.
+"""Describes the network of a cluster: tiers from the inside out, as a model and as one line of text.
 
     switch:8:2400:2.5/fat-tree:64:200:8:leaf=32:over=2
 
@@ -40,7 +40,7 @@ class Tier(Model):
     leaf: Annotated[int, Field(ge=1)] | None = None
     """Ports of a leaf switch to ranks; None: one leaf switch for all."""
     over: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
-    """Oversubscription: bandwidth of a leaf switch's ports to ranks over that of its uplinks."""
+    """Oversubscription: bandwidth of a leaf switch's ports to ranks over the bandwidth of its uplinks."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -79,7 +79,7 @@ class ClusterSpec(Model):
 
     @property
     def domain(self) -> int:
-        """Ranks of one scale-up domain: those of the innermost tier."""
+        """Ranks of one scale-up domain: one unit of the innermost tier."""
         return self.tiers[0].size
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""The same work on other hardware: seconds on each option, and what is saved there if one resource is doubled."""
+"""Times the same work on other hardware, and there with each resource doubled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cclsearch.network.spec import ClusterSpec
 
 @dataclass(frozen=True)
 class Speeds:
-    """How much faster computation is than on the base."""
+    """Speed of computation relative to the base."""
 
     flops: float = 1.0
     """Of products, attention and convolutions."""

@@ -13,7 +13,7 @@ GEMM_SHARE = {"tpu": 0.85}
 """Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText
 publishes 52 to 71 % MFU of whole steps on TPU v4 and v5p, recomputation not counted)."""
 GPU_GEMM_SHARE = 0.72
-"""The same of all others ([M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end)."""
+"""The same share on all others ([M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end)."""
 LAUNCH_S = {"gpu": 20e-6, "tpu": 1e-6, "npu": 1e-6, "cpu": 1e-6}
 """Host seconds per kernel. The bare launch takes 5 to 10 us, eager PyTorch with its modules and autograd takes 16 to
 118 us from one launch to the next (medians of four public profiles: Qwen on MI300X 16, TimeSformer on H100 62, Switch
@@ -47,7 +47,7 @@ class Machine:
     up_latency_s: float
     out_latency_s: float
     node: int
-    """Number of accelerators connected by the scale-up links: those of a node, unless the links go further."""
+    """Number of accelerators connected by the scale-up links: a node, unless the links go further."""
     memory_gib: float
     fixed_gib: float
     """Memory in use before the model is loaded."""

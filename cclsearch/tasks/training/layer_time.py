@@ -1,4 +1,4 @@
-"""What one layer takes, forward and backward: its matrix products, the operators between them, and their launches.
+"""Time of one layer, forward and backward: its matrix products, the operators between them, and their launches.
 
 Sources: [K] Korthikanti et al. 2022 (bytes of activations), [N] NVIDIA, Matrix Multiplication Background User's Guide
 (tiles and waves of a matrix product).

@@ -1,4 +1,4 @@
-"""Reads the numbers that a prediction needs from a space, one column each, whatever the space calls its knobs."""
+"""Reads the numbers that a prediction needs from a space, one column each; a space may call its knobs otherwise."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Layout:
     orders: tuple[tuple[str, ...], ...]
     """Orders of the degrees over ranks, innermost first."""
     hosts: Array
-    """What is put in an order that suits measured links: 0 nothing, 1 the nodes, 2 all ranks."""
+    """Units in an order that suits measured links: 0 none, 1 the nodes, 2 all ranks."""
     devices: Array
     """Whether the devices inside nodes are put in such an order, 1 or 0."""
     split: Array

@@ -86,7 +86,7 @@ def expert_group(layout: Layout) -> tuple[Array, Array]:
 
 
 def trained_share(layout: Layout) -> Array:
-    """(N,) trained parameters as a share of those of the model: with adapters, only theirs."""
+    """(N,) trained parameters as a share of all parameters of the model: with adapters, only theirs."""
     return np.where(layout.frozen > 0, ADAPTER_SHARE, 1.0)
 
 

@@ -1,6 +1,6 @@
 """Bandwidth and latency that each axis of a layout gets: from the two bandwidths of a machine, or from links.
 
-The links are measured, or those of a simulated cluster. Then an axis gets what its slowest group gets
+Links are measured, or belong to a simulated cluster. Then an axis gets what its slowest group gets
 (`network/groups.py`, `network/axis.py`). Ranks are in the order of the knob `rank_order`. On measured links, the knobs
 `host_order` and `device_order` put nodes, devices inside nodes, or all ranks in an order found by local improvement.
 """
@@ -34,13 +34,13 @@ from cclsearch.tasks.training.memory import expert_group
 
 Groups = NDArray[np.int64]
 AXES = ("tp", "cp", "sharding", "replicated", "experts", "exchange", "pp")
-"""What communicates: tensor and context parallelism, gradients of a sharding group, between the replicas of HSDP,
+"""Groups that communicate: tensor and context parallelism, gradients of a sharding group, between the replicas of HSDP,
 gradients of experts, tokens to experts, pipeline stages."""
 
 
 @dataclass(frozen=True, eq=False)
 class AxisLink:
-    """What the slowest group of an axis gets; (N,) each."""
+    """Bandwidth and latency of the slowest group of an axis; (N,) each."""
 
     bytes_s: Array
     latency_s: Array
@@ -205,7 +205,7 @@ class Mesh:
     def each_position(self, per_node: int) -> Iterator[Groups]:
         """Yield (R,) the position of each rank in every order of the axes, the mesh's own first.
 
-        Schedulers number the ranks of a node upwards, so that those of the same node get its places in that order.
+        Schedulers number the ranks of a node upwards: the ranks of a node get its places in that order.
         """
         shape = [size for _, size in self.sizes[::-1] if size > 1]
         ranks = np.arange(self.num_ranks).reshape(shape)
@@ -219,14 +219,14 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Freedom:
-    """What a placement may change."""
+    """Parts of a placement that may change."""
 
     nodes: bool = False
     """The order of the nodes."""
     devices: bool = False
     """The order of the devices inside nodes, the same in each."""
     ranks: bool = False
-    """The place of every rank: also the order of the degrees, whatever the framework's own is."""
+    """The place of every rank, and with it the order of the degrees, even against the framework's own."""
 
     @classmethod
     def at(cls, layout: Layout, row: int) -> Freedom:

@@ -1,4 +1,4 @@
-"""How many layers each pipeline stage has: the choices of the knob `stage_layers`, and the split that suits the speeds.
+"""Layers of each pipeline stage: the choices of the knob `stage_layers`, and the split that suits the speeds.
 
 The step of a 1F1B pipeline with unequal stages takes the sum of all stages, for its first micro-batch, and the longest
 one for each other (Narayanan et al. 2021, section 2.2, for equal ones). Holmes (Yang et al. 2023, section 3.3) splits
@@ -78,7 +78,7 @@ def split_layers(
 
 
 def shift_layers(split: Sequence[int], layer_s: Sequence[float], shift: int) -> tuple[int, ...]:
-    """Return the split with `shift` layers more on the fastest stage, taken from the slowest, as far as it has some.
+    """Return the split with `shift` layers more on the fastest stage, taken from the slowest, which keeps at least one.
 
     Of stages that are equally fast, the first is taken as the fastest and the last as the slowest.
     """
@@ -96,7 +96,7 @@ def shift_layers(split: Sequence[int], layer_s: Sequence[float], shift: int) -> 
 def apply_split(
     choice: SplitChoice, layer_s: Sequence[float], extra_s: Sequence[float], layers: int, micro_batches: float
 ) -> tuple[int, ...]:
-    """Return the layers of each stage for a choice; those of an even split if the choice does not fit the stages."""
+    """Return the layers of each stage for a choice, of an even split if the choice does not fit the stages."""
     stages = len(layer_s)
     if choice.explicit and is_legal(choice, layers, stages):
         return choice.explicit

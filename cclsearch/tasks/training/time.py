@@ -30,7 +30,7 @@ from cclsearch.tasks.training.memory import (
 from cclsearch.tasks.training.network import AXES, AxisLink, Network
 
 LINK_MULTIPLIERS = ("tp_scale_up", "tp_scale_out", "expert_exchange", "p2p", "dp")
-"""Those of seconds that messages take on links."""
+"""Multipliers of the seconds that messages take on links."""
 MULTIPLIERS = (
     *("scale", "gemm", "attention", "elementwise", "replicated", "recompute", "vocabulary", "imbalance", "launch"),
     *("tp_scale_up", "tp_scale_out", "tp_wait", "tp_wait_staged", "expert_exchange", "bubble", "p2p", "p2p_wait", "dp"),
@@ -98,7 +98,7 @@ class TimeParts:
     even_split: Array
     """Whether all pipeline stages have as many layers: 1, 0 (balanced by their work) or NaN."""
     balanced_first: Array
-    """Layers of the first stages of a balanced pipeline, relative to those of an even one."""
+    """Layers of the first stages of a balanced pipeline, relative to an even one."""
     balanced_last: Array
     """The same of its last stage, which has the output projection."""
     micro_batches: Array
@@ -216,7 +216,7 @@ def _balanced_layers(card: Card, layout: Layout) -> tuple[Array, Array]:
 def _shares_ports(machine: Machine, network: Network, name: str) -> Array:
     """(N,) 1 where an axis and the gradients both leave their nodes over links, and so use the same ports.
 
-    Links are measured or those of a simulated cluster, where each rank has a port to a tier.
+    Links are measured, or belong to a simulated cluster, where each rank has a port to a tier.
     """
     gradients = network.axis("sharding").crosses | network.axis("replicated").crosses
     return np.asarray((network.axis(name).crosses & gradients) * float(machine.has_network))

@@ -1,6 +1,6 @@
 """A trace's step on a simulated cluster: its events as tasks, its collectives over the cluster's shared links.
 
-The graph of dependencies is that of `graph.py`. A collective takes its measured time times the ratio of simulated times
+Events depend on each other as in `graph.py`. A collective takes its measured time times the ratio of simulated times
 on the new and on the recorded cluster, and longer while others use its links. So an unchanged cluster changes nothing,
 and what no model knows (protocols, stragglers, the host) stays as measured.
 """
@@ -69,7 +69,7 @@ class ClusterReplay:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What limits the answers."""
+        """Limits of the answers, one sentence each."""
         notes = []
         off = self.base_s / self.replay.window_s - 1
         if abs(off) > 0.05:

@@ -1,4 +1,4 @@
-"""Dependency graph of the events of one step, as far as the trace shows dependencies.
+"""Builds the graph of the dependencies between events of one step that a trace shows.
 
 An event may depend on: the event before on the same stream or thread; an event of another stream that ended as this one
 began; the host's launch, which moves with the event that the host had waited for; the running event that issued it; the

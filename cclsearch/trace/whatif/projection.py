@@ -128,7 +128,7 @@ class Replay:
 
     @property
     def what(self) -> str:
-        """What is replayed: a step, or the recorded window."""
+        """Word for the replayed time: a step, or the recorded window."""
         return "step" if self.is_step else "window"
 
     def utilities(self) -> dict[str, WhatIf]:
