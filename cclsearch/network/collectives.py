@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
+from itertools import count, permutations
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class Segment:
     repeats: float = 1.0
     floor_s: float = 0.0
     """Seconds that one repetition takes at least, however fast the links are (coding)."""
+    pattern: int = field(default_factory=count().__next__)
+    """The same number for segments of the same flows, whatever their size."""
 
     @property
     def seconds(self) -> float:

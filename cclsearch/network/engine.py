@@ -77,37 +77,27 @@ class _Transfer:
 
 @dataclass(eq=False)
 class _Sharing:
-    """Computes the slowdown of segments whose links others use; each combination of patterns once.
-
-    Segments of one pattern (the same flows, whatever their size) have the same `links` object.
-    """
+    """Computes the slowdown of segments whose links others use; each combination of patterns once."""
 
     capacity_L: Array
     slowdowns: dict[tuple[int, ...], list[float]] = field(default_factory=dict)
     meet: dict[tuple[int, int], bool] = field(default_factory=dict)
-    kept: dict[int, Segment] = field(default_factory=dict)
-    """A segment of each pattern, kept so that no other object takes its number."""
 
     def slowdowns_of(self, segments: Sequence[Segment]) -> list[float]:
         """Return by what factor the transfer of each is slower than alone."""
-        order = sorted(range(len(segments)), key=lambda i: id(segments[i].links))
-        key = tuple(id(segments[i].links) for i in order)
+        order = sorted(range(len(segments)), key=lambda i: segments[i].pattern)
+        key = tuple(segments[i].pattern for i in order)
         if key not in self.slowdowns:
-            self._keep(segments)
             self.slowdowns[key] = self._compute([segments[i] for i in order])
         found = dict(zip(order, self.slowdowns[key], strict=True))
         return [found[number] for number in range(len(segments))]
 
     def shares_links(self, a: Segment, b: Segment) -> bool:
         """Whether any link carries flows of both."""
-        key = (id(a.links), id(b.links))
+        key = (a.pattern, b.pattern)
         if key not in self.meet:
-            self._keep((a, b))
             self.meet[key] = bool(np.intersect1d(a.links, b.links, assume_unique=True).size)
         return self.meet[key]
-
-    def _keep(self, segments: Sequence[Segment]) -> None:
-        self.kept |= {id(segment.links): segment for segment in segments}
 
     def _compute(self, segments: list[Segment]) -> list[float]:
         links = np.unique(np.concatenate([segment.links for segment in segments]))

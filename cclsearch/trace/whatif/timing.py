@@ -65,7 +65,7 @@ class StepTimer:
     def time(self, seconds: Sequence[Floats], moves: Sequence[Work], capacity_L: Floats = NO_LINKS) -> float:
         """Return the seconds of the step, the longest over ranks, if every event begins as early as it can.
 
-        `seconds` are the lengths of events, of which those of collectives do not count; `moves` are the tasks of `moving`.
+        `seconds` are the lengths of the events, not used for collectives; `moves` are the tasks of `moving`.
         """
         length_E = np.concatenate([*seconds, np.zeros(0)])
         length_E[self._end_task >= len(length_E)] = 0.0
