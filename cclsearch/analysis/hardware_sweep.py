@@ -133,7 +133,7 @@ def sweep_trace(
     notes = list(timed.notes)
     if asked.chips and chip is None:
         notes.append("the traced accelerator is unknown: other accelerators compute as fast as it")
-    return HardwareSweep(rows, f"measured {replay.what}: {format_value(replay.step_time_s, 's')}", replay.what, notes)
+    return HardwareSweep(rows, f"measured {replay.what}: {format_value(timed.measured_s, 's')}", replay.what, notes)
 
 
 def sweep_prediction(

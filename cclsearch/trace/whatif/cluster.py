@@ -55,6 +55,11 @@ class ClusterReplay:
         if self.base_s <= 0:
             raise NotAvailable(Reason.NO_GPU_EVENTS, "the step has no event that takes time")
 
+    @property
+    def measured_s(self) -> float:
+        """Seconds of the recorded step."""
+        return self.replay.step_time_s
+
     def step_s(
         self,
         cluster: ClusterSpec,
