@@ -94,11 +94,6 @@ def read_hf_model(path: Path) -> dict[str, Any]:
     }
 
 
-def count_hf_parameters(config: Mapping[str, Any], where: str) -> int:
-    """Parameters of the model that a card made from this config describes; `where` names it in errors."""
-    return count_parameters(make_model(_read_shape(config, str(config.get("model_type")), Path(where))))
-
-
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:

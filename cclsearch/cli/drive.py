@@ -33,7 +33,7 @@ SPECIAL = {EndKind.JUDGING_ERRORS: EXIT_DEFECT, EndKind.SHARED_CAUSE: EXIT_SHARE
 """How a search stopped -> its exit code."""
 
 
-def drive_search(folder: Path, args: argparse.Namespace, changes: drive.Changes | None = None) -> int:
+def drive_in_terminal(folder: Path, args: argparse.Namespace, changes: drive.Changes | None = None) -> int:
     """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error,
     3 if several configurations ended for the same reason and no trial was admitted.
     """

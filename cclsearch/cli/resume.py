@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cclsearch.cli.arguments import take
-from cclsearch.cli.drive import drive_search
+from cclsearch.cli.drive import drive_in_terminal
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import is_terminal
 from cclsearch.core.values import Provenance
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         unknown=unknown,
         wanted=wanted,
     )
-    return drive_search(folder, args, changes)
+    return drive_in_terminal(folder, args, changes)
 
 
 def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:

@@ -38,10 +38,10 @@ def run(args: argparse.Namespace) -> int:
         from cclsearch.cli.dry_run import show_plan
 
         return show_plan(plan, runs, as_json=args.json)
-    from cclsearch.cli.drive import drive_search
+    from cclsearch.cli.drive import drive_in_terminal
 
     folder = start_run(plan.spec, runs)
-    return drive_search(folder, args)
+    return drive_in_terminal(folder, args)
 
 
 @contextlib.contextmanager

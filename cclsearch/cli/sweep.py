@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.drive import drive_search
+from cclsearch.cli.drive import drive_in_terminal
 from cclsearch.cli.run import make_request, naming_settings
 from cclsearch.loop.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 from cclsearch.run.catalog import name_run, runs_folder
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     with naming_settings(args):
         planned = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
     folder = create_sweep(replace(planned, plan=planned.plan), runs)
-    code = drive_search(folder, args)
+    code = drive_in_terminal(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.analysis.pareto import gather_pareto_page
         from cclsearch.cli.pareto import print_pareto

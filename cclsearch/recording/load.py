@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,10 @@ def load_recording(folder: Path | str) -> Recording:
             raise UserError(
                 f"a recording is a folder with card.yaml and trials.csv; {str(folder)!r} has no {path.name}"
             )
-    data = read_yaml(folder / "card.yaml")
-    task = find_task(data, folder)
-    knobs, rows, notes = read_table(table, task, data)
+    stamps = tuple(
+        (s.st_dev, s.st_ino, s.st_mtime_ns, s.st_size) for s in (table.stat(), (folder / "card.yaml").stat())
+    )
+    data, task, (knobs, rows, notes) = _read_files(folder, table, stamps)
     card, card_notes = _read_card(folder, data, rows, task)
     knobs, rows, precision_notes = _keep_precisions(card, knobs, rows)
     knobs, rows, equal_notes = _merge_equal(card, knobs, rows, task.primary_metric)
@@ -98,6 +99,17 @@ def load_recording(folder: Path | str) -> Recording:
         *_note_too_many(card, rows),
     )
     return Recording(folder.resolve().name, card, space, rows, notes, folder)
+
+
+@lru_cache(maxsize=4)
+def _read_files(folder: Path, table: Path, stamps: object) -> tuple[dict[str, Any], Any, Any]:
+    """The card's mapping, its task, and the knobs, rows and notes of the table.
+
+    A search looks up its recording up to five times before its first trial; `stamps` tell a changed file.
+    """
+    data = read_yaml(folder / "card.yaml")
+    task = find_task(data, folder)
+    return data, task, read_table(table, task, data)
 
 
 def _keep_precisions(
