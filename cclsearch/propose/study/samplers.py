@@ -29,7 +29,7 @@ from cclsearch.card.model import Card
 from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.base import PROPOSERS, Observation, Proposal, Proposer, ProposerContext, SearchView
+from cclsearch.propose.base import PROPOSERS, Observation, Proposer, ProposerContext, SearchView
 from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.propose.study.parameters import StudyParameters, study_directions
 from cclsearch.scoring.objective import Objective, single_metric
@@ -79,24 +79,18 @@ class SurrogateSampler(_KnobSampler):
         objective: Objective | None = None,
         seed: int = 0,
         expected_trials: int = 15,
-        planned: Sequence[Proposal] = (),
-        parameters: StudyParameters | None = None,
     ) -> None:
-        """With `planned`, the next draws are these, which a search planned from its ledger."""
-        super().__init__(parameters or StudyParameters(space))
+        super().__init__(StudyParameters(space))
         self._objective = objective or single_metric(TASKS.get(card.task).primary_metric)
         self._card = card
         self._seed = seed
         self._expected_trials = expected_trials
-        self._planned = list(planned)
         self._proposer = make_surrogate(self._objective)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return all knobs of the next configuration; raises UserError if every one was tried."""
-        if self._planned:
-            return self._parameters.encode(self._planned.pop(0).config)
         directions, wanted = [found.name.lower() for found in study.directions], study_directions(self._objective)
         if directions != wanted:
             raise UserError(
@@ -177,16 +171,19 @@ class SpaceSampler(_KnobSampler):
         self.inner = inner
         self.free_N: NDArray[np.bool_] | None = None
         """(N,) rows that may be drawn; None: those that no trial of the study has."""
-        self.next_row: int | None = None
-        """The row that the next trial has, whatever is drawn: someone else chose it."""
 
     def reseed_rng(self) -> None:
         """Reseed the other sampler."""
         self.inner.reseed_rng()
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Call the other sampler's hook."""
+        """Call the other sampler's hook; draw for an enqueued trial, so that the sampler's state advances.
+
+        Optuna draws only for parameters that were not enqueued.
+        """
         self.inner.before_trial(study, trial)
+        if "fixed_params" in trial.system_attrs:
+            self._draw(study, trial)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Call the other sampler's hook."""
@@ -196,14 +193,7 @@ class SpaceSampler(_KnobSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the nearest free configuration; raises UserError if every one was tried."""
-        own = self.inner.infer_relative_search_space(study, trial)
-        drawn = dict(self.inner.sample_relative(study, trial, own))
-        for name, distribution in search_space.items():
-            if name not in drawn and not distribution.single():
-                drawn[name] = self.inner.sample_independent(study, trial, name, distribution)
-        if self.next_row is not None:
-            row, self.next_row = self.next_row, None
-            return self._parameters.encode(self._parameters.space.config(row))
+        drawn = self._draw(study, trial)
         free_N = self._find_free(study, trial) if self.free_N is None else self.free_N
         if not free_N.any():
             size = len(self._parameters.space)
@@ -213,6 +203,14 @@ class SpaceSampler(_KnobSampler):
         if moved:
             study._storage.set_trial_user_attr(trial._trial_id, DRAWN, moved)
         return params
+
+    def _draw(self, study: Study, trial: FrozenTrial) -> dict[str, Any]:
+        own = self.inner.infer_relative_search_space(study, trial)
+        drawn = dict(self.inner.sample_relative(study, trial, own))
+        for name, distribution in self._parameters.distributions.items():
+            if name not in drawn and not distribution.single():
+                drawn[name] = self.inner.sample_independent(study, trial, name, distribution)
+        return drawn
 
     def _find_free(self, study: Study, trial: FrozenTrial) -> NDArray[np.bool_]:
         free_N = np.ones(len(self._parameters.space), dtype=bool)
