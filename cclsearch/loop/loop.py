@@ -18,6 +18,7 @@ from cclsearch.loop.session import Session, add_wanted
 from cclsearch.loop.shared_cause import explain_end, find_shared_cause
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import BUSY_MACHINE, Note
+from cclsearch.propose.observations import observed_rows
 from cclsearch.record.event import EndKind, ProposalRefused, Purpose, SearchEnded, SearchStopped, TrialProposed
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial, TrialState, find_state
@@ -130,7 +131,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
     unfinished = [(trial.number, space.row(trial.config)) for trial in writer.state.unfinished]
     running = {row for _, row in unfinished}
     seen_N = np.zeros(len(space), dtype=bool)
-    seen_N[observations.rows] = True
+    seen_N[observed_rows(observations)] = True
     held_back_N = mask_rows(session.held_back.rows, len(space)) & ~seen_N
     held_back_N[[row for row in lost if row is not None and not seen_N[row]]] = True
     held_back_N[[row for row in running if row is not None]] = False

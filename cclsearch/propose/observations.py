@@ -47,34 +47,15 @@ class Observation:
 
 def observed_rows(observations: Sequence[Observation]) -> NDArray[np.int64]:
     """Return the observed rows of the space, in no order."""
-    rows: NDArray[np.int64] | None = getattr(observations, "rows", None)
-    return np.array([o.row for o in observations if o.row is not None], dtype=np.int64) if rows is None else rows
+    return np.array([o.row for o in observations if o.row is not None], dtype=np.int64)
 
 
 def observed_losses(observations: Sequence[Observation]) -> NDArray[np.float64]:
     """(n,) loss of each observation; NaN for one without."""
-    losses: NDArray[np.float64] | None = getattr(observations, "losses", None)
-    if losses is not None:
-        return losses
     return np.array([np.nan if o.loss is None else o.loss for o in observations], dtype=np.float64)
-
-
-def observed_trials(observations: Sequence[Observation]) -> NDArray[np.int64]:
-    """(n,) number of each observation's trial."""
-    trials: NDArray[np.int64] | None = getattr(observations, "trials", None)
-    return np.array([o.trial for o in observations], dtype=np.int64) if trials is None else trials
-
-
-def observed_failures(observations: Sequence[Observation]) -> NDArray[np.bool_]:
-    """(n,) whether each observed trial failed."""
-    failures: NDArray[np.bool_] | None = getattr(observations, "failures", None)
-    return np.array([o.failure is not None for o in observations], dtype=bool) if failures is None else failures
 
 
 def count_failures(observations: Sequence[Observation], excluded: Collection[int]) -> tuple[int, int]:
     """Return the number of observations outside the excluded rows, and how many of these failed."""
-    failures: NDArray[np.bool_] | None = getattr(observations, "failures", None)
-    if failures is not None and not excluded:
-        return len(failures), int(failures.sum())
     counted = [o.failure is not None for o in observations if o.row not in excluded]
     return len(counted), sum(counted)

@@ -76,7 +76,7 @@ class LedgerFollower:
                 self.state.skip(found)
                 continue
             try:
-                self.state.apply(found.event, found.offset, found.end)
+                self.state.apply(found.event, found.offset)
             except ValueError as error:
                 trial = getattr(found.event, "trial", None)
                 self.state.skip(BadLine(found.number, str(error), found.event.event, trial))
@@ -90,7 +90,6 @@ class _Line:
 
     number: int
     offset: int
-    end: int
     event: Event
 
 
@@ -114,18 +113,18 @@ class _Lines:
         """Every complete line that follows: as an event, or with what is wrong with it."""
         for line in self._split():
             length = line if isinstance(line, int) else len(line)
-            found = self._examine(line, self.number + 1, self.offset + length)
+            found = self._examine(line, self.number + 1)
             self.number, self.offset = self.number + 1, self.offset + length
             yield found
 
-    def _examine(self, line: bytes | int, number: int, end: int) -> _Line | BadLine:
+    def _examine(self, line: bytes | int, number: int) -> _Line | BadLine:
         try:
             if isinstance(line, int):
                 raise ValueError(f"it has {line:,} bytes, more than the {MAX_LINE_BYTES:,} allowed")
             event = decode_line(line)
             if isinstance(event, SearchStarted):
                 refuse_newer(self.path, event.ledger_version, LEDGER_VERSION)
-            return _Line(number, self.offset, end, event)
+            return _Line(number, self.offset, event)
         except (ValueError, RecursionError) as error:
             head = b"" if isinstance(line, int) else line
             refuse_newer(self.path, _find_version(head), LEDGER_VERSION)
@@ -184,8 +183,8 @@ class Ledger:
         sync_folder(path.parent)
         self._end = self._cut_torn_line()
 
-    def append(self, event: Event) -> tuple[int, int]:
-        """Write one event and sync it; return where its line begins and ends.
+    def append(self, event: Event) -> int:
+        """Write one event and sync it; return where its line begins.
 
         On an error (disk full) the file is restored and OSError is raised; UserError if another process wrote to it;
         ValueError, and nothing is written, if the line could not be read again.
@@ -202,7 +201,7 @@ class Ledger:
             os.ftruncate(self._fd, self._end)
             raise
         offset, self._end = self._end, self._end + len(line)
-        return offset, self._end
+        return offset
 
     def check_present(self) -> None:
         """Raise OSError if the file at the path is another one: its file system is gone, or its folder was moved."""

@@ -1,12 +1,11 @@
 """The state of a search, folded from the lines of its ledger.
 
-Only frequently needed data of each trial stays in memory (finished, loss, whether it costs budget, offsets of its
-lines); the trial itself is read from the ledger on demand. So a search of 10,000 trials needs little memory.
+Of each trial, only what the fold needs stays in memory (finished, loss, whether it costs budget, where its lines
+begin); the trial itself is read from the ledger on demand. So a search of 25,000 trials needs little memory.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +92,7 @@ class RunState:
     _num_finished_before: int = 0
     """Number of trials that had finished then."""
     _open: dict[int, None] = field(default_factory=dict)
-    _ranked: array[int] = field(default_factory=lambda: array("i"))
+    _ranked: list[int] = field(default_factory=list)
     """Numbers of the ranked trials, in order of finishing."""
     _baseline: int | None = None
     _own_baselines: set[int] = field(default_factory=set)
@@ -107,8 +106,8 @@ class RunState:
     def __post_init__(self) -> None:
         self.trials = TrialTable(self.path)
 
-    def apply(self, event: Event, offset: int, end: int) -> None:
-        """Apply the next event, whose line is from `offset` to `end` in the ledger.
+    def apply(self, event: Event, offset: int) -> None:
+        """Apply the next event, whose line begins at `offset` in the ledger.
 
         Raises ValueError, and takes nothing from the event, if it cannot follow on those before: its trial was not
         proposed, is proposed again or has ended, or the search began before.
@@ -124,7 +123,7 @@ class RunState:
             self.begun_s = event.time_s
         self._apply(event)
         if number is not None:
-            self.trials.add_line(number, offset, end)
+            self.trials.add_line(number, offset)
 
     def skip(self, line: BadLine) -> None:
         """Note that a line cannot be used."""
@@ -331,7 +330,7 @@ class RunState:
         if is_unjudged:
             self._unjudged[number] = None
         if is_revised:
-            self._ranked = array("i", (n for n in self.trials.finish_order if self.trials.loss(n) is not None))
+            self._ranked = [n for n in self.trials.finish_order if self.trials.loss(n) is not None]
             self._baseline = self._find_baseline()
             return
         self._open.pop(number, None)

@@ -80,7 +80,7 @@ class RunWriter:
         assert self._ledger is not None, "the ledger is not open"
         self._ledger.check_present()
         self.lock.check_held()
-        self.state.apply(event, *self._ledger.append(event))
+        self.state.apply(event, self._ledger.append(event))
         self.lock.refresh()
         for watch in self._watchers:
             watch(event, self.state)

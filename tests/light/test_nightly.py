@@ -271,7 +271,7 @@ def test_node_hours_are_counted_by_a_clock_that_nobody_sets(nightly_project, mon
     stop, state = StopSignal(), RunState()
     meter = module.Meter(spec, module.Allowance(node_hours=1.5, hours=1.5), stop, lambda: None)
     event = TrialProposed(time_s=time.time(), trial=1, config=run.state.trials[1].config, proposer="random")
-    state.apply(event, 0, 1)
+    state.apply(event, 0)
     monkeypatch.setattr(state.trials, "_read", lambda index: fold_trial([event]))
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s + 7200)

@@ -84,12 +84,12 @@ def test_failures_in_a_row_are_counted_by_kind_and_named_for_this_session_only()
 
     def propose(number: int) -> None:
         event = TrialProposed(time_s=1, trial=number, config=Config(tp=number), proposer="random")
-        state.apply(event, number, number)
+        state.apply(event, number)
 
     def finish(number: int, kind: FailureKind | None) -> tuple[int, int]:
         failure = Failure(stage=Stage.RUN, kind=kind, message="") if kind else None
         outcome = Outcome(provenance=Provenance.MEASURED, failure=failure)
-        state.apply(TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome), number, number)
+        state.apply(TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome), number)
         return state.num_consecutive_infrastructure_failures, state.num_consecutive_judging_errors
 
     lost, unjudged = FailureKind.LAUNCHER, FailureKind.JUDGING_ERROR
@@ -100,7 +100,7 @@ def test_failures_in_a_row_are_counted_by_kind_and_named_for_this_session_only()
         assert finish(number, kind) == counts, number
     assert state._infrastructure_failures == [1, 2, 7]
     propose(8)
-    state.apply(SearchResumed(time_s=3, engine_version="1", budget=20), 0, 0)
+    state.apply(SearchResumed(time_s=3, engine_version="1", budget=20), 0)
     assert (state.num_consecutive_infrastructure_failures, state._infrastructure_failures) == (0, [])
     propose(9)
     assert (finish(8, lost), finish(9, lost)) == ((1, 0), (2, 0))
