@@ -18,6 +18,7 @@ from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.nightly.config import NightlyConfig, parse_nightly
 from cclsearch.record.event import Note, SearchStarted
 from cclsearch.record.ledger import fold_ledger, read_events
+from cclsearch.record.line import encode_line
 from cclsearch.scoring.objective import Objective, load_objective
 
 LIGHT = settings(
@@ -144,12 +145,12 @@ def test_any_text_is_a_mapping_or_one_line(text):
 @LIGHT
 @given(st.binary(max_size=60), st.booleans())
 def test_a_torn_last_line_never_happened_and_a_spoiled_line_is_named(tmp_path, junk, in_the_middle):
-    start = SearchStarted(time_s=1.0, run_id="r", engine_version="0", spec_sha256="0").model_dump_json().encode()
-    note = Note(time_s=2.0, topic="t", text="x").model_dump_json().encode()
+    start = encode_line(SearchStarted(time_s=1.0, run_id="r", engine_version="0", spec_sha256="0"))
+    note = encode_line(Note(time_s=2.0, topic="t", text="x"))
     junk = junk.replace(b"\n", b"")
     ledger = tmp_path / "ledger.jsonl"
-    tail = b"\n" + note + b"\n" if in_the_middle else b""
-    ledger.write_bytes(start + b"\n" + note + b"\n" + junk + tail)
+    tail = b"\n" + note if in_the_middle else b""
+    ledger.write_bytes(start + note + junk + tail)
     if not in_the_middle:
         assert len(list(read_events(ledger))) == 2
         assert len(fold_ledger(ledger).reported) == 1
