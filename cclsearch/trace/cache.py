@@ -1,8 +1,8 @@
 """Cache of parsed columns next to a trace, so that it is parsed once: `.<name>.ccl-columns`.
 
-Layout: magic, length and CRC-32 of a JSON header, the header, then the columns at the offsets that it names. Columns
+Layout: magic, length and CRC-32 of a JSON header, the header, then the columns in the order of `_layout`. Columns
 are memory-mapped, so a metric reads only the columns it uses. A cache file is untrusted: nothing in it is executed, and
-types, lengths, offsets and row references are checked before use. If any check fails, the trace is parsed again.
+lengths and row references are checked before use. If any check fails, the trace is parsed again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
 from cclsearch.trace.kernel_classes import load_classes
 
-READER_VERSION = 6
+READER_VERSION = 7
 """Increase it whenever the content of the columns changes."""
 
 _MAGIC = b"CCLCOLS1"
@@ -36,22 +36,15 @@ _MAX_HEADER_BYTES = 1 << 30
 _MEMORY = {"ts_ns": "<i8", "allocated_bytes": "<i8", "reserved_bytes": "<i8", "device": "<i2"}
 
 
-@dataclass(frozen=True)
-class _ArraySpan:
-    """Position of an array: offset in bytes from the start of the data, and number of values."""
-
-    offset: int
-    length: int
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _TableHeader(TableFacts):
-    """A table with the positions of its arrays."""
+    """A table without its arrays, which follow in the order of `_layout`."""
 
-    columns: dict[str, _ArraySpan]
-    name_class: _ArraySpan
-    sparse: dict[str, tuple[_ArraySpan, _ArraySpan]]
-    memory: dict[str, _ArraySpan]
+    num_rows: int
+    num_points: int
+    """Length of the allocator's reports."""
+    lengths: dict[str, int]
+    """Number of rows that have each sparse column."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +52,6 @@ class _Header:
     version: str
     size: int
     mtime_ns: int
-    data_bytes: int
     tables: list[_TableHeader]
 
 
@@ -105,10 +97,10 @@ def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
         with source.open("rb") as file:
             header, start = _read_header(file, own.st_size)
         same = (header.version, header.size, header.mtime_ns) == (current_version(), stat.st_size, stat.st_mtime_ns)
-        if not same or start + header.data_bytes != own.st_size:
+        if not same:
             return None
         data = np.memmap(source, np.uint8, "r") if own.st_size else np.zeros(0, np.uint8)
-        tables = tuple(_open_table(table, data[start:]) for table in header.tables)
+        tables = _open_tables(header.tables, data[start:])
         for table in tables:
             release_memory(table)
         return tables
@@ -130,41 +122,39 @@ def release_memory(table: EventTable) -> None:
         array.madvise(mmap.MADV_DONTNEED)
 
 
+def _layout(table: _TableHeader) -> Iterator[tuple[str, str, int]]:
+    """Yield name, type and length of the arrays of a table, in the order in which they are written."""
+    yield from ((name, dtype, table.num_rows) for name, dtype in COLUMNS.items())
+    yield "name_class", "|u1", len(table.names)
+    yield from ((f"memory.{name}", dtype, table.num_points) for name, dtype in _MEMORY.items())
+    for name, length in table.lengths.items():
+        yield f"{name}.rows", "<i4", length
+        yield name, SPARSE_COLUMNS[name], length
+
+
 def _write(file: IO[bytes], size: int, mtime_ns: int, tables: Sequence[EventTable]) -> None:
-    arrays: list[NDArray[Any]] = []
-    end = 0
-
-    def add_array(values: NDArray[Any], dtype: str) -> _ArraySpan:
-        nonlocal end
-        offset = -(-end // _ALIGN) * _ALIGN
-        arrays.append(np.ascontiguousarray(values, np.dtype(dtype)))
-        end = offset + arrays[-1].nbytes
-        return _ArraySpan(offset, len(values))
-
-    headers = [_describe(table, add_array) for table in tables]
-    text = msgspec.json.encode(_Header(current_version(), size, mtime_ns, end, headers))
+    headers = [_describe(table) for table in tables]
+    text = msgspec.json.encode(_Header(current_version(), size, mtime_ns, headers))
     text += b" " * (-(_PREFIX.size + len(text)) % _ALIGN)
     file.write(_PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)))
     file.write(text)
-    written = 0
-    for array in arrays:
-        offset = -(-written // _ALIGN) * _ALIGN
-        file.write(b"\0" * (offset - written))
-        file.write(array.data)
-        written = offset + array.nbytes
+    for header, table in zip(headers, tables, strict=True):
+        arrays = {f"memory.{name}": getattr(table.memory, name) for name in _MEMORY}
+        for name, (rows, values) in table.sparse.items():
+            arrays |= {f"{name}.rows": rows, name: values}
+        for name, dtype, _ in _layout(header):
+            array = np.ascontiguousarray(arrays[name] if name in arrays else getattr(table, name), np.dtype(dtype))
+            file.write(array.data)
+            file.write(b"\0" * (-array.nbytes % _ALIGN))
 
 
-def _describe(table: EventTable, add_array: Callable[[NDArray[Any], str], _ArraySpan]) -> _TableHeader:
+def _describe(table: EventTable) -> _TableHeader:
     facts = {name: getattr(table, name) for name in TableFacts.__dataclass_fields__}
     return _TableHeader(
         **{**facts, "op_costs": dict(table.op_costs)},
-        columns={name: add_array(getattr(table, name), dtype) for name, dtype in COLUMNS.items()},
-        name_class=add_array(table.name_class, "|u1"),
-        sparse={
-            name: (add_array(rows, "<i4"), add_array(values, SPARSE_COLUMNS[name]))
-            for name, (rows, values) in table.sparse.items()
-        },
-        memory={name: add_array(getattr(table.memory, name), dtype) for name, dtype in _MEMORY.items()},
+        num_rows=len(table),
+        num_points=len(table.memory.ts_ns),
+        lengths={name: len(rows) for name, (rows, _) in table.sparse.items()},
     )
 
 
@@ -181,60 +171,49 @@ def _read_header(file: IO[bytes], file_size: int) -> tuple[_Header, int]:
     return msgspec.json.decode(text, type=_Header), _PREFIX.size + length
 
 
-def _open_table(header: _TableHeader, data: NDArray[np.uint8]) -> EventTable:
-    def open_array(span: _ArraySpan, dtype: str) -> NDArray[Any]:
-        kind = np.dtype(dtype)
-        stop = span.offset + span.length * kind.itemsize
-        if span.offset < 0 or span.length < 0 or span.offset % _ALIGN or stop > len(data):
+def _open_tables(headers: Sequence[_TableHeader], data: NDArray[np.uint8]) -> tuple[EventTable, ...]:
+    at = 0
+    tables = []
+    for header in headers:
+        if not set(header.lengths) <= set(SPARSE_COLUMNS):
             raise _Damaged
-        return np.ndarray((span.length,), kind, data, span.offset)
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, dtype, length in _layout(header):
+            kind = np.dtype(dtype)
+            if length < 0 or at + length * kind.itemsize > len(data):
+                raise _Damaged
+            arrays[name] = np.ndarray((length,), kind, data, at)
+            at += -(-length * kind.itemsize // _ALIGN) * _ALIGN
+        tables.append(_open_table(header, arrays))
+    if at != len(data):
+        raise _Damaged
+    return tuple(tables)
 
-    if set(header.columns) != set(COLUMNS) or set(header.memory) != set(_MEMORY):
-        raise _Damaged
-    columns: dict[str, Any] = {name: open_array(header.columns[name], dtype) for name, dtype in COLUMNS.items()}
-    rows = {len(column) for column in columns.values()}
-    if len(rows) != 1:
-        raise _Damaged
-    count = rows.pop()
-    classes = open_array(header.name_class, "|u1")
-    if len(classes) != len(header.names):
-        raise _Damaged
-    sparse = {}
-    for name, (row_span, value_span) in header.sparse.items():
-        pair = open_array(row_span, "<i4"), open_array(value_span, SPARSE_COLUMNS.get(name, "|u1"))
-        if name not in SPARSE_COLUMNS or len(pair[0]) != len(pair[1]):
-            raise _Damaged
-        _check_range(pair[0], 0, count)
-        sparse[name] = pair
-    _check_references(header, columns, sparse, count)
-    memory = [open_array(header.memory[name], dtype) for name, dtype in _MEMORY.items()]
-    if len({len(part) for part in memory}) != 1:
-        raise _Damaged
+
+def _open_table(header: _TableHeader, arrays: dict[str, NDArray[Any]]) -> EventTable:
+    sparse = {name: (arrays[f"{name}.rows"], arrays[name]) for name in header.lengths}
+    _check_references(header, arrays, sparse)
     facts = {name: getattr(header, name) for name in TableFacts.__dataclass_fields__}
     return EventTable(
-        **columns,
+        **{name: arrays[name] for name in COLUMNS},
         **{**facts, "op_costs": MappingProxyType(dict(header.op_costs))},
-        name_class=classes,
+        name_class=arrays["name_class"],
         sparse=MappingProxyType(sparse),
-        memory=MemoryPoints(*memory),
+        memory=MemoryPoints(*(arrays[f"memory.{name}"] for name in _MEMORY)),
     )
 
 
-def _check_references(
-    header: _TableHeader, columns: dict[str, NDArray[Any]], sparse: dict[str, Any], count: int
-) -> None:
+def _check_references(header: _TableHeader, arrays: dict[str, NDArray[Any]], sparse: dict[str, Any]) -> None:
     """Raise _Damaged if a column that is used as an index is out of range."""
-    _check_range(columns["name_id"], 0, len(header.names))
-    _check_range(columns["step_id"], -1, len(header.steps))
-    for name, limit in (
-        ("coll_id", len(header.collectives)),
-        ("shape_id", len(header.shapes)),
-        ("grid_id", len(header.grids)),
-        ("launch", count),
-        ("op", count),
-    ):
-        if name in sparse:
-            _check_range(sparse[name][1], -1, limit)
+    limits = {"coll_id": header.collectives, "shape_id": header.shapes, "grid_id": header.grids}
+    _check_range(arrays["name_id"], 0, len(header.names))
+    _check_range(arrays["step_id"], -1, len(header.steps))
+    for name, (rows, values) in sparse.items():
+        _check_range(rows, 0, header.num_rows)
+        if name in limits:
+            _check_range(values, -1, len(limits[name]))
+        elif name in ("launch", "op"):
+            _check_range(values, -1, header.num_rows)
 
 
 def _check_range(values: NDArray[Any], low: int, limit: int) -> None:
