@@ -1,8 +1,8 @@
 """Events of a Chrome-format JSON trace (what Kineto and XLA write), batch by batch in bounded memory.
 
 The stream is cut at the separator of two events, which is taken from the first two (`<indent>},<indent>{`, or `}, {"`
-on one line), and each piece is decoded as typed structs. If that fails, the piece is decoded leniently, and if that
-fails event by event with Python's own parser, which also accepts NaN, broken UTF-8 and numbers written as strings.
+on one line), and each piece is decoded as typed structs. If that fails, the piece is read event by event with Python's
+own parser, which also accepts NaN, broken UTF-8 and numbers written as strings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from cclsearch.trace.events import Reason
 from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
-from cclsearch.trace.readers.json_structs import IGNORED_PHASES, AnyEvent, Instant, Meta, Span, TimePrefix
+from cclsearch.trace.readers.json_structs import IGNORED_PHASES, Instant, Meta, Span, TimePrefix
 from cclsearch.trace.readers.kineto_ahead import Cutting, PackedParts, Parts, PlainParts, ScanParts
 from cclsearch.trace.readers.kineto_native import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
@@ -41,8 +41,7 @@ class EventReader:
         self._stream = stream
         self._limits = limits
         typed: Any = msgspec.json.Decoder(list[_union()])  # type: ignore[misc]
-        self._lenient = msgspec.json.Decoder(list[AnyEvent], strict=False)
-        self._decoders = [typed.decode, self._decode_leniently]
+        self._decode = typed.decode
         self._buffer = bytearray(2 * BLOCK_BYTES)
         self._start = 0
         """Position of the next event, or of the separator before it."""
@@ -136,7 +135,7 @@ class EventReader:
         batch = None
         if before in b"[,":
             buffer[self._start], buffer[stop] = ord("["), ord("]")
-            batch = self._try_decoders(memoryview(buffer)[self._start : stop + 1])
+            batch = self._decode_piece(memoryview(buffer)[self._start : stop + 1])
             buffer[self._start], buffer[stop] = before, after
         if batch is not None:
             self._start = stop
@@ -146,33 +145,12 @@ class EventReader:
             return events, done
         return self._scan(self._end)
 
-    def _try_decoders(self, piece: memoryview) -> list[Any] | None:
-        for number, decode in enumerate(self._decoders):
-            try:
-                batch: list[Any] = decode(piece)
-            except _DECODE_ERRORS:
-                continue
-            if number and len(self._decoders) > 1:
-                del self._decoders[0]  # the rest of the file will need the same decoder
-            return batch
-        return None
-
-    def _decode_leniently(self, piece: memoryview) -> list[Any]:
-        events = self._lenient.decode(piece)
-        return [known for event in events if (known := self._convert(event)) is not None]
-
-    def _convert(self, event: AnyEvent) -> Span | Meta | Instant | None:
-        name = event.name or ""
-        if event.ph == "X":
-            if event.ts is None:
-                raise ValueError("a complete event without a time")  # the scanner counts it
-            process, thread = _whole(event.pid), _whole(event.tid)
-            return Span(event.cat or "", name, process, thread, event.ts, event.dur or 0.0, event.args)
-        if event.ph == "M":
-            return Meta(name, _whole(event.pid), _whole(event.tid), event.args)
-        if event.ph == "i" and event.ts is not None:
-            return Instant(name, event.ts, event.args)
-        return None
+    def _decode_piece(self, piece: memoryview) -> list[Any] | None:
+        try:
+            batch: list[Any] = self._decode(piece)
+        except _DECODE_ERRORS:
+            return None
+        return batch
 
     def _scan(self, stop: int) -> tuple[list[Any], bool]:
         """Read event by event up to `stop`; at the end of the list also read the rest of the document."""
@@ -286,9 +264,3 @@ def _union() -> Any:
     for ignored in IGNORED_PHASES:
         union = union | ignored
     return union
-
-
-def _whole(number: float | str | None) -> int | str:
-    if isinstance(number, str):
-        return number
-    return int(number) if number is not None and abs(number) < 2**63 else 0

@@ -42,19 +42,6 @@ class Instant(msgspec.Struct, tag_field="ph", tag="i", gc=False):
     args: msgspec.Raw = NO_ARGS
 
 
-class AnyEvent(msgspec.Struct, gc=False):
-    """An event of any phase, for traces whose events do not fit the tagged types."""
-
-    ph: str | None = None
-    cat: str | None = None
-    name: str | None = None
-    pid: int | str | float | None = None
-    tid: int | str | float | None = None
-    ts: float | None = None
-    dur: float | None = None
-    args: msgspec.Raw = NO_ARGS
-
-
 IGNORED_PHASES = tuple(msgspec.defstruct(f"Phase_{p}", [], gc=False, tag_field="ph", tag=p) for p in "sftbenCBEIPNOD")
 """Phases that no metric needs (flows, counters): decoding into empty structs is the fastest way to skip them."""
 
