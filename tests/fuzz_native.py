@@ -35,25 +35,26 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
 
     from cclsearch.trace.find import TraceFile
     from cclsearch.trace.read import read_file
-    from cclsearch.trace.readers import json_events, kineto_native
+    from cclsearch.trace.readers import json_events
     from cclsearch.trace.readers.json_structs import TimePrefix
+    from cclsearch.trace.readers.kineto import scanner
     from cclsearch.trace.readers.stream import ReadLimits
 
-    kineto_native.library_path = lambda: library
+    scanner.library_path = lambda: library
     document = write.kineto_document(rich_events())
     texts = [write.layout_kineto(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=1)]
     texts += [json.dumps(document, separators=(",", ":")), with_long_times(texts[0])]
     pieces = [_events_of(text) for text in texts]
     counts = {"traces": 0, "pieces": 0, "accepted": 0, "differences": 0}
-    scan = kineto_native.PieceScanner.scan
+    scan = scanner.PieceScanner.scan
 
-    def count(self: kineto_native.PieceScanner, *arguments: object) -> bool:
+    def count(self: scanner.PieceScanner, *arguments: object) -> bool:
         accepted = scan(self, *arguments)  # type: ignore[arg-type]
         counts["pieces"] += 1
         counts["accepted"] += accepted
         return accepted
 
-    kineto_native.PieceScanner.scan = count  # type: ignore[method-assign]
+    scanner.PieceScanner.scan = count  # type: ignore[method-assign]
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as scratch:
         while time.monotonic() < end:
@@ -65,7 +66,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
             json_events.BLOCK_BYTES = draw.choice(BLOCKS)
             answers = []
             for switch, threads in (("0", 1), ("1", 1), ("1", 2)):
-                os.environ[kineto_native.SWITCH] = switch
+                os.environ[scanner.SWITCH] = switch
                 file = TraceFile(path, path.name, "chrome-json", "kineto")
                 answers.append(read_file(file, limits=ReadLimits(threads=threads)))
             expected, expected_report = answers[0]
@@ -76,7 +77,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
                     print(f"seed {seed + counts['traces']} differs", file=sys.stderr)
             piece = bytearray(mutate(pieces[which], draw))
             if piece:
-                kineto_native.PieceScanner().scan(piece, 0, len(piece), TimePrefix.find(bytes(piece)))
+                scanner.PieceScanner().scan(piece, 0, len(piece), TimePrefix.find(bytes(piece)))
             counts["traces"] += 1
     return counts
 

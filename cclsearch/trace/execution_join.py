@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import EventTable, Kind
 from cclsearch.trace.operators import enclosing_operators
 from cclsearch.trace.readers.columns import Interner
-from cclsearch.trace.readers.execution_calls import PARAM_COMMS
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, Span
-from cclsearch.trace.readers.kineto import KinetoBuilder
-from cclsearch.trace.readers.kineto_args import SHAPED_OPS
-from cclsearch.trace.readers.kineto_cpu import describe_calls, match_calls_to_ops
+from cclsearch.trace.readers.kineto.args import SHAPED_OPS
+from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.cpu import describe_calls, match_calls_to_ops
+from cclsearch.trace.readers.pytorch_execution.calls import PARAM_COMMS
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits
 from cclsearch.trace.view import RankView
 

@@ -20,8 +20,9 @@ from trace_mutations import ODD_MEMBERS, ODD_VALUES, difference, mutate
 from cclsearch.trace.events import DEVICE_WORK, EventTable, FileReport
 from cclsearch.trace.find import TraceFile
 from cclsearch.trace.read import read_file, read_traces
-from cclsearch.trace.readers import json_events, kineto_ahead, kineto_native, kineto_scanned
-from cclsearch.trace.readers.kineto_scanned import ScannedPieces
+from cclsearch.trace.readers import json_events
+from cclsearch.trace.readers.kineto import parts, scanned, scanner
+from cclsearch.trace.readers.kineto.scanned import ScannedPieces
 from cclsearch.trace.readers.native import build
 from cclsearch.trace.readers.stream import ReadLimits
 
@@ -49,8 +50,8 @@ class Scans:
 
 @pytest.fixture
 def scans(built: Path, monkeypatch: pytest.MonkeyPatch) -> Scans:
-    monkeypatch.setattr(kineto_native, "library_path", lambda: built)
-    counted, scan = Scans(), kineto_native.PieceScanner.scan
+    monkeypatch.setattr(scanner, "library_path", lambda: built)
+    counted, scan = Scans(), scanner.PieceScanner.scan
 
     def count(self: Any, *arguments: Any) -> Any:
         is_accepted = scan(self, *arguments)
@@ -58,7 +59,7 @@ def scans(built: Path, monkeypatch: pytest.MonkeyPatch) -> Scans:
         counted.refused += not is_accepted
         return is_accepted
 
-    monkeypatch.setattr(kineto_native.PieceScanner, "scan", count)
+    monkeypatch.setattr(scanner.PieceScanner, "scan", count)
     return counted
 
 
@@ -66,7 +67,7 @@ def read_both(path: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> tup
     """Read the file in every way, check that they agree, and return the result."""
     results = []
     for switch, threads in (("0", 1), ("1", 1), ("1", 2)):
-        monkeypatch.setenv(kineto_native.SWITCH, switch)
+        monkeypatch.setenv(scanner.SWITCH, switch)
         file = TraceFile(path, path.name, "chrome-json", "kineto")
         results.append(read_file(file, limits=ReadLimits(threads=threads, **limits)))
     expected, expected_report = results[0]
@@ -254,26 +255,26 @@ def test_threads_scan_a_file_and_give_back_what_is_refused(
     tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(kineto_ahead, "PART_BLOCKS", 16)
+    monkeypatch.setattr(parts, "PART_BLOCKS", 16)
     groups: list[bool] = []
 
     def count(kind: type[Any]) -> None:
         scan = kind.scan
 
-        def counted(self: Any, part: kineto_ahead.Part) -> None:
+        def counted(self: Any, part: parts.Part) -> None:
             scan(self, part)
             groups.append(part.reached == part.stop)
 
         monkeypatch.setattr(kind, "scan", counted)
 
-    count(kineto_ahead.PlainParts)
-    count(kineto_ahead.PackedParts)
+    count(parts.PlainParts)
+    count(parts.PackedParts)
     events = [event for _ in range(36) for event in rich_events()]
     text = write.layout_kineto(write.kineto_document(events))
     path = write.write_kineto(tmp_path / "rank0_trace.json", text=text)
     read_both(path, monkeypatch)
     num_groups = len(groups)
-    assert num_groups >= len(text) // (2000 * kineto_ahead.PART_BLOCKS) >= 10
+    assert num_groups >= len(text) // (2000 * parts.PART_BLOCKS) >= 10
     assert all(groups)
     middle = text.index('"dur": ', len(text) // 2) + len('"dur": ')
     path.write_text(text[:middle] + 'NaN, "x": ' + text[middle:])
@@ -320,9 +321,9 @@ def test_kernels_are_classified_while_threads_scan(
     tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(kineto_ahead, "PART_BLOCKS", 4)
+    monkeypatch.setattr(parts, "PART_BLOCKS", 4)
     early: list[str] = []
-    monkeypatch.setattr(kineto_scanned, "kernel_class", early.append)
+    monkeypatch.setattr(scanned, "kernel_class", early.append)
     half = [event for _ in range(18) for event in rich_events()]
     new = [write.span("kernel", f"new_gemm_{n}", 9e6 + n, 1, device=0, stream=7) for n in range(3)]
     document = write.kineto_document([*half, *new, *half])
@@ -338,7 +339,7 @@ def test_kernels_are_classified_while_threads_scan(
 
 def test_an_error_in_one_thread_ends_the_others(tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
-    monkeypatch.setattr(kineto_ahead, "PART_BLOCKS", 4)
+    monkeypatch.setattr(parts, "PART_BLOCKS", 4)
     add, used = ScannedPieces.add, []
 
     def fail_later(self: ScannedPieces, piece: Any) -> None:
@@ -357,26 +358,26 @@ def test_an_error_in_one_thread_ends_the_others(tmp_path: Path, scans: Scans, mo
 
 @pytest.mark.parametrize("num_edges", [0, 1, 50])
 def test_looking_times_up_gives_what_numpy_gives(built: Path, monkeypatch: pytest.MonkeyPatch, num_edges: int) -> None:
-    monkeypatch.setattr(kineto_native, "library_path", lambda: built)
+    monkeypatch.setattr(scanner, "library_path", lambda: built)
     draw = np.random.default_rng(22)
     edges = np.sort(draw.integers(-20, 20, num_edges))
     values = draw.integers(-1, 9, num_edges + 1).astype(np.int32)
     times = np.concatenate([draw.integers(-25, 25, 1000), [np.iinfo(np.int64).min, np.iinfo(np.int64).max]])
     expected = values[np.searchsorted(edges, times, side="right")]
-    assert kineto_native.look_up(edges, values, times).tolist() == expected.tolist()
+    assert scanner.look_up(edges, values, times).tolist() == expected.tolist()
 
 
 def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_native, "library_path", lambda: built)
-    assert kineto_native.open_scanner() is not None
-    monkeypatch.setattr(kineto_native, "VERSION", kineto_native.VERSION + 1)
-    kineto_native.load_library.cache_clear()
-    assert kineto_native.open_scanner() is None
-    kineto_native.load_library.cache_clear()
+    monkeypatch.setattr(scanner, "library_path", lambda: built)
+    assert scanner.open_scanner() is not None
+    monkeypatch.setattr(scanner, "VERSION", scanner.VERSION + 1)
+    scanner.load_library.cache_clear()
+    assert scanner.open_scanner() is None
+    scanner.load_library.cache_clear()
 
 
 def test_the_package_reads_traces_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_native, "library_path", lambda: tmp_path / "missing.so")
+    monkeypatch.setattr(scanner, "library_path", lambda: tmp_path / "missing.so")
     path = write.write_kineto(tmp_path / "rank0_trace.json")
-    assert kineto_native.open_scanner() is None
+    assert scanner.open_scanner() is None
     assert read_file(TraceFile(path, path.name, "chrome-json", "kineto"))[1].status == "complete"

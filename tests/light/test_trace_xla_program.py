@@ -22,10 +22,10 @@ from cclsearch.trace.events import Collective, CollectiveKind, Kind
 from cclsearch.trace.open import open_trace
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
-from cclsearch.trace.readers.xla_collectives import describe_collective, read_groups
-from cclsearch.trace.readers.xla_planes import ProgramBytes
-from cclsearch.trace.readers.xla_products import Array, Convolution, WindowDim, convolution_cost
-from cclsearch.trace.readers.xla_program import Program
+from cclsearch.trace.readers.xla.collectives import describe_collective, read_groups
+from cclsearch.trace.readers.xla.planes import ProgramBytes
+from cclsearch.trace.readers.xla.products import Array, Convolution, WindowDim, convolution_cost
+from cclsearch.trace.readers.xla.program import Program
 from cclsearch.trace.score import score_view
 
 ROWS, WIDTH = 8192, 4096

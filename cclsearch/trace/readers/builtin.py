@@ -66,7 +66,7 @@ class XSpace(BuiltIn):
 
     format = "xla"
     names = re.compile(r"\.xplane\.pb(\.gz)?$", re.IGNORECASE)
-    reader = "xla:read_xspace_tables"
+    reader = "xla.read:read_xspace_tables"
 
 
 @READERS.register("nsys-sqlite")
@@ -99,7 +99,7 @@ class PytorchExecutionTrace(BuiltIn):
     format = "pytorch-et"
     names = _JSON_NAME
     head = _EXECUTION_TRACE
-    reader = "execution_trace:read_execution_trace"
+    reader = "pytorch_execution.trace:read_execution_trace"
 
 
 @READERS.register("chakra-et")

@@ -9,12 +9,12 @@ from typing import Any
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Reason, rows_of_kinds
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
-from cclsearch.trace.readers.kineto import KinetoBuilder
-from cclsearch.trace.readers.kineto_ahead import ScanParts
-from cclsearch.trace.readers.kineto_args import plain_args
-from cclsearch.trace.readers.kineto_native import open_scanner
-from cclsearch.trace.readers.kineto_scanned import ScannedPieces
-from cclsearch.trace.readers.kineto_table import build_tables
+from cclsearch.trace.readers.kineto.args import plain_args
+from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.parts import ScanParts
+from cclsearch.trace.readers.kineto.scanned import ScannedPieces
+from cclsearch.trace.readers.kineto.scanner import open_scanner
+from cclsearch.trace.readers.kineto.table import build_tables
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 
@@ -35,7 +35,7 @@ def read_chrome_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
                 scanned.add(batch)
         else:
             return _finish(builder, path)
-    from cclsearch.trace.readers.xla_json import read_xla_json
+    from cclsearch.trace.readers.xla.json_planes import read_xla_json
 
     return read_xla_json(path, limits)
 

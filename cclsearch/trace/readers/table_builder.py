@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, DEVICE_WORK, SPARSE_COLUMNS, Kind, Step, rows_of_kinds
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
-from cclsearch.trace.readers.kineto_native import look_up
+from cclsearch.trace.readers.kineto.scanner import look_up
 
 MIN_MATCHED_SHARE = 0.95
 """If a smaller share of a step's kernel launches has its kernel in the trace, the window cuts the step."""

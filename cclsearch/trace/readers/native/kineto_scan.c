@@ -1,6 +1,6 @@
 /* Scans a piece of Kineto's JSON (a list of events) straight into columns.
  *
- * A plain C library without Python.h, called through ctypes by `kineto_native.py`, so that one build serves every
+ * A plain C library without Python.h, called through ctypes by `readers/kineto/scanner.py`, so that one build serves every
  * Python of a platform. It must give exactly what the Python way (`json_events.py`, `kineto_spans.py`) gives. It
  * therefore accepts a piece only if every event in it is plain: what strict and lenient parsers read alike. For anything
  * else (a number with an exponent, an escaped key, a key twice, broken UTF-8, deep nesting, an unknown phase, ...) it
@@ -73,7 +73,7 @@ typedef struct {
     int no_memory;
 } Scanner;
 
-/* ---- one call: see `_Piece` in kineto_native.py, which mirrors this structure ---- */
+/* ---- one call: see `_Piece` in scanner.py, which mirrors this structure ---- */
 
 typedef struct {
     Text text;

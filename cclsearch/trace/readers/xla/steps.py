@@ -11,7 +11,7 @@ from typing import Any
 
 from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.trace.events import Kind
-from cclsearch.trace.readers.xla_planes import Plane, Stats, XEvent, XlaRow, int_or_none
+from cclsearch.trace.readers.xla.planes import Plane, Stats, XEvent, XlaRow, int_or_none
 from cclsearch.trace.step_markers import XLA_PROGRAM, read_marker
 
 MAX_HOST_ROWS = 2_000_000

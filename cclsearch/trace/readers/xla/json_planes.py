@@ -12,16 +12,16 @@ import msgspec
 from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, Span
-from cclsearch.trace.readers.kineto_args import plain_args
+from cclsearch.trace.readers.kineto.args import plain_args
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
-from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, XEvent
+from cclsearch.trace.readers.xla.planes import Plane, PlaneLine, PlaneSpace, XEvent
 
 Key = tuple[Any, Any]
 
 
 def read_xla_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     """Return one table per device; raises TraceError if nothing can be read."""
-    from cclsearch.trace.readers.xla import build_tables
+    from cclsearch.trace.readers.xla.read import build_tables
 
     return build_tables(read_json_space(path, limits), source=path.name)
 

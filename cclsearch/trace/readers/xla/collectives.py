@@ -10,8 +10,8 @@ import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, Kind
 from cclsearch.trace.kinds import classify_collective, classify_xla
-from cclsearch.trace.readers.xla_planes import Stats, XlaRow
-from cclsearch.trace.readers.xla_shapes import measure_result
+from cclsearch.trace.readers.xla.planes import Stats, XlaRow
+from cclsearch.trace.readers.xla.shapes import measure_result
 
 _GROUP_LIST = re.compile(r"replica_groups=\{(?P<groups>\{[\d,{} ]*\})\}")
 _GROUP = re.compile(r"\{(\d{1,9}(?:,\d{1,9})*)\}")

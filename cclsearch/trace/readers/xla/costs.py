@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from cclsearch.trace.events import Kind, OpCost
 from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
-from cclsearch.trace.readers.xla_planes import ProgramBytes, XlaRow
-from cclsearch.trace.readers.xla_products import sum_costs
-from cclsearch.trace.readers.xla_program import Instruction, Program
+from cclsearch.trace.readers.xla.planes import ProgramBytes, XlaRow
+from cclsearch.trace.readers.xla.products import sum_costs
+from cclsearch.trace.readers.xla.program import Instruction, Program
 
 _PRODUCTS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
 """Classes of library kernels that compute matrix products."""

@@ -26,11 +26,11 @@ from cclsearch.trace.events import (
 from cclsearch.trace.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
 from cclsearch.trace.readers.columns import Interner, positive_int
-from cclsearch.trace.readers.kineto import KinetoBuilder
-from cclsearch.trace.readers.kineto_args import read_grid, read_shape
-from cclsearch.trace.readers.kineto_cpu import apply_cpu_rules
-from cclsearch.trace.readers.kineto_processes import Dense, Sparse, split_processes, take_rows
-from cclsearch.trace.readers.kineto_steps import attribute_rows, find_steps
+from cclsearch.trace.readers.kineto.args import read_grid, read_shape
+from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.cpu import apply_cpu_rules
+from cclsearch.trace.readers.kineto.processes import Dense, Sparse, split_processes, take_rows
+from cclsearch.trace.readers.kineto.steps import attribute_rows, find_steps
 from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import (
     mark_incomplete_steps,

@@ -1,4 +1,4 @@
-"""Scans pieces of Kineto's JSON with the C library `native/kineto_scan.c`, if it was built with the package.
+"""Scans pieces of Kineto's JSON with the C library `readers/native/kineto_scan.c`, if it was built with the package.
 
 The library accepts a piece only if it is sure of the result, and gives the same rows as the Python way for it; every
 other piece is read in Python. CCL_NATIVE=0 switches it off.
@@ -99,7 +99,7 @@ class _Piece(ctypes.Structure):
 
 def library_path() -> Path:
     """Return where the library is, if it was built."""
-    return Path(__file__).with_name("native") / "kineto_scan.so"
+    return Path(__file__).parents[1] / "native" / "kineto_scan.so"
 
 
 @cache

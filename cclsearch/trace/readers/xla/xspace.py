@@ -25,7 +25,7 @@ from cclsearch.trace.readers.protobuf_wire import (
     to_signed,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
-from cclsearch.trace.readers.xla_planes import Plane, PlaneLine, PlaneSpace, ProgramBytes, Stats, XEvent
+from cclsearch.trace.readers.xla.planes import Plane, PlaneLine, PlaneSpace, ProgramBytes, Stats, XEvent
 
 _DOUBLE = struct.Struct("<d")
 _MAX_PS = 2**61

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, OpCost, Step
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import match_launches, steps_at
-from cclsearch.trace.readers.xla_collectives import describe_collective
-from cclsearch.trace.readers.xla_planes import Plane, Stats, XlaRow, int_or_none
-from cclsearch.trace.readers.xla_steps import HostEvents, find_program_steps, find_steps
+from cclsearch.trace.readers.xla.collectives import describe_collective
+from cclsearch.trace.readers.xla.planes import Plane, Stats, XlaRow, int_or_none
+from cclsearch.trace.readers.xla.steps import HostEvents, find_program_steps, find_steps
 
 _DEVICE_NAMES = ("device_type_string", "gpu_device_name", "device_vendor")
 """Statistics of a device's plane that name it, the most exact first."""

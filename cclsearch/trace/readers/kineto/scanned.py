@@ -1,4 +1,4 @@
-"""Adds the pieces that the C library scanned to the table under construction, as `kineto.py` adds structs."""
+"""Adds the pieces that the C library scanned to the table under construction, as `builder.py` adds structs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from cclsearch.trace.events import Kind
 from cclsearch.trace.kernel_classes import kernel_class
-from cclsearch.trace.readers.kineto import KinetoBuilder
-from cclsearch.trace.readers.kineto_args import SHAPED_OPS
-from cclsearch.trace.readers.kineto_native import (
+from cclsearch.trace.readers.kineto.args import SHAPED_OPS
+from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.scanner import (
     CALLS,
     GRIDS,
     NAMES,

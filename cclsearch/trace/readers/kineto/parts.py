@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cclsearch.trace.readers.json_structs import TimePrefix
-from cclsearch.trace.readers.kineto_native import FilePiece, PieceScanner, ScannedPiece
+from cclsearch.trace.readers.kineto.scanner import FilePiece, PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, TraceError
 
 PACKED_BLOCKS = 8

@@ -26,8 +26,8 @@ from cclsearch.trace.readers.protobuf_wire import (
     read_varint,
     text_of,
 )
-from cclsearch.trace.readers.xla_planes import ProgramBytes
-from cclsearch.trace.readers.xla_products import (
+from cclsearch.trace.readers.xla.planes import ProgramBytes
+from cclsearch.trace.readers.xla.products import (
     Array,
     Convolution,
     WindowDim,

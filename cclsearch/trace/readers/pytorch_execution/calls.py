@@ -21,9 +21,9 @@ from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
 from cclsearch.trace.kinds import bytes_per_element, classify_collective
 from cclsearch.trace.readers.collectives import collective_from_args
 from cclsearch.trace.readers.columns import Interner
-from cclsearch.trace.readers.execution_nodes import ExecutionNode, dtype_of
-from cclsearch.trace.readers.kineto_cpu import BACKEND_CALL, COLLECTIVE_OP
-from cclsearch.trace.readers.kineto_table import read_groups
+from cclsearch.trace.readers.kineto.cpu import BACKEND_CALL, COLLECTIVE_OP
+from cclsearch.trace.readers.kineto.table import read_groups
+from cclsearch.trace.readers.pytorch_execution.nodes import ExecutionNode, dtype_of
 
 PARAM_COMMS = "record_param_comms"
 INIT_NODE = "## process_group:init ##"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import DEVICE_WORK, Kind, Reason, rows_of_kinds
-from cclsearch.trace.readers.kineto_native import DEVICE_KINDS
+from cclsearch.trace.readers.kineto.scanner import DEVICE_KINDS
 from cclsearch.trace.readers.stream import TraceError
 from cclsearch.trace.readers.table_builder import match_launches
 

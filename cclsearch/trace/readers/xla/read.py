@@ -16,9 +16,9 @@ from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
-from cclsearch.trace.readers.xla_collectives import join_pairs
-from cclsearch.trace.readers.xla_costs import Programs, add_costs
-from cclsearch.trace.readers.xla_planes import (
+from cclsearch.trace.readers.xla.collectives import join_pairs
+from cclsearch.trace.readers.xla.costs import Programs, add_costs
+from cclsearch.trace.readers.xla.planes import (
     Plane,
     PlaneLine,
     PlaneSpace,
@@ -29,9 +29,9 @@ from cclsearch.trace.readers.xla_planes import (
     int_or_none,
     op_of,
 )
-from cclsearch.trace.readers.xla_steps import read_host
-from cclsearch.trace.readers.xla_table import build_xla_table
-from cclsearch.trace.readers.xspace import read_space
+from cclsearch.trace.readers.xla.steps import read_host
+from cclsearch.trace.readers.xla.table import build_xla_table
+from cclsearch.trace.readers.xla.xspace import read_space
 from cclsearch.trace.status import FileStatus
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")

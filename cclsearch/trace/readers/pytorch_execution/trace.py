@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import COLUMNS, Distributed, EventTable, Kind, OpShape, ProcessGroup, Reason, Step
 from cclsearch.trace.kinds import classify_kernel, classify_operator
 from cclsearch.trace.readers.columns import Interner
-from cclsearch.trace.readers.execution_calls import INIT_NODE, ExecutionCalls, read_process_groups
-from cclsearch.trace.readers.execution_nodes import MAX_ID, ExecutionNode, dims_of, dtype_of
 from cclsearch.trace.readers.json_sections import SectionReader
-from cclsearch.trace.readers.kineto_args import SHAPED_OPS
+from cclsearch.trace.readers.kineto.args import SHAPED_OPS
+from cclsearch.trace.readers.pytorch_execution.calls import INIT_NODE, ExecutionCalls, read_process_groups
+from cclsearch.trace.readers.pytorch_execution.nodes import MAX_ID, ExecutionNode, dims_of, dtype_of
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.table_builder import steps_at
 from cclsearch.trace.status import FileStatus

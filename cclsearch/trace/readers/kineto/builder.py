@@ -15,7 +15,7 @@ from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn, is_time, to_int32, to_int64, to_ns
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Instant, Meta, Span
-from cclsearch.trace.readers.kineto_args import (
+from cclsearch.trace.readers.kineto.args import (
     SHAPED_OPS,
     DeviceArgs,
     MemoryArgs,
@@ -24,7 +24,7 @@ from cclsearch.trace.readers.kineto_args import (
     decode_args,
     plain_args,
 )
-from cclsearch.trace.readers.kineto_native import DEVICE_KINDS, HOST_KINDS
+from cclsearch.trace.readers.kineto.scanner import DEVICE_KINDS, HOST_KINDS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.table_builder import TableBuilder
 
@@ -49,7 +49,7 @@ class _KindOf(dict[str, int]):
 
 
 class KinetoBuilder:
-    """Collects batches of events; `kineto_table.build_table` makes the table of them."""
+    """Collects batches of events; `table.build_tables` makes the table of them."""
 
     def __init__(self, reader: EventReader, limits: ReadLimits) -> None:
         self.reader = reader
