@@ -193,9 +193,10 @@ def _open_tables(headers: Sequence[_TableHeader], data: NDArray[np.uint8]) -> tu
 def _open_table(header: _TableHeader, arrays: dict[str, NDArray[Any]]) -> EventTable:
     sparse = {name: (arrays[f"{name}.rows"], arrays[name]) for name in header.lengths}
     _check_references(header, arrays, sparse)
+    columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS}
     facts = {name: getattr(header, name) for name in TableFacts.__dataclass_fields__}
     return EventTable(
-        **{name: arrays[name] for name in COLUMNS},
+        **columns,
         **{**facts, "op_costs": MappingProxyType(dict(header.op_costs))},
         name_class=arrays["name_class"],
         sparse=MappingProxyType(sparse),
