@@ -1,4 +1,4 @@
-"""Mutation score of judging, ledger, job identity and space: the share of small wrong changes that their tests detect.
+"""Mutation score of judging, ledger, job identity, traces and space: the share of wrong changes that tests detect.
 
 `python benchmarks/mutation.py judging ledger --count 30` copies the repository's code and tests to a temporary folder,
 changes one operator, comparison or constant at a time (a random sample of each group, fixed by `--seed`) and runs the
@@ -58,14 +58,14 @@ GROUPS = {
         ),
         (
             "test_admission", "test_admit", "test_agreement", "test_catalog", "test_collect", "test_comparison",
-            "test_constraints", "test_evaluate", "test_expression", "test_objective", "test_precision",
-            "test_task_contract", "test_thresholds", "test_trace_rules",
+            "test_constraints", "test_evaluate", "test_objective", "test_task_contract", "test_thresholds",
+            "test_trace_rules",
         ),
     ),
     "ledger": Group(
         ("cclsearch/record/*.py", "cclsearch/core/atomic_file.py", "cclsearch/core/job_file.py"),
         (
-            "test_drift", "test_job_file", "test_judging_error", "test_ledger", "test_ledger_damage", "test_lock",
+            "test_job_file", "test_judging_error", "test_ledger", "test_ledger_damage", "test_lock", "test_noise",
             "test_observations", "test_run_folder", "test_shared_cause", "test_trials", "test_unknown_trials",
         ),
     ),
@@ -80,14 +80,22 @@ GROUPS = {
         ),
         (
             "test_launch_local", "test_lock", "test_ownership", "test_processes", "test_slurm_identity",
-            "test_processes",
+        ),
+    ),
+    "trace": Group(
+        ("cclsearch/trace/metrics/*.py", *(f"cclsearch/trace/{name}.py" for name in (
+            "collectives", "intervals", "windows",
+        ))),
+        (
+            "test_trace_diagnosis", "test_trace_metrics", "test_trace_metrics_device", "test_trace_metrics_totals",
+            "test_trace_operators", "test_trace_score", "test_trace_steps",
         ),
     ),
     "space": Group(
         ("cclsearch/space/*.py", "cclsearch/stats/*.py", "cclsearch/tasks/training/space_rules.py"),
         (
-            "test_build", "test_collect", "test_degree_rules", "test_framework", "test_knobs", "test_noise",
-            "test_parse", "test_space", "test_space_rules", "test_table",
+            "test_build", "test_collect", "test_framework", "test_knobs", "test_noise", "test_space",
+            "test_space_rules", "test_table",
         ),
     ),
 }  # fmt: skip

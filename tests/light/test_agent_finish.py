@@ -1,19 +1,33 @@
-"""A request to finish is judged with the beliefs that it brings, and says what happened to them."""
+"""How an LLM ends a search or a turn: limits, finishing, and turns that end early."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from llm.cases import SPACE, Search, plain_table, run_trial
-from llm.turns import GOOD, FakeClock, Scripted, call, submit
+from llm.cases import SPACE, Search, invented_time_s, plain_table, run_trial
+from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
 
+from cclsearch.core.errors import UserError
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_llm_trials
+from cclsearch.propose.agent.broken_off import find_broken_off
+from cclsearch.propose.agent.history import limits_event, past_turns, read_limits
+from cclsearch.propose.agent.providers.cost import LlmLimits, load_prices, price_usage
+from cclsearch.propose.agent.providers.kind import explain_unknown_price
+from cclsearch.propose.agent.providers.spec import parse_spec, read_timeout_s
+from cclsearch.propose.agent.providers.types import (
+    Answer,
+    CompletionRequest,
+    Usage,
+)
 from cclsearch.propose.agent.replay import replay_turns
 from cclsearch.propose.agent.surrogate_table import SurrogateTable
-from cclsearch.propose.base import SearchView
+from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import DecisionKind, LlmTurn
 from cclsearch.propose.study.choose import make_sampler
@@ -125,3 +139,143 @@ def test_a_replay_judges_by_the_recorded_figures(tmp_path):
     assert [(turn.decision, turn.is_same) for turn in replay_turns(tmp_path, never)] == [
         ("finish: nothing is left", True)
     ]
+
+
+def test_tokens_money_and_seconds_are_accounted():
+    clock = FakeClock()
+    provider = Scripted(call("candidates"), submit(GOOD), clock=clock)
+    outcome = run_turn(provider)
+    assert outcome.event.cost.usage.input_tokens == 2000
+    assert outcome.event.cost.requests == 2
+    assert outcome.event.cost.usd == pytest.approx(2 * (1000 * 1.0 + 100 * 10.0) / 1e6)
+
+
+def test_a_limit_ends_the_turn_for_good():
+    outcome = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_tokens=2000))
+    assert outcome.stall is not None
+    assert (outcome.stall.cause, outcome.stall.is_temporary) == ("limit", False)
+    assert "2,200 of 2,000 tokens" in outcome.stall.text
+    outcome = run_turn(Scripted(call("candidates")), limits=LlmLimits(max_usd=0.003))
+    assert outcome.stall is not None
+    assert "$0.00" in outcome.stall.text
+
+
+def test_timeout_of_an_answer_is_read_from_the_environment():
+    assert read_timeout_s({}) == 120.0
+    assert read_timeout_s({"CCL_SEARCH_LLM_TIMEOUT_S": "900"}) == 900.0
+    for wrong in ("0", "nan", "inf", "soon", "-3"):
+        with pytest.raises(UserError, match="CCL_SEARCH_LLM_TIMEOUT_S must be seconds"):
+            read_timeout_s({"CCL_SEARCH_LLM_TIMEOUT_S": wrong})
+
+
+def test_the_shipped_price_list_is_dated_and_prices_by_pattern():
+    prices = load_prices()
+    assert prices.as_of
+    assert prices.find("anthropic:claude-sonnet-4-5") is not None
+    assert prices.find("anthropic:no-such-model") is None
+
+
+def test_remote_server_has_no_price_and_local_server_is_free(monkeypatch):
+    for url in ("http://127.0.0.1:8000/v1#m", "http://localhost/v1#m", "http://[::1]:1/v1#m"):
+        name = parse_spec(url).name
+        assert name == "local:m"
+        assert price_usage(Usage(input_tokens=10**6), load_prices().find(name)) == 0.0
+        assert explain_unknown_price(name, 1.0) is None
+    name = parse_spec("https://llm.example.org/v1#m").name
+    assert name == "compatible:m"
+    assert load_prices().find(name) is None
+    assert "--max-usd has no effect" in (explain_unknown_price(name, 1.0) or "")
+    assert explain_unknown_price(name, None) is None
+    assert explain_unknown_price("openai:gpt-5", 1.0) is None
+
+
+def test_raised_limit_applies_to_later_turns():
+    limits = read_limits((limits_event(LlmLimits(max_usd=2.0)),), LlmLimits(max_tokens=5, max_usd=1.0))
+    assert (limits.max_tokens, limits.max_usd) == (5, 2.0)
+
+
+TIMED = sorted((time_s, row) for row in range(len(SPACE)) if (time_s := invented_time_s(SPACE.config(row))) is not None)
+FAST = [row for _, row in TIMED]
+OOM = [row for row in range(len(SPACE)) if row not in FAST]
+BETTER, WORSE = 0.5, 2.0
+"""`refuted_at` over the true time: the trial is refuted, or it is not."""
+
+
+class Fastest(Proposer):
+    """Takes the fastest open row: after its seed nothing improves."""
+
+    name = "default"
+
+    def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
+        rows = [row for row in FAST if not view.taken_N[row]]
+        return [Proposal(SPACE.config(row), self.name) for row in rows[:count]]
+
+
+class Stating:
+    """A model that submits these rows, one item per turn, and states at which share of its time each is refuted."""
+
+    name = "openai:gpt-5"
+
+    def __init__(self, *turns: Sequence[tuple[int, float]]) -> None:
+        self._turns = list(turns)
+        self.requests: list[CompletionRequest] = []
+
+    def ask(self, request: CompletionRequest) -> Answer:
+        self.requests.append(request)
+        turn = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
+        items: list[dict[str, Any]] = [
+            {
+                **{"config": dict(SPACE.config(row)), "rationale": "r", "expected_step_time_s": 1.0},
+                **{"refuted_at": share * (invented_time_s(SPACE.config(row)) or 1.0)},
+            }
+            for row, share in turn
+        ]
+        return call("submit", {"configurations": items})
+
+
+def play(model: Stating, budget: int) -> Search:
+    agent = Agent(model, make_table=lambda view: plain_table(), clock=FakeClock())
+    search = Search(budget=budget)
+    search.run(Arbiter(agent, Fastest(), rules=ArbiterSettings(num_seeds=1, overrules=9)))
+    return search
+
+
+def list_rows(search: Search) -> list[int | None]:
+    return [SPACE.row(proposal.config) for proposal in search.proposals]
+
+
+def most_submitted(request: CompletionRequest) -> int:
+    schema = next(tool.parameters for tool in request.tools if tool.name == "submit")
+    return int(schema["properties"]["configurations"]["maxItems"])
+
+
+@pytest.mark.parametrize("first", [(OOM[0], WORSE), (FAST[30], BETTER)], ids=["failed", "refuted"])
+def test_after_a_trial_that_misses_the_llm_chooses_the_rest_of_its_turn_anew(first):
+    model = Stating([first, (FAST[20], WORSE), (FAST[21], WORSE)], [(FAST[2], WORSE), (FAST[1], WORSE)])
+    search = play(model, budget=4)
+    assert list_rows(search)[1:] == [first[0], FAST[2], FAST[1]]
+    assert [most_submitted(request) for request in model.requests] == [3, 2]
+    assert "choose the rest of turn 1 anew, up to 2; its queue was" in model.requests[1].messages[0].text
+    assert [turn.root for turn in past_turns(search.events)] == [1, 1]
+    assert {trial.turn for trial in find_llm_trials(search.view)} == {1}
+
+
+def test_a_turn_whose_trials_do_as_stated_runs_to_its_end():
+    model = Stating([(FAST[3], WORSE), (FAST[2], WORSE), (FAST[1], WORSE)])
+    search = play(model, budget=4)
+    assert list_rows(search)[1:] == [FAST[3], FAST[2], FAST[1]]
+    assert len(model.requests) == 1
+
+
+def test_choosing_anew_gives_no_more_trials_than_were_submitted():
+    slow = [(row, BETTER) for row in FAST[10:30]]
+    search = play(Stating(slow[0:3], slow[3:5], slow[5:6], slow[6:9]), budget=6)
+    assert [proposal.proposer for proposal in search.proposals] == ["seed", *["llm"] * 3, *["default"] * 2]
+    assert "stall: 3 trials in turns that did not improve the best beyond the noise" in search.moves()[1]
+
+
+def test_nothing_is_broken_off_once_the_arbiter_has_moved():
+    slow = [(row, BETTER) for row in FAST[10:30]]
+    search = play(Stating(slow[0:2], slow[2:3]), budget=5)
+    assert [proposal.proposer for proposal in search.proposals][3] == "default"
+    assert find_broken_off(search.view) is None

@@ -1,10 +1,12 @@
-"""The documentation: the site builds, its links work, and so do the commands and files that it shows."""
+"""Documentation: commands work, links lead somewhere, pictures are of real runs."""
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from paths import ROOT
 
 from cclsearch.cli import COMMANDS, main
 from cclsearch.plugins import METRICS
+from cclsearch.run.folder import load_run
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
@@ -118,3 +121,69 @@ def test_the_page_of_benchmarks_names_every_script():
     named = set(re.findall(r"`([a-z_]+)`", (ROOT / "benchmarks" / "README.md").read_text()))
     parts = {name for name in scripts if name.startswith("gpu_")} | {"live_searches"}
     assert sorted(scripts - parts - named) == []
+
+
+PICTURES = sorted((ROOT / "docs" / "pictures").iterdir())
+
+
+def test_the_first_minute_says_what_the_demo_finds(tmp_path):
+    pytest.importorskip("playwright")
+    script = runpy.run_path(str(ROOT / "docs" / "make_pictures.py"))
+    (tmp_path / "ccl-search.yaml").write_text("{}\n")
+    run, recording = script["search"](tmp_path), script["load_recording"](script["RECORDING"])
+    figures = script["measure_first_minute"](run, recording)
+    readme = (ROOT / "README.md").read_text()
+    assert [sentence for sentence in figures.sentences() if sentence not in readme] == []
+    drawn = script["draw_first_minute"](run, recording)
+    assert f"{figures.usual_s / figures.found_s:.2f}x faster than the usual default" in drawn
+    assert (ROOT / "docs" / "pictures" / "first-minute.svg").read_text() == drawn, "make screenshots draws it again"
+
+
+def test_pictures_are_small_and_load_nothing():
+    assert {path.name: path.stat().st_size for path in PICTURES if path.stat().st_size > 200_000} == {}
+    for path in PICTURES:
+        if path.suffix == ".svg":
+            outside = re.findall(r"(?:href|src|url\()\W*(https?://[^\"')\s]+)", path.read_text())
+            assert outside == [], path.name
+
+
+EXAMPLE = ROOT / "runs" / "example-wl2"
+OF_A_MACHINE = re.compile(r"(?<![\w.])/(home|root|tmp|work|Users|scratch|mnt)/")
+
+
+def kept_files() -> list[Path]:
+    """Every file of the example that is committed."""
+    written = {"report.html", "charts", "lock"}
+    return [p for p in EXAMPLE.rglob("*") if p.is_file() and not written & set(p.relative_to(EXAMPLE).parts)]
+
+
+@pytest.fixture
+def example(project: Path) -> Path:
+    """The example in the runs folder of a project."""
+    shutil.copytree(EXAMPLE, project / "runs" / EXAMPLE.name, ignore=shutil.ignore_patterns("report.html", "charts"))
+    return project
+
+
+def test_the_example_is_small_and_names_no_machine():
+    files = kept_files()
+    assert {"search.yaml", "ledger.jsonl"} <= {path.name for path in files}
+    assert sum(path.stat().st_size for path in files) < 100_000
+    assert [str(path) for path in files if OF_A_MACHINE.search(path.read_text())] == []
+
+
+def test_every_command_that_reads_a_run_reads_the_example(example, capsys, cli):
+    assert "example-wl2  ended; 5 of 5 trials admitted; best 9.548 s (recorded)" in cli.out(["status"])
+    for command in ("status", "best", "show 5", "admit", "report --no-png", "export", "space --run", "predict --run"):
+        name, *more = command.split()
+        words = [name, *more, "example-wl2"] if more[:1] == ["--run"] else [name, "example-wl2", *more]
+        assert main(words) == 0, command
+    shown = capsys.readouterr().out
+    assert "2.56x faster than the first ranked trial" in shown
+    page = (example / "runs" / "example-wl2" / "report.html").read_text()
+    assert "9.55" in page
+    assert "recorded" in page
+
+
+def test_the_example_can_be_continued(example, capsys):
+    assert main(["resume", "example-wl2", "--budget", "6", "--quiet"]) == 0
+    assert len(load_run(example / "runs" / "example-wl2").state.trials.observe()) == 6

@@ -1,6 +1,10 @@
-"""Closed forms of time and memory compared with parameter counts, known sums and measured landscapes."""
+"""Predictions of the closed forms, and what one outlier teaches."""
 
 from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +15,23 @@ from cclsearch.card.arch import count_parameters, count_parts, flops_per_token
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card, ModelArch, MoEArch
 from cclsearch.cli import main
-from cclsearch.recording.load import find_recordings, load_recording
+from cclsearch.core.errors import UserError
+from cclsearch.plan.forecast import describe_impossible, describe_no_room
+from cclsearch.plan.target import find_recording
+from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.recording.load import Recording, find_recordings, load_recording
+from cclsearch.scoring.objective import Constraint, load_objective
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.stats.closed_form import predict_space
+from cclsearch.stats.closed_form import predict_space, predictor_of
+from cclsearch.stats.kernel import Array
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.measurements import find_mfu
 from cclsearch.tasks.training.memory import memory_parts
+from cclsearch.tasks.training.thresholds import DEFAULT
 from cclsearch.tasks.training.time import time_parts
 
 LANDSCAPES = ROOT / "benchmarks" / "landscapes"
@@ -213,3 +228,168 @@ def test_ranks_that_share_cpu_cores_are_slower():
     assert own[by_dp[4]] < own[by_dp[2]]
     assert turns[by_dp[4]] > turns[by_dp[2]]
     assert turns[by_dp[2]] == pytest.approx(own[by_dp[2]])
+
+
+NAMES = ("vtrain-h1024-l12-g8-b8", "vtrain-h1024-l20-g8-b32", "nanotron-8b-4n", "nanotron-3b-8n", "nanotron-8b-64n")
+BOUND = {50.0: 1.5, 1 / 3: 2.2}
+"""Factor on one time -> bound of the median change of the others' predictions; far less than the error itself."""
+
+
+def predict(recording: Recording, rows: list[int], wrong: int, factor: float) -> Array:
+    """Return the log of the predicted times of the untried configurations, if one of six times is wrong."""
+    seen = []
+    for trial, row in enumerate(rows, start=1):
+        time_s = recording.rows[row].metrics["step_time_s"] * (factor if row == wrong else 1.0)
+        seen.append(Observation(trial, recording.rows[row].config, row, time_s, metrics={"step_time_s": time_s}))
+    posterior = fit_posterior(SearchView(recording.card, recording.space, tuple(seen), frozenset(), 9, seed=0))
+    assert posterior is not None
+    return np.log(posterior.value_m)
+
+
+@pytest.mark.parametrize("factor", BOUND)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_outlier_of_six_teaches_little_about_others(name, factor):
+    recording = load_recording(LANDSCAPES / name)
+    fine = [n for n, row in enumerate(recording.rows) if "step_time_s" in row.metrics]
+    for seed in range(2):
+        rows = [int(n) for n in np.random.default_rng(seed).permutation(fine)[:6]]
+        moved = [
+            np.median(np.abs(predict(recording, rows, wrong, factor) - predict(recording, rows, wrong, 1.0)))
+            for wrong in rows
+        ]
+        assert float(np.exp(max(moved))) < BOUND[factor]
+
+
+def scale_times(source: Path, folder: Path, factor: float, keep: int) -> Path:
+    """Write the first rows that ran of a recording, with its times multiplied, as one of a faster or slower machine."""
+    shutil.copytree(source, folder)
+    table = next(path for path in (folder / "trials.csv", folder / "landscape.csv") if path.exists())
+    header, *rows = (line.split(",") for line in table.read_text().splitlines())
+    at, status = header.index("step_time_s"), header.index("status")
+    ran = [row for row in rows if row[status] == "ok"][:keep]
+    for row in ran:
+        row[at] = str(float(row[at]) * factor)
+    table.write_text("\n".join(",".join(row) for row in (header, *ran)) + "\n")
+    return folder
+
+
+def predict_for(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[float], dict[str, object]]:
+    assert (
+        main(["predict", "--recording", str(LANDSCAPES / "nanotron-8b-4n"), "--json", "--top", "30", *arguments]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    configurations = sorted(found["configurations"], key=lambda each: str(each["config"]))
+    return [each["step_time_s"] for each in configurations], found
+
+
+def test_a_slower_machine_is_learned_from_trials_of_another_model(tmp_path, capsys):
+    config = ("--config", "tp=2,pp=2")
+    before, _ = predict_for(capsys, *config)
+    ratios = {}
+    for factor in (1.0, 3.0):
+        folder = scale_times(LANDSCAPES / "nanotron-3b-2n", tmp_path / f"x{factor:g}", factor, keep=8)
+        after, found = predict_for(capsys, *config, "--learn-from", str(folder))
+        assert len(after) == len(before)
+        ratios[factor] = sum(a / b for a, b in zip(after, before, strict=True)) / len(before)
+        assert "8 trials" in str(found["notes"])
+    assert 1.3 < ratios[3.0] / ratios[1.0] < 3.2, "part of it may be of the model: it is not taken over whole"
+
+
+def test_a_run_teaches_as_a_recording_does(tmp_path, capsys):
+    source, runs = str(LANDSCAPES / "nanotron-3b-2n"), str(tmp_path / "runs")
+    assert main(["run", "--recording", source, "--budget", "5", "--name", "first", "--runs", runs]) == 0
+    capsys.readouterr()
+    before, _ = predict_for(capsys)
+    after, found = predict_for(capsys, "--learn-from", "first", "--runs", runs)
+    assert after != before
+    assert "first (" in str(found["notes"])
+
+
+def test_trials_of_a_server_adapt_the_prediction_for_other_traffic(cli):
+    """The longer prompts were measured too: what the short ones teach brings the prediction nearer to it."""
+    short, long = "srv-llama-3-1-70b-h100-1024x1024", "srv-llama-3-1-70b-h100-8192x1024"
+    predicted = []
+    for more in ([], ["--learn-from", short]):
+        configurations = cli.json(["predict", "--recording", long, "--json", *more])["configurations"]
+        predicted.append({each["label"]: each["output_tokens_per_s_per_accelerator"] for each in configurations})
+    recording = load_recording(find_recording(long))
+    measured = {str(row.config): row.metrics["output_tokens_per_s_per_accelerator"] for row in recording.rows}
+    before, after = (
+        float(np.median([abs(np.log(each[label] / value)) for label, value in measured.items()])) for each in predicted
+    )
+    assert after < before
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("vtrain-h1024-l12-g8-b8", "was measured with accelerator 'a100-80', but this is 'h100'"),
+        ("nowhere", "there are no runs in"),
+    ],
+)
+def test_what_cannot_teach_is_refused(source, why, tmp_path, cli):
+    name = str(LANDSCAPES / source) if (LANDSCAPES / source).exists() else source
+    arguments = ["--recording", str(LANDSCAPES / "nanotron-8b-4n"), "--learn-from", name]
+    line = cli.err(["predict", *arguments, "--runs", str(tmp_path)])
+    assert why in line
+    assert len(line.strip().splitlines()) == 1
+
+
+WORKLOADS = sorted(path.stem for path in (ROOT / "workloads").glob("*.yaml"))
+FRAMEWORKS = ("jax-cpu", "maxtext", "megatron", "nanotron", "torchtitan")
+
+
+def can_build(workload: str, framework: str) -> bool:
+    """Whether the framework's run script can build the card's model."""
+    try:
+        load_framework(framework).require_buildable(load_card(workload))
+    except UserError:
+        return False
+    return True
+
+
+def predict_metrics(workload: str, framework: str) -> tuple[Space, dict[str, np.ndarray]]:
+    """Return the search space, and metric -> (N,) what the closed forms predict."""
+    card = load_card(workload)
+    space = build_space(card, load_framework(framework))
+    prediction = predict_space(card, space)
+    assert prediction is not None
+    rows = np.arange(len(space))
+    found = {"step_time_s": prediction.value_N, "peak_memory_gib": prediction.memory_gib_N}
+    for name, derived in predictor_of(card, space).derived.items():
+        found[name] = derived.value(found[derived.base], rows)
+    rates = found["tokens_per_s_per_accelerator"]
+    mfu = [find_mfu(card, rate) for rate in rates.tolist()]
+    if None not in mfu:
+        found["mfu"] = np.array(mfu, dtype=float)
+    return space, found | {"num_accelerators": space.num_accelerators_N}
+
+
+@pytest.mark.parametrize("framework", [*FRAMEWORKS, "gpu"])
+def test_no_predicted_figure_is_called_impossible(framework):
+    built = ["tiny-gpu"] if framework == "gpu" else [name for name in WORKLOADS if can_build(name, framework)]
+    assert len(built) >= 3 or framework == "gpu"
+    for workload in built:
+        check_possible(workload, framework)
+
+
+def check_possible(workload: str, framework: str) -> None:
+    """Assert that no bound at the lowest or highest predicted value of a metric is called impossible."""
+    space, predicted = predict_metrics(workload, framework)
+    objective = load_objective("step_time")
+    for metric, values in predicted.items():
+        assert np.isfinite(values).all(), metric
+        lowest, highest = float(values.min()), float(values.max())
+        bounds = (Constraint(metric=metric, at_most=lowest), Constraint(metric=metric, at_least=highest))
+        constrained = objective.model_copy(update={"constraints": bounds})
+        assert describe_impossible(constrained, space, "training") == ()
+        if metric == "mfu":
+            assert highest <= DEFAULT.max_mfu, "the rule `possible` would refuse what the closed form predicts"
+
+
+@pytest.mark.parametrize(("gib", "is_said"), [(2, True), (40, False)])
+def test_a_model_that_no_device_holds_is_said_before_anything_runs(gib, is_said):
+    card = load_card("wl1-inference", sets=[f"workload.hardware.xpu_spec.memory_gib={gib}"])
+    said = describe_no_room(card, build_space(card, load_framework("vllm"), use_fewer=True))
+    assert bool(said) == is_said
+    assert not said or "the smallest needs about 2.89 GiB of each accelerator, which has 2 GiB" in said[0]

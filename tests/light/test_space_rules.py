@@ -1,12 +1,204 @@
-"""Rules of training about ZeRO, sequence parallelism and pipelines, `implies`, and knobs without effect: both sides."""
+"""Rules of search spaces, one by one and on their page."""
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+import numpy as np
 import pytest
-from test_degree_rules import DENSE, MIXED, apply_rule, make
+from paths import ROOT
 from test_space import change_card
 
-from cclsearch.space.rule import RULES, RuleKind, make_effect_rules
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
+from cclsearch.core.content import list_frameworks
+from cclsearch.plugins import TASKS
+from cclsearch.space import framework  # noqa: F401  importing registers the rules
+from cclsearch.space.build import resolve_knobs
+from cclsearch.space.framework import load_framework
+from cclsearch.space.numbers import NUMBERS
+from cclsearch.space.parse import parse_knobs
+from cclsearch.space.rule import PARAMETERS, RULES, Columns, Rule, RuleKind, make_effect_rules
+
+DENSE = change_card(
+    load_card("wl2"),
+    num_heads=12,
+    num_kv_heads=6,
+    num_layers=12,
+    hidden_size=48,
+    intermediate_size=96,
+    global_batch_size=24,
+    seq_len=20,
+    num_accelerators=24,
+    accelerators_per_node=4,
+)
+EXPERTS = load_card("wl6").arch.moe
+assert EXPERTS is not None
+MIXED = change_card(
+    DENSE,
+    moe=EXPERTS.model_copy(
+        update={"num_experts": 12, "num_shared_experts": 2, "expert_intermediate_size": 40, "num_dense_layers": 0}
+    ),
+)
+UNSHARED = change_card(
+    MIXED,
+    moe=EXPERTS.model_copy(update={"num_experts": 12, "num_shared_experts": 0, "expert_intermediate_size": 40}),
+)
+TIED = change_card(DENSE, tied_embeddings=True)
+SMALL = change_card(DENSE, num_accelerators=2)
+
+
+def make(rule: str, card: Card = DENSE, **options: Any) -> Rule:
+    made = RULES[rule](card, options)
+    assert made is not None
+    return made
+
+
+def apply_rule(rule: Rule, config: dict[str, Any]) -> tuple[bool, str]:
+    """Whether the rule allows it, and the explanation."""
+    columns = Columns({knob: np.array([value], dtype=object) for knob, value in config.items()}, 1)
+    return bool(rule.check(columns)[0]), rule.explain(config)
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "ok", "sentence"),
+    [
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 4}, True, "tp 2 x dp 3 x pp 4 is 24 of 24 accelerators"),
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 2}, False, "tp 2 x dp 3 x pp 2 is 12 of 24 accelerators"),
+        (make("num_accelerators"), {"dp": 24}, True, "tp 1 x dp 24 x pp 1 is 24 of 24 accelerators"),
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 2, "cp": 2}, True,
+         "tp 2 x dp 3 x pp 2 x cp 2 is 24 of 24 accelerators"),
+        (make("num_accelerators"), {"tp": 2, "dp": 3, "pp": 4, "cp": 2}, False,
+         "tp 2 x dp 3 x pp 4 x cp 2 is 48 of 24 accelerators"),
+        (make("num_accelerators", use_fewer=True), {"tp": 2, "dp": 3, "pp": 2}, True,
+         "tp 2 x dp 3 x pp 2 is 12 of 24 accelerators"),
+        (make("num_accelerators", use_fewer=True), {"tp": 24}, True, "tp 24 x dp 1 x pp 1 is 24 of 24 accelerators"),
+        (make("num_accelerators", use_fewer=True), {"tp": 25}, False, "tp 25 x dp 1 x pp 1 is 25 of 24 accelerators"),
+        (make("tp_divides_heads"), {"tp": 4}, True, "12 attention heads / tp 4 = 3"),
+        (make("tp_divides_heads"), {"tp": 8}, False, "12 attention heads / tp 8 = 1.5"),
+        (make("tp_divides_kv_heads"), {"tp": 3}, True, "6 KV heads / tp 3 = 2"),
+        (make("tp_divides_kv_heads"), {"tp": 4}, False, "6 KV heads / tp 4 = 1.5"),
+        (make("tp_divides_sequence"), {"tp": 5}, True, "20 tokens of a sequence / tp 5 = 4"),
+        (make("tp_divides_sequence"), {"tp": 8}, False, "20 tokens of a sequence / tp 8 = 2.5"),
+        (make("tp_divides_widths"), {"tp": 16}, True,
+         "hidden size 48, feed-forward width 96 / tp 16 = 3, 6"),
+        (make("tp_divides_widths"), {"tp": 32}, False,
+         "hidden size 48, feed-forward width 96 / tp 32 = 1.5, 3"),
+        (make("tp_divides_widths", MIXED), {"tp": 16}, True,
+         "hidden size 48, feed-forward width 96, width of the shared experts 80 / tp 16 = 3, 6, 5"),
+        (make("tp_divides_widths", MIXED, experts=True), {"tp": 16}, False,
+         "hidden size 48, feed-forward width 96, width of the shared experts 80, expert width 40 / tp 16 = "
+         "3, 6, 5, 2.5"),
+        (make("tp_divides_widths", UNSHARED), {"tp": 24}, True,
+         "hidden size 48, feed-forward width 96 / tp 24 = 2, 4"),
+        (make("moe_tp_divides_tokens", MIXED), {"tp": 8, "micro_batch_size": 2}, True,
+         "2 sequences of 20 tokens with tp 8"),
+        (make("moe_tp_divides_tokens", MIXED), {"tp": 8}, False, "1 sequences of 20 tokens with tp 8"),
+        (make("divides", name="n", knobs=["tp"], number="accelerators_per_node"), {"tp": 4}, True,
+         "4 (accelerators per node) / (tp 4) = 1"),
+        (make("divides", name="n", knobs=["tp", "pp"], number="layers"), {"tp": 3, "pp": 3}, False,
+         "12 (layers) / (tp 3 x pp 3) = 1.33333"),
+        (make("divides", SMALL, name="n", knobs=["tp"], number="accelerators_per_node"), {"tp": 4}, False,
+         "2 (accelerators per node) / (tp 4) = 0.5"),
+        (make("pp_at_most_layers"), {"pp": 12}, True, "pp 12 stages for 12 layers"),
+        (make("pp_at_most_layers"), {"pp": 13}, False, "pp 13 stages for 12 layers"),
+        (make("tied_embeddings_need_one_stage", TIED), {"pp": 1}, True, "tied embeddings with pp 1"),
+        (make("tied_embeddings_need_one_stage", TIED), {"pp": 2}, False, "tied embeddings with pp 2"),
+        (make("accumulation_whole"), {"dp": 4, "micro_batch_size": 3}, True,
+         "global batch 24 / (dp 4 x micro_batch_size 3) is 2"),
+        (make("accumulation_whole"), {"dp": 4, "micro_batch_size": 4}, False,
+         "global batch 24 / (dp 4 x micro_batch_size 4) is 1.5"),
+        (make("accumulation_whole"), {"dp": 24, "micro_batch_size": 2}, False,
+         "global batch 24 / (dp 24 x micro_batch_size 2) is 0.5"),
+        (make("accumulation_whole"), {"dp": 24}, True, "global batch 24 / (dp 24 x micro_batch_size 1) is 1"),
+        (make("micro_batches_cover_stages"), {"pp": 4, "dp": 3, "micro_batch_size": 2}, True,
+         "4 micro-batches for pp 4"),
+        (make("micro_batches_cover_stages"), {"pp": 5, "dp": 3, "micro_batch_size": 2}, False,
+         "4 micro-batches for pp 5"),
+        (make("micro_batches_cover_stages"), {"pp": 1, "dp": 24, "micro_batch_size": 2}, True,
+         "0.5 micro-batches for pp 1"),
+        (make("micro_batches_cover_stages", short=1), {"pp": 5, "dp": 3, "micro_batch_size": 2}, True,
+         "4 micro-batches for pp 5"),
+        (make("micro_batches_cover_stages", short=1), {"pp": 6, "dp": 3, "micro_batch_size": 2}, False,
+         "4 micro-batches for pp 6"),
+        (make("ep_divides_experts"), {"ep": 1}, True, "ep 1 for a model without experts"),
+        (make("ep_divides_experts"), {"ep": 2}, False, "ep 2 for a model without experts"),
+        (make("ep_divides_experts", MIXED), {"ep": 4}, True, "12 experts / ep 4 = 3"),
+        (make("ep_divides_experts", MIXED), {"ep": 8}, False, "12 experts / ep 8 = 1.5"),
+        (make("ep_inside_stage"), {"ep": 6, "tp": 2, "dp": 3}, True, "ep 6 among dp 3 x tp 2 = 6 ranks of a stage"),
+        (make("ep_inside_stage"), {"ep": 4, "tp": 2, "dp": 3}, False, "ep 4 among dp 3 x tp 2 = 6 ranks of a stage"),
+        (make("ep_inside_stage"), {"ep": 8, "tp": 2, "dp": 2, "cp": 2, "pp": 3}, True,
+         "ep 8 among cp 2 x dp 2 x tp 2 = 8 ranks of a stage"),
+        (make("ep_inside_stage"), {"ep": 8, "tp": 2, "dp": 2, "cp": 1, "pp": 2}, False,
+         "ep 8 among cp 1 x dp 2 x tp 2 = 4 ranks of a stage"),
+        (make("cp_divides_sequence"), {"cp": 1, "tp": 8}, True, "20 tokens / (2 x cp 1) = 10"),
+        (make("cp_divides_sequence"), {"cp": 5, "tp": 8}, True, "20 tokens / (2 x cp 5) = 2"),
+        (make("cp_divides_sequence"), {"cp": 4}, False, "20 tokens / (2 x cp 4) = 2.5"),
+        (make("cp_divides_sequence", tp=True), {"cp": 5, "tp": 2}, True, "20 tokens / (2 x cp 5 x tp 2) = 1"),
+        (make("cp_divides_sequence", tp=True), {"cp": 5, "tp": 4}, False, "20 tokens / (2 x cp 5 x tp 4) = 0.5"),
+        (make("cp_divides_sequence", block=5), {"cp": 2, "tp": 2}, True,
+         "20 tokens / (2 x cp 2) = 5, / (5 x cp 2) = 2"),
+        (make("cp_divides_sequence", block=4), {"cp": 2}, False, "20 tokens / (2 x cp 2) = 5, / (4 x cp 2) = 2.5"),
+        (make("cp_divides_sequence", tp=True, block=4), {"cp": 5, "tp": 4}, False,
+         "20 tokens / (2 x cp 5 x tp 4) = 0.5, / (4 x cp 5) = 1"),
+        (make("ep_divides_dp"), {"ep": 3, "dp": 6}, True, "ep 3 with dp 6"),
+        (make("ep_divides_dp"), {"ep": 6, "dp": 3}, False, "ep 6 with dp 3"),
+    ],
+)  # fmt: skip
+def test_a_rule_checks_and_explains_with_numbers(rule, config, ok, sentence):
+    assert apply_rule(rule, config) == (ok, sentence)
+
+
+def test_a_rule_that_a_model_cannot_violate_is_left_out():
+    assert RULES["tied_embeddings_need_one_stage"](DENSE, {}) is None
+    assert RULES["moe_tp_divides_tokens"](DENSE, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "summary"),
+    [
+        (make("num_accelerators"), "tp x dp x pp is 24, the number of accelerators"),
+        (make("num_accelerators", use_fewer=True), "tp x dp x pp is at most 24, the number of accelerators"),
+        (make("num_accelerators", knobs={"tp", "cp"}), "tp x dp x pp x cp is 24, the number of accelerators"),
+        (make("ep_inside_stage"), "ep divides the dp x tp ranks of a pipeline stage"),
+        (make("ep_inside_stage", knobs={"cp"}), "ep divides the cp x dp x tp ranks of a pipeline stage"),
+        (
+            make("degrees_on_torus", change_card(DENSE, torus=(4, 4)), knobs={"tp"}),
+            "tp, dp and pp each use whole axes of the 4x4 torus",
+        ),
+        (
+            make("cp_divides_sequence", tp=True, block=4),
+            "with cp above 1, 2 x cp x tp divides the 20 tokens of a sequence, and so does 4 x cp",
+        ),
+        (make("cp_divides_sequence"), "with cp above 1, 2 x cp divides the 20 tokens of a sequence"),
+        (
+            make("divides", name="n", knobs=["tp"], number="heads", because="it is"),
+            "tp divides 12 (heads): it is",
+        ),
+        (make("ep_divides_experts"), "ep is 1: the model has no experts"),
+        (make("ep_divides_experts", MIXED), "ep divides the 12 experts"),
+    ],
+)
+def test_the_summary_of_a_rule_has_the_cards_numbers(rule, summary):
+    assert rule.summary == summary
+
+
+def test_a_whole_column_is_checked_at_once():
+    columns = Columns({"tp": np.array([1, 2, 5, 12]), "dp": np.array([24, 12, 5, 2])}, 4)
+    assert make("num_accelerators").check(columns).tolist() == [True, True, False, True]
+    assert make("tp_divides_heads").check(columns).tolist() == [True, True, False, True]
+
+
+def test_torus_axes_are_whole_and_a_missing_degree_is_one():
+    rule = make("degrees_on_torus", change_card(DENSE, torus=(2, 4)))
+    assert apply_rule(rule, {"tp": 2, "dp": 4}) == (True, "tp 2, dp 4, pp 1 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 4, "dp": 1, "pp": 2}) == (True, "tp 4, dp 1, pp 2 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 2, "dp": 2, "pp": 2}) == (False, "tp 2, dp 2, pp 2 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 2}) == (False, "tp 2, dp 1, pp 1 on a torus of 2x4")
+    assert apply_rule(rule, {"tp": 4, "cp": 2}) == (True, "tp 4, dp 1, pp 1, cp 2 on a torus of 2x4")
+    assert RULES["degrees_on_torus"](DENSE, {}) is None
+
 
 IMPLIES = make(
     "implies",
@@ -115,7 +307,7 @@ ODD = change_card(DENSE, global_batch_size=5)
         (IMPLIES, {"speed": "fast", "tp": 4, "dp": 1, "fused": False}, True, "speed fast, tp 4, dp 1, fused false"),
     ],
 )  # fmt: skip
-def test_a_rule_checks_and_explains_with_numbers(rule, config, ok, sentence):
+def test_a_rule_of_a_knob_checks_and_explains_with_numbers(rule, config, ok, sentence):
     assert apply_rule(rule, config) == (ok, sentence)
 
 
@@ -151,3 +343,45 @@ def test_a_knob_without_effect_has_one_value_and_the_rule_says_that_it_is_the_sa
     assert make_effect_rules({"zero_stage": (0, 1), "tp": (1, 2)}) == [], "a space that does not say what dp is"
     assert IMPLIES.kind is RuleKind.REFUSED
     assert make("implies", name="bare", when={"tp": 1}, then={"dp": 1}, same=True).kind is RuleKind.SAME
+
+
+PAGE = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+ROWS = {
+    match[1]: (bool(match[2]), re.findall(r"`(\w+)`", match[3]))
+    for match in re.finditer(r"^\| `(\w+)`( \*)? \|([^|]*)\|", PAGE, re.MULTILINE)
+}
+
+
+def test_the_page_has_every_rule_with_its_parameters():
+    TASKS.names()
+    shipped = {name: list(PARAMETERS[name]) for name in RULES}
+    assert {name: parameters for name, (_, parameters) in ROWS.items()} == shipped
+    assert {name for name, (of_task, _) in ROWS.items() if of_task} == set(TASKS.get("training").rules)
+
+
+def test_the_page_names_every_kind_and_number():
+    kinds = re.findall(r"^\| (\w+) \|", PAGE, re.MULTILINE)
+    assert [kind for kind in kinds if kind in set(RuleKind)] == list(RuleKind)
+    numbers = PAGE.split("Numbers of a card", 1)[1]
+    assert [name for name in (*NUMBERS, *TASKS.get("training").numbers) if f"`{name}`" not in numbers] == []
+
+
+@pytest.mark.parametrize("name", [name for name in list_frameworks() if "training" in load_framework(name).tasks])
+@pytest.mark.parametrize("workload", ["wl1", "wl2", "wl6", "tiny-moe"])
+def test_every_refusal_of_a_shipped_framework_has_a_source(name, workload):
+    card, loaded = load_card(workload), load_framework(name)
+    extra = [f"{k.name}={','.join(map(str, k.resolve(card).choices))}" for k in loaded.list_optional(card)]
+    rules = loaded.make_rules(card, resolve_knobs(card, loaded, parse_knobs(extra)), use_fewer=False)
+    assert [rule.name for rule in rules if rule.kind is RuleKind.REFUSED and not rule.source] == []
+    assert all(re.search(r"\w+\.py|src/|src\\", rule.source) for rule in rules if rule.source)
+
+
+def test_space_shows_sources_and_optional_knobs(cli):
+    shown = cli.out(["space", "--workload", "wl2", "--framework", "torchtitan", "--rules"])
+    assert "refused by the framework: torchtitan/models/common/decoder.py" in shown
+    assert "the same as another configuration" in shown
+    assert "--knob dp_replicate=1,2,4,8,16" in shown
+    again = cli.out(["space", "--workload", "wl2", "--framework", "torchtitan", "--knob", "cp=2", "--knob", "cp=4"])
+    assert re.search(r"  cp +2, 4 ranks", again), "choices given twice are united"
+    assert "--knob cp=" not in again
+    assert "torchtitan/models" not in again

@@ -1,11 +1,15 @@
-"""Figures that cover a part of a trace say which part, and missing details do not read as broken traces."""
+"""What readers leave out, refuse, or take from a log."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sqlite3
 from typing import Any
 
 import pytest
 import trace_writer as write
+from paths import TESTS
 from test_trace_chakra import read_trace
 from trace_measures import measure, step_timeline
 from trace_tables import Timeline, make_set
@@ -17,6 +21,8 @@ from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
 from cclsearch.trace.read import read_traces
+from cclsearch.trace.run_log import RunLog, read_run_log
+from cclsearch.trace.score import score_traces
 from cclsearch.trace.view import TraceView
 
 
@@ -122,3 +128,108 @@ def test_a_collective_depends_on_the_work_whose_result_it_sends(tmp_path):
     timeline.collective(60, 5, launch=launch)  # 50 us later, so nothing else shows the dependency
     _, (_, reduce) = read_trace(export_chakra(TraceView(make_set([timeline.table()])), tmp_path)[0])
     assert reduce.packed(5) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "advice"),
+    [
+        ("out.pftrace", b"\n\x04abcd", "--output-format json"),
+        ("908_kernel_trace.csv", b'"Kind"\n', "--output-format json"),
+        ("a.otf2", b"", "--output-format json"),
+        ("kernels.ncu-rep", b"NVR", "nsys profile"),
+        ("report.nsys-rep", b"x", "nsys export"),
+        ("report.qdstrm", b"x", "QdstrmImporter"),
+        ("profile.ntff", b"x", "not supported"),
+        ("host.pb", b"\n\x00", "xplane.pb"),
+    ],
+)
+def test_a_known_format_is_refused_with_what_to_do(tmp_path, name, data, advice):
+    (tmp_path / name).write_bytes(data)
+    for path in (tmp_path, tmp_path / name):
+        found = read_traces(path)
+        assert (found.status, found.reasons) == ("not_available", (Reason.FORMAT_UNSUPPORTED,))
+        assert advice in found.message
+
+
+def test_a_database_of_rocprofv3_is_refused_with_what_to_do(tmp_path):
+    connection = sqlite3.connect(tmp_path / "7_results.db")
+    connection.execute("CREATE TABLE rocpd_kernel_dispatch_7 (id INTEGER)")
+    connection.commit()
+    connection.close()
+    found = read_traces(tmp_path)
+    assert found.reasons == (Reason.FORMAT_UNSUPPORTED,)
+    assert "--output-format json" in found.message
+
+
+def test_beside_a_trace_that_can_be_read_it_is_left_out(tmp_path):
+    write.write_kineto(tmp_path / "rank0_trace.json")
+    (tmp_path / "out.pftrace").write_bytes(b"\n\x04abcd")
+    found = read_traces(tmp_path)
+    assert (found.status, found.reasons, list(found.tables)) == ("ok", (), [0])
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "config.json", "results.csv", "model.pt"])
+def test_other_files_are_no_traces(tmp_path, name):
+    (tmp_path / name).write_text('{"schema": "1.0", "fields": []}')
+    assert read_traces(tmp_path).reasons == (Reason.NO_TRACE_FILES,)
+
+
+RECORDED = TESTS / "recorded" / "gloo-ddp2"
+
+
+def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path):
+    shutil.copytree(RECORDED, tmp_path / "trace")
+    without = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
+    (tmp_path / "result.json").write_text(json.dumps({"peak_memory_bytes": [700, 900], "memory_kind": "rss"}))
+    found = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
+    assert (found.value, found.status, found.per_rank) == (900.0, Status.OK, {0: 700.0, 1: 900.0})
+    assert "result.json" in found.detail
+    assert without.value != 900.0
+
+
+def test_memory_of_a_process_is_not_shown_as_memory_of_an_accelerator():
+    log = RunLog(peak_memory_bytes=(900,), is_device_memory=False)
+    found = measure([step_timeline().table()], "peak_memory", set_fields={"run_log": log})
+    assert found.value is None
+
+
+def test_latencies_come_from_the_request_log_if_there_is_one(tmp_path):
+    (tmp_path / "requests.json").write_text(json.dumps({"ttfts": [0.1, 0.2, 0.9], "itls": [[0.01, 0.03], [], [0.04]]}))
+    log = read_run_log(tmp_path)
+    assert log is not None
+    fields = {"run_log": log}
+    first = measure([step_timeline().table()], "ttft", set_fields=fields)
+    token = measure([step_timeline().table()], "tpot", set_fields=fields)
+    assert (first.value, first.inputs["num_requests"]) == (0.2, 3)
+    assert token.value == pytest.approx(0.03)
+    assert "request log" in first.detail
+
+
+@pytest.mark.parametrize("name", ["result.json", "bench.json", "bench.jsonl"])
+def test_statistics_of_a_load_generator_are_used_if_it_lists_no_requests(tmp_path, name):
+    found = {"completed": 8, "duration": 2.0, "median_ttft_ms": 41.5, "p99_ttft_ms": 90.0, "median_tpot_ms": "nan"}
+    (tmp_path / name).write_text(json.dumps(found))
+    log = read_run_log(tmp_path)
+    if name == "result.json":  # the file of the trial contract
+        assert log is None
+        return
+    first = measure([step_timeline().table()], "ttft", set_fields={"run_log": log})
+    assert (first.value, first.inputs) == (pytest.approx(0.0415), {"p99_s": 0.09, "num_requests": 8})
+    assert first.detail.endswith(f"as written in {name}")
+    assert measure([step_timeline().table()], "tpot", set_fields={"run_log": log}).value is None
+
+
+def test_a_request_log_may_have_one_request_per_line(tmp_path):
+    (tmp_path / "requests.jsonl").write_text(
+        '{"ttft_s": 0.5, "tpot_s": 0.02}\nno json\n{"ttft_s": -1}\n{"ttft_s": 0.7}\n'
+    )
+    log = read_run_log(tmp_path)
+    assert log == RunLog(ttft_s=(0.5, 0.7), tpot_s=(0.02,))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{", '{"peak_memory_bytes": "many"}', '{"peak_memory_bytes": [NaN, true]}']
+)
+def test_results_without_figures_are_ignored(tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    assert read_run_log(tmp_path) is None
