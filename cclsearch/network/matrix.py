@@ -98,12 +98,6 @@ class LinkMatrix(Model):
         """Ranks that the endpoints take together."""
         return len(self.endpoints) * self.places
 
-    @property
-    def per_node(self) -> int:
-        """Places of the fullest node."""
-        names = self.nodes or self.endpoints
-        return self.places * max(names.count(name) for name in set(names))
-
     @cached_property
     def endpoint_P(self) -> Places:
         """(P,) number of the endpoint of each place."""
@@ -175,16 +169,6 @@ class LinkMatrix(Model):
     def changed(self, **fields: object) -> LinkMatrix:
         """Return a matrix with these fields instead; nothing that this one has computed is copied."""
         return LinkMatrix.model_validate({name: getattr(self, name) for name in LinkMatrix.model_fields} | fields)
-
-    def select(self, endpoints: Sequence[int]) -> LinkMatrix:
-        """Return the matrix of these endpoints, in this order."""
-        at = list(endpoints)
-        return self.changed(
-            endpoints=tuple(self.endpoints[i] for i in at),
-            nodes=tuple(self.nodes[i] for i in at) if self.nodes else (),
-            gbps=tuple(tuple(self.gbps[i][j] for j in at) for i in at),
-            latency_us=tuple(tuple(self.latency_us[i][j] for j in at) for i in at),
-        )
 
     def describe(self) -> str:
         """`4 endpoints on 2 nodes, 9.6 to 98 Gbit/s, from: ...`."""

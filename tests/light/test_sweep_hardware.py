@@ -60,7 +60,6 @@ def test_a_larger_cluster_grows_the_outermost_groups_and_is_slower_behind_thin_l
     near = replay.step_s(parse_cluster(f"{inner}/switch:16:400:2"))
     thin = replay.step_s(parse_cluster(f"{inner}/switch:16:20:2"))
     assert replay.step_s(replay.base) < near < thin
-    assert replay.algorithms
 
 
 def test_usual_clusters_of_accelerators_and_what_cannot_grow():

@@ -59,7 +59,6 @@ class Layout:
     """Whether the space has a knob for it, or the framework says it; else a framework may still shard."""
     gradient_bytes: int | None
     """Bytes per parameter of the gradients, if the framework says it."""
-    """Whether the space has a knob for it; without one, a framework may still shard."""
     replicated: Array
     """Replicas of the sharded weights among dp (HSDP): each is sharded over `sharding` ranks."""
     recompute: Array
@@ -141,9 +140,12 @@ def read_layout(card: Card, space: Space) -> Layout:
 
     dp, micro_batch = number("dp"), number("micro_batch_size")
     accumulation = np.maximum(card.number("global_batch_size") / (dp * micro_batch), 1.0)
-    orders, splits = _list_orders(space), _list_splits(space)
+    order_knob, split_knob = space.find("rank_order"), space.find(SPLIT_KNOB)
+    orders = (MESH,) if order_knob is None else tuple(read_order(choice) for choice in order_knob.choices)
+    splits = (EVEN,) if split_knob is None else tuple(map(str, split_knob.choices))
     pp, behaviour = number("pp"), find_behaviour(card.framework)
     has_sharding_knob = any(space.find(name) is not None for name in ("zero_stage", "fsdp"))
+    stages = behaviour.overlapped_zero_stages
     zero = _zero(space) if has_sharding_knob else np.full(len(space), float(behaviour.zero_stage or 0))
     has_sequence_knob = space.find("sequence_parallel") is not None
     splits_sequence = _by_choice(space, "sequence_parallel", _as_switch)
@@ -173,16 +175,16 @@ def read_layout(card: Card, space: Space) -> Layout:
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
         unfused_norms=_unfused_norms(space),
         even_split=np.full(len(space), {"even": 1.0, "balanced": 0.0}.get(behaviour.pipeline_split or "", np.nan)),
-        overlaps=_overlaps(zero, behaviour.overlapped_zero_stages),
+        overlaps=np.ones(len(space)) if stages is None else np.isin(zero, stages).astype(np.float64),
         frozen=find_frozen(space),
         base_bytes=find_base_bytes(space),
         fused_loss=find_fused_loss(space),
         precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
-        order=_by_order(space, orders),
+        order=_read_knob(space, order_knob, lambda choice: float(orders.index(read_order(choice))), 0.0),
         orders=orders,
         hosts=_by_choice(space, "host_order", lambda value, _: HOST_ORDERS.get(str(value), 0.0)),
         devices=_by_choice(space, "device_order", lambda value, _: float(value == "links")),
-        split=_read_knob(space, space.find(SPLIT_KNOB), lambda choice: float(splits.index(str(choice))), 0.0),
+        split=_read_knob(space, split_knob, lambda choice: float(splits.index(str(choice))), 0.0),
         splits=splits,
         stage_layers=np.ceil(card.arch.num_layers / pp),
         stage_ends=np.where(pp > 1, 1.0, 2.0),
@@ -218,21 +220,6 @@ def read_order(choice: Value) -> tuple[str, ...]:
             at = max((named.index(inner) + 1 for inner in MESH[: MESH.index(degree)] if inner in named), default=0)
             named = (*named[:at], degree, *named[at:])
     return named
-
-
-def _list_orders(space: Space) -> tuple[tuple[str, ...], ...]:
-    knob = space.find("rank_order")
-    return (MESH,) if knob is None else tuple(read_order(choice) for choice in knob.choices)
-
-
-def _list_splits(space: Space) -> tuple[str, ...]:
-    knob = space.find(SPLIT_KNOB)
-    return (EVEN,) if knob is None else tuple(map(str, knob.choices))
-
-
-def _by_order(space: Space, orders: tuple[tuple[str, ...], ...]) -> Array:
-    """(N,) position in `orders`."""
-    return _read_knob(space, space.find("rank_order"), lambda choice: float(orders.index(read_order(choice))), 0.0)
 
 
 def _as_number(choice: Value, default: float) -> float:
@@ -274,10 +261,6 @@ def _zero(space: Space) -> Array:
     if space.find("zero_stage") is None:
         return 3.0 * _by_choice(space, "fsdp", _as_switch)
     return np.clip(_by_choice(space, "zero_stage", _as_stage), 0.0, 3.0)
-
-
-def _overlaps(zero: Array, stages: tuple[int, ...] | None) -> Array:
-    return np.ones(len(zero)) if stages is None else np.isin(zero, stages).astype(np.float64)
 
 
 def _matrix_traffic(choice: str) -> float:

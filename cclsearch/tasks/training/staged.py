@@ -77,11 +77,8 @@ def _choose_longest(
 ) -> TimeParts:
     """Return the parts of the longer stage; what follows the pipeline takes as long as on its slowest stage."""
     chosen: TimeParts = _pick([parts, one], is_longer.astype(np.int64))
-    after = ("dp", "dp_exposed_floor", "optimizer")
-    slowest = {
-        name: np.where(exists, np.maximum(vars(parts)[name], vars(one)[name]), vars(parts)[name]) for name in after
-    }
-    return replace(chosen, **slowest)
+    after = {name: (vars(parts)[name], vars(one)[name]) for name in ("dp", "dp_exposed_floor", "optimizer")}
+    return replace(chosen, **{name: np.where(exists, np.maximum(a, b), a) for name, (a, b) in after.items()})
 
 
 def staged_memory(card: Card, layout: Layout, machine: Machine) -> MemoryParts:

@@ -45,8 +45,6 @@ class ClusterReplay:
     base_on: Collectives = field(init=False)
     base_s: float = field(init=False)
     """Seconds that the simulation gives for the recorded step on the recorded cluster."""
-    algorithms: set[str] = field(init=False, default_factory=set)
-    """Algorithms that the collectives of the last answer use."""
 
     def __post_init__(self) -> None:
         self.base_on = Collectives(TieredNetwork(self.base))
@@ -145,7 +143,6 @@ class ClusterReplay:
         return StepTimer(self.graphs, self.replay.trace.matching, apart=False)
 
     def _seconds(self, on: Collectives, speeds: Speeds, algorithm: str = "auto") -> float:
-        self.algorithms = set()
         seconds = [self._durations(graph, speeds) for graph in self.graphs]
         moves = [self._move(data.ending, on, algorithm) for data in self._timer.moving]
         return self._timer.time(seconds, moves, on.network.capacity_L)
@@ -167,7 +164,6 @@ class ClusterReplay:
         assert new is not None
         schedule = on.schedule(kind, new, size, algorithm if algorithm in ALGORITHMS[kind] else "auto")
         before = self.base_on.schedule(kind, old, size).seconds
-        self.algorithms.add(schedule.algorithm)
         return Work(waiting, schedule, stretch=moving / before if before > 0 else 1.0)
 
     def _durations(self, graph: RankGraph, speeds: Speeds) -> Array:

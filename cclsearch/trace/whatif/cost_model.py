@@ -44,14 +44,6 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class TransferBounds:
-    """Lower and upper bound of a transfer time, in seconds."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class CommModel:
     """Alpha-beta fits of a trace, and the size of its scale-up domains."""
 
@@ -63,8 +55,10 @@ class CommModel:
     """Bandwidth inside a domain over bandwidth between domains; None if neither trace nor card states it."""
     notes: tuple[str, ...] = ()
 
-    def transfer_bounds(self, call: Collective, measured_s: float, scenario: Scenario, tree: bool) -> TransferBounds:
-        """Return bounds of a transfer measured as `measured_s`; `tree`: it was measured with the tree algorithm."""
+    def transfer_bounds(
+        self, call: Collective, measured_s: float, scenario: Scenario, tree: bool
+    ) -> tuple[float, float]:
+        """Return bounds, in seconds, of a transfer measured as `measured_s`; `tree`: with the tree algorithm."""
         size = call.group_size or (len(call.group_ranks) if call.group_ranks else self.num_ranks)
         fit = self.fits.get((str(call.kind), group_label(call)))
         message = float(call.message_bytes or 0)
@@ -78,7 +72,7 @@ class CommModel:
             latency *= hop_ratio
             moving *= byte_ratio
             totals.append(latency + moving + coding)
-        return TransferBounds(min(totals), max(totals))
+        return min(totals), max(totals)
 
     def _speedup(self, call: Collective, size: int, scenario: Scenario) -> float:
         before = is_scale_up(call, size, self.domain_size)

@@ -245,7 +245,7 @@ def _new_durations(replay: Replay, graph: RankGraph, scenario: Scenario, best: b
     for i in np.flatnonzero(graph.kind == Kind.COMM).tolist():
         call = table.collectives[int(table.coll_id[graph.rows[i]])]
         moving = int(graph.transfer_ns[i]) / 1e9
-        bounds = replay.model.transfer_bounds(call, moving, scenario, tree)
-        ends = [bounds.low, bounds.high, moving] if single and not graph.is_matched[i] else [bounds.low, bounds.high]
+        ends = [*replay.model.transfer_bounds(call, moving, scenario, tree)]
+        ends += [moving] if single and not graph.is_matched[i] else []
         duration[i] += (min(ends) if best else max(ends)) - moving
     return np.asarray(np.maximum(duration, 0.0))
