@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,10 +40,7 @@ def read_links(path: Path) -> LinkMatrix:
     marks, rows = _split_lines(text, path)
     if not rows:
         raise UserError(f"{path}: has no rows; it needs a header, such as src,dst,gbps,latency_us")
-    where = str(path)
-    if rows[0][0] in BANDWIDTH_UNITS:
-        return _read_square(rows, marks, where)
-    return _read_pairs(rows, marks, where)
+    return (_read_square if rows[0][0] in BANDWIDTH_UNITS else _read_pairs)(rows, marks, str(path))
 
 
 def write_links(links: LinkMatrix) -> str:
@@ -150,12 +148,11 @@ def _read_square(rows: list[list[str]], marks: Mapping[str, str], where: str) ->
         odd = next((row[0] for row, name in zip(table[1:], names, strict=True) if row[0] != name), None)
         if odd is not None:
             raise UserError(f"{where}: rows of the table of {unit} must be in the order of its columns; {odd!r} is not")
-        is_rate = unit in BANDWIDTH_UNITS
+        is_rate, factor = unit in BANDWIDTH_UNITS, (BANDWIDTH_UNITS | LATENCY_UNITS)[unit]
         target = rates if is_rate else latencies
         if target:
             kind = "bandwidths" if is_rate else "latencies"
             raise UserError(f"{where}: has two tables of {kind} (mixed units?); keep one")
-        factor = BANDWIDTH_UNITS[unit] if is_rate else LATENCY_UNITS[unit]
         for row in table[1:]:
             for name, cell in zip(names, row[1:], strict=True):
                 if cell or row[0] != name:
@@ -177,8 +174,8 @@ def fill_matrix(
     names = list(dict.fromkeys(name for pair in rates for name in pair))
     if len(names) > MAX_ENDPOINTS:
         raise UserError(f"{where}: has {len(names)} endpoints; at most {MAX_ENDPOINTS} can be read")
-    fields = {name: value for name, value in (marks or {}).items() if name in _MARKS}
-    places = fields.get("places", "1")
+    fields: dict[str, object] = {name: value for name, value in (marks or {}).items() if name in _MARKS}
+    places = (marks or {}).get("places", "1")
     if not places.isdecimal() or int(places) < 1:
         raise UserError(f"{where}: `# places: N` must be a whole number from 1, not {one_line(places, 40)!r}")
     needed = [(a, b) for a in names for b in names if a != b or int(places) > 1]
@@ -192,16 +189,9 @@ def fill_matrix(
         return [[given.get((a, b), 0.0) for b in names] for a in names]
 
     nodes = [(node_of or {}).get(name, name) for name in names]
+    fields |= {"endpoints": names, "nodes": nodes if nodes != names else []}
     try:
-        return LinkMatrix.model_validate(
-            {
-                **fields,
-                "endpoints": names,
-                "nodes": nodes if nodes != names else [],
-                "gbps": square(rates),
-                "latency_us": square(latencies),
-            }
-        )
+        return LinkMatrix.model_validate({**fields, "gbps": square(rates), "latency_us": square(latencies)})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -221,12 +211,9 @@ def read_nccl_tests(paths: Iterable[Path]) -> LinkMatrix:
     node_of: dict[str, str] = {}
     for members, gbps, latency_us in tests:
         node_of |= members
-        for a in members:
-            for b in members:
-                if a != b:
-                    rates[a, b], latencies[a, b] = gbps, latency_us
-    sizes = sorted({len(members) for members, _, _ in tests})
-    of = " and ".join(str(size) for size in sizes)
+        rates |= dict.fromkeys(permutations(members, 2), gbps)
+        latencies |= dict.fromkeys(permutations(members, 2), latency_us)
+    of = " and ".join(str(size) for size in sorted({len(members) for members, _, _ in tests}))
     source = f"nccl-tests, {len(tests)} outputs of {of} ranks"
     return fill_matrix(rates, latencies, "nccl-tests", node_of=node_of, marks={"source": source})
 

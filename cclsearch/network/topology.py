@@ -135,42 +135,30 @@ class TieredNetwork:
 
     def route(self, source: Ids, target: Ids) -> Routes:
         """Return the routes: over the outermost tier in which the units differ, and inside a unit where needed."""
-        flows: list[Ids] = []
-        links: list[Ids] = []
+        source, target = np.asarray(source, dtype=np.int64), np.asarray(target, dtype=np.int64)
+        flows: list[Ids] = [np.zeros(0, dtype=np.int64)]
+        links: list[Ids] = [np.zeros(0, dtype=np.int64)]
         latency = np.zeros(len(source))
-        at = np.asarray(source, dtype=np.int64).copy()
-        target = np.asarray(target, dtype=np.int64)
-        level = np.zeros(len(at), dtype=np.int64)  # number of tiers that a flow passes
-        for number, tier in enumerate(self.tiers):
-            level = np.where(at // tier.inner != target // tier.inner, number + 1, level)
-        for number in range(len(self.tiers) - 1, -1, -1):
-            self._enter(number, flows, links, latency, at, target, level)
-        if not flows:
-            none = np.zeros(0, dtype=np.int64)
-            return Routes(none, none, latency)
+        level = np.zeros(len(source), dtype=np.int64)  # number of tiers that a flow passes
+        for number, tier in enumerate(self.tiers, 1):
+            level = np.where(source // tier.inner != target // tier.inner, number, level)
+        for number, tier in reversed(list(enumerate(self.tiers, 1))):
+            chosen = np.flatnonzero(level == number)
+            if not len(chosen):
+                continue
+            start, end = source[chosen], target[chosen]
+            if tier.tier.kind in ("ring", "torus", "rail") and tier.inner > 1:
+                middle = start // tier.inner * tier.inner + end % tier.inner
+                inside = self.route(start, middle)
+                flows.append(chosen[inside.flow])
+                links.append(inside.link)
+                latency[chosen] += inside.latency_s
+                start = middle
+            new_flows, new_links, seconds = tier.route(chosen, start, end)
+            flows += new_flows
+            links += new_links
+            latency[chosen] += seconds
         return Routes(np.concatenate(flows), np.concatenate(links), latency)
-
-    def _enter(
-        self, number: int, flows: list[Ids], links: list[Ids], latency: Array, at: Ids, target: Ids, level: Ids
-    ) -> None:
-        """Move the flows whose outermost tier is this one to the target's unit."""
-        tier = self.tiers[number]
-        chosen = np.flatnonzero(level == number + 1)
-        if not len(chosen):
-            return
-        through = tier.tier.kind in ("ring", "torus", "rail") and tier.inner > 1
-        start, end = at[chosen], target[chosen]
-        if through:
-            middle = start // tier.inner * tier.inner + end % tier.inner
-            inside = self.route(start, middle)
-            flows.append(chosen[inside.flow])
-            links.append(inside.link)
-            latency[chosen] += inside.latency_s
-            start = middle
-        new_flows, new_links, seconds = tier.route(chosen, start, end)
-        flows += new_flows
-        links += new_links
-        latency[chosen] += seconds
 
     def axes_of(self, ranks: Ids) -> list[Ids]:
         """Return the position along each axis from the inside out: a torus has several, other tiers one."""

@@ -177,10 +177,7 @@ def _in_each_precision(card: Card, make: Callable[[Card, Layout, Machine], Any])
 
     def compute(at: Layout) -> Any:
         made = [make(one, at, machine) for one, machine in zip(cards, machines, strict=True)]
-        if len(made) == 1:
-            return made[0]
-        columns = {name: [vars(parts)[name] for parts in made] for name in vars(made[0])}
-        return type(made[0])(**{name: np.choose(at.precision.astype(np.int64), each) for name, each in columns.items()})
+        return staged.pick(made, at.precision.astype(np.int64))
 
     return compute
 

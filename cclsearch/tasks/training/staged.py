@@ -67,7 +67,7 @@ def _time_of_stage(
 ) -> TimeParts:
     at = _look_at(layout, stages, stage)
     each = [time_on(card, at, machine, network) for machine in machines]
-    parts: TimeParts = _pick(each, stages.slowest_NS[:, stage])
+    parts: TimeParts = pick(each, stages.slowest_NS[:, stage])
     is_last = layout.pp == stage + 1
     return replace(parts, vocabulary=parts.vocabulary * is_last, pipelined=np.zeros(len(layout)))
 
@@ -76,7 +76,7 @@ def _choose_longest(
     parts: TimeParts, one: TimeParts, is_longer: NDArray[np.bool_], exists: NDArray[np.bool_]
 ) -> TimeParts:
     """Return the parts of the longer stage; what follows the pipeline takes as long as on its slowest stage."""
-    chosen: TimeParts = _pick([parts, one], is_longer.astype(np.int64))
+    chosen: TimeParts = pick([parts, one], is_longer.astype(np.int64))
     after = {name: (vars(parts)[name], vars(one)[name]) for name in ("dp", "dp_exposed_floor", "optimizer")}
     return replace(chosen, **{name: np.where(exists, np.maximum(a, b), a) for name, (a, b) in after.items()})
 
@@ -104,7 +104,7 @@ def staged_memory(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
             **{name: gib * (1.0 if name == "in_flight" else scale) for name, gib in vars(parts).items()}
         )
         needed = np.where(stages.layers_NS[:, stage] > 0, combine_memory(parts, prior), 0.0)
-        found = parts if found is None else _pick([found, parts], (needed > fullest).astype(np.int64))
+        found = parts if found is None else pick([found, parts], (needed > fullest).astype(np.int64))
         fullest = np.maximum(fullest, needed)
     assert found is not None
     return found
@@ -173,6 +173,6 @@ def _look_at(layout: Layout, stages: Stages, stage: int) -> Layout:
     )
 
 
-def _pick(each: Sequence[Any], which_N: Numbers) -> Any:
-    """Return the parts whose row n is that of `each[which_N[n]]`."""
+def pick(each: Sequence[Any], which_N: Numbers) -> Any:
+    """Return the parts whose row n is row n of `each[which_N[n]]`."""
     return each[0] if len(each) == 1 else map_columns(lambda *values: np.choose(which_N, values), *each)
