@@ -14,7 +14,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.policy.runner import SandboxRunner, environment_fields, workload_fields
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import choose_framework

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
-from cclsearch.propose.agent.replay import replay_turns
-from cclsearch.propose.agent.turn_records import read_turns
+from cclsearch.propose.agent.memory.replay import replay_turns
+from cclsearch.propose.agent.memory.turn_records import read_turns
 from cclsearch.run.catalog import find_run
 
 

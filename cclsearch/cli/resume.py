@@ -14,7 +14,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.loop.drive import Changes
 from cclsearch.loop.session import check_growth
 from cclsearch.loop.unknown_trials import UnknownPolicy, find_unknown_trials
-from cclsearch.propose.agent.history import limits_event
+from cclsearch.propose.agent.memory.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.kind import explain_unknown_price
 from cclsearch.propose.agent.providers.spec import parse_spec

@@ -16,7 +16,7 @@ from cclsearch.core.values import Config, Value
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.loop.growth import MAX_GROWTHS, level_of, list_openings, plan_growth
 from cclsearch.propose.agent.agent import Agent, make_agent
-from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.spec import (

@@ -12,11 +12,13 @@ from llm.cases import SPACE, Search, invented_time_s, plain_table, run_trial
 from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.core.errors import UserError
+from cclsearch.propose.agent.abandon import find_broken_off
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_llm_trials
-from cclsearch.propose.agent.broken_off import find_broken_off
-from cclsearch.propose.agent.history import limits_event, past_turns, read_limits
+from cclsearch.propose.agent.memory.history import limits_event, past_turns, read_limits
+from cclsearch.propose.agent.memory.replay import replay_turns
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import LlmLimits, load_prices, price_usage
 from cclsearch.propose.agent.providers.kind import explain_unknown_price
 from cclsearch.propose.agent.providers.spec import parse_spec, read_timeout_s
@@ -25,8 +27,6 @@ from cclsearch.propose.agent.providers.types import (
     CompletionRequest,
     Usage,
 )
-from cclsearch.propose.agent.replay import replay_turns
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import DecisionKind, LlmTurn

@@ -15,9 +15,9 @@ from llm.turns import GOOD, ILLEGAL, TRIED, FakeClock, Scripted, call, run_turn,
 
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.agent import Agent
-from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
+from cclsearch.propose.agent.prompt.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.agent.providers.anthropic_api import anthropic_body
 from cclsearch.propose.agent.providers.openai_api import chat_body, json_body
 from cclsearch.propose.agent.providers.types import (

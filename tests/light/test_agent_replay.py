@@ -12,7 +12,10 @@ from llm.turns import GOOD, ILLEGAL, TRIED, FakeClock, Scripted, call, run_turn,
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.agent import Agent
+from cclsearch.propose.agent.memory.replay import replay_turns
+from cclsearch.propose.agent.memory.turn_records import read_turns
 from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.types import (
     Answer,
@@ -20,9 +23,6 @@ from cclsearch.propose.agent.providers.types import (
     ErrorKind,
     ProviderError,
 )
-from cclsearch.propose.agent.replay import replay_turns
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
-from cclsearch.propose.agent.turn_records import read_turns
 
 
 def test_program_cannot_read_the_origin_of_an_anonymous_workload(tmp_path):

@@ -16,9 +16,9 @@ from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import find_llm_trials, find_stall
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
-from cclsearch.propose.agent.surrogate_table import find_unseen, make_surrogate_table
-from cclsearch.propose.agent.tool_schemas import make_toolset
+from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, write_turn_prompt
+from cclsearch.propose.agent.prompt.surrogate_table import find_unseen, make_surrogate_table
+from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints, parse_hints
 from cclsearch.propose.bayes.snapshot import find_gain_left

@@ -11,8 +11,8 @@ from llm.cases import SPACE, plain_table
 from paths import ROOT
 
 from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.propose.agent.abandon import find_broken_off
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_stall, find_standing
-from cclsearch.propose.agent.broken_off import find_broken_off
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
 from cclsearch.propose.bayes.snapshot import find_chances

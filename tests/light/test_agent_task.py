@@ -18,14 +18,14 @@ from cclsearch.loop.llm_agent import describe_goal
 from cclsearch.plugins import TASKS
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.decision import ToolReply
-from cclsearch.propose.agent.evidence import NoEvidence, TrialEvidence
+from cclsearch.propose.agent.memory.evidence import NoEvidence, TrialEvidence
 from cclsearch.propose.agent.options import read_seed_program
 from cclsearch.propose.agent.policy.runner import policy_inputs
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_turn_prompt
+from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, write_turn_prompt
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.providers.types import ToolCall
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.tool_schemas import make_toolset
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
+from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.scoring.objective import Constraint, single_metric
 from cclsearch.space.table import Knob, space_from_rows

@@ -17,8 +17,9 @@ from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, is_limited
 from cclsearch.propose.agent.arbiter.states import ALLOWED, read_state, write_move
-from cclsearch.propose.agent.history import limits_event, past_turns
+from cclsearch.propose.agent.memory.history import limits_event, past_turns
 from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.types import (
     Answer,
@@ -30,7 +31,6 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     Usage,
 )
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig

@@ -24,8 +24,8 @@ from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.prompt.surrogate_table import describe_noise
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest
-from cclsearch.propose.agent.surrogate_table import describe_noise
 from cclsearch.propose.base import Note, Observation, Proposal, Proposer, SearchView
 from cclsearch.propose.bayes.acquisition import MAX_FAILURE_PENALTY, choose_batch
 from cclsearch.propose.bayes.proposer import DefaultProposer

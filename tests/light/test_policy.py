@@ -16,7 +16,7 @@ from cclsearch.core.content import find_content, list_content
 from cclsearch.core.trust import trust_project
 from cclsearch.propose.agent.policy.runner import SandboxRunner, policy_inputs, read_choice
 from cclsearch.propose.agent.policy.sandbox import run_policy
-from cclsearch.propose.agent.surrogate_table import make_surrogate_table
+from cclsearch.propose.agent.prompt.surrogate_table import make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space
 from cclsearch.space.framework import load_framework

@@ -24,7 +24,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stag
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import begin_or_resume, rebuild_space
 from cclsearch.plan.warm_start import take_over
-from cclsearch.propose.agent.earlier_lines import earlier_lines
+from cclsearch.propose.agent.prompt.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import weigh_combinations

@@ -8,7 +8,7 @@ import numpy as np
 
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, Failure, FailureKind, Stage
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.base import Observation, Proposal, ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove
 from cclsearch.scoring.objective import load_objective

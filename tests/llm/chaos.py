@@ -13,15 +13,15 @@ from typing import Any
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
-from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.memory.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.prompt import MAX_PROMPT_BYTES
+from cclsearch.propose.agent.prompt.prompt import MAX_PROMPT_BYTES
+from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable
 from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
 from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import CompletionRequest
-from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable
 from cclsearch.propose.base import Proposer
 
 from .cases import SPACE, Search

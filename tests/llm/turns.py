@@ -9,8 +9,9 @@ from typing import Any
 
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
-from cclsearch.propose.agent.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import Prices
 from cclsearch.propose.agent.providers.types import (
     Answer,
@@ -20,7 +21,6 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     Usage,
 )
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
 from llm.cases import SPACE, Search, plain_table, run_trial
 
 GOOD = dict(SPACE.config(20))

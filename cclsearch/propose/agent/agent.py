@@ -10,23 +10,9 @@ from cclsearch.core.text import one_line
 from cclsearch.core.trust import find_code
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.decision import Decision
-from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence
-from cclsearch.propose.agent.extension import SpaceExtender, count_growths, make_extension
-from cclsearch.propose.agent.history import past_turns, read_limits, total_cost
-from cclsearch.propose.agent.lookups import Explain
-from cclsearch.propose.agent.options import AgentOptions, read_seed_program
-from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
-from cclsearch.propose.agent.policy.store import PolicyStore
-from cclsearch.propose.agent.prompt import PromptInput
-from cclsearch.propose.agent.providers.cost import LlmLimits, Prices
-from cclsearch.propose.agent.providers.kind import list_prices
-from cclsearch.propose.agent.providers.retry import Clock, WallClock
-from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
-from cclsearch.propose.agent.providers.types import Provider
-from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
-from cclsearch.propose.agent.turn_records import (
+from cclsearch.propose.agent.memory.evidence import EvidenceSource, NoEvidence
+from cclsearch.propose.agent.memory.history import past_turns, read_limits, total_cost
+from cclsearch.propose.agent.memory.turn_records import (
     TURNS_FOLDER,
     context_path,
     make_record,
@@ -34,6 +20,20 @@ from cclsearch.propose.agent.turn_records import (
     turn_path,
     write_record,
 )
+from cclsearch.propose.agent.options import AgentOptions, read_seed_program
+from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
+from cclsearch.propose.agent.policy.store import PolicyStore
+from cclsearch.propose.agent.prompt.prompt import PromptInput
+from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, make_surrogate_table
+from cclsearch.propose.agent.providers.cost import LlmLimits, Prices
+from cclsearch.propose.agent.providers.kind import list_prices
+from cclsearch.propose.agent.providers.retry import Clock, WallClock
+from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
+from cclsearch.propose.agent.providers.types import Provider
+from cclsearch.propose.agent.tools.extension import SpaceExtender, count_growths, make_extension
+from cclsearch.propose.agent.tools.lookups import Explain
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
+from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import DecisionKind, LlmMode, LlmTurn, SubmittedConfig
 

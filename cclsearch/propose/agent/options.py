@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cclsearch.core.trust import find_code
-from cclsearch.propose.agent.prompt import PromptOptions
+from cclsearch.propose.agent.prompt.prompt import PromptOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.base import SearchView

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.decision import Decision, ToolReply
-from cclsearch.propose.agent.lookups import MAX_REPLY_BYTES
-from cclsearch.propose.agent.prompt import (
+from cclsearch.propose.agent.prompt.messages import WORDS
+from cclsearch.propose.agent.prompt.prompt import (
     MAX_CORRECTIONS,
     MAX_LOOKUPS,
     MAX_PROMPT_BYTES,
@@ -20,6 +20,7 @@ from cclsearch.propose.agent.prompt import (
     PromptOptions,
     write_turn_prompt,
 )
+from cclsearch.propose.agent.prompt.quoting import clip_bytes, quote_line, redact_strings
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, price_usage
 from cclsearch.propose.agent.providers.kind import PROVIDERS
 from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text
@@ -36,10 +37,9 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     ToolResult,
 )
-from cclsearch.propose.agent.quoting import clip_bytes, quote_line, redact_strings
-from cclsearch.propose.agent.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.tool_schemas import make_toolset
-from cclsearch.propose.agent.words import WORDS
+from cclsearch.propose.agent.tools.lookups import MAX_REPLY_BYTES
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
+from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.events import DecisionKind
 
 MAX_ECHO_BYTES = 1500

@@ -7,6 +7,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from cclsearch.core.text import count_of
+from cclsearch.propose.agent.abandon import find_broken_off
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
@@ -21,10 +22,9 @@ from cclsearch.propose.agent.arbiter.rules import (
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.arbiter.states import NO_KEY, next_trial, read_state, write_move
 from cclsearch.propose.agent.background import start_in_background
-from cclsearch.propose.agent.broken_off import find_broken_off
-from cclsearch.propose.agent.configs import format_config
-from cclsearch.propose.agent.history import drop_decision
-from cclsearch.propose.agent.surrogate_table import best_observation
+from cclsearch.propose.agent.memory.history import drop_decision
+from cclsearch.propose.agent.prompt.surrogate_table import best_observation
+from cclsearch.propose.agent.tools.configs import format_config
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import without_guesses
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, DecisionKind, LlmTurn

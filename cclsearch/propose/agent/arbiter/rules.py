@@ -9,9 +9,9 @@ from itertools import groupby, takewhile
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.broken_off import find_broken_off
-from cclsearch.propose.agent.history import past_turns
-from cclsearch.propose.agent.surrogate_table import improvement_threshold
+from cclsearch.propose.agent.abandon import find_broken_off
+from cclsearch.propose.agent.memory.history import past_turns
+from cclsearch.propose.agent.prompt.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 

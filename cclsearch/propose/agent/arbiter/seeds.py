@@ -6,7 +6,7 @@ import numpy as np
 
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.agent.agent import Agent
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 
 SAFE = 0.9

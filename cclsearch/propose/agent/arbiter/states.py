@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cclsearch.core.text import count_of, one_line
-from cclsearch.propose.agent.history import past_turns, total_cost
+from cclsearch.propose.agent.memory.history import past_turns, total_cost
 from cclsearch.propose.base import ReportedEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState
 

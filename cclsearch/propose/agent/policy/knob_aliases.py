@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cclsearch.core.values import Value
-from cclsearch.propose.agent.configs import read_value
+from cclsearch.propose.agent.tools.configs import read_value
 from cclsearch.space.knobs import canonical_name
 from cclsearch.space.table import Knob, Space
 

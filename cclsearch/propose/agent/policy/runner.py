@@ -11,10 +11,10 @@ from cclsearch.card.arch import count_parameters
 from cclsearch.card.model import Card, ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.propose.agent.configs import format_config, nearest_rows
 from cclsearch.propose.agent.policy.knob_aliases import find_choice, find_knob
 from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.tools.configs import format_config, nearest_rows
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.space.table import Space
 

@@ -9,7 +9,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.trust import find_code
 from cclsearch.core.values import Value
-from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.base import SearchView
 
 POLICIES_FOLDER = "policies"

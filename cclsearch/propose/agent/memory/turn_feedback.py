@@ -8,7 +8,7 @@ from typing import Any
 
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
-from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import parse_doubts, parse_hints
 from cclsearch.propose.events import DecisionKind, LlmTurn, find_withdrawn

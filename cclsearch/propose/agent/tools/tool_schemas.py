@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cclsearch.core.metrics import PEAK_MEMORY
-from cclsearch.propose.agent.configs import config_schema
-from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
-from cclsearch.propose.agent.extension import extension_schema
+from cclsearch.propose.agent.prompt.messages import WORDS
 from cclsearch.propose.agent.providers.types import ToolSpec
-from cclsearch.propose.agent.words import WORDS
+from cclsearch.propose.agent.tools.configs import config_schema
+from cclsearch.propose.agent.tools.extension import TOOL as EXTEND_SPACE
+from cclsearch.propose.agent.tools.extension import extension_schema
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import LEVELS, MAX_FACTOR, name_parts, name_ways
 from cclsearch.propose.events import LlmMode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.propose.agent.history import past_turns
+from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import (
     collect_hints,

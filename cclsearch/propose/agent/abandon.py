@@ -1,12 +1,12 @@
-"""A turn of which a trial missed, or was better than anyone expected, is broken off: the LLM chooses the rest anew."""
+"""Abandons the remaining trials of a turn when one surprises; the LLM then decides again."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from cclsearch.propose.agent.history import past_turns
-from cclsearch.propose.agent.surrogate_table import improvement_threshold
+from cclsearch.propose.agent.memory.history import past_turns
+from cclsearch.propose.agent.prompt.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn, SubmittedConfig
 

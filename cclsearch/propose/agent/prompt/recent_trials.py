@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cclsearch.propose.agent.configs import format_config
-from cclsearch.propose.agent.row_facts import compare_parts
+from cclsearch.propose.agent.prompt.row_facts import compare_parts
+from cclsearch.propose.agent.tools.configs import format_config
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import predict_without
 from cclsearch.propose.bayes.snapshot import find_gain

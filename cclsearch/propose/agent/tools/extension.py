@@ -14,7 +14,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model, Value
-from cclsearch.propose.agent.configs import CallError
+from cclsearch.propose.agent.tools.configs import CallError
 from cclsearch.propose.base import SearchView
 
 TOOL = "extend_space"

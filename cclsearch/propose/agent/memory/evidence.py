@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.quoting import quote_untrusted, quote_untrusted_end
+from cclsearch.propose.agent.prompt.quoting import quote_untrusted, quote_untrusted_end
 
 MARKS_BYTES = 80
 """Bytes of the two marks around quoted text and of the line before it."""

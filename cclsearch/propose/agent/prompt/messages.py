@@ -1,4 +1,4 @@
-"""The words of the agent, from `words.yaml`."""
+"""The words of the agent, from `messages.yaml`."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 from cclsearch.core.yaml_file import read_yaml
 
-WORDS: dict[str, Any] = read_yaml(Path(__file__).with_name("words.yaml"))
+WORDS: dict[str, Any] = read_yaml(Path(__file__).with_name("messages.yaml"))
 """`system`, `tools`, `faults`: name -> sentence, and single sentences; `{name}` in a sentence is filled in."""

@@ -16,14 +16,14 @@ from cclsearch.core.array_codec import Packed
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.evidence import TrialEvidence
-from cclsearch.propose.agent.extension import ExtensionRecord, count_growths
+from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.prompt import Prompt, PromptInput
+from cclsearch.propose.agent.prompt.prompt import Prompt, PromptInput
+from cclsearch.propose.agent.prompt.quoting import redact_strings
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price
-from cclsearch.propose.agent.quoting import redact_strings
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
-from cclsearch.propose.agent.tool_handlers import ToolHandlers
+from cclsearch.propose.agent.tools.extension import ExtensionRecord, count_growths
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import TurnResult, TurnSettings
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn

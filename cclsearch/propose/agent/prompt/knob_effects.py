@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import format_knob_value
-from cclsearch.propose.agent.configs import format_config, free_knobs
+from cclsearch.propose.agent.tools.configs import format_config, free_knobs
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.space.knobs import canonical_name, list_degrees
 from cclsearch.space.table import Space

@@ -9,12 +9,12 @@ from llm.turns import Scripted, call, submit
 from paths import ROOT
 
 from cclsearch.propose.agent.agent import Agent
-from cclsearch.propose.agent.changes import has_degrees
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, write_prompt
+from cclsearch.propose.agent.prompt.knob_effects import has_degrees
+from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, write_prompt
+from cclsearch.propose.agent.prompt.row_facts import read_row_facts
+from cclsearch.propose.agent.prompt.surrogate_table import make_surrogate_table
 from cclsearch.propose.agent.providers.types import Answer
-from cclsearch.propose.agent.row_facts import read_row_facts
-from cclsearch.propose.agent.surrogate_table import make_surrogate_table
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.snapshot import find_gain_left, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from cclsearch.core.values import format_knob_value
-from cclsearch.propose.agent.changes import find_unseen_values
-from cclsearch.propose.agent.row_facts import RowFacts
-from cclsearch.propose.agent.surrogate_table import PLAUSIBLE, SurrogateTable
-from cclsearch.propose.agent.tables import candidate_lines
+from cclsearch.propose.agent.prompt.knob_effects import find_unseen_values
+from cclsearch.propose.agent.prompt.row_facts import RowFacts
+from cclsearch.propose.agent.prompt.surrogate_table import PLAUSIBLE, SurrogateTable
+from cclsearch.propose.agent.prompt.tables import candidate_lines
 from cclsearch.propose.base import SearchView
 
 MAX_UNTRIED = 10

@@ -10,16 +10,11 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.configs import CallError, format_config, read_config
 from cclsearch.propose.agent.decision import Decision, ToolReply
-from cclsearch.propose.agent.extension import TOOL as EXTEND_SPACE
-from cclsearch.propose.agent.extension import Extension
-from cclsearch.propose.agent.history import just_revised
-from cclsearch.propose.agent.lessons import add_lessons, changes_figures, list_ignored, read_lessons
-from cclsearch.propose.agent.lookups import MAX_REPLY_BYTES, Lookups
+from cclsearch.propose.agent.memory.history import just_revised
+from cclsearch.propose.agent.memory.turn_feedback import add_lessons, changes_figures, list_ignored, read_lessons
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
-from cclsearch.propose.agent.providers.types import ToolCall
-from cclsearch.propose.agent.surrogate_table import (
+from cclsearch.propose.agent.prompt.surrogate_table import (
     NUM_PROMISING,
     PLAUSIBLE,
     MakeSurrogateTable,
@@ -27,8 +22,13 @@ from cclsearch.propose.agent.surrogate_table import (
     best_observation,
     none_ranked,
 )
-from cclsearch.propose.agent.tables import FREE_MARK, trial_summary
-from cclsearch.propose.agent.tool_schemas import REFUTED_AT, REVISE, expected_fields
+from cclsearch.propose.agent.prompt.tables import FREE_MARK, trial_summary
+from cclsearch.propose.agent.providers.types import ToolCall
+from cclsearch.propose.agent.tools.configs import CallError, format_config, read_config
+from cclsearch.propose.agent.tools.extension import TOOL as EXTEND_SPACE
+from cclsearch.propose.agent.tools.extension import Extension
+from cclsearch.propose.agent.tools.lookups import MAX_REPLY_BYTES, Lookups
+from cclsearch.propose.agent.tools.tool_schemas import REFUTED_AT, REVISE, expected_fields
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, without_guesses
 from cclsearch.propose.events import LlmMode, SubmittedConfig

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from cclsearch.core.metrics import PEAK_MEMORY, MetricInfo
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.changes import count_changes
-from cclsearch.propose.agent.configs import format_config, format_header, format_row
-from cclsearch.propose.agent.history import find_choosers, past_turns
-from cclsearch.propose.agent.quoting import quote_line
-from cclsearch.propose.agent.row_facts import RowFacts
-from cclsearch.propose.agent.surrogate_table import UNLIKELY, SurrogateTable, best_observation, primary_term
+from cclsearch.propose.agent.memory.history import find_choosers, past_turns
+from cclsearch.propose.agent.prompt.knob_effects import count_changes
+from cclsearch.propose.agent.prompt.quoting import quote_line
+from cclsearch.propose.agent.prompt.row_facts import RowFacts
+from cclsearch.propose.agent.prompt.surrogate_table import UNLIKELY, SurrogateTable, best_observation, primary_term
+from cclsearch.propose.agent.tools.configs import format_config, format_header, format_row
 from cclsearch.propose.base import Observation, SearchView
 
 MAX_TRIALS_SHOWN = 60

@@ -12,16 +12,16 @@ from llm.turns import FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_stall
-from cclsearch.propose.agent.changes import change_lines, count_changes, find_unseen_values
-from cclsearch.propose.agent.evidence import EvidenceSource, NoEvidence, TrialEvidence
-from cclsearch.propose.agent.history import find_choosers
-from cclsearch.propose.agent.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
+from cclsearch.propose.agent.memory.evidence import EvidenceSource, NoEvidence, TrialEvidence
+from cclsearch.propose.agent.memory.history import find_choosers
+from cclsearch.propose.agent.prompt.knob_effects import change_lines, count_changes, find_unseen_values
+from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, _describe_size, write_turn_prompt
+from cclsearch.propose.agent.prompt.row_facts import read_row_facts
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
+from cclsearch.propose.agent.prompt.tables import trial_summary
+from cclsearch.propose.agent.prompt.untested_values import untried_lines
 from cclsearch.propose.agent.providers.types import Answer
-from cclsearch.propose.agent.row_facts import read_row_facts
-from cclsearch.propose.agent.surrogate_table import SurrogateTable
-from cclsearch.propose.agent.tables import trial_summary
-from cclsearch.propose.agent.tool_schemas import make_toolset
-from cclsearch.propose.agent.untried import untried_lines
+from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, ProposerEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig

@@ -6,17 +6,17 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from cclsearch.propose.agent.evidence import NoEvidence
-from cclsearch.propose.agent.extension import replay_extension
+from cclsearch.propose.agent.memory.evidence import NoEvidence
+from cclsearch.propose.agent.memory.turn_records import ContextRecord, TurnRecord, read_context, read_turns
 from cclsearch.propose.agent.policy.runner import SandboxRunner
-from cclsearch.propose.agent.prompt import Prompt, PromptInput, PromptOptions
+from cclsearch.propose.agent.prompt.prompt import Prompt, PromptInput, PromptOptions
+from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.providers.kind import list_prices
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
-from cclsearch.propose.agent.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.tool_handlers import ToolHandlers
+from cclsearch.propose.agent.tools.extension import replay_extension
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import Turn, TurnSettings
-from cclsearch.propose.agent.turn_records import ContextRecord, TurnRecord, read_context, read_turns
 from cclsearch.space.table import Space
 
 

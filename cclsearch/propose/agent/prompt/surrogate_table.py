@@ -14,8 +14,8 @@ from cclsearch.core.array_codec import Packed
 from cclsearch.core.metrics import Direction
 from cclsearch.core.text import count_of
 from cclsearch.core.values import FailureKind
-from cclsearch.propose.agent.belief_effects import describe_effects
-from cclsearch.propose.agent.review import review_trials
+from cclsearch.propose.agent.prompt.belief_effects import describe_effects
+from cclsearch.propose.agent.prompt.recent_trials import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.outlook import MIN_TRIALS

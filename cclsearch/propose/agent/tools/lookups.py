@@ -11,15 +11,15 @@ import numpy as np
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.configs import CallError, format_config, nearest_rows, read_config, read_value
 from cclsearch.propose.agent.decision import ToolReply
-from cclsearch.propose.agent.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
+from cclsearch.propose.agent.memory.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
+from cclsearch.propose.agent.prompt.quoting import clip_bytes
+from cclsearch.propose.agent.prompt.row_facts import RowFacts, read_row_facts
+from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, best_observation
+from cclsearch.propose.agent.prompt.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.providers.types import ToolCall
-from cclsearch.propose.agent.quoting import clip_bytes
-from cclsearch.propose.agent.row_facts import RowFacts, read_row_facts
-from cclsearch.propose.agent.surrogate_table import SurrogateTable, best_observation
-from cclsearch.propose.agent.tables import candidate_lines, trial_summary
-from cclsearch.propose.agent.tool_schemas import BY_CHANCE, LOOKUPS, MAX_LISTED, MAX_PREDICTED, sort_orders
+from cclsearch.propose.agent.tools.configs import CallError, format_config, nearest_rows, read_config, read_value
+from cclsearch.propose.agent.tools.tool_schemas import BY_CHANCE, LOOKUPS, MAX_LISTED, MAX_PREDICTED, sort_orders
 from cclsearch.propose.base import SearchView
 
 Explain = Callable[[Config], Sequence[str]]

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.abandon import find_broken_off
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
-from cclsearch.propose.agent.broken_off import find_broken_off
-from cclsearch.propose.agent.changes import LAYOUT, change_lines, has_degrees
-from cclsearch.propose.agent.configs import describe_inert, format_config, free_knobs
-from cclsearch.propose.agent.earlier_lines import earlier_lines
-from cclsearch.propose.agent.evidence import TrialEvidence, describe_evidence
-from cclsearch.propose.agent.history import last_insights, past_turns
-from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
-from cclsearch.propose.agent.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
-from cclsearch.propose.agent.row_facts import read_row_facts
-from cclsearch.propose.agent.sections import Section, fit_sections, render_section
-from cclsearch.propose.agent.surrogate_table import (
+from cclsearch.propose.agent.memory.evidence import TrialEvidence, describe_evidence
+from cclsearch.propose.agent.memory.history import last_insights, past_turns
+from cclsearch.propose.agent.prompt.earlier_lines import earlier_lines
+from cclsearch.propose.agent.prompt.knob_effects import LAYOUT, change_lines, has_degrees
+from cclsearch.propose.agent.prompt.messages import WORDS
+from cclsearch.propose.agent.prompt.quoting import QUOTING_RULE, clip_bytes, quote_line, quote_untrusted
+from cclsearch.propose.agent.prompt.row_facts import read_row_facts
+from cclsearch.propose.agent.prompt.sections import Section, fit_sections, render_section
+from cclsearch.propose.agent.prompt.surrogate_table import (
     NUM_FIRST_CHOICES,
     NUM_PROMISING,
     PLAUSIBLE,
@@ -30,7 +29,7 @@ from cclsearch.propose.agent.surrogate_table import (
     improvement_threshold,
     none_ranked,
 )
-from cclsearch.propose.agent.tables import (
+from cclsearch.propose.agent.prompt.tables import (
     FREE_MARK,
     candidate_lines,
     describe_memory,
@@ -43,8 +42,9 @@ from cclsearch.propose.agent.tables import (
     trials_title,
     unlikely_lines,
 )
-from cclsearch.propose.agent.untried import untried_lines
-from cclsearch.propose.agent.words import WORDS
+from cclsearch.propose.agent.prompt.untested_values import untried_lines
+from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
+from cclsearch.propose.agent.tools.configs import describe_inert, format_config, free_knobs
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted, name_part

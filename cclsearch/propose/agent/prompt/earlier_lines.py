@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cclsearch.propose.agent.quoting import quote_line
+from cclsearch.propose.agent.prompt.quoting import quote_line
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prior_hints import name_part
 

@@ -1,0 +1,1 @@
+"""Reads what earlier turns left: events, insights, evidence and records on disk."""

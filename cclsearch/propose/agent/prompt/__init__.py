@@ -1,0 +1,1 @@
+"""Writes what the LLM reads before it decides."""

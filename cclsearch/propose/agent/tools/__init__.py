@@ -1,0 +1,1 @@
+"""Describes the LLM's tools and answers its calls."""
