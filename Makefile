@@ -19,14 +19,14 @@ test-parallel test-light test-untimed test-serial: export PYTHONDONTWRITEBYTECOD
 # Threads of OpenBLAS wait for each other where workers share the cores: small matrices took minutes on a busy machine.
 test-parallel test-light test-untimed: export OPENBLAS_NUM_THREADS := 1
 
-test-parallel: $(VENV)/.installed-dev  ## light and untimed tests together: the untimed ones mostly wait for servers
-	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=25 tests/light tests/untimed
+test-parallel: $(VENV)/.installed-dev  ## light and untimed tests together: the untimed ones mostly wait for servers, and begin
+	$(PYTEST) -n $(JOBS) --no-loadscope-reorder --durations=25 tests/untimed tests/light
 
 test-light: $(VENV)/.installed-dev
 	$(PYTEST) -n $(JOBS) tests/light
 
 test-untimed: $(VENV)/.installed-dev  ## Slurm clusters, sshd, LLM servers, killed searches, losses: one file a worker
-	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=15 tests/untimed
+	$(PYTEST) -n $(JOBS) --no-loadscope-reorder --durations=15 tests/untimed
 
 test-serial: $(VENV)/.installed-dev  ## what is timed runs alone
 	$(PYTEST) -n 0 --durations=15 tests/serial

@@ -22,6 +22,8 @@ from cclsearch.core.secrets.redact import is_secret_name
 from cclsearch.core.trust import confirm
 
 KINDS = ("untimed", "serial")
+SHARE_CLUSTER = ("test_contracts_slurm.py", "test_slurm_cluster.py", "test_slurm_search.py")
+"""Files that use the fixture `cluster`."""
 
 # A busy machine is no failure, and each run tries the same examples.
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -29,14 +31,24 @@ hypothesis.settings.load_profile("tests")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their folder, for `pytest -m`, and give one worker all untimed tests of a file or of a cluster."""
+    """Mark tests by their folder, for `pytest -m`."""
     for item in items:
         kind = item.path.relative_to(TESTS).parts[0]
         if kind in KINDS:
             item.add_marker(kind)
-        if kind == "untimed":
-            shares_cluster = "cluster" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("slurm" if shares_cluster else item.path.stem))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give one worker all tests of a file, so that they share what it starts, and all files that share the cluster."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "cluster" if Path(file).name in SHARE_CLUSTER else file
+
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -56,10 +56,6 @@ PARTS = {"propose", "launch", "trace", "scoring", "record", "report"}
 ROOT_MODULES = {"__init__", "__main__", "plugins"}
 
 
-# One worker runs this file, so that the engine is parsed once.
-pytestmark = pytest.mark.xdist_group("conventions")
-
-
 @cache
 def parse(path: Path) -> ast.Module:
     """Return the syntax tree of a file; callers do not change it."""
