@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -14,7 +16,7 @@ from cclsearch.card.hardware import match_accelerator
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Model, Provenance
 from cclsearch.launch.contract import NONCE_MARK
-from cclsearch.scoring.evidence import Evidence
+from cclsearch.scoring.evidence import Evidence, EvidenceOf
 from cclsearch.scoring.outcome import LOAD_RULE, Admission, Verdict
 
 
@@ -32,27 +34,50 @@ class Thresholds(Model):
 
 DEFAULT = Thresholds()
 
+Finding = tuple[bool | None, str]
+"""Whether a trial keeps a rule (None: the rule does not apply, or cannot be checked), and the detail of the verdict."""
+AnyEvidence = TypeVar("AnyEvidence", bound=EvidenceOf[Any, Any])
 
-TRACE_ORIGIN = "trace_origin"
+
+def admission_rule(
+    name: str, *, unmeasured: str = ""
+) -> Callable[[Callable[[AnyEvidence], Finding]], Callable[[AnyEvidence], Verdict]]:
+    """Return a decorator that makes a rule of the gate from a function that returns a `Finding`.
+
+    With `unmeasured` the function only judges trials that ran; it is the detail of the verdict on all others.
+    """
+
+    def decorate(check: Callable[[AnyEvidence], Finding]) -> Callable[[AnyEvidence], Verdict]:
+        @wraps(check)
+        def judge(evidence: AnyEvidence) -> Verdict:
+            if unmeasured and not evidence.is_measured:
+                ok, detail = None, f"{evidence.provenance.value}: {unmeasured}"
+            else:
+                ok, detail = check(evidence)
+            return Verdict(rule=name, ok=ok, detail=detail)
+
+        return judge
+
+    return decorate
 
 
-def check_trace_origin(evidence: Evidence) -> Verdict:
+@admission_rule("trace_origin")
+def check_trace_origin(evidence: Evidence) -> Finding:
     """Whether the traces are this attempt's: its nonce, times inside it, and no other trial's or rank's content."""
     if not evidence.is_measured or evidence.trace is None or not evidence.trace.origins:
-        return Verdict(rule=TRACE_ORIGIN, ok=None, detail="the trial has no traces")
+        return None, "the trial has no traces"
     wrong = _find_foreign_nonce(evidence) or _find_copy(evidence) or _find_wrong_time(evidence)
     if wrong:
-        return Verdict(rule=TRACE_ORIGIN, ok=False, detail=wrong)
+        return False, wrong
     without = [rank for rank, origin in evidence.trace.origins.items() if not origin.nonces]
     if not evidence.payload.nonce:
-        return Verdict(rule=TRACE_ORIGIN, ok=None, detail="the attempt has no nonce")
+        return None, "the attempt has no nonce"
     if without:
-        detail = (
+        return None, (
             f"no nonce of the attempt (annotation '{NONCE_MARK}<CCL_NONCE>') in the traces of"
             f" {count_of(len(without), 'rank')}: another run may have written them; version 0.4 will require it"
         )
-        return Verdict(rule=TRACE_ORIGIN, ok=None, detail=detail)
-    return Verdict(rule=TRACE_ORIGIN, ok=True, detail="every rank's trace has the attempt's nonce")
+    return True, "every rank's trace has the attempt's nonce"
 
 
 def _find_foreign_nonce(evidence: Evidence) -> str:
@@ -99,60 +124,57 @@ def admit(evidence: Evidence, rules: Sequence[Callable[[Evidence], Verdict]]) ->
     return Admission(admitted=all(verdict.ok is not False for verdict in verdicts), verdicts=verdicts)
 
 
-def check_provenance(evidence: Evidence) -> Verdict:
+@admission_rule("provenance")
+def check_provenance(evidence: Evidence) -> Finding:
     """Whether result and launcher agree on the provenance: measured, recorded or simulated."""
     result = evidence.result
     claimed, meaning = Provenance.MEASURED, "measured: the job ran"
     if result.caller:
-        claimed, meaning = (
-            Provenance.CALLER,
-            "caller-measured: a function measured it, no job ran",
-        )
+        claimed, meaning = Provenance.CALLER, "caller-measured: a function measured it, no job ran"
     elif result.simulated:
         claimed, meaning = Provenance.SIMULATED, "simulated: computed by a model, no job ran"
     elif result.recorded:
         claimed, meaning = Provenance.RECORDED, "recorded: looked up, no job ran"
     if claimed is not evidence.provenance:
         meaning = f"the result says {claimed.value}, the launcher {evidence.provenance.value}"
-    return Verdict(rule="provenance", ok=claimed is evidence.provenance, detail=meaning)
+    return claimed is evidence.provenance, meaning
 
 
-def check_world_size(evidence: Evidence) -> Verdict:
+@admission_rule("world_size")
+def check_world_size(evidence: Evidence) -> Finding:
     """Whether the requested number of ranks ran."""
     want, got = evidence.payload.num_ranks, evidence.result.world_size
     if got is None:
-        ok = False if evidence.is_measured else None
-        return Verdict(rule="world_size", ok=ok, detail="the run script did not declare its world size")
+        return False if evidence.is_measured else None, "the run script did not declare its world size"
     if got != want:
-        return Verdict(rule="world_size", ok=False, detail=f"{count_of(got, 'rank')} ran, but {want} were requested")
-    return Verdict(rule="world_size", ok=True, detail=count_of(got, "rank"))
+        return False, f"{count_of(got, 'rank')} ran, but {want} were requested"
+    return True, count_of(got, "rank")
 
 
-def check_ranks_traced(evidence: Evidence) -> Verdict:
+@admission_rule("ranks_traced", unmeasured="there are no traces")
+def check_ranks_traced(evidence: Evidence) -> Finding:
     """Whether the trace of every rank was found and read."""
-    rule = "ranks_traced"
-    if not evidence.is_measured:
-        return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: there are no traces")
     if not evidence.payload.wants_traces:
-        return Verdict(rule=rule, ok=None, detail="no traces were requested")
+        return None, "no traces were requested"
     ranks = set(evidence.trace.ranks) if evidence.trace else set()
     missing = sorted(set(range(evidence.payload.num_ranks)) - ranks)
     if missing:
         where = "" if ranks else "; the run script writes one of each rank to trace/ (docs/your-framework.md)"
-        return Verdict(rule=rule, ok=False, detail=f"no readable trace of rank {_shorten(missing)}{where}")
-    return Verdict(rule=rule, ok=True, detail=f"traces of {count_of(len(ranks), 'rank')}")
+        return False, f"no readable trace of rank {_shorten(missing)}{where}"
+    return True, f"traces of {count_of(len(ranks), 'rank')}"
 
 
-def check_devices(evidence: Evidence) -> Verdict:
+@admission_rule("devices")
+def check_devices(evidence: Evidence) -> Finding:
     """Whether the trial ran on the accelerator of the frozen inputs."""
-    rule, traced = "devices", evidence.trace.devices if evidence.trace else ()
+    traced = evidence.trace.devices if evidence.trace else ()
     names = Counter((*evidence.result.devices, *(name for name in traced if match_accelerator(name))))
     if not names:
-        return Verdict(rule=rule, ok=None, detail="neither the run script nor the traces name the devices")
+        return None, "neither the run script nor the traces name the devices"
     hardware = evidence.card.hardware
     wanted = match_accelerator(hardware.accelerator, hardware.memory_gib) or match_accelerator(hardware.accelerator)
     if wanted is None:
-        return Verdict(rule=rule, ok=None, detail=f"the card's accelerator {hardware.accelerator!r} is unknown")
+        return None, f"the card's accelerator {hardware.accelerator!r} is unknown"
     different, unknown = [], []
     for name in names:
         found = match_accelerator(name) or match_accelerator(name, hardware.memory_gib)
@@ -161,20 +183,21 @@ def check_devices(evidence: Evidence) -> Verdict:
         elif found.name != wanted.name:
             different.append(f"{name!r} is {found.name}")
     if different:
-        return Verdict(rule=rule, ok=False, detail=f"the inputs name {wanted.name}, but {'; '.join(different)}")
+        return False, f"the inputs name {wanted.name}, but {'; '.join(different)}"
     if unknown and wanted.kind != "cpu":
         listed = ", ".join(map(repr, unknown))
         if all(_is_like(name, wanted.name) for name in unknown):
-            return Verdict(rule=rule, ok=None, detail=f"unknown devices: {listed}")
-        return Verdict(rule=rule, ok=False, detail=f"the inputs name {wanted.name}, but it ran on {listed}")
-    return Verdict(rule=rule, ok=True, detail=", ".join(names))
+            return None, f"unknown devices: {listed}"
+        return False, f"the inputs name {wanted.name}, but it ran on {listed}"
+    return True, ", ".join(names)
 
 
-def check_load(evidence: Evidence) -> Verdict:
+@admission_rule(LOAD_RULE)
+def check_load(evidence: Evidence) -> Finding:
     """Whether other processes took cores from the ranks; load on cores that the ranks leave idle does not count."""
     result = evidence.result
     if not evidence.is_measured or result.foreign_cpu_cores is None or result.logical_cores is None:
-        return Verdict(rule=LOAD_RULE, ok=None, detail="the CPU load from other processes was not measured")
+        return None, "the CPU load from other processes was not measured"
     ranks_here = max(Counter(result.hosts).values(), default=evidence.payload.num_ranks)
     used = min(ranks_here, result.logical_cores)
     idle = result.logical_cores - used
@@ -186,21 +209,21 @@ def check_load(evidence: Evidence) -> Verdict:
         host = f" on {result.hosts[0]}" if result.hosts else ""
         listed = result.extra.get("foreign_processes", "")
         detail += f": {taken:.2f} cores taken from the ranks" if idle else ""
-        remedy = f"Stop them{host}{f' ({listed})' if listed else ''}"
-        return Verdict(rule=LOAD_RULE, ok=False, detail=f"{detail}. {remedy}")
-    return Verdict(rule=LOAD_RULE, ok=True, detail=detail)
+        return False, f"{detail}. Stop them{host}{f' ({listed})' if listed else ''}"
+    return True, detail
 
 
-def check_unedited(evidence: Evidence) -> Verdict:
+@admission_rule("unedited")
+def check_unedited(evidence: Evidence) -> Finding:
     """Whether `result.json` is still the file whose hash is in the ledger."""
-    rule, recorded, found = "unedited", evidence.recorded_sha256, evidence.found_sha256
+    recorded, found = evidence.recorded_sha256, evidence.found_sha256
     if recorded is None:
-        return Verdict(rule=rule, ok=None, detail="evaluated when the trial finished")
+        return None, "evaluated when the trial finished"
     if found is None:
-        return Verdict(rule=rule, ok=False, detail="result.json is missing, but its hash is in the ledger")
+        return False, "result.json is missing, but its hash is in the ledger"
     if found != recorded:
-        return Verdict(rule=rule, ok=False, detail="result.json was changed after its hash was recorded in the ledger")
-    return Verdict(rule=rule, ok=True, detail="result.json has the hash recorded in the ledger")
+        return False, "result.json was changed after its hash was recorded in the ledger"
+    return True, "result.json has the hash recorded in the ledger"
 
 
 def _is_like(name: str, accelerator: str) -> bool:

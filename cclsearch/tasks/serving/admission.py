@@ -8,6 +8,7 @@ from typing import Any
 from cclsearch.card.arch import count_parameters
 from cclsearch.core.text import count_of, one_line
 from cclsearch.scoring import admission as general
+from cclsearch.scoring.admission import Finding, admission_rule
 from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.serving.contract import Arrival, AskedLoad, PlannedRequest, RequestRecord, ServingEvidence
 
@@ -21,14 +22,7 @@ LATE = 0.05
 LATE_S = 0.1
 WORK_RULES = frozenset({"world_size", "requests", "model", "warm_up", "asked_load"})
 """Rules whose violation means that other work was done than asked."""
-
-
-def _verdict(rule: str, wrong: str, detail: str) -> Verdict:
-    return Verdict(rule=rule, ok=not wrong, detail=wrong or detail)
-
-
-def _skip(rule: str, evidence: ServingEvidence) -> Verdict:
-    return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: no request was sent here")
+NOT_SENT = "no request was sent here"
 
 
 def list_loads(evidence: ServingEvidence) -> list[list[RequestRecord]]:
@@ -40,13 +34,12 @@ def list_loads(evidence: ServingEvidence) -> list[list[RequestRecord]]:
     return found
 
 
-def check_requests(evidence: ServingEvidence) -> Verdict:
+@admission_rule("requests", unmeasured=NOT_SENT)
+def check_requests(evidence: ServingEvidence) -> Finding:
     """Whether every request of every load was sent once, as long as asked, and answered with the tokens asked."""
-    if not evidence.is_measured:
-        return _skip("requests", evidence)
     wrong = next(_find_wrong(evidence), "")
     total = sum(map(len, list_loads(evidence)))
-    return _verdict("requests", wrong, f"{total} requests answered, each with the tokens asked")
+    return not wrong, wrong or f"{total} requests answered, each with the tokens asked"
 
 
 def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
@@ -83,28 +76,25 @@ def _asked(evidence: ServingEvidence, number: int) -> AskedLoad:
     return asked or evidence.payload.asked(is_other=False)  # type: ignore[return-value]
 
 
-def check_asked_load(evidence: ServingEvidence) -> Verdict:
+@admission_rule("asked_load", unmeasured=NOT_SENT)
+def check_asked_load(evidence: ServingEvidence) -> Finding:
     """Whether requests came as asked: so many at once and no more, or at their times."""
-    rule = "asked_load"
-    if not evidence.is_measured:
-        return _skip(rule, evidence)
-    wrong, said = "", ""
+    said = ""
     for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
         asked = _asked(evidence, number - 1)
         if asked.arrival is Arrival.CLOSED:
             want = min(load.concurrency or 0, len(records))
             most = asked.max_concurrency or asked.concurrency or 0
             got, said = count_at_once(records), f"up to {want} requests at once, as asked"
-            if load.concurrency is None or load.concurrency not in range(
-                1 if asked.max_concurrency else most, most + 1
-            ):
-                wrong = wrong or f"load {number} has a concurrency of {load.concurrency}; {most} was asked"
-            elif got != want:
-                wrong = wrong or f"load {number}: at most {got} requests ran at once; {want} were asked"
+            if load.concurrency not in range(1 if asked.max_concurrency else most, most + 1):
+                return False, f"load {number} has a concurrency of {load.concurrency}; {most} was asked"
+            if got != want:
+                return False, f"load {number}: at most {got} requests ran at once; {want} were asked"
+        elif late := _find_late(asked.requests, number, records):
+            return False, late
         else:
             said = "requests were sent at their times"
-            wrong = wrong or _find_late(asked.requests, number, records)
-    return _verdict(rule, wrong, said)
+    return True, said
 
 
 def _find_late(planned: Sequence[PlannedRequest], number: int, records: list[RequestRecord]) -> str:
@@ -130,36 +120,32 @@ def count_at_once(records: list[RequestRecord]) -> int:
     return most
 
 
-def check_warm_up(evidence: ServingEvidence) -> Verdict:
+@admission_rule("warm_up", unmeasured=NOT_SENT)
+def check_warm_up(evidence: ServingEvidence) -> Finding:
     """Whether requests ran before the measured ones, apart from them."""
-    if not evidence.is_measured:
-        return _skip("warm_up", evidence)
     got = sum(record.is_warm_up and not record.error for record in evidence.result.requests)
     want = evidence.payload.warmup_requests
     wrong = "" if got >= want else f"{got} requests warmed up; at least {want} are required before the measured ones"
-    return _verdict("warm_up", wrong, f"{got} requests before the measured ones")
+    return not wrong, wrong or f"{got} requests before the measured ones"
 
 
-def check_window(evidence: ServingEvidence) -> Verdict:
+@admission_rule("window")
+def check_window(evidence: ServingEvidence) -> Finding:
     """Whether the log's times agree with another clock."""
-    rule, known = "window", False
+    known = False
     for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
         if not evidence.is_measured or load.window_s is None or not records:
             continue
         known = True
         logged_s = max(r.end_s for r in records) - min(r.arrival_s for r in records)
         if abs(logged_s - load.window_s) > max(WINDOW_OFF * load.window_s, WINDOW_OFF_S):
-            wrong = f"load {number} took {load.window_s:.3g} s by the clock, but {logged_s:.3g} s in the log"
-            return Verdict(rule=rule, ok=False, detail=wrong)
-    if not known:
-        return Verdict(rule=rule, ok=None, detail="no other clock was read")
-    return Verdict(rule=rule, ok=True, detail="the log's times agree with another clock")
+            return False, f"load {number} took {load.window_s:.3g} s by the clock, but {logged_s:.3g} s in the log"
+    return (True, "the log's times agree with another clock") if known else (None, "no other clock was read")
 
 
-def check_model(evidence: ServingEvidence) -> Verdict:
+@admission_rule("model", unmeasured=NOT_SENT)
+def check_model(evidence: ServingEvidence) -> Finding:
     """Whether the card's model was served in the precision asked."""
-    if not evidence.is_measured:
-        return _skip("model", evidence)
     result, want = evidence.result, count_parameters(evidence.card.arch)
     wrong = []
     if result.num_params is None:
@@ -168,7 +154,7 @@ def check_model(evidence: ServingEvidence) -> Verdict:
         wrong.append(f"{result.num_params:,} parameters, but {want:,} in the card's model")
     if result.precision != evidence.payload.precision:
         wrong.append(f"served in {result.precision or 'no stated precision'}, asked was {evidence.payload.precision}")
-    return _verdict("model", "; ".join(wrong), f"{want:,} parameters in {evidence.payload.precision}")
+    return not wrong, "; ".join(wrong) or f"{want:,} parameters in {evidence.payload.precision}"
 
 
 ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (

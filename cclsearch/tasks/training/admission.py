@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.scoring import admission as general
-from cclsearch.scoring.admission import check_trace_origin
+from cclsearch.scoring.admission import Finding, admission_rule
 from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.layout_rule import check_traced_layout
@@ -21,7 +21,8 @@ WORK_RULES = frozenset({"work", "world_size", "traced_work", "precision", "trace
 """Rules whose violation means that the job did not do the requested work."""
 
 
-def check_declared_work(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("work")
+def check_declared_work(evidence: TrainingEvidence) -> Finding:
     """Whether the run declared the card's global batch, sequence length, layers and parameters."""
     result, card, payload = evidence.result, evidence.card, evidence.payload
     wrong, undeclared = [], []
@@ -42,79 +43,77 @@ def check_declared_work(evidence: TrainingEvidence) -> Verdict:
     if evidence.is_measured and needed:
         wrong.append(f"the run script did not declare its {' and '.join(needed)}")
     if wrong:
-        return Verdict(rule="work", ok=False, detail="; ".join(wrong))
+        return False, "; ".join(wrong)
     if needed:
-        return Verdict(rule="work", ok=None, detail=f"{evidence.provenance.value}: not declared: {', '.join(needed)}")
-    rest = f"; not declared: {', '.join(undeclared)}" if undeclared else ""
-    detail = f"{batch} sequences of {seq_len} tokens per step{rest}"
+        return None, f"{evidence.provenance.value}: not declared: {', '.join(needed)}"
+    detail = f"{batch} sequences of {seq_len} tokens per step"
+    detail += f"; not declared: {', '.join(undeclared)}" if undeclared else ""
     if evidence.is_measured and result.num_params is None:
-        detail += "; the run script does not declare num_params: version 0.4 will require it"
-        return Verdict(rule="work", ok=None, detail=detail)
-    return Verdict(rule="work", ok=True, detail=detail)
+        return None, f"{detail}; the run script does not declare num_params: version 0.4 will require it"
+    return True, detail
 
 
-def check_steps(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("steps", unmeasured="no steps were timed here")
+def check_steps(evidence: TrainingEvidence) -> Finding:
     """Whether enough optimizer steps were timed."""
-    if not evidence.is_measured:
-        return Verdict(rule="steps", ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
     want = max(evidence.payload.timed_steps, DEFAULT.min_timed_steps)
     got = len(evidence.result.step_times_s)
     if got < want:
-        return Verdict(rule="steps", ok=False, detail=f"{got} steps were timed; at least {want} are required")
-    return Verdict(rule="steps", ok=True, detail=f"{got} steps timed")
+        return False, f"{got} steps were timed; at least {want} are required"
+    return True, f"{got} steps timed"
 
 
-def check_warmup(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("warmup", unmeasured="no steps were timed here")
+def check_warmup(evidence: TrainingEvidence) -> Finding:
     """Whether warm-up steps ran before the timed window, and none is inside it."""
-    rule, times, got = "warmup", evidence.result.step_times_s, evidence.result.warmup_steps
-    if not evidence.is_measured:
-        return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
+    times, got = evidence.result.step_times_s, evidence.result.warmup_steps
     want = max(evidence.payload.warmup_steps, DEFAULT.min_warmup_steps)
     bound = DEFAULT.max_first_step_cpu if evidence.is_on_cpu else DEFAULT.max_first_step
     if got < want:
-        detail = f"{got} warm-up steps; at least {want} are required before the timed ones"
-        return Verdict(rule=rule, ok=False, detail=detail)
+        return False, f"{got} warm-up steps; at least {want} are required before the timed ones"
     if len(times) >= 3 and (ratio := times[0] / median(times[1:])) > bound:
-        detail = f"the first timed step took {ratio:.1f} x the others: a warm-up step was timed (at most {bound:g} x)"
-        return Verdict(rule=rule, ok=False, detail=detail)
-    return Verdict(rule=rule, ok=True, detail=f"{got} warm-up steps")
+        found = f"the first timed step took {ratio:.1f} x the others"
+        return False, f"{found}: a warm-up step was timed (at most {bound:g} x)"
+    return True, f"{got} warm-up steps"
 
 
-def check_spread(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("spread")
+def check_spread(evidence: TrainingEvidence) -> Finding:
     """Whether the spread of the step times is small enough, and no few steps took the time of the others."""
     if evidence.spread is None:
-        return Verdict(rule="spread", ok=None, detail="only one step time")
+        return None, "only one step time"
     bound = DEFAULT.max_spread_cpu if evidence.is_on_cpu else DEFAULT.max_spread
     detail = f"the spread of the step times is {evidence.spread:.1%}"
     if evidence.spread > bound:
-        return Verdict(rule="spread", ok=False, detail=f"{detail}; at most {bound:.0%} is allowed")
+        return False, f"{detail}; at most {bound:.0%} is allowed"
     times, most = evidence.result.step_times_s, DEFAULT.max_mean_cpu if evidence.is_on_cpu else DEFAULT.max_mean
     if len(times) > 3 and (ratio := mean(times[1:]) / median(times)) > most:
         detail += f", but the mean without the first is {ratio:.1f} x the median (at most {most:g} x)"
         remedy = "some took the time of others. Wait for the device after each step"
-        return Verdict(rule="spread", ok=False, detail=f"{detail}: {remedy}")
-    return Verdict(rule="spread", ok=True, detail=detail)
+        return False, f"{detail}: {remedy}"
+    return True, detail
 
 
-def check_possible(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("possible")
+def check_possible(evidence: TrainingEvidence) -> Finding:
     """Whether the accelerators could reach the step time at all."""
     mfu = evidence.metrics.get("mfu")
     if mfu is None or evidence.is_on_cpu:
-        return Verdict(rule="possible", ok=None, detail="the peak of the accelerators or the model's FLOPs are unknown")
+        return None, "the peak of the accelerators or the model's FLOPs are unknown"
     if mfu > DEFAULT.max_mfu:
-        detail = f"the step time means {mfu:.0%} of the accelerators' peak: the work cannot have been done"
-        return Verdict(rule="possible", ok=False, detail=detail)
-    return Verdict(rule="possible", ok=True, detail=f"{mfu:.1%} of the accelerators' peak")
+        return False, f"the step time means {mfu:.0%} of the accelerators' peak: the work cannot have been done"
+    return True, f"{mfu:.1%} of the accelerators' peak"
 
 
-def check_training_loss(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("training_loss")
+def check_training_loss(evidence: TrainingEvidence) -> Finding:
     """Whether the training loss is finite."""
     losses = evidence.result.losses
     if not losses:
-        return Verdict(rule="training_loss", ok=None, detail="the run script reported no training loss")
+        return None, "the run script reported no training loss"
     if not all(math.isfinite(loss) for loss in losses):
-        return Verdict(rule="training_loss", ok=False, detail="the training loss is not finite")
-    return Verdict(rule="training_loss", ok=True, detail=f"{losses[0]:.4f} at the first step")
+        return False, "the training loss is not finite"
+    return True, f"{losses[0]:.4f} at the first step"
 
 
 def _check_accumulation(evidence: TrainingEvidence) -> list[str]:
@@ -144,7 +143,7 @@ ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (
     check_step_times,
     check_spread,
     general.check_ranks_traced,
-    check_trace_origin,
+    general.check_trace_origin,
     check_trace_time,
     check_traced_work,
     check_precision,

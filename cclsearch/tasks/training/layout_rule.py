@@ -7,12 +7,11 @@ from collections.abc import Iterable
 
 from cclsearch.card.arch import count_parts
 from cclsearch.card.hardware import PRECISION_BITS, canonical_precision
+from cclsearch.scoring.admission import Finding, admission_rule
 from cclsearch.scoring.evidence import TracedCollective
-from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.thresholds import DEFAULT
 
-RULE = "traced_layout"
 _REDUCTIONS = {"all_reduce", "reduce_scatter", "reduce"}
 _POINT_TO_POINT = {"send", "recv", "send_recv"}
 _WORD = re.compile(r"[a-z]+")
@@ -23,33 +22,32 @@ _OTHER_AXES = {
 """Axis -> words in the names of groups that are not of this axis."""
 
 
-def check_traced_layout(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("traced_layout")
+def check_traced_layout(evidence: TrainingEvidence) -> Finding:
     """Whether the traces have gradient reductions, stage transfers, expert exchange and tensor collectives."""
     degrees = {axis: evidence.payload.config.as_int(axis) for axis in ("dp", "cp", "tp", "pp", "ep")}
     needed = [name for name, degree in degrees.items() if degree > 1]
     if not needed or evidence.trace is None:
-        detail = "the trial has no traces" if needed else "one rank exchanges nothing"
-        return Verdict(rule=RULE, ok=None, detail=detail)
+        return None, "the trial has no traces" if needed else "one rank exchanges nothing"
     calls = evidence.trace.collectives
     if calls is None:
-        return Verdict(rule=RULE, ok=None, detail="the traces have no whole steps")
+        return None, "the traces have no whole steps"
     is_marked = any(origin.nonces for origin in evidence.trace.origins.values())
     if not calls and not is_marked:
-        detail = "the traces have no collectives; version 0.4 will exclude such a trial"
-        return Verdict(rule=RULE, ok=None, detail=detail)
+        return None, "the traces have no collectives; version 0.4 will exclude such a trial"
     if not evidence.trace.shows_collectives:
-        return Verdict(rule=RULE, ok=None, detail="the traces do not show every collective")
+        return None, "the traces do not show every collective"
     if any(call.kind == "unknown" for call in calls):
-        return Verdict(rule=RULE, ok=None, detail="the traces do not say what some of the collectives do")
+        return None, "the traces do not say what some of the collectives do"
     found: list[str] = []
     unseen: list[str] = []
     for axis in needed:
         wrong, seen = _CHECKS[axis](evidence, degrees, calls)
         if wrong:
-            return Verdict(rule=RULE, ok=False, detail=f"{axis} is {degrees[axis]}, but {wrong}")
+            return False, f"{axis} is {degrees[axis]}, but {wrong}"
         (found if seen else unseen).append(seen or axis)
     rest = [f"not distinguishable: the exchange of {' and '.join(unseen)}"] if unseen else []
-    return Verdict(rule=RULE, ok=True if found else None, detail="; ".join(found + rest))
+    return True if found else None, "; ".join(found + rest)
 
 
 Check = tuple[str, str]

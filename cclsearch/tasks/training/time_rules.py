@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from cclsearch.scoring.admission import Finding, admission_rule
 from cclsearch.scoring.derive import MAD_TO_SIGMA
 from cclsearch.scoring.evidence import OtherTrial
-from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.thresholds import DEFAULT
 
@@ -19,27 +19,24 @@ ROUNDED = 1e-5
 """Step times that are multiples of this share of their median were rounded: a clock has nanoseconds."""
 
 
-def check_step_times(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("step_times", unmeasured="no steps were timed here")
+def check_step_times(evidence: TrainingEvidence) -> Finding:
     """Whether the step times look measured, and fit into the time that the attempt took."""
-    rule, times = "step_times", evidence.result.step_times_s
-    if not evidence.is_measured:
-        return Verdict(rule=rule, ok=None, detail=f"{evidence.provenance.value}: no steps were timed here")
-    total_s, elapsed_s = sum(times), evidence.attempt.elapsed_s if evidence.attempt else None
-    if elapsed_s is not None and total_s > elapsed_s:
-        detail = f"the timed steps take {total_s:.4g} s, but the attempt took {elapsed_s:.4g} s"
-        return Verdict(rule=rule, ok=False, detail=detail)
+    times, elapsed_s = evidence.result.step_times_s, evidence.attempt.elapsed_s if evidence.attempt else math.inf
+    total_s = sum(times)
+    if total_s > elapsed_s:
+        return False, f"the timed steps take {total_s:.4g} s, but the attempt took {elapsed_s:.4g} s"
     if uncounted := _find_uncounted(evidence, total_s):
-        return Verdict(rule=rule, ok=False, detail=uncounted)
+        return False, uncounted
     if len(times) < 3:
-        return Verdict(rule=rule, ok=None, detail="too few step times to tell measured from invented ones")
-    pattern = _find_pattern(evidence)
-    if pattern:
-        return Verdict(rule=rule, ok=False, detail=f"{pattern}: report the time of each step as measured")
+        return None, "too few step times to tell measured from invented ones"
+    if pattern := _find_pattern(evidence):
+        return False, f"{pattern}: report the time of each step as measured"
     window_s = evidence.result.timed_window_s
-    words = (
-        "; the run script does not report timed_window_s" if window_s is None else f" in a window of {window_s:.4g} s"
-    )
-    return Verdict(rule=rule, ok=True, detail=f"{len(set(times))} different step times{words}")
+    found = f"{len(set(times))} different step times"
+    if window_s is None:
+        return True, f"{found}; the run script does not report timed_window_s"
+    return True, f"{found} in a window of {window_s:.4g} s"
 
 
 def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
@@ -87,21 +84,22 @@ def _find_unit(times: Sequence[float], middle: float) -> float | None:
     return None
 
 
-def check_trace_time(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("trace_time")
+def check_trace_time(evidence: TrainingEvidence) -> Finding:
     """Whether traced and declared step time agree: of the same order, and as in the search's other trials."""
     declared, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
     if declared is None or traced is None:
-        return Verdict(rule="trace_time", ok=None, detail="the traces have no step time")
+        return None, "the traces have no step time"
     ratio = traced / declared
     low, high = DEFAULT.min_traced_time, DEFAULT.max_traced_time
     if evidence.is_on_cpu:
         low, high = DEFAULT.min_traced_time_cpu, DEFAULT.max_traced_time_cpu
     detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
     if not low <= ratio <= high:
-        return Verdict(rule="trace_time", ok=False, detail=f"{detail}; between {low:g} and {high:g}x is allowed")
+        return False, f"{detail}; between {low:g} and {high:g}x is allowed"
     bound = DEFAULT.max_ratio_of_others_cpu if evidence.is_on_cpu else DEFAULT.max_ratio_of_others
     unlike = _compare_with_others(evidence, ratio, bound)
-    return Verdict(rule="trace_time", ok=not unlike, detail=f"{detail}{unlike}")
+    return not unlike, f"{detail}{unlike}"
 
 
 def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float) -> str:

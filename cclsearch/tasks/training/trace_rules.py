@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from cclsearch.card.arch import count_parts, tokens_per_step
 from cclsearch.card.hardware import PRECISION_BITS, canonical_precision
-from cclsearch.core.values import Config
+from cclsearch.scoring.admission import Finding, admission_rule
 from cclsearch.scoring.evidence import TracedProducts
-from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.layout import recomputes_layers
 from cclsearch.tasks.training.thresholds import DEFAULT
 
 
-def check_traced_work(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("traced_work")
+def check_traced_work(evidence: TrainingEvidence) -> Finding:
     """Whether the traces can contain the card's work, even if every kernel without shapes ran at the device's peak."""
-    rule, products = "traced_work", evidence.trace.products if evidence.trace else None
+    products = evidence.trace.products if evidence.trace else None
     if products is None or products.flops <= 0:
-        return Verdict(rule=rule, ok=None, detail="the FLOPs of a step cannot be seen in the traces")
+        return None, "the FLOPs of a step cannot be seen in the traces"
     needed = _NeededWork(evidence)
     ratio = products.flops / needed.model
     detail = f"{products.flops:.3g} matrix FLOPs per traced step, {ratio:.2f}x the model's {needed.model:.3g}"
@@ -24,15 +24,15 @@ def check_traced_work(evidence: TrainingEvidence) -> Verdict:
         detail += f"; kernels without shapes take {products.hidden_share:.1%} of the compute time"
     most = (1 + DEFAULT.traced_flops_above) * needed.with_all_experts / needed.model
     if ratio > most:
-        return Verdict(rule=rule, ok=False, detail=f"{detail}: at most {most:.2f}x is allowed")
+        return False, f"{detail}: at most {most:.2f}x is allowed"
     hidden = products.hidden_flops or 0.0
     if products.hidden_s and products.hidden_flops is None:
-        return Verdict(rule=rule, ok=None, detail=f"{detail}; their rate is unknown")
+        return None, f"{detail}; their rate is unknown"
     if wrong := needed.find_missing(products, hidden):
-        return Verdict(rule=rule, ok=False, detail=f"{detail}: {wrong}")
+        return False, f"{detail}: {wrong}"
     if wrong := needed.find_missing(products, 0.0):
-        return Verdict(rule=rule, ok=None, detail=f"{detail} and may contain the rest: {wrong}")
-    return Verdict(rule=rule, ok=True, detail=detail)
+        return None, f"{detail} and may contain the rest: {wrong}"
+    return True, detail
 
 
 class _NeededWork:
@@ -48,7 +48,7 @@ class _NeededWork:
         self.model = 6.0 * (layers + head) * tokens + attention
         # a framework may apply every expert to every token, as jax_cpu_model.py does
         self.with_all_experts = self.model + 6.0 * (parts.total - parts.active) * tokens
-        self.recomputes = _recomputes(config)
+        self.recomputes = recomputes_layers(config.get("activation_checkpointing"))
         forward_again = 2.0 * DEFAULT.min_recomputed * layers * tokens if self.recomputes else 0.0
         self.weights = 6.0 * (layers + head) * tokens + forward_again
         is_ring = config.as_int("cp") > 1  # its blocks may skip what the causal mask hides
@@ -90,27 +90,22 @@ class _NeededWork:
         return f"backward attention covers {ratio:.2f}x of the queries of all layers, heads, sequences and tokens"
 
 
-def _recomputes(config: Config) -> bool:
-    return recomputes_layers(config.get("activation_checkpointing"))
-
-
-def check_precision(evidence: TrainingEvidence) -> Verdict:
+@admission_rule("precision")
+def check_precision(evidence: TrainingEvidence) -> Finding:
     """Whether matrix products ran in the card's precision: as declared, and by types and kernel names in the traces."""
-    rule, wanted = "precision", canonical_precision(evidence.card.precision)
-    declared = evidence.result.precision
+    wanted, declared = canonical_precision(evidence.card.precision), evidence.result.precision
     if declared is not None and canonical_precision(declared) != wanted:
-        return Verdict(rule=rule, ok=False, detail=f"the run script declares {declared}, but the card has {wanted}")
+        return False, f"the run script declares {declared}, but the card has {wanted}"
     products = evidence.trace.products if evidence.trace else None
     seconds = products.seconds_by_precision if products else {}
     total, bits = sum(seconds.values()), PRECISION_BITS.get(wanted)
     if not total or bits is None:
         seen = "declared; it" if declared is not None else "not declared, and"
-        return Verdict(rule=rule, ok=None, detail=f"{seen} cannot be seen in the traces")
+        return None, f"{seen} cannot be seen in the traces"
     shares = {name: s / total for name, s in sorted(seconds.items(), key=lambda item: -item[1])}
     narrower = sum(share for name, share in shares.items() if PRECISION_BITS.get(name, bits) < bits)
-    detail = ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005)
-    detail = f"time of matrix products by precision: {detail}"
+    listed = ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share >= 0.005)
+    detail = f"time of matrix products by precision: {listed}"
     if narrower > DEFAULT.max_narrower_share:
-        remedy = f"; the card has {wanted}: name the precision in the card, or compute in {wanted}"
-        return Verdict(rule=rule, ok=False, detail=detail + remedy)
-    return Verdict(rule=rule, ok=True, detail=detail)
+        return False, f"{detail}; the card has {wanted}: name the precision in the card, or compute in {wanted}"
+    return True, detail
