@@ -193,7 +193,7 @@ def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerato
 def test_one_trial_may_be_exported_and_a_missing_one_is_named(run, cli):
     assert main(["export", "r", "--to", "ccl-bench", "--trial", "2", "--out", "cards"]) == 0
     assert [path.name[-5:] for path in Path("cards").iterdir()] == ["t0002"]
-    assert "has no finished trial 99 to export" in cli.err(["export", "r", "--to", "ccl-bench", "--trial", "99"])
+    assert "there is no trial 99" in cli.err(["export", "r", "--to", "ccl-bench", "--trial", "99"])
 
 
 def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path, monkeypatch):
