@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator
 
 from cclsearch.analysis.re_evaluate import (
     ReEvaluation,
@@ -13,9 +13,10 @@ from cclsearch.analysis.re_evaluate import (
     write_revisions,
 )
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.table import format_table
-from cclsearch.core.text import one_line, plain
+from cclsearch.core.text import one_line
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 
@@ -33,32 +34,32 @@ def run(args: argparse.Namespace) -> int:
         with writing_to(loaded.folder):
             write_revisions(loaded, re_evaluated)
     changed = not is_spec_unchanged(loaded)
-    if args.json:
-        print(json.dumps(_as_json(loaded, re_evaluated, changed)))
-    else:
-        _print_table(loaded, re_evaluated, whole=args.trial is not None, is_written=args.write)
-        if changed:
-            print("search.yaml was changed after the search started: it no longer contains the inputs of the trials")
+    lines = _describe(loaded, re_evaluated, changed, whole=args.trial is not None, is_written=args.write)
+    show(_as_json(loaded, re_evaluated, changed), lines, as_json=args.json)
     if any(entry.is_unjudged for entry in re_evaluated):
         return EXIT_DEFECT
     return EXIT_FAILED if changed or any(entry.is_lost for entry in re_evaluated) else EXIT_OK
 
 
-def _print_table(run: Run, re_evaluated: list[ReEvaluation], *, whole: bool, is_written: bool) -> None:
+def _describe(
+    run: Run, re_evaluated: list[ReEvaluation], changed: bool, *, whole: bool, is_written: bool
+) -> Iterator[str]:
     admitted = sum(entry.now.is_ranked for entry in re_evaluated)
-    print(plain(f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(re_evaluated)} trials admitted"))
+    yield f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(re_evaluated)} trials admitted"
     for entry in re_evaluated:
         mark = "admitted" if entry.now.is_ranked else "failed" if entry.now.failure else "refused"
         lost = "  [ranked in the ledger]" if entry.is_lost else ""
         reason = f"  {one_line(entry.reason, 240)}" if entry.reason else ""
-        print(plain(f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"))
+        yield f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"
         if whole:
             signs = {True: "ok", False: "NO", None: "--"}
             rows = [(signs[verdict.ok], verdict.rule, one_line(verdict.detail, 240)) for verdict in entry.verdicts]
-            print(plain(format_table((), rows, indent=" " * 8)))
+            yield format_table((), rows, indent=" " * 8)
     if any(entry.is_lost for entry in re_evaluated):
         ledger = "The ledger has their new results." if is_written else "`--write` revises them in the ledger."
-        print(f"The evidence of the marked trials no longer supports their ranking. {ledger}")
+        yield f"The evidence of the marked trials no longer supports their ranking. {ledger}"
+    if changed:
+        yield "search.yaml was changed after the search started: it no longer contains the inputs of the trials"
 
 
 def _as_json(run: Run, re_evaluated: list[ReEvaluation], changed: bool) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,7 @@ from cclsearch.card.model import StatedCard
 from cclsearch.card.task import TASKS
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.content import run_content
+from cclsearch.cli.output import show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.secrets.redact import redact
@@ -36,7 +38,10 @@ def _check(args: argparse.Namespace) -> int:
     for name in args.card:
         try:
             report = inspect_card(name, args.overlay, args.set)
-            _print_loaded(name, report, require_stated(report), as_json=args.json)
+            card = require_stated(report)
+            inferred = [each.model_dump(mode="json") for each in card.inferred]
+            facts = {"task": card.task, "inferred": inferred, "notes": card.notes, "open": report.say_open()}
+            show({"card": name, **facts}, _describe_loaded(name, report, card), as_json=args.json)
         except UserError as error:
             failed += 1
             text = str(error) if name in str(error) else f"{name}: {error}"
@@ -46,23 +51,15 @@ def _check(args: argparse.Namespace) -> int:
     return EXIT_USAGE if failed else EXIT_OK
 
 
-def _print_loaded(name: str, report: CardReport, card: StatedCard, *, as_json: bool) -> None:
-    if as_json:
-        inferred = [each.model_dump(mode="json") for each in card.inferred]
-        print(
-            json.dumps(
-                {"card": name, "task": card.task, "inferred": inferred, "notes": card.notes, "open": report.say_open()}
-            )
-        )
-        return
+def _describe_loaded(name: str, report: CardReport, card: StatedCard) -> Iterator[str]:
     count, accelerator = card.hardware.num_accelerators, card.hardware.accelerator
     hardware = f"{count or '?'} x {accelerator or '?'}" if count or accelerator else "no hardware stated"
     framework = card.framework or "no framework named"
-    print(plain(f"ok  {name}: {card.task} of {card.family or card.title}, {hardware}, {framework}"))
+    yield f"ok  {name}: {card.task} of {card.family or card.title}, {hardware}, {framework}"
     if TASKS.find(card.task) is None:
-        print(f"    {card.task} cannot be searched yet: only {', '.join(TASKS.names())} can")
+        yield f"    {card.task} cannot be searched yet: only {', '.join(TASKS.names())} can"
     for remark in (*filter(None, [report.say_open()]), *card.remarks):
-        print(plain(f"    {remark}"))
+        yield f"    {remark}"
 
 
 def _show(report: CardReport, *, as_json: bool) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, one_line
@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
         lines = [f"{h.job_id:<12}  {h.job_name}  {s.state.value}  {one_line(s.note, 100)}".rstrip() for h, s in left]
         clean = partial(launcher.cancel, [handle for handle, _ in left])
         noun, done, nothing = "job", "cancelled", f"run {folder.name!r} has no unfinished job"
-    for line in [json.dumps(rows)] if args.json else lines:
-        print(redact(line))
+    show([{name: redact(text) for name, text in row.items()} for row in rows], map(redact, lines), as_json=args.json)
     if rows and not args.dry_run:
         clean()
     if not isinstance(launcher, Cleaner):  # closing it would delete resources even with --dry-run

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from cclsearch.checks.content import copy_item, list_items, read_item
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.table import format_table
 from cclsearch.core.text import plain
 
@@ -22,23 +22,17 @@ NEXT = {
 def run_content(folder: str, args: argparse.Namespace, argument: str) -> int:
     """Run the action `list`, `show` or `copy` on that content folder; `argument` holds the name of what is meant."""
     if args.action == "list":
-        return _list(folder, as_json=args.json)
+        items = list_items(folder)
+        facts = ("name", "kind", "description", "is_shipped")
+        data = [{fact: getattr(item, fact) for fact in facts} | {"path": str(item.path)} for item in items]
+        places = ("" if item.is_shipped else f"  [{item.path}]" for item in items)
+        rows = [(i.name, i.kind, f"{i.description}{where}") for i, where in zip(items, places, strict=True)]
+        show(data, [format_table((), rows)], as_json=args.json)
+        return EXIT_OK
     name = getattr(args, argument)
     if args.action == "show":
         print(plain(read_item(folder, name)), end="")
         return EXIT_OK
     path = copy_item(folder, name, args.new_name)
     print(f"{plain(str(path))}\nnext: {NEXT[folder].format(name=args.new_name)}")
-    return EXIT_OK
-
-
-def _list(folder: str, *, as_json: bool) -> int:
-    items = list_items(folder)
-    if as_json:
-        facts = ("name", "kind", "description", "is_shipped")
-        print(json.dumps([{fact: getattr(i, fact) for fact in facts} | {"path": str(i.path)} for i in items]))
-        return EXIT_OK
-    places = ("" if item.is_shipped else f"  [{item.path}]" for item in items)
-    rows = [(i.name, i.kind, f"{i.description}{where}") for i, where in zip(items, places, strict=True)]
-    print(plain(format_table((), rows)))
     return EXIT_OK

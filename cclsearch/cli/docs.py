@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.table import format_table
@@ -23,8 +24,8 @@ def run(args: argparse.Namespace) -> int:
         return _find(pages, args.find, as_json=args.json)
     if args.page is None:
         titles = {name: read_title(path) for name, path in pages.items()}
-        text = f"{format_table((), list(titles.items()))}\n\nread one with: ccl-search docs PAGE"
-        print(json.dumps(titles) if args.json else text)
+        lines = [format_table((), list(titles.items())), "", "read one with: ccl-search docs PAGE"]
+        show(titles, lines, as_json=args.json)
         return EXIT_OK
     name = args.page.removesuffix(".md")
     if name not in pages:
@@ -61,10 +62,8 @@ def _find(pages: dict[str, Path], text: str, *, as_json: bool) -> int:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if text.lower() in line.lower()
     ]
-    if as_json:
-        print(json.dumps([{"page": name, "line": number, "text": line} for name, number, line in found]))
-    else:
-        print("\n".join(f"{name}:{number}: {line}" for name, number, line in found) or f"no page has {text!r}")
+    lines = [f"{name}:{number}: {line}" for name, number, line in found] or [f"no page has {text!r}"]
+    show([{"page": name, "line": number, "text": line} for name, number, line in found], lines, as_json=as_json)
     return EXIT_OK if found else EXIT_FAILED
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator, Sequence
 
-from cclsearch.checks.doctor import examine_machine
+from cclsearch.checks.doctor import Finding, examine_machine
+from cclsearch.cli.output import show
 from cclsearch.core.text import one_line
 
 
@@ -13,15 +14,16 @@ def run(args: argparse.Namespace) -> int:
     """Print one line per check; returns 1 if something required is missing."""
     findings = examine_machine()
     usable = all(finding.check.ok for finding in findings if finding.is_required)
-    if args.json:
-        checks = [{**finding.check.model_dump(), "required": finding.is_required} for finding in findings]
-        print(json.dumps({"ok": usable, "checks": checks}))
-        return 0 if usable else 1
+    checks = [{**finding.check.model_dump(), "required": finding.is_required} for finding in findings]
+    show({"ok": usable, "checks": checks}, _describe(findings, usable), as_json=args.json)
+    return 0 if usable else 1
+
+
+def _describe(findings: Sequence[Finding], usable: bool) -> Iterator[str]:
     for finding in findings:
         mark = "ok" if finding.check.ok else "NO" if finding.is_required else "--"
-        print(f"{mark:<4}{finding.check.name:<21} {one_line(finding.check.detail)}")
+        yield f"{mark:<4}{finding.check.name:<21} {one_line(finding.check.detail)}"
         if not finding.check.ok:
-            print(f"{'':<26}-> {one_line(finding.check.remedy, 300)}")
-    print("\nEverything required is present." if usable else "\nFix the checks marked NO first.")
-    print("(--: missing, and needed only for the purpose in its line)")
-    return 0 if usable else 1
+            yield f"{'':<26}-> {one_line(finding.check.remedy, 300)}"
+    yield "\nEverything required is present." if usable else "\nFix the checks marked NO first."
+    yield "(--: missing, and needed only for the purpose in its line)"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.cli.content import run_content
-from cclsearch.core.text import plain
+from cclsearch.cli.output import show
 from cclsearch.launch.profile import load_profile, make_launcher
 
 
@@ -27,10 +26,9 @@ def _check(name: str, framework: str | None, *, as_json: bool) -> int:
     launcher = make_launcher(profile.model_copy(update={"framework": framework or profile.framework}))
     checks = launcher.check()
     launcher.close()
-    if as_json:
-        print(json.dumps([check.model_dump() for check in checks]))
-    for check in [] if as_json else checks:
-        print(f"{'ok' if check.ok else 'NO'}  {check.name}: {plain(check.detail)}")
-        if check.remedy and not check.ok:
-            print(f"    {plain(check.remedy)}")
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok' if check.ok else 'NO'}  {check.name}: {check.detail}")
+        lines += [f"    {check.remedy}"] if check.remedy and not check.ok else []
+    show([check.model_dump() for check in checks], lines, as_json=as_json)
     return EXIT_OK if all(check.ok for check in checks) else EXIT_FAILED

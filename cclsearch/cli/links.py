@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError, require_writable
@@ -63,15 +63,12 @@ def _measure(profile: Profile, args: argparse.Namespace) -> int:
     timeout_s = 60 * args.timeout_min
     measured = measure_links(profile, num_ranks=ranks, folder=folder, timeout_s=timeout_s, package=args.package)
     path = _keep(profile, measured.links)
-    if args.json:
-        print(json.dumps({**_as_data(measured.links, path), "all_reduce": measured.reduced}))
-        return EXIT_OK
-    print(plain("\n".join(_table(measured.links))))
-    for size, seconds, expected in measured.reduced:
-        print(
-            f"all-reduce of {size} bytes over all ranks: {seconds * 1e3:.4g} ms, by the matrix {expected * 1e3:.4g} ms"
-        )
-    print(f"wrote {path}: `predict` and `run` with --launcher {profile.name} use it")
+    reduced = (
+        f"all-reduce of {size} bytes over all ranks: {seconds * 1e3:.4g} ms, by the matrix {expected * 1e3:.4g} ms"
+        for size, seconds, expected in measured.reduced
+    )
+    lines = [*_table(measured.links), *reduced, _say_written(path, profile)]
+    show({**_as_data(measured.links, path), "all_reduce": measured.reduced}, lines, as_json=args.json)
     return EXIT_OK
 
 
@@ -86,11 +83,12 @@ def _import(profile: Profile, args: argparse.Namespace) -> int:
     if not links.source:
         links = links.model_copy(update={"source": f"imported from {paths[0].name}"})
     path = _keep(profile, links)
-    if args.json:
-        print(json.dumps(_as_data(links, path)))
-    else:
-        print(plain(f"{links.describe()}\nwrote {path}: `predict` and `run` with --launcher {profile.name} use it"))
+    show(_as_data(links, path), [links.describe(), _say_written(path, profile)], as_json=args.json)
     return EXIT_OK
+
+
+def _say_written(path: Path, profile: Profile) -> str:
+    return f"wrote {path}: `predict` and `run` with --launcher {profile.name} use it"
 
 
 def _place(args: argparse.Namespace) -> int:
@@ -102,18 +100,13 @@ def _place(args: argparse.Namespace) -> int:
     if args.write is not None:
         require_writable(args.write, "--write")
         write_atomically(args.write, "".join(f"{host}\n" for host in best.hosts))
-    if args.json:
-        print(json.dumps({
-            "config": dict(best.config), "hosts": best.hosts, "devices": best.devices, "kind": best.kind,
-            "predicted": {each.kind: each.predicted for each in placed.placements}, "unit": placed.unit,
-        }))  # fmt: skip
-        return EXIT_OK
-    print(plain(f"{placed.config}"))
+    data = {"config": dict(best.config), "hosts": best.hosts, "devices": best.devices, "kind": best.kind}
+    data |= {"predicted": {each.kind: each.predicted for each in placed.placements}, "unit": placed.unit}
+    lines = [str(placed.config)]
     for each in placed.placements:
         order = f" ({each.config['rank_order']})" if "rank_order" in each.config else ""
-        print(plain(f"  {each.predicted:.4g} {placed.unit}, {KINDS[each.kind]}{order} (predicted)"))
-    for line in _describe_placement(best, args.write):
-        print(plain(line))
+        lines.append(f"  {each.predicted:.4g} {placed.unit}, {KINDS[each.kind]}{order} (predicted)")
+    show(data, [*lines, *_describe_placement(best, args.write)], as_json=args.json)
     return EXIT_OK
 
 
@@ -143,15 +136,13 @@ def _what_if(args: argparse.Namespace) -> int:
     from cclsearch.checks.placement import predict_on_links
 
     config, unit, found = predict_on_links(args.workload, args.launcher, args.config, args.knob)
-    if args.json:
-        rows = [{"links": each.name, "value": each.value, "best_value": each.best_value, "best": dict(each.best)}
-                for each in found]  # fmt: skip
-        print(json.dumps({"provenance": "predicted", "config": dict(config), "unit": unit, "links": rows}))
-        return EXIT_OK
-    print(plain(f"{config}\npredicted, before calibration by trials:"))
+    rows, lines = [], [str(config), "predicted, before calibration by trials:"]
     for each in found:
+        rows.append({"links": each.name, "value": each.value, "best_value": each.best_value, "best": dict(each.best)})
         other = "" if each.best == config else f"; best there: {each.best_value:.4g} {unit}, {each.best}"
-        print(plain(f"  {each.value:.4g} {unit}  {each.name}{other}"))
+        lines.append(f"  {each.value:.4g} {unit}  {each.name}{other}")
+    data = {"provenance": "predicted", "config": dict(config), "unit": unit, "links": rows}
+    show(data, lines, as_json=args.json)
     return EXIT_OK
 
 
@@ -163,11 +154,7 @@ def _show(profile: Profile, *, as_json: bool) -> int:
             f" {profile.name}`, or import them with `ccl-search links import FILE --launcher {profile.name}`"
         )
     path = next(place for place in links_places(profile) if place.is_file())
-    if as_json:
-        print(json.dumps(_as_data(links, path)))
-    else:
-        print(plain("\n".join(_table(links))))
-        print(path)
+    show(_as_data(links, path), [*_table(links), str(path)], as_json=as_json)
     return EXIT_OK
 
 

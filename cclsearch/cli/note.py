@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import plain
 from cclsearch.run.annotations import Annotations, add_note, read_annotations
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
@@ -25,9 +24,6 @@ def run(args: argparse.Namespace) -> int:
     if args.words:
         add_note(folder, " ".join(rest if trial is not None else args.words), trial)
     notes = read_annotations(folder).notes
-    if args.json:
-        print(json.dumps([note.model_dump(mode="json", exclude={"kind"}) for note in notes]))
-        return EXIT_OK
-    for line in Annotations(notes=notes).describe() or ["no notes"]:
-        print(plain(line))
+    data = [note.model_dump(mode="json", exclude={"kind"}) for note in notes]
+    show(data, Annotations(notes=notes).describe() or ["no notes"], as_json=args.json)
     return EXIT_OK

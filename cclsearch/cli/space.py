@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from cclsearch.analysis.space_listing import answer_config, list_space
 from cclsearch.cli.arguments import take
+from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.plan.target import read_names
@@ -23,14 +23,11 @@ def run(args: argparse.Namespace) -> int:
     subject = find_subject(read_asked(args))
     if args.action == "explain":
         answer = answer_config(subject, args.config, with_launch=args.launch)
-        print(json.dumps(answer.as_data()) if args.json else "\n".join(answer.as_lines()))
+        show(answer.as_data(), answer.as_lines(), as_json=args.json)
         return 0 if answer.is_legal else 1
     listing = list_space(subject)
-    if args.json:
-        print(json.dumps(listing.as_data(num_rows=args.rows)))
-        return 0
-    replays = args.workload is not None
-    print("\n".join(listing.as_lines(num_rows=args.rows, with_sources=args.rules, replays=replays)))
+    lines = listing.as_lines(num_rows=args.rows, with_sources=args.rules, replays=args.workload is not None)
+    show(listing.as_data(num_rows=args.rows), lines, as_json=args.json)
     return 0
 
 

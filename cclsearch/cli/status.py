@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import print_wrapped
 from cclsearch.core.text import count_of, one_line, plain
@@ -75,12 +76,8 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
         tags = read_annotations(folder).tags
         tagged = f"  [{', '.join(tags)}]" if tags else ""
         lines.append(f"{folder.name}  {run.status}; {describe_counts(ends)}; {result or 'no best yet'}{tagged}")
-    if as_json:
-        print(json.dumps(rows))
-    elif not rows:
-        print("no searches yet; start one: ccl-search run --workload wl2 --budget 15")
-    for line in [] if as_json else lines:
-        print(plain(line))
+    start = "no searches yet; start one: ccl-search run --workload wl2 --budget 15"
+    show(rows, lines or [start], as_json=as_json)
     return EXIT_OK
 
 

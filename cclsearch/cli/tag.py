@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.run.annotations import add_tags, read_annotations
 from cclsearch.run.catalog import find_run
@@ -20,5 +20,5 @@ def run(args: argparse.Namespace) -> int:
     if args.tag:
         add_tags(folder, args.tag, remove=args.remove)
     tags = read_annotations(folder).tags
-    print(json.dumps(tags) if args.json else f"{folder.name}: {', '.join(tags) or 'no tags'}")
+    show(tags, [f"{folder.name}: {', '.join(tags) or 'no tags'}"], as_json=args.json)
     return EXIT_OK

@@ -1,0 +1,14 @@
+"""The output that commands share: one JSON value with `--json`, else lines for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from cclsearch.core.text import plain
+
+
+def show(data: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print the data as JSON, or the lines without terminal escapes; lines of a generator are made only if printed."""
+    for line in [json.dumps(data)] if as_json else map(plain, lines):
+        print(line)
