@@ -1,1 +1,1 @@
-"""The Python API: what `import cclsearch` offers, over the engine's functions (`docs/python-api.md`)."""
+"""The Python API: the names that `import cclsearch` offers, over the engine's functions (`docs/python-api.md`)."""

@@ -29,7 +29,7 @@ Knobs = Mapping[str, Sequence[Value]]
 
 
 def load_card(card: CardSource, changes: Mapping[str, Value] | None = None) -> Card:
-    """Return the workload card; `changes` are fields that replace its own, as `--set` does (`{"batch_size": 64}`).
+    """Return the workload card with `changes` to its fields, as `--set` makes them (`{"batch_size": 64}`).
 
     Raises UserError that names every missing or invalid field.
     """

@@ -32,9 +32,9 @@ class BestTrial:
     trial: int
     config: dict[str, Value]
     metrics: dict[str, float]
-    """What was measured and what follows from it, by name."""
+    """Measured metrics and those that follow from them, by name."""
     loss: float
-    """What the search minimizes."""
+    """Value that the search minimizes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SearchResult:
 
     @property
     def provenance(self) -> str:
-        """Where the figures come from: `measured`, `caller-measured`, `recorded` or `simulated`."""
+        """Origin of the figures: `measured`, `caller-measured`, `recorded` or `simulated`."""
         return str(self.run.spec.provenance)
 
     @property

@@ -13,9 +13,10 @@ from cclsearch.trace.view import TraceView
 
 
 def read_traces(path: str | os.PathLike[str], *, card: CardSource | None = None, workers: int = 1) -> TraceView:
-    """Return the traces at a path: a file, a folder, or a trial's folder. With a card, metrics such as MFU are known.
+    """Return the traces at a path: a file, a folder, or a trial's folder. With a card, metrics such as MFU are
+    available.
 
-    Raises UserError if the path cannot be read; what is wrong inside a trace is in the view's `trace_set`.
+    Raises UserError if the path cannot be read; faults inside a trace are in the view's `trace_set`.
     """
     return open_trace(Path(path).expanduser(), card=None if card is None else load_card(card), workers=workers)
 

@@ -10,12 +10,13 @@ from functools import cache
 from pathlib import Path
 
 MODELS_FILE = Path(__file__).with_name("models.csv")
+# The catalogue's own counts are within 2 % of the counts of its shapes.
 TOLERANCE = 0.03
-"""Relative difference of two parameter counts that is not said: the catalogue's counts are within 2 % of its shapes."""
+"""Relative difference of two parameter counts that no note mentions."""
 NARROWER = (0.01, 0.0)
-"""As `TOLERANCE`, each if several models of the same layers are within the one before."""
+"""Narrower tolerances, tried in order while several models of the same layers match."""
 MAX_OF_ANOTHER_KIND = 0.2
-"""A model whose count differs more than this from a plain transformer of its widths has layers of another kind."""
+"""Relative difference from a plain transformer's count above which a model has layers of another kind."""
 
 _HUB = re.compile(r"(?:hugging\s?face\.co|hf\.co)/(?:models/)?([\w.\-]+/[\w.\-]+)", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
@@ -37,12 +38,12 @@ class KnownModel:
     num_params: int | None
     """Published or counted parameters."""
     shape_note: str
-    """What the fields leave out."""
+    """Parts of the model that the fields leave out."""
     source: str
     latent: Mapping[str, int]
     """Fields of latent attention (`kv_lora_rank`, `head_dim` with the rotary part, ...); empty for plain attention."""
     windowed_layers: int
-    """Layers whose attention sees the last `window` tokens; 0 for those of linear attention, which keep no keys."""
+    """Layers whose attention sees the last `window` tokens; 0 for linear attention, which keeps no keys."""
     window: int
 
     @property

@@ -21,15 +21,17 @@ from cclsearch.core.values import Config
 
 MOE_FIELDS = ("num_experts", "top_k", "expert_intermediate_size")
 CATALOGUE = "the catalogue of accelerators"
+# Vendors state links for both directions together: a factor of 2, which must be found.
 FAR = 1.5
-"""Factor between stated and known bandwidth from which a note says so; both directions together are 2."""
+"""Factor between stated and known bandwidth from which a note says so."""
 OF_UNKNOWN = ("peak_flops", "memory_gb_per_s", "memory_gb")
-"""What a card must state of an accelerator that the catalogue does not have."""
+"""Fields that a card must state of an accelerator outside the catalogue."""
 
 
 def check_values(values: dict[str, Any], data: Mapping[str, Any]) -> list[FieldProblem]:
-    """Problems between fields. Changes `values`: implausible bandwidths are removed, the accelerator is replaced by its
-    key, and memory and torus are looked up if only one known chip or slice can have them (each change is reported)."""
+    """Return problems between fields. Changes `values`: removes implausible bandwidths, replaces the accelerator by its
+    key, and looks up memory and torus if only one known chip or slice can have them (each change is reported).
+    """
     return [
         *_check_sections(data),
         *_check_model(values),
@@ -113,7 +115,7 @@ def _read_known(candidates: Sequence[Accelerator], values: dict[str, Any]) -> It
 
 
 def _say_memory(name: str, chosen: float, sizes: Sequence[float]) -> str:
-    """Why an accelerator of that name is taken to have so much memory."""
+    """Say why the accelerator of that name gets this much memory."""
     if not sizes:
         return f"the accelerator's name {one_line(name, 40)!r}"
     if len(sizes) == 1:
@@ -132,8 +134,9 @@ def _read_unknown(name: str, values: Mapping[str, Any]) -> Iterator[FieldProblem
 
 
 def _infer_links(values: dict[str, Any]) -> Iterator[FieldProblem]:
-    """Give an accelerator whose links the card does not state those of the catalogue; an unknown one has those of a
-    usual data-center GPU. One node has no links to others, and a host's processors need none."""
+    """Give an accelerator without stated links the catalogue's; an unknown one gets the links of a usual data-center
+    GPU. One node has no links to others, and a host's processors need none.
+    """
     name = values.get("accelerator")
     if name is None:
         return
@@ -156,7 +159,7 @@ def _compare_links(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
 
 
 def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
-    """Say which dtype's rate predictions use for a precision that the accelerator has no units for."""
+    """Note which dtype's rate predictions use for a precision that the accelerator has no units for."""
     chip = state_accelerator(
         values["accelerator"], values.get("memory_gb"), values.get("peak_flops"), values.get("memory_gb_per_s")
     )

@@ -1,4 +1,4 @@
-"""The fields of a workload card that the engine reads: their paths, their kinds, and what is wrong with a value."""
+"""The fields of a workload card that the engine reads: their paths, kinds and checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
 
 
 def is_absent(value: Any) -> bool:
-    """Whether a value stands for none: empty, `N/A`, `TBD`."""
+    """Whether a value means "not stated": empty, `N/A`, `TBD`."""
     return value is None or (isinstance(value, str) and value.strip().lower() in _ABSENT_VALUES)
 
 
@@ -137,7 +137,7 @@ class CardField:
     required: bool = False
     maximum: float = 1e18
     is_informative: bool = False
-    """Whether a card is usable without it, also if its value is invalid."""
+    """Whether a card is usable without it, or with an invalid value of it."""
     key: str = ""
     """Name in `Card.work` or `Card.hardware`; the field's own name if it is empty."""
 
@@ -246,7 +246,7 @@ OTHER_WORK_FIELDS = tuple(
         ("output_len", ("workload.data.output_len", "workload.data.output_length")),
     )
 )
-"""The work of inference, and of a task that is not registered, as far as a card states it."""
+"""Fields of inference, and of a task that is not registered; a card need not state them."""
 BANDWIDTH_PATH = f"{_TOPO}.bandwidth_gbps"
 """The template's list: [scale-out, scale-up], Gbit/s per accelerator."""
 COUNT_FIELDS = ("total_count", "count_per_node")

@@ -30,16 +30,16 @@ class HardwareGroup(Model):
     """A name of `ccl-search accelerators`."""
     num_accelerators: int = Field(ge=1, le=1_000_000, strict=True)
     accelerators_per_node: int | None = Field(default=None, ge=1, strict=True)
-    """None: that of the card, or all of the group if it has fewer."""
+    """Accelerators of one node; None: the card's number, or all of the group if it has fewer."""
     memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     speed: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     """Share of the accelerator's rates that it reaches, such as under a power limit. Ranks on CPUs are held to it."""
     scale_up_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Gbit/s per accelerator inside a node; None: those of the accelerator."""
+    """Gbit/s per accelerator inside a node; None: the accelerator's own."""
     scale_out_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Gbit/s per accelerator between nodes of the group; None: those of the accelerator."""
+    """Gbit/s per accelerator between nodes of the group; None: the accelerator's own."""
     outside_gbps: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Gbit/s per accelerator to other groups, of which the slower side counts; None: `scale_out_gbps`."""
+    """Gbit/s per accelerator to other groups, where the slower side counts; None: `scale_out_gbps`."""
 
     @property
     def chip(self) -> Accelerator:
@@ -78,7 +78,7 @@ def read_groups(entries: Any, where: str) -> Groups:
 
 
 def fill_from_groups(groups: Groups, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields that a list of groups gives: what describes the first group, and the count of all.
+    """Return the fields that a list of groups gives: the first group's properties, and the count of all.
 
     UserError if `values` (`num_accelerators`, `accelerators_per_node`, `accelerator`) contradict it.
     """

@@ -25,8 +25,9 @@ _IGNORED_TOKENS = frozenset(
 ) | {"hbm", "hbm2", "hbm2e", "hbm3", "hbm3e"}
 _TPU = re.compile(r"^tpu(?=v?\d)")
 _MEMORY = re.compile(r"^(\d{1,4})(?:gb|gib|g)$")
+# Drivers report `NVIDIA GH200 480GB`: the memory of the CPU, not of the GPU.
 _CPU_MEMORY = "480gb"
-"""In `NVIDIA GH200 480GB`, as drivers report it, the memory of the CPU."""
+"""Part of a device's name to ignore as its memory."""
 
 
 class Accelerator(Model):
@@ -50,7 +51,7 @@ class Accelerator(Model):
     scale_up_latency_us: float = Field(gt=0)
     scale_out_latency_us: float = Field(gt=0)
     scale_up_domain: int | None = Field(default=None, ge=1)
-    """Accelerators that the scale-up links connect, if more than a node (72 for GB200 NVL72); None: those of a node."""
+    """Accelerators that the scale-up links connect, if more than a node (72 for GB200 NVL72); None: one node."""
     slices: tuple[tuple[int, ...], ...] = ()
     """Chips along each axis of the TPU slices that are offered; empty for other accelerators."""
     nominal: bool = False
@@ -73,7 +74,7 @@ class Accelerator(Model):
         return self.peak_flops.get(_RATE_OF.get(name, name))
 
     def rate_for(self, precision: str) -> tuple[str, float]:
-        """The dtype whose units compute that precision, and their FLOP/s: itself, or what `_COMPUTED_AS` names."""
+        """Return the dtype whose units compute that precision and its FLOP/s: itself or its entry in `_COMPUTED_AS`."""
         name = canonical_precision(precision)
         name = _RATE_OF.get(name, name)
         order = (name, *_COMPUTED_AS.get(name, ("bf16", "fp16", "fp32")), *self.peak_flops)
@@ -100,6 +101,7 @@ PRECISIONS = {
 """Alternative names of a dtype -> the name used here."""
 _RATE_OF = {"mxfp8": "fp8", "fp8_e5m2": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
 """Formats of scaled blocks -> the dtype whose units compute them at the same rate."""
+# bf16 for fp32 is JAX's default on TPUs.
 _COMPUTED_AS = {
     "fp4": ("fp8", "bf16", "fp16", "tf32", "fp32"),
     "fp8": ("bf16", "fp16", "tf32", "fp32"),
@@ -110,7 +112,7 @@ _COMPUTED_AS = {
     "fp32": ("tf32", "bf16"),
     "fp64": ("fp32",),
 }
-"""What computes a dtype that a chip has no units for: the next wider type; bf16 for fp32 is JAX's default on TPUs."""
+"""Dtype -> the next wider dtype, which computes it on a chip without units for it."""
 PRECISION_BITS = {"fp64": 64, "fp32": 32, "tf32": 19, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4}
 """Precision -> bits of an operand that the matrix units use."""
 
@@ -153,16 +155,14 @@ def match_accelerator(name: str, memory_gib: float | None = None) -> Accelerator
 
 
 def find_usual(name: str) -> Accelerator | None:
-    """The accelerator that a name without a memory size stands for: the one with the least memory; None if unknown.
-
-    A configuration that fits into the smallest size that is sold fits into the others too.
-    """
+    """The accelerator of a name without a memory size, in its smallest size; None if unknown."""
+    # A configuration that fits into the smallest size that is sold fits into the others too.
     exact = match_accelerator(name)
     return exact or min(find_candidates(name), key=lambda candidate: candidate.memory_gib, default=None)
 
 
 def hint_accelerator(name: str) -> str:
-    """What an error about an unknown accelerator adds: the nearest known name, and where the others are."""
+    """Return the suffix of an error about an unknown accelerator: the nearest known name, and where the others are."""
     names = {_bare(alias): each.name for each in load_accelerators().values() for alias in (each.name, *each.aliases)}
     near = difflib.get_close_matches(_bare(name), names, n=1, cutoff=0.7)
     guess = f"did you mean {names[near[0]]!r}? " if near else ""
@@ -189,6 +189,7 @@ def state_accelerator(
     return found.model_copy(update=stated)
 
 
+# Good enough to order predictions; a note says so, and no MFU is computed from it.
 NOMINAL = Accelerator(
     name="unknown",
     kind="gpu",
@@ -202,7 +203,7 @@ NOMINAL = Accelerator(
     nominal=True,
     source="nominal numbers of a data-center GPU, ours: only for ordering predictions",
 )
-"""Stands for the accelerator of a recording that neither names a known one nor states its numbers; a note says so."""
+"""Stand-in for the accelerator of a recording that neither names a known one nor states its numbers."""
 
 
 def load_accelerators() -> dict[str, Accelerator]:
@@ -247,7 +248,7 @@ def memory_in(name: str) -> float | None:
 
 
 def find_candidates(name: str) -> list[Accelerator]:
-    """Every accelerator that has that name, whatever its memory: more than one for `a100`."""
+    """Every accelerator with that name, of any memory size: more than one for `a100`."""
     known = load_accelerators()
     exact = "-".join(_tokens(name))
     if exact in known:

@@ -52,7 +52,7 @@ _TIED_BY_DEFAULT = frozenset(
 
 
 def make_hf_card(path: Path) -> dict[str, Any]:
-    """A card with the model of that config.json, or of the folder with it; what it does not say is empty."""
+    """A card with the model of that config.json, or of the folder with it; fields that it does not state are empty."""
     model = read_hf_model(path)
     xpu = dict.fromkeys(("model", "memory_gb", "total_count", "count_per_node"))
     return {
@@ -70,7 +70,7 @@ def make_hf_card(path: Path) -> dict[str, Any]:
 def read_hf_model(path: Path) -> dict[str, Any]:
     """The section `workload.model` of a card for a config.json, or for the folder with it.
 
-    Raises UserError that names the file, and what is missing or not known.
+    Raises UserError that names the file and each missing or unknown field.
     """
     file = path / CONFIG_FILE if path.is_dir() else path
     config = _read_config(file)

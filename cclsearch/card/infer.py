@@ -29,12 +29,14 @@ from cclsearch.core.text import one_line
 SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
 EXPERTS = ("num_experts", "top_k", "expert_intermediate_size", "num_shared_experts", "num_dense_layers")
 _SWITCHES = ("tied_embeddings", "gated_mlp")
+# A mixture's `intermediate_size` is left out: cards mean one expert's width or another by it.
 _COUNTED = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "num_experts", "top_k")
-"""Stated fields by which a model is recognized; a width of a mixture of experts may mean its experts' or another."""
+"""Stated fields that identify a model."""
 _MAY_VARY = frozenset({"num_layers", "vocab_size", "num_params", "top_k"})
 """Fields in which a variant of a model may differ from it and still have its widths."""
+# The formula leaves out biases, learned positions and the projections of latent attention.
 _COUNT_TOLERANCE = 0.05
-"""A stated count of parameters may differ this much from that of the widths: biases, positions, latent attention."""
+"""Largest relative difference between a stated count of parameters and the count from the widths."""
 _GRANULARITY = {"model_fwd_bwd_pass": "training", "model_fwd": "inference"}
 _PHASE_OF_FRAMEWORK = {
     **dict.fromkeys(("vllm", "sglang", "tensorrt-llm", "trtllm", "tgi"), "inference"),
@@ -47,9 +49,9 @@ _ADDRESSES = ("hf_url", "workload.model.hf_url", "workload.hf_url", "source")
 class _Match(NamedTuple):
     model: KnownModel
     how: str
-    """What identified it, in words."""
+    """Description of what identified it."""
     is_sized: bool = True
-    """Whether it is as large as the card's name of the model says."""
+    """Whether it has the size that the card's model name states."""
 
 
 def infer_phase(data: Mapping[str, Any]) -> FieldProblem | None:
@@ -192,7 +194,7 @@ def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[in
 
 
 def _infer_from_widths(values: dict[str, Any]) -> Iterator[FieldProblem]:
-    """What the template's own comments say: head_dim is hidden_size / num_heads, and the embedding vocab x hidden."""
+    """Infer as the template states: head_dim is hidden_size / num_heads, the embedding is vocab x hidden."""
     hidden, heads, head_dim = (values.get(name) for name in ("hidden_size", "num_heads", "head_dim"))
     if hidden and heads and not head_dim and hidden % heads == 0:
         yield infer(values, "head_dim", hidden // heads, "hidden_size / num_heads")

@@ -1,4 +1,4 @@
-"""Load workload cards (CCL-Bench v1 YAML, with overlays); what is inferred says its source, the rest is missing."""
+"""Load workload cards (CCL-Bench v1 YAML, with overlays); each inferred value names its source."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class UnknownFieldError(UserError):
 
 @dataclass(frozen=True)
 class GivenHardware:
-    """Hardware for a card that does not state its own, and whose it is."""
+    """Hardware for a card that does not state its own, and the name of its owner."""
 
     values: Mapping[str, Any]
     """Field of `Hardware` -> value."""
     source: str
 
     def fill(self, values: dict[str, Any]) -> Iterator[FieldProblem]:
-        """Give a card what its file lacks; the numbers of an accelerator only together with its name."""
+        """Give a card the values that its file lacks; an accelerator's numbers only together with its name."""
         fields = COUNT_FIELDS if "accelerator" in values else (*CHIP_FIELDS, *COUNT_FIELDS)
         for name in fields:
             value = self.values.get(BY_NAME[name].target)
@@ -112,7 +112,7 @@ class CardReport:
         return (*(BY_NAME[name] for name in NEEDED_HARDWARE), *_work_fields(TASKS.find(self.task)))
 
     def say_open(self) -> str:
-        """What the card leaves open and what gives it, as one line; empty if it is complete."""
+        """One line with the fields that the card leaves open and where each comes from; empty if it is complete."""
         if not self.open:
             return ""
         paths = {problem.field for problem in self.open}
@@ -155,7 +155,7 @@ def inspect_card(
 ) -> CardReport:
     """As `load_card`, but returns the valid fields and the problems of the others instead of raising.
 
-    Without a name, the fields are those of the overlays and settings alone. `given` has hardware for a card without.
+    Without a name, only the overlays and settings give fields. `given` has hardware for a card without.
     """
     path = find_content("workloads", name, *SUFFIXES) if name is not None else Path("--set")
     data: Mapping[str, Any] = read_yaml(path) if name is not None else {"workload": {}}
@@ -215,7 +215,7 @@ def _work_fields(task: Any) -> tuple[CardField, ...]:
 
 
 def _fields_of(task: Any) -> tuple[CardField, ...]:
-    """The fields of a card of that task; those of the model are optional if the task needs none."""
+    """The fields of a card of that task; the model's fields are optional if the task needs no model."""
     if task is None or task.needs_model:
         return (*FIELDS, *_work_fields(task))
     fields = (replace(f, required=f.required and f.name not in MODEL_FIELDS) for f in FIELDS)

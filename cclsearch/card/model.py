@@ -22,7 +22,7 @@ FRAMEWORK_KNOBS = ("framework", "engine", "backend")
 
 
 class Phase(StrEnum):
-    """What the model does."""
+    """Phase of the model's work."""
 
     TRAINING = "training"
     INFERENCE = "inference"
@@ -55,7 +55,7 @@ class ModelArch(Model):
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
-    """Of queries and keys; with latent attention, its part without and its part with rotary embedding together."""
+    """Width of a query or key; with latent attention, its parts without and with rotary embedding together."""
     intermediate_size: int = Field(ge=1)
     vocab_size: int = Field(ge=1)
     tied_embeddings: bool = False
@@ -71,7 +71,7 @@ class ModelArch(Model):
     v_head_dim: int | None = Field(default=None, ge=1)
     """Width of a value's head; None if it is `head_dim`."""
     num_params: int | None = None
-    """As given in the card; `cclsearch.card.arch.count_parameters` computes it from the widths."""
+    """Parameters as the card states them; `cclsearch.card.arch.count_parameters` computes them from the widths."""
 
     @model_serializer(mode="wrap")
     def _leave_out_latent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def make_model(values: Mapping[str, Any]) -> ModelArch:
 
 
 class StatedHardware(Model):
-    """What a card's file says of its hardware, which may be a part or nothing."""
+    """Hardware that a card's file states: all, a part or nothing."""
 
     accelerator: str | None = None
     """Key of `hardware.yaml` (`a100-40`, `h100`, `tpu-v5e`, `cpu`), or the card's own name of one that it describes."""
@@ -103,9 +103,9 @@ class StatedHardware(Model):
     torus: tuple[int, ...] | None = None
     """Chips along each ICI axis of a TPU slice; None for other accelerators."""
     peak_flops: Config | None = None
-    """Dense FLOP/s by dtype that the card states; None: those of `hardware.yaml`."""
+    """Dense FLOP/s by dtype that the card states; None: the values of `hardware.yaml`."""
     memory_gb_per_s: float | None = None
-    """Bandwidth of the device memory that the card states; None: that of `hardware.yaml`."""
+    """Bandwidth of the device memory that the card states; None: the value of `hardware.yaml`."""
     scale_up_domain: int | None = Field(default=None, ge=1)
     """Accelerators that the scale-up links connect, if more than a node (72 for GB200 NVL72)."""
     nominal: bool = False
@@ -137,7 +137,7 @@ class Hardware(StatedHardware):
 
     @property
     def domain(self) -> int:
-        """Number of accelerators that the scale-up links connect: those of a node, unless the links go further."""
+        """Number of accelerators that the scale-up links connect: one node, unless the links go further."""
         return min(self.scale_up_domain or self.accelerators_per_node, self.num_accelerators)
 
     @property
@@ -148,7 +148,7 @@ class Hardware(StatedHardware):
         return self.links
 
     def of_group(self, number: int) -> Hardware:
-        """The hardware if all of it was that of one group, whose `speed` is not applied."""
+        """The hardware as if all of it were of one group; the group's `speed` is not applied."""
         group = self.groups[number]
         update: dict[str, Any] = {"accelerator": group.accelerator, "memory_gib": group.gib}
         if number:  # what the card states of its accelerator is of the first group
@@ -172,7 +172,7 @@ class Inferred(Model):
     """Name of the field, as in `--set`."""
     value: Value | tuple[int, ...]
     source: str
-    """Where it is from: a row of a catalogue and what identified it, or other fields of the card."""
+    """Source of the value: a catalogue row and what identified it, or other fields of the card."""
 
 
 class KnobDeclaration(Model):
@@ -182,7 +182,7 @@ class KnobDeclaration(Model):
     choices: tuple[Value, ...] = Field(min_length=1)
     description: str = ""
     neutral: Value | None = None
-    """What trials without the knob had, if it was added during the search; None if every trial has it."""
+    """Value that trials without the knob had, if it was added during the search; None if every trial has it."""
 
 
 class StatedCard(Model):
@@ -224,14 +224,15 @@ class StatedCard(Model):
     """Values that the card's file does not state, each with its source."""
     configuration: Config = Config()
     """The parallel plan that the card states (`tp`, `dp`, `pp`, `ep`, `cp`, `dp_replicate`, `dp_shard`,
-    `micro_batch_size`), as far as it does."""
+    `micro_batch_size`); may be partial.
+    """
     template: Config = Config()
     """The other fields of a CCL-Bench card, as they are: dotted path -> value; an item of a list has its number as the
     last part of its path."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader must know of this card, one line each: its notes, and its inferred values by source."""
+        """Remarks for a reader of this card, one line each: its notes, and its inferred values by source."""
         by_source: dict[str, list[str]] = {}
         for each in self.inferred:
             value = "x".join(map(str, each.value)) if isinstance(each.value, tuple) else format_knob_value(each.value)

@@ -1,4 +1,4 @@
-"""What the packages below `tasks/` know of a task: what it declares about cards, recordings and search spaces."""
+"""The view of a task that packages below `tasks/` have: its cards, recordings and search spaces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeclaredTask(Protocol):
         """The metrics of a recorded row with the primary one."""
 
     def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
-        """Add to `workload.data` what the loads of a recording tell, and return one line for each addition."""
+        """Add to `workload.data` what a recording's loads show, and return one line for each addition."""
 
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase."""

@@ -16,7 +16,7 @@ from cclsearch.core.errors import UserError
 
 @dataclass(frozen=True)
 class Packed:
-    """In `Annotated[NDArray[...], Packed(kind)]`: the numbers are stored as their bytes, deflated, base 64.
+    """Mark a field, `Annotated[NDArray[...], Packed(kind)]`, as stored in base 64 of its deflated bytes.
 
     A field of type `tuple[int, ...]` can be stored in this way too. Reading raises UserError for another text.
     """

@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+# The umask decides: 002 in a project that a group shares, 077 in a private one.
 NEW_FILE_MODE = 0o666
-"""Mode of new files before the user's umask: 002 in a project that a group shares, 077 in a private one."""
+"""Mode of new files before the user's umask."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -64,7 +64,7 @@ def writing_to(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading_from(path: Path) -> Iterator[None]:
-    """Name `path` in an OSError of the block: that of a read names no file."""
+    """Name `path` in an OSError of the block: a failed read names no file."""
     try:
         yield
     except OSError as error:

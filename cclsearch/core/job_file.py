@@ -31,7 +31,7 @@ _KINDS = (
 
 
 class JobFileError(ValueError):
-    """What a job left at a path cannot be used; the message names the file and says why."""
+    """Unusable content at a job's path; the message names the file and says why."""
 
 
 def open_job_file(path: Path) -> BinaryIO:
@@ -66,7 +66,7 @@ def read_job_bytes(path: Path, limit_bytes: int = RECORD_BYTES) -> bytes:
 
 
 def read_job_text(path: Path, limit_bytes: int = RECORD_BYTES) -> str:
-    """The content as UTF-8, with what is not UTF-8 replaced; otherwise as `read_job_bytes`."""
+    """The content as UTF-8, each invalid byte replaced; otherwise as `read_job_bytes`."""
     return read_job_bytes(path, limit_bytes).decode(errors="replace")
 
 
@@ -80,7 +80,7 @@ def read_job_json(path: Path, limit_bytes: int = RECORD_BYTES) -> Any:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value of JSON from outside, in UTF-8; JobFileError whatever is wrong with it, such as its depth.
+    """The value of UTF-8 JSON from outside; JobFileError for any fault, such as too much depth.
 
     A whole number beyond 64 bits is a float, so that no later arithmetic grows without bound; one beyond a float is an
     error. `Infinity` and `NaN` are read, as Python writes them.
@@ -108,9 +108,9 @@ def read_tail(path: Path, limit_bytes: int) -> str:
 
 
 def hash_job_file(path: Path, limit_bytes: int = RESULT_BYTES) -> str | None:
-    """SHA-256 of the file, in hex; None if it is missing, or none that is read: too large, not a regular file.
+    """SHA-256 of the file, in hex; None if it is missing, too large or not a regular file.
 
-    Raises OSError if it is there and cannot be read now: it must not be taken for missing.
+    Raises OSError if it cannot be read now: a caller must not take it for missing.
     """
     try:
         return hashlib.sha256(read_job_bytes(path, limit_bytes)).hexdigest()

@@ -1,4 +1,4 @@
-"""A file that shows whether a process lives, in whatever PID namespace: the kernel frees its lock at the end."""
+"""A locked file shows whether a process lives, across PID namespaces: the kernel frees the lock when it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hold_file(path: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process of this machine holds the file; None if that cannot be found out."""
+    """Whether a process of this machine holds the file; None if the file system cannot say."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is known of a metric before anything runs: name, unit, better direction, and words."""
+"""Properties of a metric before anything runs: name, unit, better direction and description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cclsearch.core.values import Model
 PEAK_MEMORY = "peak_memory_gib"
 """Largest memory use of a device, in GiB: measured for every task, and limited by the hardware."""
 NUM_ACCELERATORS = "num_accelerators"
-"""Number of accelerators that a trial used: known for every task before a trial runs."""
+"""Number of accelerators that a trial used; every task knows it before a trial runs."""
 
 
 class Direction(StrEnum):
@@ -22,7 +22,7 @@ class Direction(StrEnum):
 
 
 class TraceMetric(Protocol):
-    """What a metric of traces says of itself; see `cclsearch.trace.metric.Metric`."""
+    """Properties of a metric of traces; see `cclsearch.trace.metric.Metric`."""
 
     name: str
     unit: str
@@ -41,7 +41,7 @@ METRICS: Registry[TraceMetric] = Registry(
 
 
 class MetricInfo(Model):
-    """Properties of a metric that are known before a trial runs."""
+    """Properties of a metric before a trial runs."""
 
     name: str
     unit: str | None

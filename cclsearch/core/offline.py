@@ -31,7 +31,7 @@ class OfflineError(UserError):
 
 
 def find_offline_setting() -> str | None:
-    """What asks for no connections: the option, the environment or the project's settings; None if nothing does."""
+    """Return what asks for no connections: the option, environment or the project's settings; None if none does."""
     given = os.environ.get(OFFLINE_NAME, "").strip()
     if given.lower() not in _OFF:
         return given if given in (_BY_OPTION, _BY_SETTINGS) else f"{OFFLINE_NAME}={given}"
@@ -41,7 +41,7 @@ def find_offline_setting() -> str | None:
 
 
 def refuse_outside(what: str, remedy: str) -> None:
-    """Raise OfflineError if the user wants no connection; `what` names it, such as "the webhook"."""
+    """Raise OfflineError if the user wants no connection; `what` names the caller, such as "the webhook"."""
     setting = find_offline_setting()
     if setting is not None:
         raise OfflineError(f"{setting} refuses {what}: {remedy}")

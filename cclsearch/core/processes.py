@@ -23,7 +23,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """This process's PID namespace (`pid:[4026531836]`), outside of which its id means nothing; empty if unknown."""
+    """Return this process's PID namespace (`pid:[4026531836]`), in which its id is valid; empty if unknown."""
     with contextlib.suppress(OSError):
         return os.readlink(_PROC / "self/ns/pid")
     return ""
@@ -55,7 +55,7 @@ class ProcessIdentity(NamedTuple):
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether it was started since this machine was."""
+        """Whether it started after this machine's last boot."""
         return self.boot == boot_id()
 
     @property
@@ -64,7 +64,7 @@ class ProcessIdentity(NamedTuple):
         return self.pid_ns not in ("", pid_namespace())
 
     def is_running(self) -> bool:
-        """Whether it runs and can be seen from here: False also of one elsewhere."""
+        """Whether it runs and is visible from here; False for a process in another namespace."""
         is_here = self.is_of_this_boot and not self.is_elsewhere and self.start != ""
         return is_here and self.start == type(self).of(self.pid).start
 
@@ -80,7 +80,7 @@ def process_age_s(ticks: int) -> float:
 
 
 def count_oom_kills() -> int:
-    """How many processes the kernel has killed for memory since boot; 0 if unknown."""
+    """Number of processes that the kernel has killed for memory since boot; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError):
         lines = (_PROC / "vmstat").read_text().splitlines()
         return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

@@ -41,9 +41,9 @@ class Plugin(NamedTuple):
     name: str
     """Its package and module, such as `my-package (my_package.launcher)`, or the file, such as `metrics/mine.py`."""
     problem: str = ""
-    """Why it is left out, in one line; empty if it was loaded."""
+    """Reason why the plugin is left out, in one line; empty if it was loaded."""
     remedy: str = "update it, or uninstall it"
-    """What to do about the problem."""
+    """Step that fixes the problem."""
 
 
 class Registry(Generic[T]):
@@ -177,7 +177,7 @@ def _import_file(path: Path) -> None:
 
 
 def describe_broken_plugins() -> str:
-    """Return what to add to "there is no X": the plugins that were left out; empty if none was."""
+    """Return the end of "there is no X": the plugins that were left out; empty if none was."""
     broken = [plugin for plugin in _PLUGINS.values() if plugin.problem]
     return "".join(f"; the plugin {plugin.name} was left out: {plugin.problem}" for plugin in broken)
 

@@ -24,7 +24,7 @@ class Settings(Model):
     llm: str | None = None
     """`anthropic:MODEL`, `openai:MODEL` or the URL of a compatible server; never a key."""
     objective: str | None = None
-    """File in `objectives/`, or a metric; None for that of the workload's task."""
+    """File in `objectives/`, or a metric; None for the default of the workload's task."""
     budget: int | None = Field(default=None, ge=1)
     """Trials of a search if `--budget` is not given."""
     offline: bool = False

@@ -13,17 +13,17 @@ _INDENT = "      "
 
 
 def is_terminal() -> bool:
-    """Whether the output is a terminal; a process that was started without an output has none."""
+    """Whether the output is a terminal; False for a process without an output."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
 def can_redraw() -> bool:
-    """Whether what was printed can be replaced: the output is a terminal that has a cursor to move."""
+    """Whether printed text can be replaced: the output is a terminal whose cursor can move."""
     return is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def print_wrapped(line: str) -> None:
-    """Print a line, made plain; on a terminal it is broken between words, and what follows is indented."""
+    """Print a line, made plain; on a terminal it is broken between words, and continued lines are indented."""
     text = plain(line)
     width = shutil.get_terminal_size().columns
     if is_terminal() and len(text) > width > len(_INDENT) + 20:

@@ -37,7 +37,7 @@ def one_line(text: str, limit: int = 200) -> str:
 
 
 def guess_name(name: str, known: Iterable[str]) -> str:
-    """What an error about an unknown name adds: ` (did you mean 'wl2'?)`; empty if none is near."""
+    """Return the suffix of an error about an unknown name: ` (did you mean 'wl2'?)`; empty if none is near."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -1,4 +1,4 @@
-"""Whose code may run: what the package ships, and that of a project that says so and that this user confirmed here.
+"""Decide whose code may run: the package's, and a project's that asks for it and that this user confirmed here.
 
 `trust_code: true` in a project's `ccl-search.yaml` is copied with the folder, so it alone means nothing: a record in
 the user's state folder says that this user gave it for this folder on this machine. The record names the folder's real
@@ -55,7 +55,7 @@ def find_owner(path: Path) -> Path:
 
 
 def require_trust(path: Path, what: str) -> None:
-    """Raise UserError, in one line that says what to do, unless the code in `path` may run: `what` it is, in words."""
+    """Raise UserError, in one line with the remedy, unless the code in `path` may run; `what` describes that code."""
     if is_shipped(path):
         return
     owner = find_owner(path)
@@ -134,7 +134,7 @@ def withdraw_trust(folder: Path) -> bool:
 
 
 def list_code(folder: Path) -> Iterator[Path]:
-    """The files of a project that may run or say what runs: Python files, frameworks and launcher profiles."""
+    """The files of a project that may run or say which programs run: Python files, frameworks, launcher profiles."""
     for name in CODE_FOLDERS:
         with contextlib.suppress(OSError):
             for path in sorted((folder / name).iterdir()):

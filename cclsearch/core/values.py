@@ -125,7 +125,7 @@ class FailureKind(StrEnum):
     WORK_MISMATCH = "work_mismatch"
     CANCELLED = "cancelled"
     JUDGING_ERROR = "judging_error"
-    """An error of ccl-search while it judged the trial, which can be judged again."""
+    """An error of ccl-search while it judged the trial; the trial can be judged again."""
 
     @property
     def is_infrastructure(self) -> bool:
@@ -178,7 +178,7 @@ class Provenance(StrEnum):
 
     MEASURED = "measured"
     CALLER = "caller-measured"
-    """By a function of the caller of the Python API: no run script declares what ran, and no trace shows it."""
+    """A function of the caller of the Python API returned it: no run script declares what ran, no trace shows it."""
     RECORDED = "recorded"
     SIMULATED = "simulated"
 
@@ -189,7 +189,7 @@ class Provenance(StrEnum):
 
     @property
     def mark(self) -> str:
-        """What follows a figure that was not measured, for example ` (recorded)`; else empty."""
+        """Suffix of a figure that was not measured, for example ` (recorded)`; else empty."""
         return "" if self is Provenance.MEASURED else f" ({self.value})"
 
 

@@ -14,8 +14,9 @@ from cclsearch.core.text import one_line
 
 MAX_BYTES = 8 * 2**20
 MAX_DEPTH = 60
+# An alias bomb is a few hundred bytes that expand to billions of nodes.
 MAX_NODES = 400_000
-"""Nodes after aliases are expanded: stops an alias bomb."""
+"""Largest number of nodes after aliases are expanded."""
 MAX_KEYS = 10_000
 
 M = TypeVar("M", bound=BaseModel)

@@ -1,6 +1,6 @@
-"""What is known of a search before it starts: its cost, constraints that no trial can satisfy, whether models fit.
+"""Forecast a search before it starts: its cost, constraints that no trial can satisfy, whether models fit.
 
-The cost is trials x seconds of a trial x nodes, and its line says what that assumes.
+The cost is trials x seconds of a trial x nodes, and its line states the assumptions.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def estimate_search(card: Card, space: Space, trials: int, prediction: Predictio
     return SearchCost(trials, start_seconds(card), units, unit_s, task.unit_of_work, math.ceil(nodes))
 
 
+# Counting them takes about a second.
 MAX_CONFIGS = 200_000
-"""Largest space whose configurations are counted: about a second."""
+"""Largest space whose configurations are counted."""
 
 
 def describe_impossible(objective: Objective, space: Space, task: str) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ def describe_impossible(objective: Objective, space: Space, task: str) -> tuple[
 
 
 def describe_no_room(card: Card, space: Space) -> tuple[str, ...]:
-    """Return a line if no configuration is likely to fit into memory, as far as a closed form predicts it."""
+    """Return a line if a closed form predicts that no configuration is likely to fit into memory."""
     if not 0 < len(space) <= MAX_CONFIGS or not np.isfinite(card.hardware.memory_gib or np.inf):
         return ()
     prediction = predict_space(card, space)
@@ -105,7 +106,7 @@ def _find_reason(constraint: Constraint, space: Space, task: str) -> str:
 
 
 def _find_range(metric: str, space: Space, task: str) -> tuple[tuple[float, str] | None, tuple[float, str] | None]:
-    """Return the lowest and highest value that the metric can have, each with the reason; None if it is not known."""
+    """Return the lowest and highest value that the metric can have, each with the reason; None for an unknown bound."""
     if metric == NUM_ACCELERATORS and 0 < len(space) <= MAX_CONFIGS:
         counts = [count_ranks(config) for config in map(space.config, range(len(space)))]
         least, most = min(counts), max(counts)

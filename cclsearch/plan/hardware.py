@@ -1,4 +1,4 @@
-"""The hardware of a search: the card's, with what the profile states instead, and whether knobs may set its power."""
+"""The hardware of a search: the card's, overridden by the profile's, and whether knobs may set its power."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_CHIP = (
     "host_cores",
     "kernel_tables",
 )
-"""Fields that a card states of its own accelerator: they are wrong for another one."""
+"""Fields that a card states of its own accelerator; wrong for another one."""
 
 
 def resolve_hardware(card: Card, profile: Profile) -> tuple[Hardware, tuple[str, ...]]:
@@ -78,7 +78,7 @@ def _key(stated: dict[str, Any]) -> dict[str, Any]:
 
 
 def _look_up(hardware: Hardware, stated: dict[str, Any], profile: Profile) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What changes with the accelerator: the card's figures of its own one do not count, memory is the catalogue's."""
+    """Return the changes for another accelerator: the card's own figures are dropped, memory is the catalogue's."""
     name = stated.get("accelerator")
     if name is None:
         return {}, ()

@@ -123,13 +123,13 @@ def plan_search(request: SearchRequest) -> Plan:
 
 
 def _read_provenance(profile: Profile, framework: str) -> Provenance:
-    """Where the figures will come from; raises UserError if the profile's launcher cannot work."""
+    """Return where the figures will come from; raises UserError if the profile's launcher cannot work."""
     with contextlib.closing(make_launcher(profile, framework=framework)) as launcher:
         return launcher.provenance
 
 
 def _describe_cost(request: SearchRequest, workload: ResolvedWorkload, provenance: Provenance) -> tuple[str, ...]:
-    """What the search will use of the cluster; nothing if no trial runs."""
+    """Describe the search's use of the cluster; nothing if no trial runs."""
     limits = request.limits
     if provenance is not Provenance.MEASURED:
         return ("--max-node-hours is ignored: no trial runs",) if limits.max_node_hours else ()
@@ -180,7 +180,7 @@ class Strategy:
     llm_options: Mapping[str, Value | None]
     """The request's, with the seed policy's source."""
     notes: tuple[str, ...]
-    """On the LLM: none is used, its key is missing, or its price is unknown."""
+    """Notes on the LLM: none is used, its key is missing, or its price is unknown."""
 
 
 def choose_strategy(request: SearchRequest) -> Strategy:
@@ -255,7 +255,8 @@ def find_commit(framework: str) -> str:
 
 
 def _ask_git(folder: Path, *words: str) -> str | None:
-    """What git says of a folder; None if it cannot. No program that the folder's own settings name is started."""
+    """Output of git about a folder; None if git fails."""
+    # A repository's own settings may name programs to start (fsmonitor, pagers): none of them may run.
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *words]
     try:
         done = subprocess.run(
@@ -298,7 +299,7 @@ def _choose_baseline(request: SearchRequest, workload: ResolvedWorkload) -> Conf
 
 
 def _explain(given: Mapping[str, Value], workload: ResolvedWorkload) -> str:
-    """Why no configuration of the space has these values."""
+    """Explain why no configuration of the space has these values."""
     if workload.recording:
         return "the recording has no such configuration"
     framework = load_framework(workload.framework)

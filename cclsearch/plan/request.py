@@ -1,4 +1,4 @@
-"""What the user asks for, the card that this names, and whether a recording has measured the same work."""
+"""The user's request, the card that it names, and whether a recording has measured the same work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SearchRequest:
     strategy: str | None = None
     """With an LLM: `hybrid` (None) or `llm`."""
     sampler: str | None = None
-    """The sampler of the study that proposes what no LLM does; None: the surrogate."""
+    """Sampler of the study that proposes the rest beside the LLM; None: the surrogate."""
     llm: str | None = None
     llm_options: Mapping[str, Value | None] = field(default_factory=dict)
     seed: int = 0
@@ -60,7 +60,7 @@ class SearchRequest:
     learn_from_comparable: bool = False
     """Learn from the times of all comparable runs among `earlier_runs` too (`--learn-from auto`)."""
     earlier_runs: tuple[str, ...] = ()
-    """Folders of runs, the newest last, of which those on the same cluster with the same framework set the prior."""
+    """Folders of runs, the newest last; those on the same cluster with the same framework set the prior."""
     first: tuple[Config, ...] = ()
     """Configurations to run before the strategy proposes."""
     baseline: str | Mapping[str, Value] | None = None
@@ -72,13 +72,13 @@ class SearchRequest:
 
 
 _FREE = frozenset({"description", "source", "licence", "recording", "nominal"})
-"""Fields that say nothing about what a trial does."""
+"""Fields that do not affect what a trial does."""
 MIN_LIKENESS = 0.85
 """A field that no card has is taken for a knob if difflib finds them this alike: fields and knobs share words."""
 
 
 def load_requested(request: SearchRequest) -> Card:
-    """Return the card that the request names; that of the recording, completed, if it names only a recording."""
+    """Return the card that the request names; the recording's, completed, if it names only a recording."""
     if request.card is not None:
         return request.card
     if request.recording is not None:
@@ -92,9 +92,9 @@ def load_requested(request: SearchRequest) -> Card:
 def load_workload(
     workload: str, overlays: Sequence[str], sets: Sequence[str], profile: Profile | None, recording: str | None = None
 ) -> Card:
-    """The card; hardware that it does not state is the profile's, or that of the recording that is replayed.
+    """The card; the profile, or the replayed recording, fills in hardware that it does not state.
 
-    Raises UserError that names what is still missing.
+    Raises UserError that names each field still missing.
     """
     try:
         return _load_workload(workload, overlays, sets, profile, recording)
@@ -130,7 +130,7 @@ def _list_hardware(profile: Profile | None) -> dict[str, Any]:
 
 
 def refuse_unlike(request: SearchRequest, recorded: Card, recording: str) -> None:
-    """Raise UserError for `--set` and `--overlay` that ask for something else than what was measured."""
+    """Raise UserError for `--set` and `--overlay` that differ from what was measured."""
     if not request.sets and not request.overlays:
         return
     before = inspect_card(request.workload).values

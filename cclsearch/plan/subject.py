@@ -1,4 +1,4 @@
-"""What `space` and `predict` speak about: a workload, a recording, or the inputs of a run."""
+"""The subject of `space` and `predict`: a workload, a recording, or the inputs of a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Subject:
     card: Card
     framework_name: str
     framework: Framework | None
-    """None for a recording, whose space no rules make."""
+    """None for a recording: rules do not make its space."""
     knobs: tuple[KnobDeclaration, ...] = ()
     use_fewer: bool = False
     recording: Recording | None = None
@@ -65,7 +65,7 @@ class Subject:
         return build_space(self.card, self.framework, self.knobs, self.use_fewer)
 
     def explain(self, config: Mapping[str, Value]) -> tuple[RuleVerdict, ...]:
-        """Return what each rule says about a complete or partial configuration, or whether the recording has it."""
+        """Return each rule's verdict on a complete or partial configuration, or whether the recording has it."""
         if self.recording is None:
             assert self.framework is not None
             return explain_config(self.card, self.framework, config, self.knobs, self.use_fewer)
@@ -73,7 +73,7 @@ class Subject:
 
 
 def find_subject(asked: Asked) -> Subject:
-    """Return what the options name; raises UserError if they name nothing, several things, or change a frozen one."""
+    """Return the subject that the options name; raises UserError for none, several, or a change to a frozen one."""
     if asked.run is not None:
         others = (("--workload", asked.workload), ("--recording", asked.recording), *_changes(asked))
         _refuse(others, f"--run {asked.run} means the frozen inputs of that run")
@@ -152,7 +152,7 @@ def _read_recording(recording: Recording) -> Subject:
 
 
 def _look_up(recording: Recording, config: Mapping[str, Value]) -> RuleVerdict:
-    """Whether the recording has the configuration, and what was measured."""
+    """Return whether the recording has the configuration, with its measurement."""
     rows = recording.space.matching(config).nonzero()[0]
     summary = "the search space of a recording is its rows"
     if not len(rows):
@@ -167,7 +167,7 @@ def _look_up(recording: Recording, config: Mapping[str, Value]) -> RuleVerdict:
 
 
 def _describe_near(recording: Recording, config: Mapping[str, Value]) -> str:
-    """Say that nothing was measured, and which single value would have to differ."""
+    """Say that nothing was measured, and name the single value that would have to differ."""
     for name in reversed(list(config)):
         rest = {knob: value for knob, value in config.items() if knob != name}
         rows = recording.space.matching(rest).nonzero()[0]

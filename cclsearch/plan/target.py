@@ -1,4 +1,4 @@
-"""Where trials run: a named profile, this machine, a recording or a simulation; never a cluster that was not named."""
+"""Choose where trials run: a named profile, this machine, a recording or a simulation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIMULATE = "simulate"
 
 @dataclass(frozen=True)
 class Target:
-    """Where trials run, and what the user should know about it."""
+    """Launcher profile of the trials, and notes for the user about it."""
 
     profile: Profile
     recording: Path | None = None
@@ -106,7 +106,7 @@ def count_local_gpus() -> int:
 
 
 def _choose_default(card: Card, *, may_simulate: bool) -> Target:
-    """Where trials run if the user named neither a launcher nor a recording."""
+    """Choose the target if the user named neither a launcher nor a recording."""
     if card.hardware.accelerator == "cpu":
         return Target(load_profile("local"))
     found = count_local_gpus()
@@ -125,7 +125,7 @@ def _choose_default(card: Card, *, may_simulate: bool) -> Target:
 
 
 def _name_cluster() -> str:
-    """How to run trials on a cluster instead."""
+    """Say how to run trials on a cluster instead."""
     if shutil.which("sbatch"):
         return "to run on Slurm, add `--launcher slurm-generic`; without it nothing is submitted"
     return "to run on a cluster, add `--launcher NAME` (see `ccl-search launcher list`)"

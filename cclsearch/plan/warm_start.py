@@ -1,8 +1,8 @@
-"""What a search takes over from earlier ones: times of the same work (`--learn-from`), and what other work leaves.
+"""Take over from earlier searches: times of the same work (`--learn-from`), and what other work shows of the cluster.
 
 Trials of the same work with the same framework on the same accelerators are observations of the new search. Runs of
-another model, batch or precision on the cluster show how the framework runs on it (`propose/warm_start`). What was
-taken over is frozen in `search.yaml`.
+another model, batch or precision on the cluster show how the framework runs on it (`propose/warm_start`). The result is
+frozen in `search.yaml`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AUTO = "auto"
 NONE = "none"
 """Accepted in place of a run's name: nothing is taken over."""
 _OF_CLUSTER = frozenset({"task", "accelerator", "framework", "provenance", "simulated cluster"})
-"""What runs must have in common to teach each other anything; work, model and precision may differ."""
+"""Fields that two runs must share to teach each other anything; work, model and precision may differ."""
 MAX_LOOKED_AT = 200
 """Run folders, the newest first, that are looked at: 1.2 ms each, and 2.7 ms more to read a ledger of 30 trials if the
 cluster is the same (means over 200 copies of a simulated run on one core of a virtual machine)."""
@@ -52,7 +52,7 @@ MAX_SEARCHES = 12
 MAX_OF_SAME_WORK = 2
 """Searches of one model and work that are taken: more of them would outvote other models."""
 MAX_TRIALS = 30
-"""Trials of one search from which the multipliers are learned, the first ones."""
+"""Number of first trials of one search from which the multipliers are learned."""
 MAX_INSIGHTS, MAX_INSIGHT = 3, 300
 """Insights of one search that are kept, the latest ones; characters of one."""
 
@@ -106,7 +106,7 @@ def is_recording(folder: Path) -> bool:
 
 
 def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Sequence[Path] = ()) -> RunSpec:
-    """Return the spec with what the candidates and the named runs leave, and notes that name them.
+    """Return the spec with observations and priors from the candidates and the named runs, and notes that name them.
 
     `candidates` are searched, the newest last, only by measured searches; those on another cluster or with another
     framework, or whose profile has another name, are left out. Runs in `learn_from` already count with their times.
@@ -185,7 +185,7 @@ def _read_trials(folder: Path) -> list[Observation]:
 
 
 def _observe_rows(recording: Recording, objective: Objective) -> list[Observation]:
-    """Return the rows of a recording, judged by an objective as if they were its trials."""
+    """Return the rows of a recording as trials, judged by an objective."""
     baseline = dict(recording.rows[recording.best_row].metrics) if objective.needs_baseline else None
     return [_observe(recording.card, row, objective, baseline) for row in recording.rows]
 
@@ -208,14 +208,14 @@ def _observe(card: Card, row: RecordedRow, objective: Objective, baseline: dict[
 
 
 def _describe_recording(spec: RunSpec, recording: Recording) -> RunSpec:
-    """Return what is compared of a recording, as if it were a run."""
+    """Return a spec of a recording with the fields that are compared."""
     provenance = Provenance.RECORDED if spec.provenance is Provenance.SIMULATED else spec.provenance
     own = {"card": recording.card, "framework": recording.card.framework, "provenance": provenance}
     return spec.model_copy(update=own)
 
 
 def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
-    """Return what of two runs differs, of all that decides whether their times are comparable."""
+    """Return the differences between two runs that make their times incomparable."""
     names = {**spec.card.work, **earlier.card.work}
     pairs = {
         "task": (spec.card.task, earlier.card.task),
@@ -231,7 +231,7 @@ def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
 
 
 def _differs_in_work(spec: RunSpec, folder: Path) -> bool:
-    """Whether a run differs in its work, model or precision alone: it still shows how the framework runs here."""
+    """Whether a run differs in its work, model or precision alone, and so still shows how the framework runs here."""
     differs = _find_differences(spec, read_spec(folder))
     return bool(differs) and _OF_CLUSTER.isdisjoint(differs)
 
@@ -246,7 +246,7 @@ def _is_comparable(spec: RunSpec, folder: Path) -> bool:
 
 
 def _is_same_cluster(spec: RunSpec, earlier: RunSpec) -> bool:
-    """Whether both runs measure with the same framework, machine and profile, whatever the model and the work."""
+    """Whether both runs measure with the same framework, machine and profile; model and work may differ."""
     is_same = _machine_of(spec) == _machine_of(earlier) and spec.profile.name == earlier.profile.name
     return is_same and _OF_CLUSTER.isdisjoint(_find_differences(spec, earlier))
 

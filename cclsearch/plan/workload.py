@@ -26,7 +26,7 @@ from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 from cclsearch.tasks.base import task_of
 
 OTHER_FORMULA = 0.02
-"""Relative difference from which a figure of a recording was computed by another formula, not rounded."""
+"""Relative difference between a recording's figure and the task's own that rounding cannot explain."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ def _require_recorded(objective: Objective, recording: Recording) -> None:
 
 
 def _explain_code(metric: str, recording: Recording) -> str:
-    """Why code of the project has no value of that metric for the recording's best row; empty if none computes it."""
+    """Explain why the project's code gives no value of that metric for the recording's best row; empty if none computes
+    it.
+    """
     row = recording.rows[recording.best_row]
     failed = derive_by_code(_measure_row(recording.card, row), row.config, recording.card)[1]
     return "".join(f" ({note})" for note in failed if note.startswith(f"{metric} "))
@@ -173,7 +175,7 @@ def _measure_row(card: Card, row: RecordedRow) -> dict[str, float]:
 
 
 def _describe_own_figures(recording: Recording) -> tuple[str, ...]:
-    """Say which metrics the recording states by another formula than that of its task, which is shown."""
+    """Name the metrics that the recording computes by another formula than its task, whose values are shown."""
     own, task = recording.rows[recording.best_row].metrics, task_of(recording.card)
     shown = _measure_row(recording.card, recording.rows[recording.best_row])
     both = [name for name in own if name in shown]
@@ -186,7 +188,7 @@ def _describe_own_figures(recording: Recording) -> tuple[str, ...]:
 
 
 def _describe_recording(asked: Card, recorded: Card, num_rows: int) -> tuple[str, ...]:
-    """What banner, table and report say of a replayed recording: its source, and how it differs from the card."""
+    """Describe a replayed recording for banner, table and report: its source, and how it differs from the card."""
     work = task_of(recorded).describe_work(recorded)
     lines = [
         f"recorded measurements, no trial runs here: {num_rows} configurations of {work} on"

@@ -42,7 +42,7 @@ class Purpose(StrEnum):
     REPEAT = "repeat"
     """A new run of a measured configuration that the surrogate wants to be sure of; costs budget."""
     REFERENCE = "reference"
-    """Decides which of two groups of trials did the card's work; does not cost budget."""
+    """Decides which of two groups of trials did the card's work; costs no budget."""
 
 
 PAID = frozenset({Purpose.SEARCH, Purpose.REPEAT})
@@ -50,7 +50,7 @@ PAID = frozenset({Purpose.SEARCH, Purpose.REPEAT})
 
 
 class RetryKind(StrEnum):
-    """Why an attempt is retried."""
+    """Reason why an attempt is retried."""
 
     FAILURE = "failure"
     """The infrastructure failed."""
@@ -63,12 +63,12 @@ class RetryKind(StrEnum):
 
     @property
     def counts_as_attempt(self) -> bool:
-        """Whether it uses one of the attempts that a trial has."""
+        """Whether it uses up one of the trial's attempts."""
         return self in (RetryKind.FAILURE, RetryKind.DISTURBED)
 
 
 class EndKind(StrEnum):
-    """Why a search ended or stopped."""
+    """Reason why a search ended or stopped."""
 
     BUDGET_USED = "budget_used"
     SPACE_EXHAUSTED = "space_exhausted"
@@ -115,7 +115,7 @@ class SearchResumed(LedgerEvent):
     keep_going: bool = False
     """Whether trials that end for the same reason no longer end the search (`resume --keep-going`)."""
     stop_early: bool = False
-    """Whether it ends once nothing is likely to win (`resume --stop-early`)."""
+    """Whether the search ends once nothing is likely to win (`resume --stop-early`)."""
     max_node_hours: float | None = None
     """Limit of the search in node-hours (`resume --max-node-hours`); None leaves it as it was."""
     left_trials: tuple[TrialNumber, ...] = ()
@@ -147,9 +147,9 @@ class TrialSubmitting(AttemptEvent):
 
     event: Literal["trial_submitting"] = "trial_submitting"
     nonce: str = ""
-    """The attempt's random text, which must be in its traces; empty if nothing is measured."""
+    """The attempt's random text, which its traces must contain; empty if nothing is measured."""
     moment: BootMoment | None = None
-    """The same moment, to count seconds from whatever sets the clock."""
+    """The same moment by the boot clock, which no clock change affects."""
     stop_above: float | None = None
     """`TrialInput.stop_above` of this attempt."""
 
@@ -210,7 +210,7 @@ class SpaceGrown(ReportedEvent):
     choices: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,79}$")], tuple[Value, ...]]
     """Each knob that has grown since the search began -> all of its choices."""
     neutral: dict[str, Value] = {}
-    """Each knob that was added since then -> what trials without it had."""
+    """Each knob that was added since then -> the value that trials without it had."""
     space_sha256: str
     """Hash of the grown space."""
     space_size: int

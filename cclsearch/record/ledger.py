@@ -102,7 +102,7 @@ class _Lines:
         """Device and inode of the file that was read."""
 
     def is_replaced(self) -> bool:
-        """Whether another file is at the path than the one that was read, or less than what was read of it."""
+        """Whether the path has another file than before, or the file is shorter than what was read."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -110,7 +110,7 @@ class _Lines:
         return self._file is not None and (self._file != (found.st_dev, found.st_ino) or found.st_size < self.offset)
 
     def read(self) -> Iterator[_Line | BadLine]:
-        """Every complete line that follows: as an event, or with what is wrong with it."""
+        """Yield every complete line that follows, as an event or as a BadLine."""
         for line in self._split():
             length = line if isinstance(line, int) else len(line)
             found = self._examine(line, self.number + 1)

@@ -25,7 +25,7 @@ _TRIAL = re.compile(rb'"trial" ?: ?(\d{1,7})[,}]')
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line of a ledger that is not used, and what it seems to be."""
+    """A line of a ledger that is not used, and its probable meaning."""
 
     number: int
     """1 for the first line."""
@@ -94,6 +94,6 @@ def decode_line(line: bytes) -> Event:
 
 
 def _undo_editor(line: bytes) -> bytes:
-    """The line without what an editor on Windows adds to it: a byte order mark, a carriage return at its end."""
+    """Remove an editor's additions on Windows from the line: a byte order mark, a carriage return at its end."""
     line = line.removeprefix(_BOM)
     return line[:-2] + b"\n" if line.endswith(b"\r\n") else line

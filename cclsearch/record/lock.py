@@ -1,9 +1,9 @@
 """A lock for one writer per folder that works on file systems without locks, and after a kill or a reboot.
 
 The lock is a file created by an atomic link; it names host, boot, PID namespace, process and the process's start time.
-On the same host it is known exactly whether the holder runs: in the same PID namespace by its process id, in another
-(a container) because the holder also has the file locked. Where that cannot be known, on another host or a file system
-without locks, a lock is stale if not refreshed for ten minutes.
+On the same host its holder is checked exactly: in the same PID namespace by its process id, in another (a container)
+because the holder also has the file locked. Elsewhere, on another host or a file system without locks, a lock is stale
+if not refreshed for ten minutes.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _identify(holder: dict[str, object]) -> ProcessIdentity:
 
 
 def _read_text(path: Path) -> str:
-    """The content of a lock; "" if what is there is not a regular file: reading a FIFO would block."""
+    """The content of a lock; "" unless it is a regular file: reading a FIFO would block."""
     try:
         return read_job_text(path)
     except JobFileError:
@@ -239,7 +239,7 @@ def _is_fresh(path: Path) -> bool:
 
 
 def _is_since_boot(path: Path) -> bool:
-    """Whether the lock was refreshed after this machine started, so that its holder cannot have ended with that."""
+    """Whether the lock was refreshed after this machine started; its holder may then still run."""
     try:
         return path.stat().st_mtime > time.time() - boot_clock_s()
     except OSError:

@@ -49,7 +49,7 @@ class RunState:
     spec_sha256: str = ""
     started_s: float = 0.0
     begun_s: float = 0.0
-    """When the search began or was last resumed."""
+    """Time of the search's start or last resume."""
     budget_raised_to: int = 0
     confirm_raised_to: int = 0
     max_node_hours: float | None = None
@@ -71,15 +71,15 @@ class RunState:
     num_consecutive_judging_errors: int = 0
     """Number of the latest finished trials in a row that could not be judged."""
     has_allocation_ended: bool = False
-    """Whether the allocation that trials run in has ended since the search began or was last resumed."""
+    """Whether the trials' allocation has ended since the search began or was last resumed."""
     keeps_going: bool = False
     """Whether trials that end for the same reason no longer end the search."""
     stops_early: bool = False
-    """Whether it ends once nothing is likely to win, since a resume asked for that."""
+    """Whether the search ends once nothing is likely to win; a resume asked for that."""
     bad_lines: list[BadLine] = field(default_factory=list)
     """Lines of the ledger that are not used."""
     left_trials: set[int] = field(default_factory=set)
-    """Numbers of trial folders that no proposal is about and that the search continues without."""
+    """Numbers of trial folders without a proposal; the search continues without them."""
     highest_trial: int = 0
     """Highest trial number in any readable line, also of a trial whose proposal is missing."""
     trials: TrialTable = field(init=False)
@@ -99,9 +99,9 @@ class RunState:
     """Trials of the configuration that the user compares with: more than one only after infrastructure failures."""
     _infrastructure_failures: list[int] = field(default_factory=list)
     _unjudged: dict[int, None] = field(default_factory=dict)
+    # It happens if copies of a run are continued separately and their ledgers merged.
     _contested: set[int] = field(default_factory=set)
-    """Running trials that were proposed twice with different configurations, until the search is resumed: copies of a
-    run that were continued separately, and whose ledgers were merged."""
+    """Running trials with two proposals of different configurations, until a resume."""
 
     def __post_init__(self) -> None:
         self.trials = TrialTable(self.path)
@@ -188,9 +188,9 @@ class RunState:
     def baseline(self) -> Trial | None:
         """The baseline: the user's own if it is ranked, else the first ranked trial of the search to finish.
 
-        None before there is one. It changes only if a trial is revised. Not the one with the lowest number: with
-        parallel trials that one may finish last.
+        None before there is one. It changes only if a trial is revised.
         """
+        # Not the trial with the lowest number: with parallel trials that one may finish last.
         return None if self._baseline is None else self.trials[self._baseline]
 
     @property
@@ -236,7 +236,7 @@ class RunState:
         return [self.trials[number] for number in same]
 
     def _count_runs(self, numbers: list[int]) -> int:
-        """Return how often a configuration ran without controls, which were not run to make sure of it."""
+        """Return how often a configuration ran; controls, which do not confirm it, are left out."""
         return sum(number not in self._controls for number in numbers)
 
     def _choose_best(self, losses: dict[int, list[float]], mean: dict[int, float], runs: dict[int, int]) -> int:
@@ -251,7 +251,7 @@ class RunState:
         return best
 
     def _loss(self, number: int) -> float:
-        """The loss by which a ranked trial is compared: corrected for its window."""
+        """The loss by which a ranked trial is compared, corrected for its window."""
         loss = self.trials.loss(number) or 0.0
         ratio = self.window_ratio(number)
         return loss / ratio.ratio if ratio.num_pairs else loss

@@ -43,15 +43,15 @@ class Trial:
     nonce: str = ""
     """Random text of the last attempt that was started; empty if nothing is measured."""
     stop_above: float | None = None
-    """Value of the primary metric above which the last attempt may end early; None if it may not."""
+    """Primary metric's value above which the last attempt may end early; None if it may not."""
     submitting: BootMoment | None = None
-    """When the last attempt was submitted; None before the first."""
+    """Moment of the last attempt's submission; None before the first."""
     handle: Handle | None = None
     """Handle of the running attempt; None before the launcher accepted it and after its end."""
     attempt_s: float | None = None
-    """When the running attempt was submitted, in seconds since the epoch; None if none runs."""
+    """Submission of the running attempt, in seconds since the epoch; None if none runs."""
     spans: tuple[tuple[float, float], ...] = ()
-    """When each ended attempt was submitted and when it ended, in seconds since the epoch."""
+    """Submission and end of each ended attempt, in seconds since the epoch."""
     retries: tuple[TrialRetried, ...] = ()
     """Earlier attempts that were retried."""
     outcome: Outcome | None = None
@@ -66,7 +66,7 @@ class Trial:
 
     @property
     def costs_budget(self) -> bool:
-        """Whether it counts against the budget: proposed by the search, and not an infrastructure failure."""
+        """Whether it costs budget: the search proposed it, and it is not an infrastructure failure."""
         if self.purpose not in PAID:
             return False
         failure = self.outcome.failure if self.outcome else None
@@ -98,7 +98,7 @@ class Trial:
 
 
 def fold_trial(events: Iterable[Event]) -> Trial:
-    """The trial after its events, which begin with its proposal; other kinds of events are ignored."""
+    """Fold the events of a trial, which begin with its proposal; other kinds of events are ignored."""
     trial: Trial | None = None
     for event in events:
         trial = _open(event) if isinstance(event, TrialProposed) else _apply(trial, event)
@@ -166,7 +166,7 @@ class TrialState(StrEnum):
 
     ADMITTED = "admitted"
     FAILED = "failed"
-    """For a reason of its own."""
+    """It failed for another reason."""
     REFUSED = "not admitted"
     """It ran, and an admission rule or a constraint refused it, perhaps later."""
     PRUNED = "ended early"

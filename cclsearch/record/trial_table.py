@@ -1,6 +1,6 @@
 """The trials of a ledger, and each as a proposer sees it.
 
-What the fold needs of a trial is in memory; the trial itself, some ten times as large, is read from the ledger.
+Memory holds only what the fold needs of a trial; the trial itself, some ten times as large, is read from the ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CACHED = 256
 
 @dataclass(slots=True)
 class _Entry:
-    """What the fold needs of one trial."""
+    """The part of a trial that the fold needs."""
 
     is_search: bool
     costs_budget: bool
@@ -31,7 +31,7 @@ class _Entry:
     is_finished: bool = False
     loss: float | None = None
     offsets: list[int] = field(default_factory=list)
-    """Where each of its lines begins in the ledger."""
+    """Offset in the ledger of each of its lines."""
 
 
 class TrialTable(Mapping[int, Trial]):

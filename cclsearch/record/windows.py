@@ -33,7 +33,7 @@ class ClusterWindows:
         return list(self._index)
 
     def find(self, number: int) -> int | None:
-        """Number of the window of a ranked trial; None if it is not known."""
+        """Number of a ranked trial's window; None if unknown."""
         return self._of_trial.get(number)
 
     def trials_in(self, window: int) -> list[int]:
@@ -48,7 +48,7 @@ class ClusterWindows:
         return self._ratios
 
     def ratio_of(self, number: int, runs: Iterable[tuple[int, int, float]]) -> WindowRatio:
-        """The ratio of a trial's window to the first; no difference if it is not known."""
+        """The ratio of a trial's window to the first; no difference if unknown."""
         if len(self._index) < 2 or number not in self._of_trial:
             return WindowRatio()
         return self.ratios(runs).get(self._of_trial[number], WindowRatio())

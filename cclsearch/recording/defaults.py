@@ -1,6 +1,6 @@
 """Default values for the missing fields of a recording's card, so that its table can still be replayed.
 
-A real run never guesses a field. A recording is only looked up, so a wrong width only gives the prediction a worse
+A real run never guesses a field. A recording is only looked up: a wrong width only gives the prediction a worse
 starting point, which the trials correct; every default is reported.
 """
 
@@ -67,7 +67,7 @@ def complete_card(
 
 
 def _is_published(model: Mapping[str, Any], arch: Mapping[str, Any]) -> bool:
-    """Whether the card names a model of the catalogue whose shape agrees with all that it states: that is used then."""
+    """Whether the catalogue has the card's model with the shape that the card states; the catalogue's is used then."""
     known = find_by_name(str(model.get("model_family")))
     return known is not None and not differences(known, {n: int(v) for n in _ARCH if (v := _positive(arch.get(n)))})
 
@@ -85,7 +85,9 @@ def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value
 
 
 def _stand_in(xpu: dict[str, Any], notes: list[str]) -> None:
-    """Give an unknown accelerator without numbers those of `NOMINAL`, marked, so that no MFU is computed from them."""
+    """Give an unknown accelerator without numbers the numbers of `NOMINAL`, marked, so that no MFU is computed from
+    them.
+    """
     rate = next(iter(NOMINAL.peak_flops.values()))
     stated = {"peak_flops": rate, "memory_gb_per_s": NOMINAL.memory_gb_per_s, "memory_gb": NOMINAL.memory_gib}
     missing = {field: value for field, value in stated.items() if xpu.get(field) is None}

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a table of measurements, or what a search would use of it."""
+"""Find every fault of a table of measurements, or describe what a search would use of it."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Examined:
     metrics: tuple[tuple[str, int], ...] = ()
     """Metric -> number of rows that have it."""
     notes: tuple[str, ...] = ()
-    """Columns that are not used, and what the recording itself notes."""
+    """Unused columns, and the recording's own notes."""
 
 
 def examine_recording(path: Path) -> Examined:
-    """The recording at a folder, or at one of its two files; never raises for what is wrong with it."""
+    """Examine the recording at a folder, or at one of its two files; never raises for its faults."""
     folder = path if os.path.isdir(path) else path.parent
     if not os.path.isdir(path) and path.name not in (CARD, *TABLES):
         named = f"{str(path)!r} must be a folder with {CARD} and {TABLES[0]}, or one of them"
@@ -79,7 +79,7 @@ def _check_table(folder: Path, problems: list[str]) -> tuple[RecordedRow, ...]:
 
 
 def _check_card(folder: Path, rows: tuple[RecordedRow, ...], problems: list[str]) -> None:
-    """Add every problem of the card; what a replay can do without is filled in as for a replay."""
+    """Add every problem of the card; a replay's defaults fill in the same fields as for a replay."""
     path = folder / "card.yaml"
     try:
         data = read_yaml(path)

@@ -99,7 +99,8 @@ def _join_cards(recordings: Sequence[Recording]) -> str:
 
 
 def _is_same_work(one: Card, other: Card) -> bool:
-    """Whether two cards differ in the number of accelerators only; part of a node does not show the size of a node."""
+    """Whether two cards differ only in the number of accelerators."""
+    # Part of a node does not show the size of a node, so it is compared too.
     small, large = sorted((one.hardware, other.hardware), key=lambda hardware: hardware.num_accelerators)
     fits = small.accelerators_per_node == min(large.accelerators_per_node, small.num_accelerators)
     return fits and _work_of(one) == _work_of(other)

@@ -27,10 +27,11 @@ from cclsearch.space.knobs import meaning_of, rank_degrees
 from cclsearch.space.table import MAX_CHOICES, Knob, count_ranks
 
 DERIVED = "grad_accum"
+# The first that exists is read.
 TABLES = ("trials.csv", "landscape.csv")
-"""Names of the table, in the order in which they are looked for."""
+"""Names of the table."""
 REPLICAS, SPLIT = "dp", "devices"
-"""Knobs that hold the accelerators which a table counts, but its degrees of parallelism do not explain."""
+"""Knobs for accelerators that a table counts but that its degrees of parallelism do not explain."""
 
 
 class RowStatus(StrEnum):
@@ -150,10 +151,10 @@ def name_columns(header: Sequence[str], task: Any) -> list[str]:
 
 
 def _count_accelerators(columns: Columns, cells: Sequence[Mapping[str, str]], data: Mapping[str, Any]) -> None:
-    """Make the degrees of parallelism multiply to the accelerators that the table counts, as far as it does.
+    """Multiply the degrees of parallelism up to the accelerators that the table counts.
 
-    What they leave out are replicas, or an unknown split. Degrees of data-parallel attention that tensor-parallel ranks
-    count already get another name.
+    The missing factor is a number of replicas, or an unknown split. Degrees of data-parallel attention that
+    tensor-parallel ranks count already get another name.
     """
     degrees = [name for name in rank_degrees() if name in columns and all(isinstance(v, int) for v in columns[name])]
     have = [math.prod(int(columns[name][n]) for name in degrees) for n in range(len(cells))]  # type: ignore[arg-type]
@@ -241,7 +242,7 @@ def _read_row(
 
 
 def _complete_row(path: Path, n: int, row: RecordedRow, task: Any, data: Mapping[str, Any]) -> RecordedRow:
-    """The row with the metrics that follow from its own; raises UserError if the primary one does not."""
+    """Complete a row with the metrics that follow from its own; raises UserError if the primary one does not."""
     if row.status is not RowStatus.OK:
         return row
     try:
@@ -281,6 +282,6 @@ def _keep_better(
 
 
 def is_better(row: RecordedRow, other: RecordedRow, primary: MetricInfo) -> bool:
-    """Whether a row has a better primary metric than the other; one that failed has none."""
+    """Whether a row has a better primary metric than the other; a failed row has none."""
     ours, theirs = (each.metrics.get(primary.name) for each in (row, other))
     return ours is not None and (theirs is None or primary.sign * ours < primary.sign * theirs)

@@ -1,4 +1,4 @@
-"""Which names of variables and fields have secret values."""
+"""Decide by their names which variables and fields have secret values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_secret_name(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_secret_field(name: str) -> bool:
-    """Whether what follows such a name in a text may be a secret; `is_secret_value` then judges it."""
+    """Whether the text after such a field name may be a secret; `is_secret_value` then judges it."""
     suggests = _SECRET_FIELD.search(name) or (name.isupper() and is_secret_name(name))
     return bool(suggests) and not NOT_SECRET_NAME.search(name) and "per_" not in name.lower()
 

@@ -15,8 +15,9 @@ _LAST = re.compile(rb"(?<![^\s>|\"'\]:])[A-Za-z0-9+/]{1,100}+={0,2}(?=[\"',\\]{0
 _QUOTE = re.compile(rb"[\"']")
 _WORDS = rb"PRIVATE KEY", rb"PuTTY-User-Key-File", rb"Private-"
 _MAX_LINES = 2000
+# Ranks of one job write into the same log, so that their lines mix.
 _LINES_BETWEEN = 16
-"""Lines of other ranks that may be among those of a key."""
+"""Largest number of other ranks' lines between two lines of a key."""
 
 
 class KeyMasker:

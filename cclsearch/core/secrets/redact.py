@@ -43,7 +43,7 @@ _STARTS = (
     rb"(?<=\[\dm%s)",
     rb"(?<=\[\d\dm%s)",
 )
-"""What may be before the beginning of a secret: nothing of a word, but `\\n`, `%3D` or a colour."""
+"""Text that may precede a secret: no letter of a word, but `\\n`, `%3D` or a colour."""
 _REST_OF_WORD = re.compile(rb"[\w.\-]*+")
 
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
@@ -88,7 +88,7 @@ _VALUES = {
         (b"'", _STRUCTURE, rb"(?:[^'\"\\\r\n]|\"(?![\s,:}\]]))"),
     )
 }
-"""Quote -> the beginning of a value, by which it is judged, and the rest of it."""
+"""Quote -> pattern of a value's beginning, by which it is judged, and of its rest."""
 _TEMPLATE = (b"<", b"[", b"{", b"$", b"%(")
 """A value that begins with one of these is a placeholder (`$NAME`, `{name}`) or was masked before."""
 
@@ -113,7 +113,7 @@ _SCHEMES = (
     (b"-u", re.compile(rb"-u(?<!\S-u)\s{0,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
     (b"--user", re.compile(rb"--user(?<!\S--user)[\s=]{1,4}[\"']?([^\s:\"'/]{1,100}+):([^\s\"'/:\\]{4,200}+)")),
 )
-"""Words in lower case with what follows them there; the last group is the secret."""
+"""Lower-case words with the pattern that follows each; the last group is the secret."""
 _WORDS = tuple(dict.fromkeys(word for word, _ in (*_SCHEMES, *_FIELDS)))
 
 
@@ -126,7 +126,7 @@ class _Format(NamedTuple):
 
 
 class Masker:
-    """Masks the secrets of a text that comes in pieces: whole lines, as far as lines are not too long."""
+    """Masks the secrets of a text that comes in pieces; whole lines, unless a line is too long."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._values = _spellings(tuple(secret_values(environment)))
@@ -154,7 +154,7 @@ def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _passwords(text: str) -> set[str]:
-    """Passwords of the addresses in a value such as that of `HTTPS_PROXY`, as written and as unquoted."""
+    """Passwords of the addresses in a value such as `HTTPS_PROXY`'s, as written and unquoted."""
     found = _PASSWORD.findall(text)
     return {*found, *map(unquote, found)}
 
@@ -215,8 +215,9 @@ def _read_format(rule: dict[str, str]) -> _Format:
     return _Format(find=begin.group().replace(b"\\", b""), pattern=re.compile(b"(" + pattern + b")"), is_word=True)
 
 
+# The shortest bound of an expression: a match that fills it may have been cut.
 _LONG = 100
-"""Length in bytes from which a match may be the beginning of a longer secret: the shortest bound of an expression."""
+"""Length in bytes from which a match may be the beginning of a longer secret."""
 
 
 def _find_formats(text: bytes, trigrams: Trigrams) -> Iterator[tuple[int, int]]:
@@ -247,7 +248,7 @@ def _find_schemes_and_fields(text: bytes, trigrams: Trigrams) -> Iterator[tuple[
 
 
 def _is_secret_of_scheme(match: re.Match[bytes], text: bytes) -> bool:
-    """Whether the last group is a secret: not a mask, a number or a word, and no name as both user and password."""
+    """Whether the last group is a secret: not a mask, number or word, and no name that is both user and password."""
     secret = match.group(match.re.groups)
     if secret.startswith(_TEMPLATE) or (match.re.groups == 2 and match.group(1) == secret):
         return False
@@ -261,7 +262,7 @@ def _is_secret_of_scheme(match: re.Match[bytes], text: bytes) -> bool:
 
 
 def _find_value(text: bytes, field: re.Match[bytes]) -> tuple[int, int] | None:
-    """Return where the secret is that the field has, whose name contains a word of `_FIELDS`; None if it has none."""
+    """Return where the secret of a field with a word of `_FIELDS` in its name is; None if it has none."""
     at, sign, mark = field.start(), field.group(2), field.group(3) or b""
     head = text[max(0, at - _MAX_NAME) : at]
     is_option = sign.isspace()

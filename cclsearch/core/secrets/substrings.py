@@ -1,4 +1,4 @@
-"""Which of many byte strings a text contains, in one pass over the text."""
+"""Find which of many byte strings a text contains, in one pass over the text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+# The pass has a fixed cost: below this, one search per string is faster.
 _SHORT = 4096
-"""Bytes below which looking for each string takes less time than the pass."""
+"""Length of a text in bytes below which each string is searched on its own."""
+# The low five bits are the same for both cases of a letter.
 _BITS = 31
-"""Bits of a byte that are compared in the pass: the same for both cases of a letter."""
+"""Bits of a byte that the pass compares."""
 
 
 class Trigrams:
@@ -19,7 +21,7 @@ class Trigrams:
         self._seen = _see_trigrams(text) if len(text) >= _SHORT else None
 
     def find_contained(self, strings: Iterable[bytes], text: bytes) -> list[bytes]:
-        """Return those of the strings that occur in the text, in their order; one without their trigrams is skipped."""
+        """Return the strings that occur in the text, in their order; one without their trigrams is skipped."""
         seen = self._seen
         if seen is not None:
             strings = [string for string in strings if all(seen[code] for code in _codes(string))]

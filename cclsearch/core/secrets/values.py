@@ -1,4 +1,4 @@
-"""Which values of fields with secret names are secrets, and which are words, types or lines of code."""
+"""Tell secret values of fields with secret names from words, types and lines of code."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _AFTER_CALL = re.compile(r"[\s,;:.()\[\]}\\\"'`]|$")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_]+")
 _PLAIN_ARGUMENT = re.compile(rf"{_IDENTIFIER}|_+|\d+")
 _OWNERS = frozenset(("self", "cls", "args", "typing", "builtins", "os", "settings", "config", "cfg", "options", "opts"))
-"""What attributes in lines of code belong to."""
+"""Names before a dot in lines of code: their attributes are code."""
 
 
 def is_secret_value(name: str, value: str, *, is_bare: bool, is_setting: bool = False) -> bool:
     """Whether the value of such a name is a secret; words and numbers after names such as `token` are not.
 
-    `is_bare`: it follows `name: `, without quotes, as in a sentence. `is_setting`: it is that of `NAME=value`.
+    `is_bare`: it follows `name: `, without quotes, as in a sentence. `is_setting`: it follows `NAME=`.
     """
     if is_plain_value(value) or not any(character.isalnum() for character in value):
         return False
@@ -62,7 +62,7 @@ def is_secret_value(name: str, value: str, *, is_bare: bool, is_setting: bool = 
 
 
 def _is_mixed(value: str) -> bool:
-    """Whether letters are large and small in no order, as in a key, but not in the name of a class."""
+    """Whether capital and small letters alternate in no order, as in a key, unlike the name of a class."""
     is_one_case = value.islower() or value.isupper()
     return value.isalpha() and not is_one_case and not _CLASS.fullmatch(value) and len(_WORD.findall(value)) >= 5
 
@@ -73,7 +73,7 @@ def _is_part_of_name(name: str, value: str) -> bool:
 
 
 def is_word_of_text(value: str, *, is_sentence: bool) -> bool:
-    """Whether what follows `bearer` or the name of a header is a word or a type; in sentences any short word."""
+    """Whether the text after `bearer` or a header's name is a word or a type; in sentences any short word."""
     word = value.rstrip(".!?,")
     if is_plain_value(word) or word.lower() in _TYPES:
         return True
@@ -81,9 +81,10 @@ def is_word_of_text(value: str, *, is_sentence: bool) -> bool:
 
 
 def is_code(name: str, text: str) -> bool:
-    """Whether a text that begins where a value without quotes begins is code, as tracebacks show: `make_token(n)`,
-    `match[1]`, `self.api_key`, `Optional[str]`. Words with digits inside, or brackets left open on the line before
-    its end, are not, since passwords have them."""
+    """Whether a text at the place of a value without quotes is code, as tracebacks show: `make_token(n)`, `match[1]`,
+    `self.api_key`, `Optional[str]`. Passwords may have digits inside words, or brackets left open; code here has
+    neither.
+    """
     path = _PATH.match(text)
     if path is None:
         return False
