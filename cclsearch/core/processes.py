@@ -9,7 +9,10 @@ import time
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Self  # not in Python before 3.11, with which workers of a TPU VM import this module
 
 _PROC = Path("/proc")
 

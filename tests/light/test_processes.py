@@ -180,13 +180,13 @@ def test_a_worker_of_a_tpu_slice_counts_by_the_boot_clock(tmp_path, step_clock):
     (tmp_path / "trial").mkdir()
     with subprocess.Popen(["sleep", "0.5"]) as script:
         step_clock(STEP_S)
-        assert worker.watch(script, str(tmp_path), str(tmp_path / "trial"), 1800.0) == "finished"
+        assert worker.watch(script, tmp_path, 1800.0) == "finished"
     with subprocess.Popen(["sleep", "60"]) as script:
         real = time.time
         steps = iter(range(10**6))
         time.time = lambda: real() - STEP_S * next(steps)  # a clock that runs backwards never reaches a deadline
         try:
-            assert worker.watch(script, str(tmp_path), str(tmp_path / "trial"), 0.3) == "timeout"
+            assert worker.watch(script, tmp_path, 0.3) == "timeout"
         finally:
             time.time = real
         script.kill()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 
@@ -102,4 +105,15 @@ def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path):
 
     path = tmp_path / "job.json"
     path.write_text("{" + " " * worker.MAX_JSON_CHARS + "}")
-    assert worker.read_json(str(path)) == {}
+    assert worker.read_json(path) == {}
+
+
+def test_what_runs_on_a_worker_needs_only_python_3_8():
+    from cclsearch.core import atomic_file, processes
+    from cclsearch.launch.tpu_vm import worker
+
+    newer = {"Self", "StrEnum", "TypeAlias", "ParamSpec", "assert_never", "override", "batched", "pairwise", "UTC"}
+    for module in (worker, processes, atomic_file):
+        tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
+        imported = {name.name for item in tree.body if isinstance(item, ast.ImportFrom) for name in item.names}
+        assert not imported & newer

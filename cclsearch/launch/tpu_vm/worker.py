@@ -46,15 +46,13 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--offsets", default="")
     args = parser.parse_args()
-    folder = os.path.realpath(args.folder)
+    folder = Path(args.folder).resolve()
     process = args.process if args.process is not None else find_process(args.addresses.split(","))
     if process is None:
         print("none of this worker's addresses is among " + args.addresses, file=sys.stderr)
         return 3
-    answer = {"process": process}
-    answer.update(ACTIONS[args.action](folder, process, args))
-    sys.stdout.write(MARK + json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    answer = {"process": process, **ACTIONS[args.action](folder, folder / f"w{process}", process, args)}
+    print(MARK + json.dumps(answer), flush=True)
     return 0
 
 
@@ -69,16 +67,15 @@ def find_process(addresses: list[str]) -> int | None:
     return next((addresses.index(address) for address in own if address in addresses), None)
 
 
-def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+def start(folder: Path, own: Path, process: int, args: argparse.Namespace) -> dict[str, Any]:
     """Start this process of the job, only at the first call; kill processes of the run's other attempts."""
-    job = read_json(os.path.join(folder, "job.json"))
-    own = os.path.join(folder, f"w{process}")
-    kill_trial_processes(attempts_pattern(folder, job), but=folder + os.sep)
-    os.makedirs(os.path.join(own, "trial"), exist_ok=True)
+    job = read_json(folder / "job.json")
+    kill_trial_processes(attempts_pattern(str(folder), job), but=f"{folder}/")
+    (own / "trial").mkdir(parents=True, exist_ok=True)
     claim = {"port": choose_port() if process == 0 else 0, **this_moment()}
-    if not claim_file(os.path.join(own, "claim.json"), claim):
+    if not claim_file(own / "claim.json", claim):
         return read_state(own)
-    shutil.copyfile(os.path.join(folder, "config.json"), os.path.join(own, "trial", "config.json"))
+    shutil.copyfile(folder / "config.json", own / "trial" / "config.json")
     if os.fork() == 0:
         detach()
         try:
@@ -86,43 +83,39 @@ def start(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
         finally:
             os._exit(0)
     deadline = boot_clock_s() + 20
-    while not os.path.exists(os.path.join(own, "supervisor.json")) and boot_clock_s() < deadline:
+    while not (own / "supervisor.json").exists() and boot_clock_s() < deadline:
         time.sleep(0.02)
     return read_state(own)
 
 
-def status(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+def status(folder: Path, own: Path, process: int, args: argparse.Namespace) -> dict[str, Any]:
     """Return the state of this process and its log output beyond the caller's offsets."""
-    own = os.path.join(folder, f"w{process}")
     answer = read_state(own)
     wanted = dict(item.split("=") for item in args.offsets.split(",") if item)
     offsets = wanted.get(str(process), "0:0").split(":")
-    for i, name in enumerate(("stdout", "stderr")):
-        text, more = read_from(os.path.join(own, name), int(offsets[i]))
+    for name, offset in zip(("stdout", "stderr"), offsets):  # noqa: B905 (`strict` is not in Python 3.8)
+        text, more = read_from(own / name, int(offset))
         answer[name], answer["more"] = base64.b64encode(text).decode(), answer.get("more", False) or more
     return answer
 
 
-def stop(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+def stop(folder: Path, own: Path, process: int, args: argparse.Namespace) -> dict[str, Any]:
     """End this process of the job and every process that it started."""
-    own = os.path.join(folder, f"w{process}")
-    if os.path.isdir(folder):
-        os.makedirs(own, exist_ok=True)
-        claim_file(os.path.join(own, "claim.json"), {"port": 0, **this_moment(), "void": True})
-        with open(os.path.join(own, "stop"), "w"):
-            pass
-        kill_trial_processes(re.compile(re.escape(os.path.join(own, "trial"))))
+    if folder.is_dir():
+        own.mkdir(exist_ok=True)
+        claim_file(own / "claim.json", {"port": 0, **this_moment(), "void": True})
+        (own / "stop").touch()
+        kill_trial_processes(re.compile(re.escape(str(own / "trial"))))
         deadline = boot_clock_s() + 15
         while read_state(own)["state"] == "running" and boot_clock_s() < deadline:
             time.sleep(0.05)
     return read_state(own)
 
 
-def sweep(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]:
+def sweep(folder: Path, own: Path, process: int, args: argparse.Namespace) -> dict[str, Any]:
     """Remove the job's files on this worker."""
-    shutil.rmtree(os.path.join(folder, f"w{process}"), ignore_errors=True)
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    if not any(name.startswith("w") and name[1:].isdigit() for name in names):
+    shutil.rmtree(own, ignore_errors=True)
+    if not any(folder.glob("w[0-9]*")):
         shutil.rmtree(folder, ignore_errors=True)
     return {"state": "absent"}
 
@@ -130,21 +123,20 @@ def sweep(folder: str, process: int, args: argparse.Namespace) -> dict[str, Any]
 ACTIONS = {"start": start, "status": status, "stop": stop, "sweep": sweep}
 
 
-def read_state(own: str) -> dict[str, Any]:
+def read_state(own: Path) -> dict[str, Any]:
     """Return the state of the process: absent, running, ended (with exit code and reason), or vanished."""
-    claim, end = read_json(os.path.join(own, "claim.json")), read_json(os.path.join(own, "end.json"))
+    claim, end, supervisor = (read_json(own / f"{name}.json") for name in ("claim", "end", "supervisor"))
     if not claim:
         return {"state": "absent"}
     answer = {"port": claim.get("port", 0), "host": socket.gethostname(), "at": claim.get("at", 0)}
     if end:
         return dict(answer, state="ended", code=end["code"], reason=end["reason"], oom=end.get("oom", False))
-    supervisor = read_json(os.path.join(own, "supervisor.json"))
     if claim.get("void"):
         return dict(answer, state="ended", code=-15, reason="stopped")
-    if not supervisor:
-        fresh = claim.get("boot") == boot_id() and boot_clock_s() - claim.get("boot_s", 0) < 30
-        return dict(answer, state="running" if fresh else "vanished")
-    alive = supervisor["boot"] == boot_id() and start_ticks(supervisor["pid"]) == supervisor["ticks"]
+    if supervisor:
+        alive = supervisor["boot"] == boot_id() and start_ticks(supervisor["pid"]) == supervisor["ticks"]
+    else:  # it is being started
+        alive = claim.get("boot") == boot_id() and boot_clock_s() - claim.get("boot_s", 0) < 30
     return dict(answer, state="running" if alive else "vanished")
 
 
@@ -153,23 +145,21 @@ def this_moment() -> dict[str, Any]:
     return {"at": time.time(), "boot": boot_id(), "boot_s": boot_clock_s()}
 
 
-def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordinator: str) -> None:
+def supervise(folder: Path, own: Path, process: int, job: dict[str, Any], coordinator: str) -> None:
     """Run the script until it ends, times out or is stopped; pack its files, and write `end.json` last."""
-    trial = os.path.join(own, "trial")
-    write_json(
-        os.path.join(own, "supervisor.json"), {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id()}
-    )
-    variables = {"CCL_TRIAL_DIR": trial, "CCL_CONFIG": os.path.join(trial, "config.json"), "CCL_JOB_NAME": job["name"]}
+    trial, pid = own / "trial", os.getpid()
+    write_json(own / "supervisor.json", {"pid": pid, "ticks": start_ticks(pid), "boot": boot_id()})
+    variables = {"CCL_TRIAL_DIR": str(trial), "CCL_CONFIG": str(trial / "config.json"), "CCL_JOB_NAME": job["name"]}
     if job["num_processes"] > 1:
         variables["CCL_PROCESS_ID"] = str(process)
         variables["CCL_NUM_PROCESSES"] = str(job["num_processes"])
         variables["CCL_COORDINATOR"] = coordinator
     dropped = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_AUTH_SOCK", "SSH_ORIGINAL_COMMAND", "SSH_TTY")
     inherited = {name: value for name, value in os.environ.items() if name not in dropped}
-    with open(os.path.join(own, "stdout"), "wb") as out, open(os.path.join(own, "stderr"), "wb") as err:
+    with open(own / "stdout", "wb") as out, open(own / "stderr", "wb") as err:
         oom_before = count_oom_kills()
         script = subprocess.Popen(
-            ["/bin/bash", os.path.join(folder, "run.sh")],
+            ["/bin/bash", str(folder / "run.sh")],
             cwd=trial,
             env=dict(inherited, **variables),
             stdin=subprocess.DEVNULL,
@@ -177,38 +167,37 @@ def supervise(folder: str, own: str, process: int, job: dict[str, Any], coordina
             stderr=err,
             start_new_session=True,
         )
-        reason = watch(script, own, trial, job["timeout_s"])
-        kill_trial_processes(re.compile(re.escape(trial)))
+        reason = watch(script, own, job["timeout_s"])
+        kill_trial_processes(re.compile(re.escape(str(trial))))
         code = script.wait()
     oom = code in (-9, 137) and count_oom_kills() > oom_before
-    pack(trial, os.path.join(own, "out.tar.gz"))
-    write_json(os.path.join(own, "end.json"), {"code": code, "reason": reason, "oom": oom})
+    pack(trial, own / "out.tar.gz")
+    write_json(own / "end.json", {"code": code, "reason": reason, "oom": oom})
 
 
-def watch(script: subprocess.Popen[bytes], own: str, trial: str, timeout_s: float) -> str:
+def watch(script: subprocess.Popen[bytes], own: Path, timeout_s: float) -> str:
     """Wait for the script; return why the wait ended."""
     deadline, result_at = boot_clock_s() + timeout_s, None
-    while script.poll() is None:
-        if os.path.exists(os.path.join(own, "stop")):
-            return "stopped"
-        if boot_clock_s() > deadline:
+    while script.poll() is None and not (own / "stop").exists():
+        now = boot_clock_s()
+        if now > deadline:
             return "timeout"
-        if result_at is None and os.path.exists(os.path.join(trial, "result.json")):
-            result_at = boot_clock_s()
-        if result_at is not None and boot_clock_s() - result_at > LINGER_S:
+        if result_at is None and (own / "trial" / "result.json").exists():
+            result_at = now
+        if result_at is not None and now - result_at > LINGER_S:
             return "lingered"
         time.sleep(0.1)
-    return "stopped" if os.path.exists(os.path.join(own, "stop")) else "finished"
+    return "stopped" if (own / "stop").exists() else "finished"
 
 
-def pack(trial: str, target: str) -> None:
+def pack(trial: Path, target: Path) -> None:
     """Pack the files for the search into one archive."""
-    with tarfile.open(target + ".part", "w:gz", compresslevel=1) as archive:
+    partial = target.with_name(f"{target.name}.part")
+    with tarfile.open(partial, "w:gz", compresslevel=1) as archive:
         for name in OUTPUTS:
-            path = os.path.join(trial, name)
-            if os.path.exists(path):
-                archive.add(path, arcname=name)
-    os.replace(target + ".part", target)
+            if (trial / name).exists():
+                archive.add(trial / name, arcname=name)
+    partial.replace(target)
 
 
 def attempts_pattern(folder: str, job: dict[str, Any]) -> re.Pattern[str]:
@@ -263,44 +252,41 @@ def choose_port() -> int:
     raise OSError("no free port between 20000 and 30000")
 
 
-def claim_file(path: str, data: dict[str, Any]) -> bool:
+def claim_file(path: Path, data: dict[str, Any]) -> bool:
     """Write the file unless it exists; return whether this call wrote it."""
-    partial = f"{path}.{os.getpid()}"
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
     write_json(partial, data)
     try:
         os.link(partial, path)
     except FileExistsError:
         return False
     finally:
-        os.unlink(partial)
+        partial.unlink()
     return True
 
 
-def read_from(path: str, offset: int) -> tuple[bytes, bool]:
+def read_from(path: Path, offset: int) -> tuple[bytes, bool]:
     """Return the next piece of a file from an offset, and whether there is more."""
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             file.seek(offset)
-            text = file.read(CHUNK_BYTES)
-            return text, bool(file.read(1))
+            return file.read(CHUNK_BYTES), bool(file.read(1))
     except OSError:
         return b"", False
 
 
-def read_json(path: str) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return the file as a mapping; empty if it is missing, too large, or not a JSON object."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MAX_JSON_CHARS + 1)
+    with contextlib.suppress(OSError, ValueError), path.open(encoding="utf-8") as file:
+        text = file.read(MAX_JSON_CHARS + 1)
         data = json.loads(text) if len(text) <= MAX_JSON_CHARS else None
         return data if isinstance(data, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    return {}
 
 
-def write_json(path: str, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write the file atomically."""
-    write_atomically(Path(path), json.dumps(data))
+    write_atomically(path, json.dumps(data))
 
 
 if __name__ == "__main__":
