@@ -28,6 +28,7 @@ from cclsearch.core.text import one_line
 from cclsearch.trace.events import Reason, TraceSet
 from cclsearch.trace.result import Draft, MetricResult, NotAvailable, Status
 from cclsearch.trace.view import NO_TIMES, TraceView
+from cclsearch.trace.windows import Windows, first_reason
 
 __all__ = ["Better", "Combine", "Draft", "Metric", "MetricResult", "NotAvailable", "Status", "metric"]
 
@@ -74,8 +75,8 @@ class Metric:
         uses = {rank: view.window_uses for rank, view in trace.ranks.items()}
         try:
             draft = self.function(trace) if self.over == "trace" else _measure_ranks(self, trace)
-            windowed = [view.windows.reason for rank, view in trace.ranks.items() if view.window_uses > uses[rank]]
-            return _complete(self, trace, draft, next(filter(None, windowed), None))
+            windows = [view.windows for rank, view in trace.ranks.items() if view.window_uses > uses[rank]]
+            return _complete(self, trace, draft, windows)
         except NotAvailable as answer:
             return _not_available(self, trace, answer.reason, answer.detail)
         except Exception as error:  # a metric may come from a plugin, and a trace from any profiler
@@ -135,14 +136,15 @@ def _measure_ranks(metric: Metric, trace: TraceView) -> Draft:
     )
 
 
-def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | None) -> MetricResult:
-    """Return the result; `windows` is the problem of the windows that the metric used, if they have one."""
+def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Sequence[Windows]) -> MetricResult:
+    """Return the result; `windows`: those that the metric used."""
     if not isinstance(draft, Draft):
         raise TypeError(f"the metric {metric.name!r} over a trace must return a Draft, not {type(draft).__name__}")
     value = float(draft.value)
     if not math.isfinite(value):
         raise NotAvailable(Reason.FORMAT_UNSUPPORTED, f"the metric returned {value}")
-    problems = list(_find_problems(trace, draft, windows))
+    windows = windows if draft.needs_steps else ()
+    problems = list(_find_problems(trace, draft, first_reason(windows)))
     reason = next((problem for problem, _ in problems), None)
     detail = "; ".join(dict.fromkeys(text for text in (draft.detail, *(text for _, text in problems)) if text))
     per_rank = {
@@ -157,22 +159,20 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Reason | 
         per_step=tuple(float(v) for v in draft.per_step),
         n_ranks=counted if draft.n_ranks is None else draft.n_ranks,
         world_size=trace.world_size,
-        n_steps=draft.n_steps,
+        n_steps=(trace.num_steps if windows else 0) if draft.n_steps is None else draft.n_steps,
         status=Status.PARTIAL if reason else Status.OK,
         reason=reason,
         detail=detail,
-        inputs=draft.inputs,
+        inputs=dict(draft.inputs),
     )
 
 
 def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None) -> Iterator[tuple[Reason, str]]:
     """Yield every reason for which a value is partial, with what to say about it; the first is the result's reason."""
-    if draft.reason is not None:
-        said = _WINDOW_DETAILS.get(draft.reason, "")
+    for reason in dict.fromkeys(filter(None, (draft.reason, windows))):
+        said = _WINDOW_DETAILS.get(reason, "")
         is_said = (bool(said) and said.split(":")[0] in draft.detail) or "over the whole file" in draft.detail
-        yield draft.reason, "" if is_said else said
-    if windows is not None and draft.needs_steps and windows is not draft.reason:
-        yield windows, _WINDOW_DETAILS.get(windows, "")
+        yield reason, "" if is_said else said
     if problem := _find_trace_problem(trace.trace_set):
         yield problem, trace.trace_set.message
     if trace.excluded_ranks:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 from pydantic import JsonValue, model_validator
 
 from cclsearch.core.values import Model
@@ -76,12 +77,31 @@ class Draft:
     value: float
     per_rank: Mapping[int, float | None] = field(default_factory=dict)
     per_step: tuple[float, ...] = ()
-    n_steps: int = 0
+    n_steps: int | None = None
+    """None: the steps of all ranks if the metric used the windows, else 0."""
     n_ranks: int | None = None
     """None: the number of values in `per_rank`, or the number of ranks read if it is empty."""
     reason: Reason | None = None
-    """Why the value is only `partial`; None if it is complete."""
+    """Why the value is only `partial`, apart from windows that are not steps; None if it is complete."""
     detail: str = ""
-    inputs: dict[str, JsonValue] = field(default_factory=dict)
+    inputs: Mapping[str, JsonValue] = field(default_factory=dict)
     needs_steps: bool = True
     """False: the value is complete even if the windows that the metric used are not steps."""
+
+
+_NO_EVENTS = NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
+
+
+def mean_over_ranks(
+    per_rank: Mapping[int, float | None],
+    inputs: Mapping[str, JsonValue] | None = None,
+    *,
+    reason: Reason | None = None,
+    detail: str = "",
+    missing: NotAvailable = _NO_EVENTS,
+) -> Draft:
+    """Return the mean of the ranks that have a value; raises `missing` if none has."""
+    found = [value for value in per_rank.values() if value is not None]
+    if not found:
+        raise missing
+    return Draft(float(np.mean(found)), per_rank, reason=reason, detail=detail, inputs=inputs or {})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cclsearch.card.model import Card
 from cclsearch.core.metrics import METRICS
-from cclsearch.core.values import Config, Model
+from cclsearch.core.values import Model
 from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
-from cclsearch.trace.events import Reason, TraceSet
+from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import MetricResult, NotAvailable, Status
 from cclsearch.trace.view import TraceView, call_both
 
@@ -34,27 +33,11 @@ class TraceScore(Model):
         return result.value if result is not None and result.status is Status.OK else None
 
 
-def score_traces(
-    trace_set: TraceSet,
-    *,
-    card: Card | None = None,
-    config: Config | None = None,
-    names: Iterable[str] | None = None,
-    baseline: TraceSet | None = None,
-    baseline_card: Card | None = None,
-) -> TraceScore:
-    """Return the results of the named metrics (default: all) and the diagnosis of the trace.
-
-    No content of a trace raises: a metric that cannot be computed is `not_available` with its reason. Raises UserError
-    for an unknown name. `baseline` is a second run, the base of `scaling_efficiency`; its card is `card` unless
-    `baseline_card` gives it another batch (weak scaling).
-    """
-    base = TraceView(baseline, card=baseline_card or card) if baseline is not None else None
-    return score_view(TraceView(trace_set, card=card, config=config, baseline=base), names)
-
-
 def score_view(trace: TraceView, names: Iterable[str] | None = None) -> TraceScore:
-    """Return metrics and diagnosis of an open view; reuses the intermediate results that it has."""
+    """Return the results of the named metrics (default: all) and the diagnosis; raises UserError for an unknown name.
+
+    No content of a trace raises: a metric that cannot be computed is `not_available` with its reason.
+    """
     wanted = list(METRICS.names() if names is None else names)
     found = [METRICS.get(name) for name in wanted]
     trace_set = trace.trace_set

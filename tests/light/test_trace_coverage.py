@@ -22,7 +22,7 @@ from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.run_log import RunLog, read_run_log
-from cclsearch.trace.score import score_traces
+from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
 
 
@@ -179,9 +179,9 @@ RECORDED = TESTS / "recorded" / "gloo-ddp2"
 
 def test_peak_memory_of_the_whole_run_comes_from_result_json(tmp_path):
     shutil.copytree(RECORDED, tmp_path / "trace")
-    without = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
+    without = score_view(TraceView(read_traces(tmp_path / "trace")), ["peak_memory"]).metrics["peak_memory"]
     (tmp_path / "result.json").write_text(json.dumps({"peak_memory_bytes": [700, 900], "memory_kind": "rss"}))
-    found = score_traces(read_traces(tmp_path / "trace"), names=["peak_memory"]).metrics["peak_memory"]
+    found = score_view(TraceView(read_traces(tmp_path / "trace")), ["peak_memory"]).metrics["peak_memory"]
     assert (found.value, found.status, found.per_rank) == (900.0, Status.OK, {0: 700.0, 1: 900.0})
     assert "result.json" in found.detail
     assert without.value != 900.0

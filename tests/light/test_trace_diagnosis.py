@@ -17,7 +17,7 @@ from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
-from cclsearch.trace.score import score_traces
+from cclsearch.trace.score import score_view
 from cclsearch.trace.timeline import draw_breakdown, find_lanes
 from cclsearch.trace.view import TraceView
 
@@ -176,7 +176,7 @@ def test_ranks_without_steps_beside_ranks_with_steps_are_named():
     trace = TraceView(make_set([marked.table(), unmarked.table()]))
     whose = "no step markers on 1 of 2 ranks: 1"
     assert whose in diagnose_trace(trace).sentences[0]
-    assert whose in score_traces(trace.trace_set).metrics["compute_frac"].detail
+    assert whose in score_view(trace).metrics["compute_frac"].detail
 
 
 def test_calls_are_counted_in_whole_digits():
@@ -190,7 +190,7 @@ def test_collectives_of_unknown_size_that_differ_are_described_in_words():
     timelines = [Timeline(rank, 2) for rank in range(2)]
     for timeline, kind in zip(timelines, (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL), strict=True):
         timeline.collective(0, 10, kind, None)
-    wait = score_traces(make_set([timeline.table() for timeline in timelines])).metrics["comm_wait_frac"]
+    wait = score_view(TraceView(make_set([timeline.table() for timeline in timelines]))).metrics["comm_wait_frac"]
     assert "is all_reduce on rank 0, all_to_all on rank 1" in wait.detail
 
 
@@ -199,7 +199,7 @@ def test_without_device_events_there_is_no_diagnosis():
     timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1)
     with pytest.raises(NotAvailable):
         diagnose([timeline.table()])
-    assert score_traces(make_set([timeline.table()])).diagnosis is None
+    assert score_view(TraceView(make_set([timeline.table()]))).diagnosis is None
 
 
 def test_control_characters_and_markup_in_trace_names_are_removed():

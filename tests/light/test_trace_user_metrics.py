@@ -22,8 +22,8 @@ from cclsearch.trace.events import (
     TraceSet,
 )
 from cclsearch.trace.metric import Draft, NotAvailable, Status, metric
-from cclsearch.trace.score import score_traces
-from cclsearch.trace.view import RankView
+from cclsearch.trace.score import score_view
+from cclsearch.trace.view import RankView, TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -37,7 +37,7 @@ def temporary_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_metric_has_a_reason_if_nothing_was_read():
     nothing = TraceSet({}, "not_available", (Reason.UNREADABLE,), "the file is not a trace")
-    score = score_traces(nothing)
+    score = score_view(TraceView(nothing))
     assert set(score.metrics) == set(METRICS.names())
     for result in score.metrics.values():
         assert (result.value, result.status, result.reason) == (None, Status.NOT_AVAILABLE, Reason.UNREADABLE)
@@ -59,7 +59,7 @@ def empty_tables() -> list[EventTable]:
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.filterwarnings("error")
 def test_degenerate_tables_give_reasons_and_no_warnings(which):
-    score = score_traces(make_set([empty_tables()[which]]), card=make_card(), config=Config(pp=2))
+    score = score_view(TraceView(make_set([empty_tables()[which]]), card=make_card(), config=Config(pp=2)))
     for name, result in score.metrics.items():
         assert "raised" not in result.detail, f"{name}: {result.detail}"
         assert result.value is None or math.isfinite(result.value)

@@ -12,6 +12,7 @@ from cclsearch.trace.events import Collective, CollectiveKind, Reason
 from cclsearch.trace.intervals import covered_ns, total_ns, unite_spans
 from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import TraceView, require_windows
 
 
@@ -93,7 +94,7 @@ def measure_pipeline_bubble(trace: TraceView) -> Draft:
     value = float(np.mean([np.mean(values) for values in by_stage.values()]))
     missing = "a pipeline stage has no trace" if len(by_stage) < stages else trace.device_count_caveat
     reason = Reason.RANKS_MISSING if missing else None
-    return Draft(value, shares, n_steps=trace.num_steps, reason=reason, detail=missing, inputs=inputs)
+    return Draft(value, shares, reason=reason, detail=missing, inputs=inputs)
 
 
 def count_micro_batches(trace: TraceView) -> int | None:
@@ -164,8 +165,4 @@ def measure_moe_frac(trace: TraceView) -> Draft:
         moe = rows[view.table.name_class[view.table.name_id[rows]] == ComputeClass.MOE]
         total = covered_ns(view.compute_M2, windows_W2).sum()
         shares[rank] = float(covered_ns(view.merge_rows(moe), windows_W2).sum() / total) if total else None
-    found = [share for share in shares.values() if share is not None]
-    if not found:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no compute was recorded")
-    reason = trace.window_reason
-    return Draft(float(np.mean(found)), shares, reason=reason, detail="over the whole file" if reason else "")
+    return mean_over_ranks(shares, missing=NotAvailable(Reason.NO_GPU_EVENTS, "no compute was recorded"))

@@ -23,6 +23,7 @@ from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.communication import find_caveat
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 
 MIN_BANDWIDTH_BYTES = 1 << 20
@@ -175,19 +176,16 @@ def measure_comm_volume(trace: TraceView) -> Draft:
             wire[kinds[call_id]] += carried / per_step / len(trace.ranks)
             size = view.table.collectives[call_id].message_bytes or 0
             message[kinds[call_id]] += size / per_step / len(trace.ranks)
-    found = [volume for volume in volumes.values() if volume is not None]
-    if not found:
-        raise _explain_no_samples(trace)
     reason, detail = _volume_caveat(trace, min(shares))
     detail = detail or (explain_no_communication(trace) if trace.is_timed else "")
     inputs: dict[str, JsonValue] = {
         "wire_bytes_by_collective": dict(wire),
         "message_bytes_by_collective": dict(message),
         "message_bytes": sum(message.values()),
-        "all_ranks_bytes": sum(found),
+        "all_ranks_bytes": sum(filter(None, volumes.values())),
         "sized_share_of_comm_time" if trace.is_timed else "sized_share_of_calls": min(shares),
     }
-    return Draft(float(np.mean(found)), volumes, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return mean_over_ranks(volumes, inputs, reason=reason, detail=detail, missing=_explain_no_samples(trace))
 
 
 def _rows_of_steps(view: RankView) -> Int64s:
@@ -205,10 +203,9 @@ def _volume_caveat(trace: TraceView, share: float) -> tuple[Reason | None, str]:
     if share < MIN_SIZED_SHARE:
         of = "communication time has" if trace.is_timed else "communication calls have"
         return (Reason.NO_COLLECTIVE_ARGS, f"a lower bound: {share:.0%} of {of} a known size")
-    reason = trace.window_reason
-    if reason is None and trace.device_count_caveat and any(map(_has_unsized_groups, trace.ranks.values())):
+    if trace.device_count_caveat and any(map(_has_unsized_groups, trace.ranks.values())) and not trace.window_reason:
         return Reason.RANKS_MISSING, trace.device_count_caveat
-    return reason, "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
+    return None, ""
 
 
 def _has_unsized_groups(view: RankView) -> bool:

@@ -12,7 +12,7 @@ from cclsearch.trace.collectives import explain_no_communication, group_label, i
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.result import if_available
+from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import StepParts, TraceView, require_windows
 from cclsearch.trace.windows import first_reason
 
@@ -58,10 +58,8 @@ def measure_exposed_comm_frac(trace: TraceView) -> Draft:
     is the share of the rank that the others wait for."""
     draft = _measure_share(trace, lambda parts: parts.exposed_comm_ns_W)
     rank = find_least_waiting_rank(trace)
-    if rank is not None:
-        draft.inputs["at_least_waiting_rank"] = draft.per_rank.get(rank)
-        draft.inputs["least_waiting_rank"] = rank
-    return replace(draft, detail=explain_no_communication(trace) or draft.detail)
+    inputs = {"at_least_waiting_rank": draft.per_rank.get(rank), "least_waiting_rank": rank} if rank is not None else {}
+    return replace(draft, detail=explain_no_communication(trace) or draft.detail, inputs={**draft.inputs, **inputs})
 
 
 @metric("exposed_mem_frac", unit="fraction", better="lower", over="trace")
@@ -94,11 +92,7 @@ def measure_comm_time(trace: TraceView) -> Draft:
             trace,
             lambda call: "intra_node" if is_scale_up(call, call.group_size or world, domain) else "inter_node",
         )
-    reason = trace.window_reason
-    detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
-    detail = explain_no_communication(trace) or detail
-    value = float(np.mean(list(seconds.values())))
-    return Draft(value, seconds, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return mean_over_ranks(seconds, inputs, detail=explain_no_communication(trace))
 
 
 def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, JsonValue]:
@@ -125,13 +119,9 @@ def measure_overlap(trace: TraceView) -> Draft:
         hidden_ns[rank] = int(covered_ns(view.compute_M2, inside).sum())
     if not sum(comm_ns.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, explain_no_communication(trace))
-    reason = trace.window_reason
     return Draft(
         value=sum(hidden_ns.values()) / sum(comm_ns.values()),
         per_rank={rank: hidden_ns[rank] / ns if ns else None for rank, ns in comm_ns.items()},
-        n_steps=trace.num_steps,
-        reason=reason,
-        detail="over the whole file" if reason is Reason.NO_STEP_MARKERS else "",
         inputs={"comm_s": sum(comm_ns.values()) / 1e9, "hidden_s": sum(hidden_ns.values()) / 1e9},
     )
 

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import JsonValue
 
 from cclsearch.trace.events import DeviceInfo, LaunchShape, Reason
 from cclsearch.trace.intervals import Int64s, covered_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.efficiency import achieved_flops, describe_coverage, find_peak
+from cclsearch.trace.metrics.efficiency import achieved_flops, at_most_one, describe_coverage, find_peak
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 Floats = npt.NDArray[np.float64]
@@ -41,9 +41,7 @@ def measure_allocation_ratio(trace: TraceView) -> Draft:
         busy = float(covered_ns(view.compute_M2, view.windows.spans_W2).sum() / view.parts.window_ns_W.sum())
         coverages.append(coverage)
         ratios[rank] = coverage * busy
-    value = float(np.mean(list(ratios.values())))
-    inputs: dict[str, JsonValue] = {"sm_coverage": float(np.mean(coverages))}
-    return Draft(value, ratios, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+    return mean_over_ranks(ratios, {"sm_coverage": float(np.mean(coverages))})
 
 
 def resident_blocks(grid: LaunchShape, device: DeviceInfo) -> int | None:
@@ -69,11 +67,9 @@ def measure_wave_balance(trace: TraceView) -> Draft:
         bounded |= unknown
         waves = blocks / resident
         ratios[rank] = float(np.average(waves / np.ceil(waves), weights=view.table.dur_ns[rows]))
-    return Draft(
-        float(np.mean(list(ratios.values()))),
+    return mean_over_ranks(
         ratios,
-        n_steps=trace.num_steps,
-        reason=Reason.NO_GRID_INFO if bounded else trace.window_reason,
+        reason=Reason.NO_GRID_INFO if bounded else None,
         detail="the number of blocks that fit on an SM is unknown for some kernels: assumed to be 1" if bounded else "",
     )
 
@@ -100,19 +96,15 @@ def measure_resource_efficiency(trace: TraceView) -> Draft:
     memory = peak.memory_bytes_per_s
     roof = min(peak.flops, intensity * memory) if intensity and memory else peak.flops
     shares = {rank: one.per_s / roof for rank, one in found.items()}
-    value = float(np.mean(list(shares.values())))
-    if value > 1:
-        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the roofline: dtype or device differs from what ran")
     coverage, reason, partly = describe_coverage(found)
     without_bytes = "" if intensity else "bytes are not recorded: compared with the peak, not with the roofline"
-    return Draft(
-        value,
+    draft = mean_over_ranks(
         shares,
+        {"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity, "coverage": coverage},
         reason=reason,
         detail="; ".join(filter(None, (without_bytes, partly))),
-        n_steps=trace.num_steps,
-        inputs={"device": peak.device, "roof_flops": roof, "flop_per_byte": intensity, "coverage": coverage},
     )
+    return at_most_one(draft, "roofline")
 
 
 def _intensity(trace: TraceView) -> float | None:

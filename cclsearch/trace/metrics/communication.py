@@ -10,6 +10,7 @@ from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.matching import WORLD, Matching
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import TraceView
 
 
@@ -58,18 +59,16 @@ def measure_comm_wait_frac(trace: TraceView) -> Draft:
     shares: dict[int, float | None] = {
         rank: wait_ns[rank] / spent if spent else None for rank, spent in spent_ns.items()
     }
-    found = [share for share in shares.values() if share is not None]
     reason, detail = find_caveat(trace)
-    return Draft(
-        value=float(np.mean(found)),
-        per_rank=shares,
-        reason=reason,
-        detail=detail,
-        inputs={
+    return mean_over_ranks(
+        shares,
+        {
             "wait_s_by_rank": {str(rank): ns / 1e9 for rank, ns in wait_ns.items()},
             "comm_s_by_rank": {str(rank): ns / 1e9 for rank, ns in spent_ns.items()},
             "num_collectives": sum(len(group.calls_K) for group in matching.groups),
         },
+        reason=reason,
+        detail=detail,
     )
 
 

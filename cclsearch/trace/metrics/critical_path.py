@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.collectives import explain_no_communication
@@ -10,6 +9,7 @@ from cclsearch.trace.diagnosis.causes import Cause, median_causes
 from cclsearch.trace.diagnosis.critical_path import PATH_PARTS, require_launches, walk_critical_path
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import TraceView
 
 
@@ -23,15 +23,14 @@ def measure_what_if_link(trace: TraceView) -> Draft:
     if not any(len(view.comm_rows) for view in trace.ranks.values()):
         raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
     gains = {rank: causes[Cause.EXPOSED_TRANSFER] / 2 / sum(causes.values()) for rank, causes in by_rank.items()}
-    reason = trace.window_reason
+    reason = None
     detail = "upper bound"
     if trace.matching.is_empty:
-        reason = reason or trace.unmatched_reason
+        reason = trace.window_reason or trace.unmatched_reason
         detail = "upper bound; includes waiting, which faster links do not shorten"
     if absent := explain_no_communication(trace):
         detail = absent
-    value = float(np.mean(list(gains.values())))
-    return Draft(value, gains, n_steps=trace.num_steps, reason=reason, detail=detail, inputs={"is_bound": "upper"})
+    return mean_over_ranks(gains, {"is_bound": "upper"}, reason=reason, detail=detail)
 
 
 @metric("critical_path", unit="fraction", over="trace")

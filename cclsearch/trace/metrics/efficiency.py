@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import JsonValue
@@ -18,7 +18,7 @@ from cclsearch.trace.intervals import Int64s, total_ns
 from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
-from cclsearch.trace.result import if_available
+from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 
@@ -224,14 +224,14 @@ def measure_gemm_tflops(trace: TraceView) -> Draft:
     found = achieved_flops(trace)
     rates = {rank: one.per_s / 1e12 for rank, one in found.items()}
     coverage, reason, detail = describe_coverage(found)
+    draft = mean_over_ranks(rates, reason=reason, detail=detail)
     inputs: dict[str, JsonValue] = {
         "flops": sum(one.flops for one in found.values()),
         "kernel_s": sum(one.seconds for one in found.values()),
         "coverage": coverage,
+        "flops_per_s": 1e12 * draft.value,
     }
-    value = float(np.mean(list(rates.values())))
-    inputs["flops_per_s"] = 1e12 * value
-    return Draft(value, rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return replace(draft, inputs=inputs)
 
 
 @metric("hfu", unit="fraction", over="trace")
@@ -245,9 +245,14 @@ def measure_hfu(trace: TraceView) -> Draft:
         rank: one.flops / (float(trace.ranks[rank].parts.window_ns_W.sum()) / 1e9) / peak.flops
         for rank, one in found.items()
     }
-    value = float(np.mean(list(shares.values())))
-    if value > 1:
-        raise NotAvailable(Reason.NO_FLOPS_MODEL, f"{value:.2f} of the peak: dtype or device differs from what ran")
     coverage, reason, detail = describe_coverage(found)
     inputs: dict[str, JsonValue] = {"device": peak.device, "peak_flops": peak.flops, "coverage": coverage}
-    return Draft(value, shares, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return at_most_one(mean_over_ranks(shares, inputs, reason=reason, detail=detail), "peak")
+
+
+def at_most_one(draft: Draft, limit: str) -> Draft:
+    """Return the draft; raises NotAvailable if its share of that limit is above 1."""
+    if draft.value > 1:
+        said = f"{draft.value:.2f} of the {limit}: dtype or device differs from what ran"
+        raise NotAvailable(Reason.NO_FLOPS_MODEL, said)
+    return draft

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.diagnosis.gaps import CAUSES, DIAGNOSED, split_idle_ns
 from cclsearch.trace.metric import Draft, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import TraceView
 
 
@@ -32,5 +32,4 @@ def measure_idle_cause(trace: TraceView) -> Draft:
         "idle_s": idle / 1e9,
         "main": max(totals, key=lambda cause: totals[cause]),
     }
-    found = [share for share in shares.values() if share is not None]
-    return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+    return mean_over_ranks(shares, inputs)

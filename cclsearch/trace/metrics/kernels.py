@@ -11,6 +11,7 @@ from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.totals import seconds_by_class
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 
 SMALL_KERNEL_NS = 5_000
@@ -63,8 +64,7 @@ def measure_top_kernels(trace: TraceView) -> Draft:
         {"name": name, "seconds_per_step": seconds, "share": seconds / total}
         for name, seconds in list(families.items())[: 2 * NUM_TOP]
     ]
-    inputs: dict[str, JsonValue] = {"kernels": top, "by_class": _class_shares(trace)}
-    return Draft(share, reason=trace.window_reason, n_steps=trace.num_steps, inputs=inputs)
+    return Draft(share, inputs={"kernels": top, "by_class": _class_shares(trace)})
 
 
 def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
@@ -78,8 +78,7 @@ def measure_concentration(trace: TraceView) -> Draft:
     """Share of compute time of the largest kernel family. `inputs` has the share of the five largest."""
     share, families = _top_share(trace, 1)
     five, _ = _top_share(trace, NUM_TOP)
-    inputs: dict[str, JsonValue] = {"kernel": next(iter(families)), "top_5": five}
-    return Draft(share, reason=trace.window_reason, n_steps=trace.num_steps, inputs=inputs)
+    return Draft(share, inputs={"kernel": next(iter(families)), "top_5": five})
 
 
 def _require_kernels(view: RankView) -> Int64s:
@@ -109,11 +108,8 @@ def measure_small_kernel_frac(trace: TraceView) -> Draft:
         count_B += np.bincount(bins, minlength=len(_EDGES_US))
         seconds_B += np.bincount(bins, weights=dur_ns / 1e9, minlength=len(_EDGES_US))
         shares[rank] = float(dur_ns[dur_ns < SMALL_KERNEL_NS].sum() / dur_ns.sum()) if dur_ns.sum() else None
-    found = [share for share in shares.values() if share is not None]
-    if not found:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
-    inputs = _describe_durations(count_B, seconds_B)
-    return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+    missing = NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
+    return mean_over_ranks(shares, _describe_durations(count_B, seconds_B), missing=missing)
 
 
 def _describe_durations(count_B: npt.NDArray[np.float64], seconds_B: npt.NDArray[np.float64]) -> dict[str, JsonValue]:
@@ -147,8 +143,7 @@ def measure_launch_rate(trace: TraceView) -> Draft:
     inputs: dict[str, JsonValue] = {f"queue_depth_{name}": float(np.mean(v)) for name, v in depths.items() if v}
     reason = None if inputs else Reason.NO_LAUNCH_RECORDS
     detail = "" if inputs else "no launch records: the queue depth is not known"
-    value = float(np.mean(list(rates.values())))
-    return Draft(value, rates, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return mean_over_ranks(rates, inputs, reason=reason, detail=detail)
 
 
 def _queue_depths(view: RankView) -> Int64s:

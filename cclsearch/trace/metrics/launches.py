@@ -10,6 +10,7 @@ from pydantic import JsonValue
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 
 LONG_DELAY_NS = 100_000
@@ -58,9 +59,7 @@ def measure_launch_delay(trace: TraceView) -> Draft:
         "num_events_shorter_than_their_call": short_events,
         "coverage": launches / max(total, 1),
     }
-    return Draft(
-        float(np.mean(percentiles[50])), medians, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs
-    )
+    return mean_over_ranks(medians, inputs)
 
 
 @dataclass(frozen=True)

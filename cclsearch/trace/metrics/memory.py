@@ -9,6 +9,7 @@ from pydantic import JsonValue
 
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 
 _DIRECTIONS = (
@@ -64,8 +65,7 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
         "by_direction_bytes": {label: moved for label, (moved, _) in total.items()},
         "by_direction_s": {label: ns / 1e9 for label, (_, ns) in total.items()},
     }
-    known = [rate for rate in rates.values() if rate is not None]
-    return Draft(float(np.mean(known)), rates, detail=f"{direction} copies", inputs=inputs)
+    return mean_over_ranks(rates, inputs, detail=f"{direction} copies")
 
 
 @metric("peak_memory", unit="B", better="lower", over="trace", needs_times=False)

@@ -12,6 +12,7 @@ from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.flops import count_ops, count_undetermined
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 
 MAX_NAMES = 100
@@ -52,8 +53,7 @@ def measure_op_calls(trace: TraceView) -> Draft:
     inputs: dict[str, JsonValue] = {"by_name": _largest(by_name, len(calls)), "num_names": len(by_name)}
     if kernels:
         inputs["triton_kernels"] = _largest(kernels, len(calls))
-    value = float(np.mean([count for count in calls.values() if count is not None]))
-    return Draft(value, calls, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+    return mean_over_ranks(calls, inputs)
 
 
 @metric("op_flops", unit="FLOP/step", over="trace", needs_times=False)
@@ -72,14 +72,12 @@ def measure_op_flops(trace: TraceView) -> Draft:
         for name, total in enumerate(np.bincount(table.name_id[ops], weights=of_op, minlength=1).tolist()):
             if total:
                 by_name[table.names[name]] += total / steps
-    found = [value for value in flops.values() if value is not None]
-    if not found:
-        raise NotAvailable(Reason.NO_SHAPES, "no matrix product, attention or convolution records its shapes")
+    missing = NotAvailable(Reason.NO_SHAPES, "no matrix product, attention or convolution records its shapes")
     inputs: dict[str, JsonValue] = {
-        "by_operator": _largest(by_name, len(found)),
+        "by_operator": _largest(by_name, sum(value is not None for value in flops.values())),
         "num_calls": known,
         "num_calls_without_flops": unknown,
     }
-    reason = Reason.NO_SHAPES if unknown else trace.window_reason
+    reason = Reason.NO_SHAPES if unknown else None
     detail = f"a lower bound: the shapes of {unknown} of {unknown + known} calls do not determine it" if unknown else ""
-    return Draft(float(np.mean(found)), flops, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return mean_over_ranks(flops, inputs, reason=reason, detail=detail, missing=missing)

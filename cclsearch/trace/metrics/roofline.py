@@ -201,8 +201,7 @@ def _draft(trace: TraceView, bounds: Bounds, seconds: float) -> Draft:
     return Draft(
         seconds / bounds.total_s,
         n_ranks=len(trace.ranks),
-        n_steps=trace.num_steps,
-        reason=trace.window_reason if full else Reason.NO_SHAPES,
+        reason=None if full else Reason.NO_SHAPES,
         detail=_describe_coverage(bounds, full),
         inputs=_inputs(bounds),
     )

@@ -50,7 +50,7 @@ def measure_scaling_efficiency(trace: TraceView) -> Draft:
     assumed = "" if stated else "assumes the same batch: no card states it"
     return Draft(
         value=value,
-        n_steps=min(here.n_steps, there.n_steps),
+        n_steps=min(here.n_steps or 0, there.n_steps or 0),
         reason=here.reason or there.reason or reason,
         detail="; ".join(filter(None, (f"{rule} scaling", assumed, caveat))),
         inputs={

@@ -11,6 +11,7 @@ from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, total_ns, unite_spans
 from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 
@@ -38,7 +39,6 @@ def _measure_covered(
         summed.append(float(view.table.dur_ns[view.in_windows(rows)].sum()) / 1e9 / max(len(windows_W2), 1))
         whole.append(total_ns(spans) / 1e9)
         whole_sum.append(float(view.table.dur_ns[rows].sum()) / 1e9)
-    reason = trace.window_reason
     inputs: dict[str, JsonValue] = {
         "max_s": max(covered.values()),
         "summed_s": float(np.mean(summed)),
@@ -46,9 +46,7 @@ def _measure_covered(
         "whole_file_summed_s": float(np.mean(whole_sum)),
         **(more or {}),
     }
-    detail = "over the whole file" if reason is Reason.NO_STEP_MARKERS else ""
-    value = float(np.mean(list(covered.values())))
-    return Draft(value, covered, n_steps=trace.num_steps, reason=reason, detail=detail, inputs=inputs)
+    return mean_over_ranks(covered, inputs)
 
 
 def _kernels(view: RankView) -> Int64s:
@@ -99,9 +97,7 @@ def measure_busy_frac(trace: TraceView) -> Draft:
     for view in trace.ranks.values():
         spans = unite_spans(view.compute_M2, view.comm_M2) if len(view.comm_rows) else view.compute_M2
         kernels.append(float(covered_ns(spans, view.windows.spans_W2).sum() / view.parts.window_ns_W.sum()))
-    value = float(np.mean(list(shares.values())))
-    inputs: dict[str, JsonValue] = {"kernels_only": float(np.mean(kernels))}
-    return Draft(value, shares, n_steps=trace.num_steps, reason=trace.window_reason, inputs=inputs)
+    return mean_over_ranks(shares, {"kernels_only": float(np.mean(kernels))})
 
 
 @metric("comm_kernel_frac", unit="fraction", better="lower", over="trace")
@@ -113,10 +109,7 @@ def measure_comm_kernel_frac(trace: TraceView) -> Draft:
         comm = float(view.table.dur_ns[view.in_windows(view.comm_rows)].sum())
         both = comm + float(view.table.dur_ns[view.in_windows(view.compute_kernels)].sum())
         shares[rank] = comm / both if both else None
-    found = [share for share in shares.values() if share is not None]
-    if not found:
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no kernel was recorded")
-    return Draft(float(np.mean(found)), shares, n_steps=trace.num_steps, reason=trace.window_reason)
+    return mean_over_ranks(shares, missing=NotAvailable(Reason.NO_GPU_EVENTS, "no kernel was recorded"))
 
 
 @metric("comm_calls", unit="calls/step", over="trace", needs_times=False)
@@ -137,9 +130,9 @@ def measure_comm_calls(trace: TraceView) -> Draft:
         "by_collective": {kind: by_collective[kind] for kind in sorted(by_collective, key=lambda k: -by_collective[k])},
         "whole_file_all_ranks": sum(len(view.comm_rows) for view in trace.ranks.values()),
     }
-    value = float(np.mean([count for count in counts.values() if count is not None]))
-    detail = "" if inputs["whole_file_all_ranks"] else "no communication was recorded"
-    return Draft(value, counts, n_steps=trace.num_steps, reason=trace.window_reason, detail=detail, inputs=inputs)
+    return mean_over_ranks(
+        counts, inputs, detail="" if inputs["whole_file_all_ranks"] else "no communication was recorded"
+    )
 
 
 @metric("comm_mean_time", unit="s", better="lower", over="trace")
@@ -165,5 +158,4 @@ def measure_comm_mean_time(trace: TraceView) -> Draft:
     transfers = [group.transfer_ns_K for group in trace.matching.groups] if len(trace.ranks) > 1 else []
     inputs: dict[str, JsonValue] = {"by_collective": by_collective}
     inputs["transfer_mean_s"] = float(np.concatenate(transfers).mean()) / 1e9 if transfers else None
-    reason = trace.window_reason
-    return Draft(float(np.mean(everything)), per_rank, n_steps=trace.num_steps, reason=reason, inputs=inputs)
+    return Draft(float(np.mean(everything)), per_rank, inputs=inputs)
