@@ -13,7 +13,9 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
+
+from cclsearch.core.atomic_file import NEW_FILE_MODE
 
 RESULT_BYTES = 64 * 2**20
 """Largest `result.json` and largest log of requests that are read."""
@@ -48,6 +50,12 @@ def open_job_file(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise _refuse(path, mode)
     return os.fdopen(descriptor, "rb")
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """The file, made if missing, to read and append to without waiting and without following a link; else OSError."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    return cast(BinaryIO, open(os.open(path, flags, NEW_FILE_MODE), "ab+", buffering=0))
 
 
 def has_job_file(path: Path) -> bool:

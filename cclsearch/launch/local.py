@@ -23,7 +23,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.lock_file import hold_file, is_held
 from cclsearch.core.values import Count, Failure, FailureKind, Model, Number, PositiveCount, Provenance, TimeLimit
-from cclsearch.launch import spread
+from cclsearch.launch import network_namespaces
 from cclsearch.launch.base import (
     Check,
     Handle,
@@ -241,7 +241,7 @@ class LocalLauncher:
                 f"namespaces_per_node={self.settings.namespaces_per_node}",
             ]
             words += [f"places={','.join(map(str, payload.places))}"] if payload.places else []
-            return [self.python, str(Path(spread.__file__)), script, *words]
+            return [self.python, str(Path(network_namespaces.__file__)), script, *words]
         if self.framework.runner == "process" or (self.settings.fork_ranks and self.framework.forks_ranks):
             return [self.python, script]
         runner = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.payload.num_ranks)]

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from cclsearch.core.atomic_file import NEW_FILE_MODE
 from cclsearch.core.errors import UserError
-from cclsearch.core.job_file import JobFileError, read_job_bytes
+from cclsearch.core.job_file import JobFileError, open_to_append, read_job_bytes
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Model, Number
@@ -110,17 +109,13 @@ def add_note(folder: Path, text: str, trial: int | None = None) -> None:
 
 def _append(folder: Path, added: Sequence[Annotation]) -> None:
     path, data = folder / ANNOTATIONS_FILE, "".join(f"{line.model_dump_json()}\n" for line in added).encode()
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags, NEW_FILE_MODE)
-        try:
-            size = os.fstat(descriptor).st_size
+        with open_to_append(path) as file:
+            size = file.seek(0, os.SEEK_END)
             if size + len(data) > MAX_BYTES:
                 raise UserError(f"{str(path)!r} would have more than {MAX_BYTES >> 20} MiB")
-            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, b"\n" * is_torn + data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            is_torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            file.write(b"\n" * is_torn + data)
+            os.fsync(file.fileno())
     except OSError as error:
         raise UserError(f"cannot write to {str(path)!r}: {error.strerror or error}") from None

@@ -18,7 +18,7 @@ from typing import IO, BinaryIO, cast
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE
 from cclsearch.core.content import TRIALS_FOLDER
-from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, read_job_text
+from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, open_to_append, read_job_text
 from cclsearch.core.secrets.redact import MASK, Masker, redact
 from cclsearch.core.text import count_of
 from cclsearch.record.state import RunState
@@ -66,16 +66,12 @@ class LogMasker:
 
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder
-        self._queue: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        self._queue: queue.Queue[Path] = queue.Queue()
         self._thread: threading.Thread | None = None
-        self._waiting = 0
-        self._changed = threading.Condition()
         self._done: set[str] | None = None
 
     def add(self, folder: Path) -> None:
         """Mask the logs of this folder soon."""
-        with self._changed:
-            self._waiting += 1
         self._queue.put(folder)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="mask logs", daemon=True)
@@ -108,22 +104,20 @@ class LogMasker:
             seconds += _WAIT_S
             if seconds == _LONG_WAIT_S:
                 tell(
-                    f"masking secrets in the logs and traces of {count_of(self._waiting, 'folder')}. "
+                    f"masking secrets in the logs and traces of {count_of(self._queue.unfinished_tasks, 'folder')}. "
                     "Ctrl-C leaves the rest to `ccl-search resume`"
                 )
 
     def _is_done(self) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, _WAIT_S)
+        with self._queue.all_tasks_done:
+            return self._queue.all_tasks_done.wait_for(lambda: not self._queue.unfinished_tasks, _WAIT_S)
 
     def _work(self) -> None:
         while True:
             folder = self._queue.get()
             with contextlib.suppress(OSError):  # such as a full disk: `resume` masks what is left
                 self._mask(folder)
-            with self._changed:
-                self._waiting -= 1
-                self._changed.notify_all()
+            self._queue.task_done()
 
     def _mask(self, folder: Path) -> None:
         done = self._read_done()
@@ -138,26 +132,15 @@ class LogMasker:
                 _scrub(path)
                 identity = _identity(path.lstat())
                 done.add(identity)
-                with contextlib.suppress(OSError):  # without its line, `resume` looks at the log again
-                    _append_line(self._folder / DONE_FILE, identity)
+                with contextlib.suppress(OSError), open_to_append(self._folder / DONE_FILE) as file:
+                    file.write(f"{identity}\n".encode())  # without its line, `resume` looks at the log again
 
     def _read_done(self) -> set[str]:
         if self._done is None:
-            try:
-                self._done = set(read_job_text(self._folder / DONE_FILE, RESULT_BYTES).splitlines())
-            except (OSError, JobFileError):  # the run folder is within a job's reach
-                self._done = set()
+            self._done = set()
+            with contextlib.suppress(OSError, JobFileError):  # the run folder is within a job's reach
+                self._done |= set(read_job_text(self._folder / DONE_FILE, RESULT_BYTES).splitlines())
         return self._done
-
-
-def _append_line(path: Path, line: str) -> None:
-    """Append to a file without waiting for a reader and without following a link; OSError if that is impossible."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, NEW_FILE_MODE)
-    try:
-        os.write(descriptor, f"{line}\n".encode())
-    finally:
-        os.close(descriptor)
 
 
 def _rename_files(folder: Path) -> None:

@@ -33,26 +33,25 @@ class TrackingView:
     """The trackers of a run; `watch` is called after each event of its ledger."""
 
     def __init__(self, folder: Path, spec: RunSpec, targets: Sequence[LogTarget], tell: Callable[[str], None]) -> None:
-        self._spec = spec
-        self._folder = folder
-        self._tell = tell
-        search = describe_search(spec)
-        self._writers = [TargetWriter(folder, search, target, tell) for target in targets]
+        self._folder, self._spec, self._targets, self._tell = folder, spec, targets, tell
+        self._writers: list[TargetWriter] = []
 
     def open(self, state: RunState) -> None:
         """Begin with the trials that are finished already."""
-        if not self._writers:
+        if not self._targets:
             return
+        search = describe_search(self._spec)
         finished = [self._describe(state, number) for number, trial in state.trials.items() if trial.is_finished]
+        self._writers = [TargetWriter(self._folder, search, target, finished, self._tell) for target in self._targets]
         for writer in self._writers:
-            writer.start(finished)
+            writer.start()
 
     def watch(self, event: Event, state: RunState) -> None:
         """Hand on a trial that finished, or whose verdict changed."""
         if self._writers and isinstance(event, TrialFinished | TrialRevised):
             trial = self._describe(state, event.trial)
             for writer in self._writers:
-                writer.put(trial)
+                writer.queue.put(trial)
 
     def close(self, state: RunState, *, wait_s: float | None = CLOSE_WAIT_S) -> None:
         """Let the trackers write the rest, at most `wait_s` together (None: as long as it takes)."""
@@ -60,13 +59,13 @@ class TrackingView:
         summary = f"best: trial {best.number}, {dict(best.config)}" if best else "no trial was admitted"
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         for writer in self._writers:
-            writer.finish(is_finished=state.ended is not None, summary=one_line(redact(summary), 500))
+            writer.queue.put((state.ended is not None, one_line(redact(summary), 500)))
         for writer in self._writers:
-            left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
-            if not writer.wait(left_s):
+            writer.join(None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0))
+            if writer.is_alive():
                 self._tell(
-                    f"{writer.name} has not written everything after {wait_s:.0f} s; later:"
-                    f" ccl-search export {self._folder.name} --log-to {writer.name}"
+                    f"{writer.target.name} has not written everything after {wait_s:.0f} s; later:"
+                    f" ccl-search export {self._folder.name} --log-to {writer.target.name}"
                 )
 
     @property
@@ -78,85 +77,60 @@ class TrackingView:
         return describe_trial(self._spec, state.trials[number], state.best)
 
 
-class TargetWriter:
-    """Writes into one tracker, in a thread that dies with the process."""
+class TargetWriter(threading.Thread):
+    """Writes into one tracker, in a thread that dies with the process; `tracking.jsonl` has a line per written trial.
 
-    def __init__(self, folder: Path, search: TrackedSearch, target: LogTarget, tell: Callable[[str], None]) -> None:
-        self.name = target.name
-        self.problem = ""
-        """Why the tracker was given up; empty while it works."""
-        self._written = WrittenTrials(folder / WRITTEN_FILE, target.text)
-        self._search = search
-        self._tracker = target.tracker
-        self._tell = tell
-        self._queue: SimpleQueue[TrackedTrial | tuple[bool, str]] = SimpleQueue()
-        self._finished: list[TrackedTrial] = []
-        self._thread = threading.Thread(target=self._run, name=f"log-to {self.name}", daemon=True)
+    Begins with the trials that are `finished` already, unless the tracker has them as they are.
+    """
 
-    def start(self, finished: list[TrackedTrial]) -> None:
-        """Begin; `finished` are the trials until now."""
-        self._finished = finished
-        self._thread.start()
+    def __init__(
+        self,
+        folder: Path,
+        search: TrackedSearch,
+        target: LogTarget,
+        finished: Sequence[TrackedTrial],
+        tell: Callable[[str], None],
+    ) -> None:
+        super().__init__(name=f"log-to {target.name}", daemon=True)
+        self.target, self.problem = target, ""
+        self.queue: SimpleQueue[TrackedTrial | tuple[bool, str]] = SimpleQueue()
+        """Trials to write; last, whether the search has ended, and a summary."""
+        self._search, self._finished, self._tell = search, finished, tell
+        self._path = folder / WRITTEN_FILE
 
-    def put(self, trial: TrackedTrial) -> None:
-        """Write a trial soon."""
-        self._queue.put(trial)
-
-    def finish(self, *, is_finished: bool, summary: str) -> None:
-        """End after what was put before."""
-        self._queue.put((is_finished, summary))
-
-    def wait(self, wait_s: float | None) -> bool:
-        """Return whether everything is written, or given up, within that time."""
-        self._thread.join(wait_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write until the queue says that the search has ended; a tracker that raises is given up."""
+        tracker = self.target.tracker
         try:
-            known = self._written.read() if self._tracker.begin(self._search) else {}
+            known = self._read_written() if tracker.begin(self._search) else {}
             for trial in self._finished:
                 if known.get(trial.number) != trial.sha256:
                     self._log(trial)
-            while isinstance(item := self._queue.get(), TrackedTrial):
+            while isinstance(item := self.queue.get(), TrackedTrial):
                 self._log(item)
-            is_finished, summary = item
-            self._tracker.end(is_finished=is_finished, summary=summary)
+            tracker.end(is_finished=item[0], summary=item[1])
         except (Exception, SystemExit) as error:  # a tracker's package may raise anything
             reason = one_line(redact(f"{type(error).__name__}: {error}"), 200)
-            self.problem = f"--log-to {self.name} writes no more ({reason}); the search is not affected"
+            self.problem = f"--log-to {self.target.name} writes no more ({reason}); the search is not affected"
             self._tell(self.problem)
 
-    def _log(self, trial: TrackedTrial) -> None:
-        self._tracker.log_trial(trial)
-        self._written.add(trial)
-
-
-class WrittenTrials:
-    """The trials that a target has, as `tracking.jsonl` says: one line per trial that was written."""
-
-    def __init__(self, path: Path, target: str) -> None:
-        self._path = path
-        self._target = redact(target)
-
-    def read(self) -> dict[int, str]:
-        """Return trial -> hash of what was written last; lines that cannot be read do not count."""
+    def _read_written(self) -> dict[int, str]:
+        """Return trial -> hash of what the tracker has of it; lines that cannot be read do not count."""
         found: dict[int, str] = {}
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except OSError:
-            return found
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                entry = orjson.loads(line)
-                if entry["target"] == self._target:
-                    found[int(entry["trial"])] = str(entry["sha256"])
+        with contextlib.suppress(OSError):
+            for line in self._path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    entry = orjson.loads(line)
+                    if entry["target"] == redact(self.target.text):
+                        found[int(entry["trial"])] = str(entry["sha256"])
         return found
 
-    def add(self, trial: TrackedTrial) -> None:
-        """Note that the tracker has a trial as it is; without the note, it is only written again."""
-        line = orjson.dumps({"target": self._target, "trial": trial.number, "sha256": trial.sha256})
+    def _log(self, trial: TrackedTrial) -> None:
+        """Write a trial, and note that the tracker has it as it is; without the note, it is only written again."""
+        self.target.tracker.log_trial(trial)
+        note = {"target": redact(self.target.text), "trial": trial.number, "sha256": trial.sha256}
         with contextlib.suppress(OSError), self._path.open("ab") as file:
-            file.write(line + b"\n")
+            file.write(orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def write_run(folder: Path, spec: RunSpec, state: RunState, targets: Sequence[LogTarget]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.shaped_links import can_shape, shaped
 from cclsearch.cli import main
-from cclsearch.launch import spread
+from cclsearch.launch import network_namespaces
 from cclsearch.launch.profile import load_profile
 
 
@@ -68,7 +68,7 @@ def test_namespaces_are_the_devices_of_a_node(tmp_path):
     (tmp_path / "say.py").write_text(SAY)
     with shaped([[100.0] * 4 for _ in range(4)]) as names:
         words = ["ranks=4", "per_node=2", "namespaces_per_node=2", "places=1,0,3,2", f"namespaces={','.join(names)}"]
-        command = [sys.executable, spread.__file__, str(tmp_path / "say.py"), *words]
+        command = [sys.executable, network_namespaces.__file__, str(tmp_path / "say.py"), *words]
         assert subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, check=False).returncode == 0
     said = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(4)]
     assert [each[0] for each in said] == ["10.201.0.2", "10.201.0.1", "10.201.0.4", "10.201.0.3"]
