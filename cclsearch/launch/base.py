@@ -18,8 +18,9 @@ from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.contract import TrialInput
 from cclsearch.space.table import Space
 
+# Output of programs such as scontrol and gcloud may name secrets.
 Masked = Annotated[str, AfterValidator(lambda text: redact(text))]
-"""What programs such as scontrol and gcloud print may name secrets."""
+"""Text with its secrets masked."""
 
 
 class Job(Model):
@@ -40,7 +41,7 @@ class Job(Model):
 
 
 class Handle(Model):
-    """What is needed to find a submitted job again; stored in the ledger as it is."""
+    """Identifies a submitted job, so that it is found again; stored in the ledger as it is."""
 
     launcher: str
     job_name: str
@@ -80,7 +81,7 @@ class Check(Model):
     ok: bool
     detail: Masked
     remedy: Masked = ""
-    """What to do about it; empty if `ok`."""
+    """Step that fixes it; empty if `ok`."""
 
     @classmethod
     def of(cls, name: str, ok: bool, detail: str, remedy: str = "") -> Self:
@@ -147,10 +148,10 @@ class Cleaner(Protocol):
 
 @runtime_checkable
 class StartWarner(Protocol):
-    """A launcher that can say before the first trial what would spoil the measurements."""
+    """A launcher that can warn before the first trial of whatever would spoil the measurements."""
 
     def warn_at_start(self) -> str | None:
-        """Return a line with what was found and what to do; None if nothing was found."""
+        """Return a line with the finding and the remedy; None if nothing was found."""
 
 
 @runtime_checkable
@@ -158,7 +159,7 @@ class StartRefuser(Protocol):
     """A launcher that can see at once that no job could start here."""
 
     def refuse_at_start(self) -> None:
-        """Raise UserError, with what is missing and what to do, before a new run has a folder."""
+        """Raise UserError, with the missing part and the remedy, before a new run has a folder."""
 
 
 @runtime_checkable
@@ -198,7 +199,7 @@ class Launcher(Protocol):
         """Return the job script as it would be submitted: for `job.sh`, `--dry-run` and `best`."""
 
     def check(self) -> list[Check]:
-        """Check whether this launcher works here; each failed check says what to do."""
+        """Check whether this launcher works here; each failed check has a remedy."""
 
     def close(self) -> None:
         """Close connections; jobs keep running."""

@@ -66,9 +66,9 @@ _NOT_REPORTED = frozenset(
 """Kinds that a job does not know of itself: reported, they would end the search, or repeat the trial for nothing."""
 _RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
 _AGENT_PREFIX = re.compile(r"^E\d{4} [\d:.]+ +\d+ \S+\.py:\d+\] ")
-"""What torch.distributed.elastic puts before each line of a traceback that it logs."""
+"""Prefix of torch.distributed.elastic on each line of a traceback that it logs."""
 _SUMMARY_INDENT = "  "
-"""What its summary of failures puts before the exception of the first one."""
+"""Prefix of the first exception in its summary of failures."""
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Config)|JaxRuntimeError)(?::|$)"
 )
@@ -83,7 +83,7 @@ _WRAPPER = re.compile(
 
 
 def clear_results(trial_dir: Path, *files: str) -> None:
-    """Remove results of an earlier attempt that would be read as this one's, and these files, whatever they are."""
+    """Remove results of an earlier attempt, and these files or folders, so that they are not read as this one's."""
     for name in (RESULT_FILE, EVIDENCE_FILE, *files, TRACE_FOLDER, FAILURES_FOLDER):
         path = trial_dir / name
         if path.is_dir() and not path.is_symlink():
@@ -114,8 +114,8 @@ def collect_result(
 ) -> Result | Failure:
     """Return the run script's result, or the failure if there is no valid one; raises nothing for bad files.
 
-    `model` is the task's model of `result.json`.
-    `exit_code` and `signal` are what the launcher knows about the end; without them, the `exit_code` file is used.
+    `model` is the task's model of `result.json`. `exit_code` and `signal` are the launcher's; without them, the
+    `exit_code` file is used.
     """
     path = trial_dir / RESULT_FILE
     if has_job_file(path):
@@ -144,7 +144,7 @@ def explain_record(path: Path, model: type[Model]) -> str:
 
 
 def changed_record(problem: str) -> JobStatus:
-    """Return the failure of a job whose record was written where the job can write, and cannot be used now."""
+    """Return the failure of a job that has written over its own record, which is unusable now."""
     return JobStatus.failed(FailureKind.CRASHED, f"the trial changed its own record: {one_line(problem, 300)}")
 
 
@@ -195,7 +195,7 @@ def _validate_result(data: Any, model: type[Result]) -> Result | Failure:
 
 
 def _explain_violation(error: ValidationError) -> str:
-    """The first wrong field, what it must be, and what it is."""
+    """Return the first wrong field, its requirement and its value."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "the file"
     problem = "Input should be a JSON object" if first["type"] == "model_type" else first["msg"]
@@ -247,7 +247,7 @@ def _classify_files(trial_dir: Path) -> Failure | None:
 def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
     """Yield the last line of every traceback and every line of a native crash, with its rank.
 
-    A message that begins on a line of its own, as some of torch do, gives that line too.
+    A message that begins on a line of its own, as some of torch's do, gives that line too.
     """
     lines = text.splitlines()
     for number, raw in enumerate(lines):
@@ -281,7 +281,7 @@ def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failu
 
 
 def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None) -> Failure:
-    """A failure that a job reports itself; what only engine or launcher can know is a crash."""
+    """Return a failure that a job reports itself; a kind that only engine or launcher can know becomes a crash."""
     kind = FailureKind.CRASHED if kind in _NOT_REPORTED else kind
     return Failure(stage=stage, kind=kind, message=_shorten(message), rank=rank)
 

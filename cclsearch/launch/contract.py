@@ -21,20 +21,20 @@ from cclsearch.core.values import Config, Count, Failure, Joules, Model, NotNega
 RESULT_FILE = "result.json"
 CONFIG_FILE = "config.json"
 DEVICES_VARIABLE = "CCL_RANK_DEVICES"
-"""Device of each rank of a node, if it is not that of its local rank."""
+"""Device of each rank of a node, if it differs from the local rank's."""
 TRACE_FOLDER = "trace"
 EVIDENCE_FILE = "evidence.jsonl"
 """Single measurements, one per line, from which the task computes metrics itself; only if the task asks for them."""
 STDOUT_FILE = "stdout.log"
 STDERR_FILE = "stderr.log"
 PHASE_FILE = "phase"
-"""One word of `TrialPhase`, if the run script says what it does; for people who watch, nothing depends on it."""
+"""One word of `TrialPhase`, if the run script writes it; only for people who watch."""
 NONCE_MARK = "ccl-search::"
 """Start of the annotation in a trace that names the attempt: the attempt's nonce follows."""
 
 
 class TrialPhase(StrEnum):
-    """What a run script does at the moment."""
+    """Phase of a run script's work."""
 
     STARTING = "starting"
     WARM_UP = "warm-up"
@@ -45,14 +45,14 @@ class TrialPhase(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """How peak memory was measured."""
+    """Measurement of peak memory."""
 
     DEVICE = "device"
     """By the allocator of the accelerator."""
     RSS = "rss"
-    """As the resident set of a CPU process."""
+    """Resident set of a CPU process."""
     COMPILED = "compiled"
-    """As XLA's plan."""
+    """XLA's plan."""
 
 
 class RunStatus(StrEnum):
@@ -98,7 +98,7 @@ class TrialInput(Model):
 
     @property
     def moves_nodes(self) -> bool:
-        """Whether `places` needs more than another order of the devices inside nodes, the same in each."""
+        """Whether `places` needs more than one order of devices for all nodes."""
         return bool(self.places) and not self.devices
 
     @property
@@ -113,7 +113,7 @@ class TrialInput(Model):
 
 
 class TrialEnd(Model):
-    """The part of `result.json` that says how the run ended, whatever the task."""
+    """The part of `result.json`, for every task, that says how the run ended."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -124,7 +124,7 @@ class TrialEnd(Model):
 
 
 class TrialResult(TrialEnd):
-    """`result.json`: what ran, as measured by the run script."""
+    """`result.json`: the run as its script measured it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -133,7 +133,7 @@ class TrialResult(TrialEnd):
     """Peak memory by rank."""
     memory_kind: MemoryKind = MemoryKind.DEVICE
     versions: dict[str, str] = {}
-    """Package -> version of what ran (torch, nccl, jax, framework, python, driver)."""
+    """Package -> version in the run (torch, nccl, jax, framework, python, driver)."""
     devices: tuple[str, ...] = ()
     """Device name by rank."""
     hosts: tuple[str, ...] = ()
@@ -144,10 +144,11 @@ class TrialResult(TrialEnd):
     """Logical cores of the host that measured `foreign_cpu_cores`."""
     energy_j: Joules | None = None
     """Energy in joules of all accelerators per unit of the task's work, if power is recorded."""
+    # Bounded, since the ledger keeps them.
     metrics: dict[Annotated[str, Field(max_length=200)], Number] = Field(default={}, max_length=1000)
-    """Measurements of the script, by name: all that have no field of their own. Bounded, as the ledger keeps them."""
+    """Measurements of the script, by name, that have no field of their own."""
     recorded: StrictBool = False
-    """Whether it comes from a table of earlier measurements: nothing ran."""
+    """Whether a table of earlier measurements gave it: nothing ran."""
     simulated: StrictBool = False
     """Whether a model of the hardware computed it: nothing ran."""
     caller: StrictBool = False

@@ -1,4 +1,4 @@
-"""What a local job inherits from this process, and the shell script that does the same as its start."""
+"""Build the environment that a local job inherits from this process, and the shell script that starts with the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
 
 def inherited_environment(opted: Iterable[str] = ()) -> dict[str, str]:
-    """Return what a job on this machine inherits: the variables of `inherited.yaml`, and those that a profile names.
+    """Return the inherited variables of a job on this machine: those of `inherited.yaml`, and the profile's.
 
     `opted` are names or PREFIX_*; a secret is passed only if it is named exactly.
     """
@@ -33,7 +33,7 @@ def inherited_environment(opted: Iterable[str] = ()) -> dict[str, str]:
 
 
 def check_passed(opted: Iterable[str]) -> None:
-    """Raise ValueError if one of them is not a name or PREFIX_*, or is one of the engine's own."""
+    """Raise ValueError if one of them is neither a name nor PREFIX_*, or is the engine's own."""
     for pattern in opted:
         if not _PATTERN.fullmatch(pattern):
             raise ValueError(f"{pattern!r} is not the name of a variable, or PREFIX_*")

@@ -107,7 +107,7 @@ class InProcessLauncher:
         return f"# no job: the caller's function measures {job.payload.config}\n"
 
     def check(self) -> list[Check]:
-        """Return one line that says what can be measured with it."""
+        """Return one line on the measurements that are possible with it."""
         detail = "measures trials with a function of Python: `cclsearch.search(card, measure)`"
         return [Check(name="function", ok=True, detail=detail)]
 
@@ -138,7 +138,7 @@ class InProcessLauncher:
             _running.pop(job.trial_dir, None)
 
     def _measure(self, job: Job) -> None:
-        """Call the function and write `result.json`; what it raises is the trial's failure, except Ctrl-C."""
+        """Call the function and write `result.json`; its exception is the trial's failure, except Ctrl-C."""
         function, card = self._function, self._card
         assert function is not None, "the session gives the launcher its function"
         assert card is not None, "the session gives the launcher its card"
@@ -166,7 +166,7 @@ def _find_status(handle: Handle) -> JobStatus:
 
 
 def _make_result(card: Card, returned: object) -> TrialResult:
-    """The result of a call that returned; a failed one if that is not what a measurement is."""
+    """Return the result of a call that returned; a failed one if it returned no valid measurement."""
     try:
         metrics = _read_metrics(returned, TASKS.get(card.task).primary)
         return make_result(card, metrics, status=RunStatus.OK, caller=True)
@@ -180,7 +180,7 @@ class _BadReturn(ValueError):
 
 
 def _read_metrics(returned: object, primary: str) -> dict[str, float]:
-    """The metrics that a function returned; `_BadReturn` names the one that is wrong or missing."""
+    """Return the metrics that a function returned; `_BadReturn` names the wrong or missing one."""
     given = returned if isinstance(returned, Mapping) else {primary: returned}
     metrics = {}
     for name, value in given.items():
@@ -208,7 +208,7 @@ def _make_failed(card: Card, failure: Failure) -> TrialResult:
 
 
 def _explain(error: BaseException, outer: BaseException | None) -> Failure:
-    """The failure that an exception's root shows: what it was raised from; never an exception of the caller's own."""
+    """Return the failure for an exception, from the root of its causes; never of the caller's own kind."""
     root, seen = error, {id(outer)}
     while id(root) not in seen:
         seen.add(id(root))

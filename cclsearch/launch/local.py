@@ -55,7 +55,7 @@ from cclsearch.space.framework import Framework, load_framework
 
 JOB_FILE = "job.json"
 ALIVE_FILE = "job.lock"
-"""Held by the job's processes, so that it can be seen from another PID namespace whether they run."""
+"""The job's processes hold it, so that other PID namespaces see whether they run."""
 NAME_VARIABLE = "CCL_JOB_NAME"
 """Set in every process of a job, so that all of them can be found."""
 LIMIT_VARIABLE = "CCL_TIMEOUT_S"
@@ -76,8 +76,9 @@ class LocalJobRecord(Model):
     boot_id: str
     pid_ns: str = ""
     """PID namespace that `pid` is of."""
+    # The time limit uses `start_ticks`, which no clock change affects.
     started_s: Number
-    """Unix time of its start, for people: the time limit goes by `start_ticks`, which no clock changes."""
+    """Unix time of its start, for people."""
     timeout_s: TimeLimit
     oom_kills: Count
     """Processes that the kernel had killed for memory on this machine before the job started."""
@@ -116,10 +117,8 @@ class LocalLauncher:
         return load_framework(self.profile.require_framework())
 
     def warn_at_start(self) -> str | None:
-        """Return a line on the processes that use this machine before the first trial; None if there are next to none.
-
-        Less than half a core is what a desktop or a monitoring agent uses.
-        """
+        """Return a line on the processes that use this machine before the first trial; None below half a core."""
+        # A desktop or a monitoring agent uses less than half a core.
         load, cores = processes.measure_load(), os.cpu_count() or 1
         if load is None or load < _BUSY_CORES:
             return None
@@ -129,7 +128,7 @@ class LocalLauncher:
         )
 
     def refuse_at_start(self) -> None:
-        """Raise UserError about the first check that fails: what is missing here is missing in every trial."""
+        """Raise UserError about the first failed check: every trial would fail for the same reason."""
         failed = next((check for check in self.check() if not check.ok), None)
         if failed is not None:
             found = failed.detail if failed.name in failed.detail else f"{failed.name}: {failed.detail}"
@@ -172,7 +171,7 @@ class LocalLauncher:
         return list(found.values())
 
     def render(self, job: Job) -> str:
-        """Return a shell script that does what `submit` does."""
+        """Return a shell script that does the same as `submit`."""
         comment = f"trial {job.trial} of {job.run_id}: {job.payload.config}"
         return render_script(self._added(job), self._command(job), comment=comment)
 
@@ -390,7 +389,7 @@ def _identify(handle: Handle) -> processes.ProcessIdentity:
 def _is_running(handle: Handle) -> bool:
     """Whether the shell around the script runs, and is the job's: same boot, start time, name and folder.
 
-    In another PID namespace the job's lock says so; on a file system without locks, it counts as running until its
+    In another PID namespace the job's lock shows it; on a file system without locks, it counts as running until its
     time limit.
     """
     shell = _identify(handle)
@@ -407,7 +406,7 @@ def _is_running(handle: Handle) -> bool:
 def _is_of(handle: Handle, variables: Mapping[str, str]) -> bool:
     """Whether a process with these variables is of the job: another project may have a run of the same name.
 
-    The job of a run that was moved since has the folder's earlier path.
+    After a move of the run, its job still has the folder's earlier path.
     """
     if variables.get(NAME_VARIABLE) != handle.job_name:
         return False

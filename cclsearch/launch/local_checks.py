@@ -1,4 +1,4 @@
-"""Checks whether this machine has what trials of a framework need."""
+"""Check whether this machine has everything that trials of a framework need."""
 
 from __future__ import annotations
 

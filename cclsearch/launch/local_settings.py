@@ -15,8 +15,9 @@ class LocalSettings(Model):
 
     python: str | None = None
     """Interpreter of the run scripts; None: the one that runs the search."""
+    # Forked ranks share one import of torch.
     fork_ranks: bool = True
-    """Let a script that supports it fork its own ranks instead of torchrun: they share one import of torch."""
+    """Let a script that supports it fork its own ranks instead of torchrun."""
     max_parallel: int = Field(default=1, ge=1)
     """Trials at a time: several disturb each other's timing unless they share no resources."""
     poll_interval_s: float = Field(default=0.1, gt=0)

@@ -16,8 +16,9 @@ import time
 from collections.abc import Sequence
 
 POLL_S = 0.05
+# Each namespace has its own ports, so one number serves every job that runs alone in them.
 PORT = 29517
-"""Namespaces have ports of their own, so that one number serves every job that runs alone in them."""
+"""Port of the rendezvous."""
 
 
 def main(argv: Sequence[str]) -> int:

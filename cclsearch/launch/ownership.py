@@ -1,4 +1,4 @@
-"""Whose job is it: a copied run folder has the original's records, but its jobs write to the original and stay its own.
+"""Decide which run a job belongs to: a copied run folder has the original's records, but not its jobs.
 
 A folder that was moved is still the run: its jobs' recorded path is gone, and its inode is the recorded one.
 """
@@ -29,9 +29,9 @@ def read_inode(run_dir: Path | None) -> str:
 
 
 def is_own(run_dir: Path | None, trial_dir: Path, inode: str = "") -> bool:
-    """Whether a job that was started in `trial_dir` belongs to the run in `run_dir`, and not to one it is a copy of.
+    """Whether a job that started in `trial_dir` belongs to the run in `run_dir`, and not to one it is a copy of.
 
-    `inode` is that of the job's run folder when it was started; empty if it is not known.
+    `inode` is the job's run folder's when it started; empty if unknown.
     """
     recorded = run_folder_of(trial_dir)
     if run_dir is None or recorded is None or recorded == run_dir:
@@ -42,7 +42,7 @@ def is_own(run_dir: Path | None, trial_dir: Path, inode: str = "") -> bool:
 
 
 class RunPlace(Model):
-    """Where the run was when a record was written: in a copy of the run's folder, the record is the original's."""
+    """Place of the run when a record was written: in a copy of the run's folder, the record is the original's."""
 
     folder: Path
     inode: str
@@ -74,7 +74,7 @@ def is_own_handle(handle: Handle, run_dir: Path) -> bool:
 
 
 def move_handle(handle: Handle, run_dir: Path) -> Handle:
-    """Return the handle of a run's own job with its paths in the folder where the run is now."""
+    """Return the handle of a run's own job with its paths in the run's present folder."""
     recorded = run_folder_of(handle.trial_dir)
     if recorded is None or recorded == run_dir:
         return handle

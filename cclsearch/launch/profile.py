@@ -91,7 +91,7 @@ class Profile(Model):
 
 
 class LauncherFactory(Protocol):
-    """What `LAUNCHERS` holds: a launcher's class, or one that chooses between launchers."""
+    """A value of `LAUNCHERS`: a launcher's class, or a class that chooses between launchers."""
 
     def from_profile(self, profile: Profile) -> Launcher:
         """Return the launcher of a profile; UserError if one of its fields is wrong. It must not start anything."""
@@ -133,7 +133,7 @@ def links_places(profile: Profile) -> tuple[Path, Path]:
 
 
 def profile_from_mapping(data: object, *, name: str, source: Path | None = None) -> Profile:
-    """Return the profile that a parsed YAML file describes; UserError names the field that is wrong."""
+    """Return the profile that a parsed YAML file describes; UserError names the wrong field."""
     where = source or Path(name)
     if not isinstance(data, Mapping):
         found = one_line(repr(data), 80)
@@ -167,10 +167,10 @@ def make_launcher(profile: Profile, *, framework: str | None = None, run_dir: Pa
 
 
 def require_trusted_launch(profile: Profile) -> None:
-    """Raise UserError unless what the profile's jobs would run is the package's or a trusted project's.
+    """Raise UserError unless the package or a trusted project gives the command that the profile's jobs run.
 
-    The profile of a run folder counts as what its file says now: a copied run brings no command of its own. One without
-    a file was made by the program that calls.
+    A profile of a run folder counts as its file's content now: a copied run brings no command of its own. The calling
+    program made a profile without a file.
     """
     factory = LAUNCHERS.get(profile.launcher)
     if not getattr(factory, "runs_scripts", True):
@@ -193,7 +193,7 @@ def require_trusted_launch(profile: Profile) -> None:
 
 
 def list_commands(profile: Profile) -> dict[str, Any]:
-    """The fields of a profile that decide what runs: all but those that its launcher declares to be data."""
+    """Return the fields of a profile that decide what runs: all that its launcher does not declare to be data."""
     data: Collection[str] = getattr(LAUNCHERS.get(profile.launcher), "data_settings", frozenset())
     commands = {name: value for name, value in profile.settings.items() if name not in data}
     return commands | ({"environment": profile.environment} if profile.environment else {})

@@ -62,7 +62,7 @@ class SimulateLauncher:
         return f"# nothing runs: {job.payload.config} is simulated ({self.settings.describe()})\n"
 
     def check(self) -> list[Check]:
-        """Return what is simulated: nothing can fail."""
+        """Return a description of the simulation: nothing can fail."""
         given = self.settings.model_dump().items()
         chosen = ", ".join(
             f"{name} {value if isinstance(value, str) else f'{value:g}'}" for name, value in given if value != ""

@@ -57,7 +57,7 @@ class ReplayedSearch:
     best_over_optimum: tuple[float, ...]
     """Loss of the best over the optimum's, after each trial; the worst row's until one succeeds."""
     regret: tuple[float, ...]
-    """1 - value of the best / that of the optimum, after each trial; 1 until one succeeds."""
+    """1 - value of the best / value of the optimum, after each trial; 1 until one succeeds."""
     num_rows: int
     is_cell: bool
     """Whether it has a limit of its task."""
@@ -136,8 +136,10 @@ class RecordedTable:
         )
 
     def _judge(self, recorded: RecordedRow) -> tuple[float | None, float, dict[str, float]]:
-        """Return the loss of a row with status `ok`, None if it violates a constraint; the violation and the metrics,
-        which are of the load that counts if there are several."""
+        """Return the loss of a row with status `ok`, None if it violates a constraint; the violation and the metrics.
+
+        With several loads, the metrics are of the load that counts.
+        """
         chosen = self._task.choose_load(self._recording.card, recorded.loads)
         metrics = recorded.metrics if chosen is None else recorded.loads[chosen]
         violation = self._objective.violation(metrics)
@@ -236,7 +238,7 @@ def limit_recording(recording: Recording, limit: str) -> tuple[Recording, Object
 
 
 def list_problems(recordings: Sequence[Recording], labels: Sequence[str]) -> list[Problem]:
-    """Return what is searched: each recording, or its cells if its trials have several loads."""
+    """Return the problems to search: each recording, or its cells if its trials have several loads."""
     found = []
     for recording, label in zip(recordings, labels, strict=True):
         limits = task_of(recording.card).bench_limits

@@ -1,4 +1,4 @@
-"""Runs a search in its folder, or continues it: what `run`, `resume`, `sweep` and the Python API share."""
+"""Run a search in its folder, or continue it, for `run`, `resume`, `sweep` and the Python API."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.tracking.webhook import send_webhook
 
 Around = Callable[[RunWriter, Session], contextlib.AbstractContextManager[None]]
-"""What surrounds the trials of a search, such as a table on a terminal."""
+"""Context manager around the trials of a search, such as a table on a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What the user changes for the rest of a search; by default nothing."""
+    """The user's changes for the rest of a search; by default none."""
 
     budget: int = 0
     """Trials in all, if above the present number."""
@@ -42,11 +42,11 @@ class Changes:
     stop_early: bool = False
     max_node_hours: float | None = None
     events: Sequence[LlmLimitsSet] = ()
-    """What is recorded first, such as limits on the LLM."""
+    """Events to record first, such as limits on the LLM."""
     unknown: UnknownPolicy | None = None
-    """What becomes of trials that the ledger does not contain."""
+    """Treatment of trials that the ledger does not contain."""
     wanted: Wanted = field(default_factory=dict)
-    """What is added to the search space first."""
+    """Additions to the search space, made first."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def drive_search(
 
 @contextlib.contextmanager
 def tell_chat(webhook: str | None, folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """Post to a chat how the search in `folder` ended, or why it broke off; `tell` takes a note if that fails.
+    """Post to a chat how the search in `folder` ended or failed; `tell` takes a note if posting fails.
 
     `webhook` is the environment variable with the URL, which `choose_webhook` checked; None posts nothing.
     """
@@ -126,7 +126,7 @@ def _post(webhook: str, text: str, tell: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, continued: str) -> Iterator[None]:
-    """Turn an OSError while writing a run into a UserError that says what is kept and how to continue."""
+    """Turn an OSError while writing a run into a UserError with the files that remain and the way to continue."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""From which value of the primary metric on a trial may end early: it is slower than the best one beyond doubt."""
+"""Find the primary metric's value above which a trial may end early: it is slower than the best one beyond doubt."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def find_stop_above(spec: RunSpec, space: Space, state: RunState, trial: Trial) 
     """Return the value of the primary metric above which the trial cannot win; None if it must run to its end.
 
     Only trials of the search may end early, not repeats, and only if the objective is the primary metric or one that
-    follows from it (`Predictor.derived`). The limit is the slowest run of the best configuration so far, plus what the
-    difference of two runs exceeds with probability `DOUBT`, by the noise between runs as it is known.
+    follows from it (`Predictor.derived`). The limit is the slowest run of the best configuration so far, plus a
+    difference that two runs exceed with probability `DOUBT`, by the current estimate of the noise between runs.
     """
     task, best, row = task_of(spec.card), state.best, space.row(trial.config)
     is_allowed = spec.limits.early_stop and task.ends_early and spec.provenance is Provenance.MEASURED
@@ -59,7 +59,7 @@ def find_margin(noise: Noise) -> float:
 
 
 def _to_primary(spec: RunSpec, space: Space, row: int, value: float) -> float | None:
-    """Return the primary metric with which the row has that value of the objective's metric.
+    """Return the primary metric at which the row has that value of the objective's metric.
 
     None unless the objective is one metric that gets worse in proportion to the primary one.
     """

@@ -18,11 +18,11 @@ from cclsearch.space.opening import MAX_KNOBS, Extend, Opening, find_opening, fi
 from cclsearch.space.table import Knob, Space
 
 MAX_TIMES = 64
-"""How many times as many configurations a space may have after all growth."""
+"""Maximum ratio of the space's size after all growth to its first size."""
 MAX_ROWS = 2_000_000
-"""Maximum number of configurations after growth, whatever the space had before."""
+"""Maximum number of configurations after growth, for a space of any size."""
 MAX_GROWTHS = 8
-"""How often the space of one search may grow."""
+"""Maximum number of growths in one search."""
 
 Wanted = Mapping[str, Sequence[Value]]
 """Knob, variable or flag -> values to add."""
@@ -35,21 +35,21 @@ class GrownSpace:
     event: SpaceGrown
     space: Space
     added: Mapping[str, tuple[Value, ...]]
-    """Knob -> what this growth adds to it; a new knob also has its neutral value."""
+    """Knob -> values that this growth adds to it; a new knob also has its neutral value."""
 
     def describe(self, before: int) -> str:
-        """What was added, in one line."""
+        """Return the additions in one line."""
         texts = [f"{name}={','.join(map(format_knob_value, values))}" for name, values in self.added.items()]
         return f"{'; '.join(texts)}: {before} -> {len(self.space)} configurations"
 
 
 def level_of(spec: RunSpec) -> Extend:
-    """What the LLM may add in this search."""
+    """Return the level of the LLM's additions in this search."""
     return Extend(str(spec.llm_options.get("extend") or Extend.OFF))
 
 
 def list_openings(original: RunSpec, knobs: Sequence[Knob]) -> dict[str, Opening]:
-    """What may be added to the space of a search that now has these knobs; nothing if it reads a recording."""
+    """Return the possible additions to a search that now has these knobs; none if it reads a recording."""
     if original.recording is not None:
         return {}
     closed = {knob.name for knob in (*original.card.knobs, *original.knobs)}
@@ -62,10 +62,10 @@ def list_openings(original: RunSpec, knobs: Sequence[Knob]) -> dict[str, Opening
 def plan_growth(
     original: RunSpec, earlier: SpaceGrown | None, num_growths: int, wanted: Wanted, *, level: Extend, why: str = ""
 ) -> GrownSpace:
-    """The space with these values, and the event that says so; nothing is recorded.
+    """Return the space with these values, and the event for the ledger; records nothing.
 
-    `original` is the search as it began, `earlier` its last growth. Raises UserError that says what cannot be added,
-    and why.
+    `original` is the search as it began, `earlier` its last growth. Raises UserError with each refused value and the
+    reason.
     """
     if original.recording is not None:
         raise UserError(
@@ -119,7 +119,7 @@ def _build(original: RunSpec, before: RunSpec, event: SpaceGrown, added: Wanted,
 
 
 def require_growth(original: RunSpec, growth: SpaceGrown) -> None:
-    """Raise UserError if the ledger adds to the space what no search may add: it may have been edited."""
+    """Raise UserError if the ledger adds to the space what no search may add: someone may have edited it."""
     framework = load_framework(original.framework)
     knobs = resolve_knobs(original.card, framework, original.knobs, original.use_fewer)
     openings = list_openings(original, knobs)

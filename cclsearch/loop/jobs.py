@@ -56,7 +56,7 @@ class StopSignal:
         self._event.wait(seconds)
 
     def describe(self, *, has_jobs: bool = True) -> str:
-        """Why the search stopped, and what happened to its jobs, if it had any."""
+        """Return why the search stopped, and what happened to its jobs, if it had any."""
         if not has_jobs:
             return self._reason
         jobs = "running jobs continue, and `resume` adopts them" if self.leave_jobs else "running jobs were cancelled"
@@ -65,7 +65,7 @@ class StopSignal:
 
 @dataclass(frozen=True)
 class JobRunner:
-    """Submits, polls and cancels the jobs of one search, and records what becomes of them."""
+    """Submits, polls and cancels the jobs of one search, and records their ends."""
 
     spec: RunSpec
     launcher: Launcher
@@ -73,12 +73,12 @@ class JobRunner:
     make_input: MakeInput
     now_s: Callable[[], float] = time.time
     find_stop_above: Callable[[RunState, Trial], float | None] = lambda state, trial: None
-    """From which value of the primary metric on a trial may end early."""
+    """Returns the value of the primary metric above which a trial may end early."""
     statuses: dict[int, JobStatus] = field(default_factory=dict)
-    """Number of a running trial -> what the launcher last said about its job."""
+    """Number of a running trial -> the launcher's last status of its job."""
 
     def describe_status(self, trial: int) -> str:
-        """What the launcher last said about a running trial, in one line; empty if nothing."""
+        """Return the launcher's last status of a running trial, in one line; empty if none."""
         status = self.statuses.get(trial)
         return "" if status is None else f"{status.state.value}{': ' * bool(status.note)}{status.note}"
 
@@ -93,7 +93,7 @@ class JobRunner:
     def adopt(self, writer: RunWriter) -> None:
         """Find jobs that a killed search submitted but did not record; no job is submitted a second time.
 
-        With damaged lines in the ledger, every trial without a job may have one that those lines were about.
+        Each damaged line of the ledger may have recorded a job: then every trial without a job may have one.
         """
         for trial in self._running(writer):
             self._adopt_recorded(writer, trial)
@@ -122,7 +122,7 @@ class JobRunner:
                 self._collect(writer, trial, ended or JobStatus(state=JobState.DONE))
 
     def _adopt_recorded(self, writer: RunWriter, trial: Trial) -> None:
-        """Record the end of a job whose files a killed search had moved, and the loss of one that is another run's."""
+        """Record the end of a job whose files a killed search had moved, and the loss of a job of another run."""
         handle = self._handle(writer, trial)
         ended = read_published(handle.trial_dir)
         if ended is None and not is_own_handle(cast(Handle, trial.handle), writer.folder.absolute()):
@@ -171,7 +171,7 @@ class JobRunner:
             stop.wait(self.launcher.poll_interval_s)
 
     def shut_down(self, writer: RunWriter, stop: StopSignal) -> None:
-        """Cancel the running jobs, unless they are to be left; what finished in the meantime is recorded either way."""
+        """Cancel the running jobs, unless they are to be left; record the jobs that finished meanwhile either way."""
         running = self._running(writer)
         handles = [self._handle(writer, trial) for trial in running]
         if handles and not stop.leave_jobs:
@@ -299,8 +299,10 @@ class JobRunner:
 
 
 def find_disturbance(outcome: Outcome, effects: Collection[str]) -> str | None:
-    """Why a measured run was disturbed by other processes, by which the rules in `effects` may be violated as well;
-    None if it was not, or if another rule is violated: the run would be excluded without the load too."""
+    """Return how other processes disturbed a measured run, which may violate the rules in `effects` for that reason.
+
+    None if they did not, or if another rule is violated: the run would be excluded without the load too.
+    """
     if outcome.provenance is not Provenance.MEASURED or outcome.admission is None or outcome.admission.admitted:
         return None
     violated = {verdict.rule: verdict.detail for verdict in outcome.admission.verdicts if verdict.ok is False}

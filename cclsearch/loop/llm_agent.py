@@ -1,4 +1,4 @@
-"""What the strategy of a search with an LLM is made from: the agent, and the evidence in the run folder."""
+"""Build the strategy of a search with an LLM: the agent, and the evidence in the run folder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FolderEvidence:
 
 
 def make_llm_context(spec: RunSpec, folder: Path) -> LlmContext | None:
-    """What the strategy of a search with `--llm` is made from; None without an LLM."""
+    """Return the parts of the strategy of a search with `--llm`; None without an LLM."""
     if spec.llm is None:
         return None
     text, llm = spec.llm, parse_spec(spec.llm)
@@ -132,7 +132,7 @@ def describe_goal(objective: Objective, primary: MetricInfo) -> str:
 
 
 def _minimized(term: Term) -> str:
-    """What turns the metric into a figure of which less is better."""
+    """Return the metric's prefix in a formula of which less is better."""
     return "" if term.direction is Direction.MINIMIZE else "1 / " if term.reciprocal else "-"
 
 
@@ -165,7 +165,7 @@ class GrowingSpace:
         return [f"{verdict.rule}: {verdict.summary} ({verdict.detail})" for verdict in verdicts if verdict.ok is False]
 
     def offers(self, view: SearchView) -> Sequence[str]:
-        """What may be added now, one line each; empty if nothing may."""
+        """Return the possible additions, one line each; empty if none."""
         grown = self._read(view)
         if self._level is Extend.OFF:
             return []
@@ -183,7 +183,7 @@ class GrowingSpace:
         return lines
 
     def check(self, view: SearchView, wanted: Mapping[str, Sequence[Value]]) -> str:
-        """What would be added, in one line; raises UserError that says what may not be, and why."""
+        """Return the additions in one line; raises UserError with each refused value and the reason."""
         grown = self._read(view)
         if self._original.recording is not None:
             raise UserError(NO_RECORDING)

@@ -31,10 +31,12 @@ from cclsearch.stats.pareto import find_pareto_front
 from cclsearch.study.view import StudyView
 from cclsearch.tracking.view import TrackingView
 
+# The user must look at the cluster: a failed trial costs no budget, so the search would not end by itself.
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
-"""Consecutive trials lost to infrastructure failures after which the search stops for the user to look at it."""
+"""Consecutive trials with infrastructure failures after which the search stops."""
+# An error of this program, not of a trial: the next trials would be wasted too.
 MAX_CONSECUTIVE_JUDGING_ERRORS = 3
-"""Consecutive trials that could not be judged after which the search stops: the next ones would be wasted too."""
+"""Consecutive trials with judging errors after which the search stops."""
 
 
 def run_search(writer: RunWriter, session: Session) -> None:
@@ -101,7 +103,7 @@ def _run(writer: RunWriter, session: Session) -> None:
 
 
 def _warn_at_start(writer: RunWriter, session: Session) -> None:
-    """Record what would spoil the measurements, before the first trial of this process starts."""
+    """Record every disturbance of the measurements that the launcher finds before the first trial of this process."""
     launcher = session.jobs.launcher
     if isinstance(launcher, StartWarner) and not writer.state.num_unfinished:
         warning = launcher.warn_at_start()
@@ -110,7 +112,7 @@ def _warn_at_start(writer: RunWriter, session: Session) -> None:
 
 
 def _record_refusal(writer: RunWriter, session: Session, error: UserError) -> None:
-    """Record why the search stopped, unless the error is that it can no longer write here."""
+    """Record why the search stopped, unless this process can no longer write here."""
     stopped = SearchStopped(kind=EndKind.REFUSED, reason=redact(str(error)))
     with contextlib.suppress(UserError, OSError):
         writer.record(stopped.at(session.now_s()))
@@ -123,7 +125,7 @@ def find_budget(writer: RunWriter, session: Session) -> int:
 
 
 def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> SearchView:
-    """Return what a proposer may know at this point."""
+    """Return the proposer's view of the search at this point."""
     space = session.space
     observations = writer.state.trials.observe(space)
     without_result = (*writer.state.infrastructure_failures, *writer.state.unjudged)
@@ -155,7 +157,7 @@ def view_search(writer: RunWriter, session: Session, *, budget_left: int) -> Sea
 
 
 def record_proposer_events(writer: RunWriter, session: Session) -> None:
-    """Record what the proposer reports about itself, such as an LLM's turns."""
+    """Record the events of the proposer itself, such as an LLM's turns."""
     for event in session.proposer.take_events():
         writer.record(event.at(session.now_s()))
 
@@ -203,7 +205,7 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> tuple[Ses
 
 
 def _collect(writer: RunWriter, session: Session) -> None:
-    """Record what has finished, and what that changes about other trials."""
+    """Record finished trials, and their effects on other trials."""
     session.jobs.collect_finished(writer, session.stop)
     _compare(writer, session)
 
@@ -244,7 +246,7 @@ def _measure_baseline(writer: RunWriter, session: Session, deadline_s: float) ->
 
 
 def _decide(writer: RunWriter, session: Session, deadline_s: float) -> None:
-    """Run reference trials until it is decided which trials did the card's work, or none is left that could tell."""
+    """Run reference trials until it is decided which trials did the card's work, or no useful reference is left."""
     while not _must_stop(writer, session, deadline_s):
         session.jobs.start_waiting(writer)
         if not writer.state.unfinished and not _start_reference(writer, session):

@@ -1,4 +1,4 @@
-"""Counts what a running search spends, and asks it to stop at a limit or a deadline."""
+"""Count a running search's consumption, and stop the search at a limit or a deadline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHECK_INTERVAL_S = 1.0
 
 
 def _hours_since(moment_s: float) -> float:
-    """Hours since a moment of the boot clock, which nothing sets: only the deadline is a time of day."""
+    """Hours since a moment of the boot clock; clock changes do not affect it (only the deadline is a time of day)."""
     return (boot_clock_s() - moment_s) / 3600
 
 
@@ -48,7 +48,7 @@ class Allowance:
     tokens: float | None = None
     usd: float | None = None
     reached: str = "the limit of {} is reached"
-    """What a stop says; the limit's name is put into it."""
+    """Message of a stop, with a place for the limit's name."""
     kind: EndKind = EndKind.NODE_HOURS
 
 
@@ -152,14 +152,14 @@ RECENT = 8
 
 
 class NodeHours:
-    """The limit of one search, what it used, and estimates of what a further trial will use."""
+    """The limit of one search, its consumption, and estimates for a further trial."""
 
     def __init__(self, session: Session, limit: float, used_before: float, meter: Meter) -> None:
         self._spec, self._space = session.spec, session.space
         self._limit, self._used_before, self._meter = limit, used_before, meter
         self._expected: dict[int, float] = {}
         self.ending: str | None = None
-        """Why no further trial may start; None while one may."""
+        """Reason why no further trial may start; None while one may."""
 
     def allows(self, state: RunState, config: Config) -> bool:
         """Return whether a trial of that configuration may start; once one may not, none may."""

@@ -168,9 +168,8 @@ def begin_or_resume(
     """Record the start of the search, or its resumption with a higher budget or more confirmations.
 
     With `keep_going`, trials that end for the same reason no longer end a resumed search; with `stop_early`, it ends
-    once nothing is likely to win.
-    Raises UserError, before anything runs, if trial folders are unknown to the ledger and `unknown` does not say what
-    becomes of them.
+    once nothing is likely to win. Raises UserError, before anything runs, if trial folders are unknown to the ledger
+    and `unknown` does not decide about them.
     """
     found = find_unknown_trials(writer.folder, writer.state)
     if found and unknown is None:
@@ -213,8 +212,10 @@ def _resume(writer: RunWriter, session: Session, changed: SearchResumed, *, conf
 
 
 def make_proposer(spec: RunSpec, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> Proposer:
-    """Return what proposes: the strategy that decides between LLM and sampler, or the sampler, after what the user
-    enqueued. Long work, such as a turn of the LLM, ends as soon as `is_stopped`.
+    """Return the proposer: enqueued configurations first, then the sampler, or the strategy that chooses LLM or
+    sampler.
+
+    Long work, such as a turn of the LLM, ends as soon as `is_stopped`.
     """
     if spec.strategy == SAMPLER:
         proposer = make_offline_proposer(spec, is_stopped)
@@ -232,15 +233,13 @@ def make_proposer(spec: RunSpec, folder: Path, is_stopped: Callable[[], bool] = 
 
 
 def make_offline_proposer(spec: RunSpec, is_stopped: Callable[[], bool] = lambda: False) -> Proposer:
-    """Return what asks the study's sampler: what `--dry-run` shows, and the fallback of a search with an LLM."""
+    """Return the proposer that asks the study's sampler: for `--dry-run`, and as fallback of a search with an LLM."""
     return make_sampler(spec.sampler, ProposerContext(parallel=spec.limits.parallel, is_stopped=is_stopped))
 
 
 def hold_back(spec: RunSpec, space: Space) -> HeldBack:
-    """Return the rows that almost certainly do not fit into memory.
-
-    Rows of a recording are never held back, since reading them costs nothing. If no row can fit, none is held back.
-    """
+    """Return the rows that almost certainly do not fit into memory; none if no row can fit."""
+    # Reading a row of a recording costs nothing, so none of its rows is held back.
     if spec.recording is not None:
         return HeldBack()
     from cclsearch.stats.closed_form import predict_space
@@ -263,10 +262,8 @@ def hold_back(spec: RunSpec, space: Space) -> HeldBack:
 
 
 def add_wanted(writer: RunWriter, session: Session) -> Session:
-    """The session after what the LLM's last turn asks to add was added, or a note says why it was not.
-
-    The turn is in the ledger before, so that a kill in between loses nothing.
-    """
+    """Return the session with the additions that the LLM's last turn asks for; a note explains a refusal."""
+    # The turn is in the ledger before, so that a kill in between loses nothing.
     turn = writer.state.wanted
     if turn is None:
         return session

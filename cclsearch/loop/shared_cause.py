@@ -33,7 +33,7 @@ _LOGS = ("stderr.log", "stdout.log")
 
 @dataclass(frozen=True)
 class SharedCause:
-    """Why the last trials of a search ended as they did."""
+    """Shared reason why the last trials of a search ended."""
 
     text: str
     """The root exception of the last of them, or the admission rule that refused all of them with its detail."""
@@ -46,9 +46,9 @@ class SharedCause:
 def find_shared_cause(spec: RunSpec, state: RunState) -> SharedCause | None:
     """Return the cause that the last `NUM_TRIALS` trials share; None if they share none, or a trial was ever ranked.
 
-    Trials that ran out of memory, that the infrastructure lost or that could not be judged are passed over: they say
-    nothing about the cause. What a recording answers, and what finished before the search was last resumed, is not
-    counted. Never a cause: a constraint of the objective, and a comparison that a reference trial may still decide.
+    Trials that say nothing about the cause are skipped: out of memory, infrastructure failures, judging errors. Answers
+    of a recording, and trials from before the last resume, do not count. Never a cause: a constraint of the objective,
+    and a comparison that a reference trial may still decide.
     """
     if spec.limits.keep_going or state.keeps_going or not spec.provenance.is_repeatable or state.has_ranked:
         return None
@@ -87,7 +87,7 @@ def explain_end(cause: SharedCause, writer: RunWriter, spec: RunSpec) -> str:
 
 
 def _list_causes(trial: Trial) -> dict[str, str] | None:
-    """Return what may be a cause -> its text: violated rules, or the normalized root exception; None to pass over it.
+    """Return each possible cause -> its text: violated rules, or the normalized root exception; None to skip the trial.
 
     Empty if the trial ended well, or only violates a constraint.
     """
@@ -108,7 +108,7 @@ def _list_causes(trial: Trial) -> dict[str, str] | None:
 
 
 def normalize_message(message: str) -> str:
-    """Return a message without what differs from trial to trial and from rank to rank: numbers, paths, addresses."""
+    """Return a message without its parts that differ between trials and ranks: numbers, paths, addresses."""
     return " ".join(_VARYING.sub("#", message).split()).lower()
 
 

@@ -29,11 +29,11 @@ JOINED_FOLDER = "recordings"
 
 
 class Sweep(Model):
-    """What a sweep varies: `sweep.json` next to `search.yaml`."""
+    """Objective and weights of a sweep: `sweep.json` next to `search.yaml`."""
 
     schema_version: int = 1
     objective: str
-    """As given on the command line."""
+    """Objective as the command line gave it."""
     weights: tuple[float, ...] = ()
     """Empty for an objective without weights."""
     at_0: Objective | None = None
@@ -120,10 +120,8 @@ def plan_sweep(
 ) -> SweepPlan:
     """Return the sweep over an objective (None: the task's), resolved and frozen; UserError if it cannot work.
 
-    The request's own objective, which may be the project's, does not count.
-
-    If only a recording applies, recordings of the same work on other numbers of accelerators are joined with it, in the
-    folder `joined`.
+    The request's own objective, which may be the project's, does not count. If only a recording applies, recordings of
+    the same work on other numbers of accelerators are joined with it, in the folder `joined`.
     """
     card = load_requested(request)
     sweep, searched = describe_sweep(objective, weights, task=card.task)
@@ -140,7 +138,7 @@ def create_sweep(planned: SweepPlan, runs_folder: Path) -> Path:
 
 
 def read_sweep(folder: Path) -> Sweep | None:
-    """Return what a run's sweep varies; None if the run is not a sweep. Raises UserError if the file is damaged."""
+    """Return the sweep of a run; None if the run is not a sweep. Raises UserError if the file is damaged."""
     path = folder / SWEEP_FILE
     if not path.is_file():
         return None
@@ -151,7 +149,7 @@ def read_sweep(folder: Path) -> Sweep | None:
 
 
 def _join_family(request: SearchRequest, card: Card, joined: Path) -> tuple[SearchRequest, tuple[str, ...]]:
-    """If only a recording applies, the request over the joined recordings, with notes on why."""
+    """Return the request over the joined recordings, with notes, if only a recording applies."""
     target = choose_target(
         card,
         launcher=request.launcher,

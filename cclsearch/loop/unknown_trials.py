@@ -25,7 +25,7 @@ RECOVERED = "recovered"
 
 
 class UnknownPolicy(StrEnum):
-    """What becomes of unknown trials (`resume --unknown-trials`)."""
+    """Treatment of unknown trials (`resume --unknown-trials`)."""
 
     ADOPT = "adopt"
     """Their results are judged and count; without a result, the configuration runs again."""
@@ -38,7 +38,7 @@ class UnknownTrials:
     """Numbered folders in `trials/` that no line of the ledger is about."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     trials: dict[int, Path]
 
     def __bool__(self) -> bool:
@@ -80,7 +80,7 @@ def find_adoptable(found: UnknownTrials, spec: RunSpec, space: Space) -> dict[in
 
 
 def record_adopted(writer: RunWriter, adopted: dict[int, TrialInput], now_s: float) -> None:
-    """Record the proposals of adopted trials; their jobs and results are then found as those of a killed search."""
+    """Record the proposals of adopted trials; their jobs and results are then found as after a kill."""
     for number, payload in adopted.items():
         text = "its folder was there, but the ledger did not contain it"
         proposed = TrialProposed(trial=number, config=payload.config, proposer=RECOVERED, rationale=text)
@@ -95,7 +95,7 @@ def _list_attempts(trial_folder: Path) -> list[int]:
 
 
 def _list_results(trial_folder: Path) -> list[Path]:
-    """Where the trial's result is once it was judged, and where its attempts leave theirs."""
+    """Return the places of the trial's result: after judging, and of each attempt."""
     folders = (attempt_folder(trial_folder, attempt) for attempt in _list_attempts(trial_folder))
     return [folder / RESULT_FILE for folder in (trial_folder, *folders)]
 

@@ -1,4 +1,4 @@
-"""The admission gate: the rules that decide whether a trial is ranked, and those of them that apply to every task.
+"""The admission gate: the rules that decide whether a trial is ranked, and the rules that apply to every task.
 
 A rule returns True, False, or None if it does not apply or cannot be checked; one False excludes the trial.
 """
@@ -27,15 +27,15 @@ class Thresholds(Model):
     """Cores that other processes take from the ranks divided by cores that the ranks use, on accelerators."""
     max_foreign_share_cpu: float = Field(default=0.25, gt=0)
     """The same if the ranks compute on those cores; retries and the spread catch the rest."""
+    # Clocks of nodes differ, and users may set them; Slurm's munge allows 300 s.
     max_clock_difference_s: float = Field(default=600.0, ge=0)
-    """Seconds by which a trace's times may lie outside the attempt: clocks of nodes differ, and may be set (Slurm's
-    munge allows 300 s). Within it, nonce and content decide."""
+    """Seconds by which a trace's times may be outside the attempt. Within it, nonce and content decide."""
 
 
 DEFAULT = Thresholds()
 
 Finding = tuple[bool | None, str]
-"""Whether a trial keeps a rule (None: the rule does not apply, or cannot be checked), and the detail of the verdict."""
+"""Whether a trial satisfies a rule (None: it does not apply, or cannot be checked), and the verdict's detail."""
 AnyEvidence = TypeVar("AnyEvidence", bound=EvidenceOf[Any, Any])
 
 

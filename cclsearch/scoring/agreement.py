@@ -1,7 +1,7 @@
-"""Which trials of one search agree: trials of equal work must measure equal values, whatever their configuration.
+"""Group the trials of one search by agreement: trials of equal work must measure equal values, in any configuration.
 
-A task reads the values from a trial's result (training: the loss of each step; serving: the answers) and says how far
-two trials deviate. Trials that agree form a group; a trial outside the group that is taken for right did other work.
+A task reads the values from a trial's result (training: the loss of each step; serving: the answers) and measures the
+deviation of two trials. Trials that agree form a group; a trial outside the right group did other work.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MAX_REFERENCES = 3
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far two trials deviate, and the position of the values that show it."""
+    """Deviation of two trials, and the position of the values that show it."""
 
     size: float = 0.0
     index: int = 0
     note: str = ""
-    """What was compared and what else differs, after the trials' names in a sentence."""
+    """Compared values and other differences, for a sentence after the trials' names."""
 
 
 def find_largest(mine: Sequence[float], others: Sequence[float]) -> Deviation:
@@ -37,38 +37,38 @@ def find_largest(mine: Sequence[float], others: Sequence[float]) -> Deviation:
 
 
 Measure = Callable[[Sequence[float], Sequence[float]], Deviation]
-"""How far the values of two trials deviate."""
+"""Measures the deviation between the values of two trials."""
 
 
 class Agreement(Protocol):
-    """What a task compares between the trials of one search."""
+    """A task's comparison of the trials of one search."""
 
     rule: str
     """Name of the admission rule."""
     values: str
-    """What the values are, for sentences: `losses`."""
+    """Name of the values in sentences: `losses`."""
     deviation: str
-    """What the size of a deviation is, for sentences: `relative deviation`."""
+    """Name of a deviation's size in sentences: `relative deviation`."""
     tolerated: frozenset[str]
-    """Rules whose violation does not question what the trial did: it is compared nevertheless."""
+    """Rules that a compared trial may violate: they do not question what it did."""
 
     def read(self, payload: Any, result: Any) -> tuple[float, ...]:
         """The finite values that trials of equal work have in common, in order; empty if there are none."""
 
     def kind(self, payload: Any) -> str:
-        """Trials are compared only with those of the same kind (training: the precision)."""
+        """Return the kind of a trial (training: the precision); only trials of one kind are compared."""
 
     def bound(self, framework: Any, kind: str) -> float | None:
         """The largest deviation between trials that did the same; None if there is none."""
 
     def measure(self, framework: Any, kind: str) -> Measure:
-        """How deviations are measured."""
+        """Return the measure of deviations."""
 
     def find_missing(self, framework: Any, payload: Any, num_values: int) -> str:
-        """Why a trial with so many values cannot be compared although it must be; empty if it can or need not."""
+        """Return why a trial with so many values cannot be compared although it must be; else empty."""
 
     def explain(self, framework: Any, payload: Any) -> str:
-        """Why the framework declares no bound, in one phrase."""
+        """Return why the framework declares no bound, in one phrase."""
 
     def describe_value(self, payload: Any, index: int, value: float) -> str:
         """One value with its place in words: `6.9801 at step 3`."""
@@ -84,7 +84,7 @@ class Vote:
     measure: Measure = find_largest
 
     def deviate(self, other: Vote) -> Deviation:
-        """How far it deviates from another trial."""
+        """Return its deviation from another trial."""
         return self.measure(self.values, other.values)
 
 
@@ -131,7 +131,7 @@ class Ballot:
             group.votes.append(vote)
 
     def find(self, vote: Vote) -> Group | None:
-        """The first group with whose first trial these values agree."""
+        """Return the first group whose first trial agrees with these values."""
         return next((group for group in self.groups if vote.deviate(group.first).size <= self.bound), None)
 
     def __contains__(self, trial: int) -> bool:
@@ -161,13 +161,14 @@ class Ballot:
         return sum(group.num_references for group in self.groups)
 
     def find_right(self, *, is_last: bool = False) -> Group | None:
-        """The group that is taken for right; None if that is not decided.
+        """The group that did the card's work; None if undecided.
 
         Without a disagreement it is the only group. Otherwise it is the group of at least `MIN_MAJORITY` trials that
-        has more than half of all, if reference trials do not contradict it: the strategy that proposed the trials
-        prefers what a cheat makes fast, while references are chosen without regard to speed. Once no reference will
-        follow (`is_last`), it is the group with at least two and more than half of the references.
+        has more than half of all, if reference trials do not contradict it. Once no reference will follow (`is_last`),
+        it is the group with at least two and more than half of the references.
         """
+        # References are chosen without regard to speed; the strategy's own trials prefer configurations that a cheat
+        # makes fast.
         if len(self.groups) == 1:
             return self.groups[0]
         major, total = self.largest, sum(len(group.votes) for group in self.groups)

@@ -1,4 +1,4 @@
-"""What is known of each metric before a trial runs: of the tasks, of the trace toolkit, and of what every task has."""
+"""Properties of each metric before a trial runs: the tasks', the trace toolkit's, and those of every task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEMORY = result_metric(
 HEADROOM = result_metric("memory_headroom_frac", "fraction", _HIGH, _NO_MEMORY, label="free memory", is_positive=False)
 ENERGY = result_metric("energy_j", "J", _LOW, NO_ENERGY, label="energy", needs="energy_j")
 GENERAL_METRICS = (SIZE, MEMORY, HEADROOM)
-"""What every task has, whether or not it lists it."""
+"""Metrics of every task, listed by it or not."""
 
 
 def list_metrics(task: str | None = None) -> dict[str, MetricInfo]:

@@ -38,7 +38,7 @@ _MESSAGES = {
     "tuple_type": "must be a list",
     "model_type": "must be a mapping, or for a constraint a text such as `peak_memory_gib <= 70`",
 }
-"""In place of pydantic's messages, by the type of the error."""
+"""Type of a pydantic error -> message in its place."""
 _UNION_BRANCHES = frozenset({"float", "str", "literal['baseline']", "constrained-float"})
 
 

@@ -19,7 +19,7 @@ MAD_TO_SIGMA = 1.4826
 
 
 def derive_general(evidence: Evidence) -> dict[str, float]:
-    """Metric -> finite value: what the script and the traces report, size and memory, and the energy."""
+    """Metric -> finite value: the script's and the traces' own, size and memory, and the energy."""
     energy_j = evidence.result.energy_j
     metrics = read_reported(evidence) | measure_memory(evidence.result, evidence.card)
     return metrics | ({ENERGY.name: energy_j} if energy_j and 0 < energy_j < math.inf else {})

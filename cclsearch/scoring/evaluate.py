@@ -42,7 +42,7 @@ class JudgingTask(Protocol):
 def evaluate_evidence(
     evidence: Evidence, task: JudgingTask, objective: Objective, *, baseline: Mapping[str, float] | None = None
 ) -> Outcome:
-    """The outcome of a run that left a `result.json`; `task` is the card's, which measures and has the rules.
+    """Return the outcome of a run with a `result.json`; `task` is the card's, which measures and has the rules.
 
     `baseline` has the baseline trial's metrics if the objective `needs_baseline`; None means that this trial is the
     baseline. Raises nothing: a trial that cannot be scored gets an outcome with a failure.
@@ -88,7 +88,7 @@ def evaluate_failure(failure: Failure, provenance: Provenance, result: TrialResu
 
 
 def _evaluate_pruned(evidence: Evidence, task: JudgingTask, notes: tuple[str, ...]) -> Outcome:
-    """The outcome of a trial that ended early: it is not ranked, and what it measured can be learned from."""
+    """Return the outcome of a trial that ended early: not ranked, but the surrogate learns from its measurements."""
     payload, result, limit = evidence.payload, evidence.result, evidence.payload.stop_above
     value, primary = evidence.metrics[task.primary], task.primary_metric
     if limit is None or value <= limit:
@@ -157,7 +157,8 @@ def _check_spread(spread: float | None) -> Failure | None:
 
 
 def _drop_not_finite(figures: Mapping[str, float]) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The finite figures, and a note on each other one: finite measurements may be too large for what follows."""
+    """Return the finite figures, and a note on each other one."""
+    # Finite measurements may be too large for the figures that follow from them.
     notes = tuple(
         f"{name} would be {value} and was left out" for name, value in figures.items() if not math.isfinite(value)
     )

@@ -16,9 +16,9 @@ class TracedProducts(Model):
     """The matrix products of one step, over all ranks; recomputation included."""
 
     flops: float
-    """Of the kernels whose shapes or costs are recorded."""
+    """FLOPs of the kernels with recorded shapes or costs."""
     by_shapes: bool = True
-    """Whether they follow from shapes, exactly; otherwise from the compiler's costs."""
+    """Whether shapes give them exactly; otherwise the compiler's costs."""
     batched_flops: float = 0.0
     """The part of `flops` in batched products: attention, and experts that are computed in one call."""
     attended_rows: float | None = None
@@ -33,9 +33,9 @@ class TracedProducts(Model):
     compute_s: float
     """Seconds of all compute."""
     hidden_flops: float | None = None
-    """The most that the kernels of `hidden_s` can have computed; None if no rate is known."""
+    """Upper bound of the FLOPs in `hidden_s`; None if the rate is unknown."""
     seconds_by_precision: dict[str, float] = {}
-    """Seconds of matrix products by precision (`bf16`, `fp32`), as far as shapes or kernel names show it."""
+    """Seconds of matrix products by precision (`bf16`, `fp32`), where shapes or kernel names show it."""
 
     @property
     def hidden_share(self) -> float:
@@ -52,7 +52,7 @@ class TracedCollective(Model):
     """The group's name in the framework (`mesh_dp`); empty if the trace has none."""
     group_size: int | None = None
     precision: str = ""
-    """Of its elements, as cards name it (`bf16`); empty if the trace does not say."""
+    """Precision of its elements, as cards name it (`bf16`); empty if the trace does not say."""
     calls: float
     """Over all ranks."""
     elements: float | None = None
@@ -60,7 +60,7 @@ class TracedCollective(Model):
 
 
 class TracedRank(Model):
-    """What shows whose trace one rank's is."""
+    """Evidence that one rank's trace is this attempt's."""
 
     nonces: tuple[str, ...] = ()
     """Nonces of attempts in its annotations."""
@@ -89,7 +89,7 @@ class TraceEvidence(Model):
     collectives: tuple[TracedCollective, ...] | None = None
     """Collectives of a step over all ranks; None if the traces have no whole steps."""
     origins: dict[int, TracedRank] = {}
-    """Rank -> what shows whose trace it is."""
+    """Rank -> evidence that its trace is this attempt's."""
     backend: str = ""
     """Communication backend that the traces name (`nccl`); empty if they name none."""
     format: str = ""
@@ -121,7 +121,7 @@ class TraceEvidence(Model):
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What limits a trial: sentences, and seconds of its `Task.diagnosed_unit` by cause, which add up to it."""
+    """The limits of a trial: sentences, and seconds of its `Task.diagnosed_unit` by cause, which add up to it."""
 
     sentences: tuple[str, ...] = ()
     seconds_by_cause: Mapping[str, float] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class OtherTrial:
-    """What the rules compare with of another measured trial of the same search."""
+    """The part of another measured trial of the same search that the rules compare with."""
 
     number: int
     is_earlier: bool
@@ -156,7 +156,7 @@ class EvidenceOf(Generic[Input, Result]):
     found_sha256: str | None = None
     """SHA-256 of the file now."""
     attempt: AttemptWindow | None = None
-    """When the attempt ran; None if unknown."""
+    """Times of the attempt; None if unknown."""
     others: tuple[OtherTrial, ...] = ()
     """The other finished trials of the search."""
 

@@ -3,7 +3,7 @@
 A search minimizes the `loss`. For one metric it is the metric itself (if greater is better: its reciprocal if it is
 always positive, else its negative). For weighted metrics it is `1 / score` with `score = sum of w x reference/value`
 (`value/reference` if greater is better), so that it is positive and the greatest score wins. For several metrics
-without weights (Pareto) the loss is that of the first metric, and `values` returns all of them.
+without weights (Pareto) the loss is the first metric's, and `values` returns all of them.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Constraint(Model):
     missing: str = ""
 
     def __str__(self) -> str:
-        """As users write it: `peak_memory_gib <= 70 GiB`."""
+        """Return the text that users write: `peak_memory_gib <= 70 GiB`."""
         bounds = ((">=", self.at_least), ("<=", self.at_most))
         limits = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
         return f"{self.metric} {limits} {self.unit or ''}".rstrip()
 
     def broken_by(self, value: float) -> str | None:
-        """Why that value violates the constraint, in one line; None if it does not."""
+        """Return why that value violates the constraint, in one line; None if it does not."""
         unit = f" {self.unit}" if self.unit else ""
         if self.at_least is not None and value < self.at_least:
             return f"{self.metric} must be at least {self.at_least:g}{unit}; it is {value:.4g}"
@@ -95,7 +95,7 @@ class Constraint(Model):
         return None
 
     def excess(self, value: float) -> float:
-        """By how much that value violates the constraint, relative to the bound if that is not 0; else 0."""
+        """Return the value's excess over the constraint, relative to the bound if that is not 0; else 0."""
         over = [] if self.at_most is None else [(value - self.at_most) / (abs(self.at_most) or 1.0)]
         under = [] if self.at_least is None else [(self.at_least - value) / (abs(self.at_least) or 1.0)]
         return max(0.0, *over, *under)
@@ -117,11 +117,13 @@ class Objective(Model):
 
     @property
     def needed_metrics(self) -> tuple[str, ...]:
-        """Names of the ranked metrics, then of those of the constraints."""
+        """Names of the ranked metrics, then of the constrained ones."""
         return (*self.metrics, *(constraint.metric for constraint in self.constraints))
 
     def what_needs(self, metric: str) -> str:
-        """What a message names for that needed metric: the objective, or the constraint that bounds it."""
+        """Return the name in messages for the part that needs the metric: the objective, or the constraint that bounds
+        it.
+        """
         bounds = [str(constraint) for constraint in self.constraints if constraint.metric == metric]
         return f"--objective {self.name}" if metric in self.metrics or not bounds else f"constraint {bounds[0]!r}"
 
@@ -273,9 +275,9 @@ def _refuse_contradiction(constraints: Sequence[Constraint], where: str) -> None
 
 
 def require_measurable(objective: Objective, framework: Framework, task: str) -> None:
-    """Raises UserError if the objective needs a measurement that the run script does not record: no trial would score.
+    """Raise UserError if the objective needs a measurement that the run script does not record: no trial would score.
 
-    What a script may leave out (energy) is recorded only if its framework file says so.
+    A framework file states the optional measurements (energy) that its script records.
     """
     known = list_metrics(task)
     missing = {metric.name: metric.needs for metric in known.values() if metric.needs not in ("", *framework.records)}

@@ -38,7 +38,7 @@ class Admission(Model):
 
 
 class AttemptWindow(Model):
-    """When an attempt ran, by the clocks of the machine that runs the search."""
+    """Times of an attempt, by the clocks of the machine that runs the search."""
 
     started_s: float
     """Unix time of its submission."""
@@ -49,12 +49,12 @@ class AttemptWindow(Model):
 
     @property
     def is_clock_steady(self) -> bool:
-        """Whether the wall clock was not set meanwhile: only then its times can be compared with others."""
+        """Whether the wall clock ran steadily: only then can its times be compared with others."""
         return abs(self.ended_s - self.started_s - self.elapsed_s) < MAX_DRIFT_S
 
 
 class ClusterWindow(Model):
-    """Where and when a trial ran: figures of one window of a cluster can be compared without a control."""
+    """Place and time of a trial: figures of one window of a cluster can be compared without a control."""
 
     day: str
     """UTC date."""
@@ -87,9 +87,10 @@ class Outcome(Model):
     metrics: dict[str, float] = {}
     """Metrics of the task and the traces, and others that the run script reports. Only measured ones are present."""
     loads: tuple[dict[str, float], ...] = ()
-    """What the surrogate learns from each load, if the trial measured several; `metrics` are of the one that counts."""
+    """The surrogate's observations of each load, if the trial measured several; `metrics` are of the load that counts.
+    """
     violation: float = 0.0
-    """By how much it violates the objective's constraints, if nothing else keeps it from being ranked; else 0."""
+    """Excess over the objective's constraints, if nothing else keeps it from being ranked; else 0."""
     spread: float | None = None
     """Relative spread (median absolute deviation x 1.4826 / median) of the primary metric in the run."""
     saved_s: float | None = None
@@ -99,13 +100,13 @@ class Outcome(Model):
     notes: tuple[str, ...] = ()
     """One line each: partial traces, skipped checks."""
     diagnosis: tuple[str, ...] = ()
-    """What limits it (`Task.diagnose`), in sentences."""
+    """Limits of the trial (`Task.diagnose`), in sentences."""
     seconds_by_cause: dict[str, float] = {}
     """Seconds of the task's `diagnosed_unit` by cause; of a traced step, they add up to `trace_step_time`."""
     attempt: AttemptWindow | None = None
-    """When the last attempt ran; None for a trial that nothing ran for."""
+    """Times of the last attempt; None if nothing ran."""
     window: ClusterWindow | None = None
-    """Where and when it ran; None if nothing was measured."""
+    """Window in which it ran; None if nothing was measured."""
     trace_digests: tuple[str, ...] = ()
     """Hash of the content of each rank's trace: no other trial may have the same."""
 
@@ -120,7 +121,7 @@ class Outcome(Model):
 
     @property
     def is_pruned(self) -> bool:
-        """Whether it ended early: its metrics are those of a part of the measurement."""
+        """Whether it ended early: its metrics are of a part of the measurement."""
         return self.saved_s is not None
 
     @property

@@ -35,7 +35,7 @@ class RuleVerdict(Model):
     detail: str
     """The numbers of this configuration."""
     summary: str = ""
-    """What the rule requires of every configuration."""
+    """Requirement on every configuration, in one sentence."""
     kind: RuleKind = RuleKind.REFUSED
     source: str = ""
     """File and function of the framework that refuses such a configuration."""
@@ -86,7 +86,7 @@ def explain_config(
 def resolve_knobs(
     card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = (), use_fewer: bool = False
 ) -> tuple[Knob, ...]:
-    """The knobs of a space: those of the framework, then those that the card and `extra_knobs` add or replace."""
+    """Return the knobs of a space: the framework's, then knobs that the card and `extra_knobs` add or replace."""
     declared_by_framework = [knob for knob in framework.knobs if knob.is_offered(card)]
     knobs = {k.name: k.resolve(card, use_fewer=use_fewer) for k in declared_by_framework}
     if card.alternative_precisions:
@@ -137,7 +137,7 @@ def require_known_knobs(
 
 
 def _is_count(value: Value, minimum: int | None) -> bool:
-    """Whether it is a whole number in the limits of a knob; any value is, of a knob that has none."""
+    """Whether it is a whole number within the knob's limits; True for a knob without limits."""
     return minimum is None or (isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= MAX_COUNT)
 
 
@@ -204,7 +204,7 @@ def _apply_rule(rule: Rule, knobs: Sequence[Knob], config: Mapping[str, Value]) 
 
 
 def _check_config(rule: Rule, used: Sequence[str], config: Mapping[str, Value]) -> tuple[bool | None, str]:
-    """Whether the configuration satisfies the rule on these of its knobs, and the sentence about it."""
+    """Return whether the configuration satisfies the rule on these of its knobs, and the sentence about it."""
     if missing := [name for name in used if name not in config]:
         return None, f"unknown without {', '.join(missing)}"
     least = {name: meaning_of(name).minimum for name in used}
@@ -218,7 +218,7 @@ def _check_config(rule: Rule, used: Sequence[str], config: Mapping[str, Value]) 
 
 
 def _explain_empty(card: Card, knobs: Sequence[Knob], rules: Sequence[Rule]) -> str:
-    """The rules without any one of which the space is not empty, or else all that reject something."""
+    """Name each rule without which the space is not empty; if there is none, all rules that reject something."""
     blocking = [rule for rule in rules if len(_enumerate(knobs, [other for other in rules if other is not rule]))]
     if not blocking:
         blocking = [rule for rule in rules if _rejects_any(knobs, rule)]

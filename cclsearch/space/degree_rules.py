@@ -1,4 +1,4 @@
-"""Rules about degrees of parallelism, accelerators and the model, which hold for any task that shards a model."""
+"""Rules on degrees of parallelism, accelerators and the model, for any task that shards a model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _divides(card: Card, options: Mapping[str, Any]) -> Rule:
 
 
 def register_divides(name: str, degree: str, read: Callable[[Card], int], what: str) -> None:
-    """Register the rule `name`: the degree divides a number of the card, which is the number of `what`."""
+    """Register the rule `name`: the degree divides a number of the card; `what` names that number."""
 
     @register_rule(name, degree)
     def _divides_number(card: Card, options: Mapping[str, Any]) -> Clause:

@@ -37,8 +37,9 @@ class Divisors(Model):
     divisors_of: str
     """A name in `NUMBERS`, or in the numbers of a task."""
     if_fewer: tuple[str, ...] = ()
-    """Further numbers, whose divisors are choices too if a search may leave accelerators idle: then degrees need not
-    divide the number of accelerators."""
+    """Further numbers whose divisors are choices if a search may leave accelerators idle: degrees then need not divide
+    the number of accelerators.
+    """
     also: tuple[int, ...] = ()
     """Further choices, of every card."""
     most: int | None = Field(default=None, ge=1)
@@ -71,9 +72,9 @@ class FrameworkKnob(Model):
     env: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
     """Environment variable that the run script sets to the knob's value (`NCCL_ALGO`)."""
     writes: dict[str, str] = {}
-    """Choice -> what it writes into that variable, if not itself. Texts of several knobs are joined by blanks."""
+    """Choice -> text that it writes into that variable, if not itself. Texts of several knobs are joined by blanks."""
     moe_only: bool = False
-    """Whether only models with experts have the knob."""
+    """Whether the knob exists only for models with experts."""
     if_at_least: dict[str, int] = {}
     """Number of the card -> its minimum for the knob to be in a space by default; below, the knob is optional."""
     range: tuple[int | float, int | float] | None = None
@@ -113,7 +114,7 @@ class Framework(Model):
     script: str | None = None
     """Run script in the same folder (`cpu.py`); None if there is none: then only recordings can be searched."""
     runner: Literal["torchrun", "process"] = "torchrun"
-    """How ranks start: one process per rank under torchrun, or one process per host that drives all its devices."""
+    """Start of ranks: one process per rank under torchrun, or one process per host that drives all its devices."""
     forks_ranks: bool = False
     """Whether the script, when started without a rank, starts the ranks of one node itself."""
     shows_launch: bool = False
@@ -126,14 +127,15 @@ class Framework(Model):
     """Whether configurations that leave accelerators idle are in the space by default; `cpu`: only on CPUs."""
     knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
     optional_knobs: tuple[FrameworkKnob, ...] = ()
-    """Knobs that are in a space only if a card, a profile, the user or a growth names them. The first choice is what a
-    configuration without the knob has."""
+    """Knobs that a space has only if a card, a profile, the user or a growth names them. A configuration without the
+    knob has its first choice.
+    """
     no_knobs: dict[str, str] = {}
-    """Knobs of other frameworks that this one cannot have -> why not, and what to do instead, one line each."""
+    """Knobs of other frameworks that this one cannot have -> the reason and the alternative, one line each."""
     libraries: tuple[str, ...] = ()
     """Libraries of its processes whose variables a search may open: names in `variables.yaml`."""
     cannot: dict[str, str] = {}
-    """Model features that its run script cannot build (names of `LIMITS`) -> what to do, one line each."""
+    """Model features that its run script cannot build (names of `LIMITS`) -> the remedy, one line each."""
     precisions: tuple[str, ...] = ()
     """Precisions that its run script supports; empty means any."""
     records: tuple[str, ...] = ()
@@ -141,11 +143,13 @@ class Framework(Model):
     caps_power: bool = False
     """Whether its run script sets `power_cap_w` and `gpu_clock_mhz` before a trial and restores them after it."""
     same_losses: LossBounds = LossBounds()
-    """How closely the losses of its configurations agree; without a bound, deviations are shown but refuse nothing."""
+    """Bound on the difference of losses between its configurations; without one, deviations are shown but refuse
+    nothing.
+    """
     same_answers: LossBounds = LossBounds()
-    """Which share of the answers may differ between configurations; without a bound, only first tokens count."""
+    """Share of answers that may differ between configurations; without a bound, only first tokens count."""
     behaviour: Behaviour = Behaviour()
-    """How it trains, where no knob says it."""
+    """Behaviour in training that no knob decides."""
     needs: tuple[RequiredVariable, ...] = ()
     rules: tuple[str | dict[str, Any], ...] = ()
     """Names of rules, or `{rule: NAME, source: ..., ...parameters}`, in addition to those of the card's task; an entry
@@ -206,7 +210,7 @@ class Framework(Model):
         return folder / self.script
 
     def require_trust(self) -> None:
-        """Raise UserError unless its run script, and the file that says what the script gets, may run."""
+        """Raise UserError unless its run script, and the file that defines the script's input, may run."""
         if self.path is not None and self.script is not None:
             require_trust(self.path.parent / self.script, "a run script")
             require_trust(self.path, "a framework file")
@@ -269,7 +273,7 @@ class Framework(Model):
         return {name: " ".join(texts) for name, texts in written.items()}
 
     def find_inert(self, knob: str) -> tuple[InertWhen, ...]:
-        """When this knob changes nothing: the rules `implies` with `same: true` that leave it one value."""
+        """Return the conditions under which this knob changes nothing, from the rules `implies` with `same: true`."""
         return find_inert(self.rules, knob)
 
     def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
@@ -327,13 +331,14 @@ def find_framework(name: str) -> Framework | None:
 
 
 def find_behaviour(name: str) -> Behaviour:
-    """How the framework of that name or alias trains, where no knob says it; nothing is known of an unknown one."""
+    """Return the framework's behaviour in training that no knob decides; all fields unknown for an unknown name."""
     return _find_behaviour(name, tuple(content_roots())) if name else Behaviour()
 
 
 def has_knob(name: str, meaning: str) -> bool:
-    """Whether the framework of that name has a knob of that meaning: where a space leaves it out, its run script takes
-    the neutral choice."""
+    """Whether the framework has a knob of that meaning. If a space leaves it out, the run script takes the neutral
+    choice.
+    """
     return bool(name) and meaning in _find_meanings(name, tuple(content_roots()))
 
 

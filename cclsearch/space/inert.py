@@ -2,7 +2,7 @@
 
 A knob declares when it has no effect: by the degrees of parallelism that it needs (`needs` in knobs.yaml: nothing is
 sharded over one rank), by values of other knobs (`inert_when` in knobs.yaml), or in a framework file by a rule
-`implies` with `same: true`. Whatever value such a knob has then, the run is the same, so the search proposes, lists and
+`implies` with `same: true`. The run is then the same for every value of the knob, so the search proposes, lists and
 learns it once.
 """
 
@@ -42,7 +42,7 @@ class InertKnob:
 
 
 def read_inert(name: str, choices: Mapping[str, Sequence[Value]]) -> tuple[InertWhen, ...]:
-    """When knobs.yaml says that a knob of a space with these choices changes nothing."""
+    """Return the conditions in knobs.yaml under which a knob with these choices changes nothing."""
     values, meaning = choices[name], meaning_of(canonical_name(name))
     kept = next((value for value in values if same_value(value, meaning.neutral)), values[0])
     present = {canonical_name(other): other for other in choices}
@@ -57,7 +57,7 @@ def read_inert(name: str, choices: Mapping[str, Sequence[Value]]) -> tuple[Inert
 def list_inert(
     choices: Mapping[str, Sequence[Value]], declared: Mapping[str, Iterable[InertWhen]]
 ) -> tuple[InertKnob, ...]:
-    """Every condition under which a knob with several choices changes nothing; `declared` are those of a framework."""
+    """Return every condition under which a knob with several choices changes nothing; a framework gives `declared`."""
     columns = {name: column for column, name in enumerate(choices)}
     found = []
     for name, values in choices.items():
@@ -72,7 +72,7 @@ def list_inert(
 
 
 def mask_inert(codes_NK: NDArray[np.int16], inert: Sequence[InertKnob]) -> NDArray[np.int16]:
-    """(N, K) the positions of choices, those of knobs without effect replaced by that of the value that represents all.
+    """(N, K) the positions of choices; a knob without effect has the position of the value that represents all.
 
     Two configurations are the same run if their masked positions are equal.
     """

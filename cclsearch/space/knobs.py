@@ -1,4 +1,4 @@
-"""What each knob means: one table (`knobs.yaml`) for space, prediction, agent, command line and report.
+"""The meaning of each knob, in one table (`knobs.yaml`) for space, prediction, agent, command line and report.
 
 A plugin adds its own knobs, degrees of parallelism included:
 
@@ -23,7 +23,7 @@ from cclsearch.core.yaml_file import read_yaml
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class KnobMeaning:
-    """What a knob means in every framework that has it. A knob may also have no entry: then it is free."""
+    """Meaning of a knob in every framework that has it; a knob without an entry is free."""
 
     name: str
     words: str = ""
@@ -46,7 +46,7 @@ class KnobMeaning:
     label: str = ""
     """Name in narrow columns and labels of charts; the name itself if empty."""
     splits: str = ""
-    """For a degree of parallelism: its kind (`tensor` in `tensor_parallel_size`)."""
+    """Kind of a degree of parallelism (`tensor` in `tensor_parallel_size`); empty for another knob."""
     multiplies_ranks: bool = False
     """Whether the number of ranks is a multiple of this degree."""
     is_stated: bool = False
@@ -82,7 +82,7 @@ def register_knob(meaning: KnobMeaning) -> KnobMeaning:
 
 
 def meaning_of(name: str) -> KnobMeaning:
-    """The meaning of the knob of exactly that name; that of a free knob if the table does not have it."""
+    """Return the meaning of the knob of exactly that name; a free knob's if the table does not have it."""
     return KNOBS[name] if name in KNOBS else KnobMeaning(name)
 
 
@@ -110,13 +110,13 @@ def rank_degrees() -> tuple[str, ...]:
 
 
 def named_degrees(present: Container[str]) -> tuple[str, ...]:
-    """The rank degrees of a space with these knobs: only its own if it has some, but none that is always stated."""
+    """Return the rank degrees of a space with these knobs: its own if any and none is always stated, else all."""
     own = tuple(degree for degree in rank_degrees() if degree in present)
     return own if own and not any(meaning_of(degree).is_stated for degree in own) else rank_degrees()
 
 
 def stated_knobs(knobs: Iterable[str], present: Container[str]) -> list[str]:
-    """Those knobs that a sentence names: not a degree that few frameworks have, unless it is in `present`."""
+    """Return the knobs that a sentence names: a degree that few frameworks have only if it is in `present`."""
     return [knob for knob in knobs if knob in present or meaning_of(knob).is_stated or not meaning_of(knob).splits]
 
 

@@ -1,4 +1,4 @@
-"""What a search may add to its space: options of the framework, listed variables, and further numbers of a knob.
+"""Additions that a search may make to its space: framework options, listed variables, further numbers of a knob.
 
 Everything else is refused. The same check decides about a request and, when a run is opened again, about the ledger.
 """
@@ -40,14 +40,13 @@ _ENVIRONMENT = re.compile(r"[A-Z][A-Z0-9_]{2,60}", re.ASCII)
 
 
 class Extend(StrEnum):
-    """What the LLM may add to the search space."""
+    """Level of the LLM's additions to the search space."""
 
     OFF = "off"
     LISTED = "listed"
     """Options that the framework file declares, variables of the reviewed list, further numbers of a knob."""
     ANY = "any"
-    """Also variables and flags of the framework's libraries that no one reviewed, unless their name says what forbids
-    it."""
+    """Also variables and flags of the framework's libraries that no one reviewed, unless their name shows why not."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,14 @@ class Opening:
     what: str
     source: str
     neutral: Value | None = None
-    """What trials without the knob had; None if the space has the knob."""
+    """Value of the knob in trials without it; None if the space has the knob."""
     values: tuple[Value, ...] = ()
     least: int | float | None = None
     most: int | float | None = None
     is_listed: bool = True
 
     def refuse(self, value: Value) -> str:
-        """Why that value may not be added; empty if it may."""
+        """Return why that value may not be added; empty if it may."""
         if not self.is_listed:
             return refuse_unlisted_value(value)
         return refuse_shape(value) or refuse_value(value, self.values, self.least, self.most)
@@ -87,10 +86,10 @@ def find_openings(
     closed: Collection[str] = (),
     environment: Collection[str] = (),
 ) -> dict[str, Opening]:
-    """What may be added to a space of these knobs, by knob.
+    """Return knob -> the additions that a space of these knobs may get.
 
-    `closed` are knobs that the user, the profile or the card declared: what they leave out is left out on purpose.
-    `environment` are the variables that the profile sets.
+    `closed` are knobs that the user, the profile or the card declared: they left values out on purpose. `environment`
+    are the variables that the profile sets.
     """
     present = {knob.name: knob for knob in knobs}
     openings: dict[str, Opening] = {}
@@ -119,7 +118,7 @@ def find_openings(
 
 
 def _open_knob(card: Card, knob: FrameworkKnob, present: Knob | None, framework: Framework) -> Opening:
-    """What a knob of the framework may gain; an opening without values if nothing."""
+    """Return the values that a knob of the framework may gain; an opening without values if none."""
     given = knob.choices
     if isinstance(given, Divisors):  # every divisor, also above `most` of the file
         given = given.model_copy(update={"most": None}).choices(card, use_fewer=True)
@@ -143,9 +142,8 @@ def find_opening(
     level: Extend,
     environment: Collection[str] = (),
 ) -> Opening:
-    """The opening that a name means: of a knob, of a variable (`NCCL_ALGO`) or of a flag (`--xla_...`).
-
-    Raises UserError, which says why there is none.
+    """Return the opening for a knob, a variable (`NCCL_ALGO`) or a flag (`--xla_...`); UserError with the reason if
+    none.
     """
     shown = one_line(name, 60)
     if name in openings:
@@ -182,7 +180,7 @@ def find_opening(
 
 
 def _find_listed(name: str, openings: Mapping[str, Opening]) -> Opening | None:
-    """The opening of a listed variable or flag that is given by its own name."""
+    """Return the opening of a listed variable or flag by that variable's or flag's own name."""
     for knob, variable in load_catalogue().variables.items():
         own = (f"--{variable.flag}", variable.flag) if variable.flag else (variable.env, *variable.also)
         if knob in openings and name in own:

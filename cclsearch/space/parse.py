@@ -61,9 +61,9 @@ def parse_knobs(texts: Sequence[str]) -> tuple[KnobDeclaration, ...]:
 
 
 def parse_wanted(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
-    """What to add to a search space, from texts `NAME=VALUE,VALUE`; a name may also be that of a variable or flag.
+    """Return the additions to a search space from texts `NAME=VALUE,VALUE`; a name may also be a variable or flag.
 
-    Values stay texts: what may be added says which of them are numbers or truth values (`opening.read_values`).
+    Values stay texts: `opening.read_values` decides which of them are numbers or truth values.
     """
     wanted: dict[str, tuple[Value, ...]] = {}
     for text in texts:
@@ -179,7 +179,7 @@ class TuningConfig(Model):
 
 
 def read_tuning_config(path: Path | None) -> tuple[KnobDeclaration, ...]:
-    """The knobs of a `tuning_config.yaml`; raises UserError with the file and what is wrong. No file: no knobs."""
+    """Return the knobs of a `tuning_config.yaml`, none without a file; raises UserError with the file and its fault."""
     if path is None:
         return ()
     data: dict[str, Any] = read_yaml(path)

@@ -1,4 +1,4 @@
-"""What a framework file states beside knobs and rules: how it trains, how far losses agree, what nodes need."""
+"""Statements of a framework file beside knobs and rules: behaviour, agreement of losses, needs of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequiredVariable(Model):
     file: str | None = None
     """A file that must be in the folder that the variable names."""
     what: str
-    """What the variable names, for messages."""
+    """Description of the variable, for messages."""
 
     def is_met(self, value: str | None) -> bool:
         """Whether that value is sufficient on this machine."""
@@ -33,7 +33,7 @@ class RequiredVariable(Model):
 
     @property
     def remedy(self) -> str:
-        """What to do if the requirement is not met."""
+        """Return the step that fixes an unmet requirement."""
         return f"set {self.env} in the profile's `environment` to {self.what} that every node sees"
 
 
@@ -43,7 +43,7 @@ class LossBounds(Model):
     bounds: dict[str, float] = {}
     """Precision -> largest relative deviation of two configurations at one step, or share of other answers."""
     none: str = ""
-    """Why nothing can be promised."""
+    """Reason why the framework promises nothing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,7 +70,7 @@ class LossBounds(Model):
 
 
 class Behaviour(Model):
-    """How a framework does what no knob of the space decides; a field that is not set is unknown, and trials teach it.
+    """Behaviour of a framework that no knob of the space decides; trials show a field that is not set.
 
     A knob of the same meaning counts more than the field.
     """
@@ -81,10 +81,10 @@ class Behaviour(Model):
     sequence_parallel: bool | None = None
     """Whether tensor-parallel ranks split the sequence between the linear layers."""
     overlapped_zero_stages: tuple[int, ...] | None = None
-    """The ZeRO stages (0: none) at which gradients are reduced during the last backward pass; else after it."""
+    """ZeRO stages (0: none) that reduce gradients during the last backward pass; the others reduce after it."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
-    """What data-parallel ranks shard: nothing, optimizer states, gradients too, weights too."""
+    """State that data-parallel ranks shard: none, optimizer states, gradients too, weights too."""
     gradient_bytes: Literal[2, 4] | None = None
     """Bytes per parameter in which gradients are kept over the micro-batches of a step."""
     source: str = ""
-    """Where that is from: documentation or code, with its version."""
+    """Source of the values: documentation or code, with its version."""

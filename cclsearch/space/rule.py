@@ -59,12 +59,12 @@ class Columns:
 
 
 class RuleKind(StrEnum):
-    """Why configurations that violate a rule are not in the search space. What is only unwise is predicted instead."""
+    """Reason why the search space leaves out a configuration. An unwise one is kept; a prediction ranks it."""
 
     REFUSED = "refused"
     """The framework, or its run script, refuses them."""
     SAME = "same"
-    """They do the same as another configuration, which is in the space."""
+    """It does the same as another configuration of the space."""
     ASKED = "asked"
     """The search does not use them as it was asked for."""
 
@@ -84,7 +84,7 @@ class Rule:
     knobs: tuple[str, ...]
     """The knobs that it uses: it is applied as soon as those are enumerated."""
     summary: str
-    """What is required, with the card's numbers."""
+    """Requirement, with the card's numbers."""
     check: Check
     explain: Explain
     """The sentence about one configuration, with its numbers."""
@@ -118,9 +118,9 @@ class Counts:
 
 
 Clause = tuple[str, Check, Callable[[Counts], str]]
-"""What a rule requires, with the card's numbers; its check; and its sentence about one configuration."""
+"""A rule's requirement, with the card's numbers; its check; and its sentence about one configuration."""
 Knobs = Callable[[], Iterable[str]]
-"""The knobs of a rule that depend on what plugins have registered, such as `rank_degrees`."""
+"""Knobs of a rule that depend on registered plugins, such as `rank_degrees`."""
 RuleFactory = Callable[[Card, Mapping[str, Any]], Rule | None]
 RULES: dict[str, RuleFactory] = {}
 """Name -> factory of the rule from a card and the framework's parameters; it returns None if it does not apply."""
@@ -138,8 +138,8 @@ def register_rule(
     """Decorator: register a rule on these knobs, with the parameters that a framework file may give it.
 
     The function gets the card and the options: these parameters, `use_fewer` and `knobs` (names of the space's knobs).
-    It returns None if the rule does not apply to the card, and a whole `Rule` if its knobs depend on the options.
-    `needs` are the knobs without which a space does not have the rule: the first knob if not given.
+    It returns None if the rule does not apply to the card, and a whole `Rule` if its knobs depend on the options. A
+    space without a knob of `needs` (by default the first knob) does not have the rule.
     """
 
     def add(define: Callable[..., Clause | Rule | None]) -> RuleFactory:
@@ -222,7 +222,7 @@ def _describe_each(config: Mapping[str, Any], knobs: Sequence[str]) -> str:
 
 
 def find_inert(rules: Sequence[str | Mapping[str, Any]], knob: str) -> tuple[InertWhen, ...]:
-    """When a knob changes nothing by these rules of a framework file: `implies` with `same: true` and one value."""
+    """Return the conditions under which these rules of a framework file leave a knob one value with the same effect."""
     entries = [rule for rule in rules if not isinstance(rule, str) and rule["rule"] == "implies" and rule.get("same")]
     same = [(_list_values(entry["when"]), _list_values(entry["then"])) for entry in entries]
     return tuple(

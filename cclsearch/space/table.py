@@ -34,9 +34,9 @@ class Knob:
     choices: tuple[Value, ...]
     description: str = ""
     neutral: Value | None = None
-    """What configurations without the knob have, if it was added during the search; None: each must have it."""
+    """Value of configurations without the knob, if a growth added it; None: each configuration must have it."""
     inert_when: tuple[InertWhen, ...] = ()
-    """When the framework says that it changes nothing, beside what `knobs.yaml` says."""
+    """The framework's conditions under which it changes nothing, beside those of `knobs.yaml`."""
 
     @property
     def column(self) -> NDArray[np.generic]:
@@ -89,8 +89,7 @@ class Space:
     rules: tuple[str, ...] = ()
     """Names of the applied rules."""
     loads: tuple[tuple[float, ...], ...] = ()
-    """Of a recording whose rows have several loads: those of each row, as the conditions of a trial are known before it
-    runs."""
+    """Loads of each row, for a recording whose rows have several: a trial's conditions, known before it runs."""
 
     def __len__(self) -> int:
         return len(self.codes_NK)
@@ -170,7 +169,7 @@ class Space:
 
     @cached_property
     def inert(self) -> tuple[InertKnob, ...]:
-        """Every condition under which a knob changes nothing."""
+        """Return every condition under which a knob changes nothing."""
         choices = {knob.name: knob.choices for knob in self.knobs}
         return list_inert(choices, {knob.name: knob.inert_when for knob in self.knobs})
 

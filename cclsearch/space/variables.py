@@ -18,9 +18,9 @@ from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml
 
 UNSET = "default"
-"""The value at which a variable is not set."""
+"""Choice that leaves the variable unset."""
 VARIABLE, FLAG = "env_", "flag_"
-"""Start of the name of a knob that opens a variable, or a flag of XLA, which the reviewed list lacks."""
+"""Prefix of a knob that opens a variable, or a flag of XLA, outside the reviewed list."""
 MAX_NUMBER = 2**40
 """Maximum of a number that no one reviewed."""
 
@@ -40,7 +40,7 @@ _DENIED_PARTS = {
     " grad learning lr optimizer train eval model checkpoint resume skip mock fake test shape length nan error fault"
     " inject simulat",
 }
-"""What a variable does -> parts of its name that say so, anywhere in a word, or at its start if they are short."""
+"""Effect of a variable -> parts of its name that show it, anywhere in a word, or at its start if they are short."""
 _ANYWHERE = 4
 """Letters of a part that is looked for inside words: `seq` is not the middle of `consequence`."""
 _DENIED_WORDS = {
@@ -57,7 +57,7 @@ class Library(Model):
     """A library that processes of a framework may use."""
 
     chips: tuple[str, ...] = Field(min_length=1)
-    """Kinds of accelerators with which it is used."""
+    """Kinds of accelerators that use it."""
     prefixes: tuple[str, ...] = ()
     """Start of the names of its variables."""
     flag_prefixes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Variable(Model):
     least: int | float | None = None
     most: int | float | None = None
     writes: str = ""
-    """What a value writes, with `{value}` in it; empty: the value."""
+    """Text for a value, with `{value}` in it; empty: the value itself."""
     what: str = Field(min_length=1)
     source: str = Field(min_length=1)
 
@@ -90,11 +90,11 @@ class Variable(Model):
         return self
 
     def refuse(self, value: Value) -> str:
-        """Why the value is not one of the variable; empty if it is."""
+        """Return why the variable cannot have the value; empty if it can."""
         return refuse_value(value, self.values, self.least, self.most)
 
     def text(self, value: Value) -> str:
-        """What the value writes into the environment variable."""
+        """Return the environment variable's text for the value."""
         text = format_knob_value(value)
         if self.flag:
             return f"--{self.flag}={text}"
@@ -117,7 +117,7 @@ def load_catalogue() -> Catalogue:
 def refuse_value(
     value: object, values: tuple[Value, ...], least: int | float | None = None, most: int | float | None = None
 ) -> str:
-    """Why a value is not one of `values` and not a number from `least` to `most`; empty if it is."""
+    """Return why a value is neither one of `values` nor a number from `least` to `most`; empty if it is."""
     if any(type(value) is type(known) and value == known for known in values):
         return ""
     if least is None or most is None:
@@ -129,7 +129,7 @@ def refuse_value(
 
 
 def refuse_shape(value: object) -> str:
-    """Why no knob may have such a value: its type, or signs of a shell or of a path; empty if one may."""
+    """Return why no knob may have such a value: its type, or signs of a shell or of a path; empty if one may."""
     if isinstance(value, bool):
         return ""
     if isinstance(value, int):
@@ -142,7 +142,7 @@ def refuse_shape(value: object) -> str:
 
 
 def refuse_name(name: str) -> str:
-    """Why a variable, flag or option of that name may not be opened if no one reviewed it; empty if it may."""
+    """Return why an unreviewed variable, flag or option of that name may not be opened; empty if it may."""
     if not _NAME.fullmatch(name):
         return "a name has 3 to 61 letters, digits and _ without accents, the last no _"
     if name.lower() in _DENIED_NAMES:
@@ -176,7 +176,7 @@ def open_unlisted(knob: str, libraries: tuple[str, ...]) -> tuple[str, str] | No
 
 
 def refuse_unlisted_value(value: object) -> str:
-    """Why a variable that no one reviewed may not have that value; empty if it may."""
+    """Return why an unreviewed variable may not have that value; empty if it may."""
     if isinstance(value, str):
         if not _WORD.fullmatch(value):
             return "a text of a variable that no one reviewed is one word of letters, digits, _ and -"
@@ -195,9 +195,9 @@ def find_variable(knob: str) -> Variable | None:
 
 
 def variable_text(knob: str, value: Value, libraries: tuple[str, ...]) -> tuple[str, str] | None:
-    """Variable and text that the value of an opened knob writes; None if the knob sets no variable, or may not.
+    """Return the variable and text for the value of an opened knob; None if the knob sets no variable, or may not.
 
-    Libraries are those of the framework: no knob sets a variable of another library.
+    `libraries` are the framework's: no knob sets a variable of another library.
     """
     if value == UNSET:
         return None

@@ -59,7 +59,7 @@ class StepRecord(Model):
     nodes: tuple[str, ...]
     at: float
     moment: BootMoment | None = None
-    """The same moment, to count from whatever sets the clock."""
+    """The same moment by the boot clock, which no clock change affects."""
     pid: int | None = None
     born: str = ""
     """Boot id and start tick of the process: a reused process id has another start tick."""
@@ -321,7 +321,7 @@ def _was_started(spec: JobSpec) -> bool:
 
 
 def _is_alive(spec: JobSpec) -> bool:
-    """Whether the step's process still runs; if another machine started it, whether its time is not over."""
+    """Whether the step's process still runs; if another machine started it, whether its time is left."""
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
     if launched is None:
         return False

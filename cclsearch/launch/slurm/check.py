@@ -1,4 +1,4 @@
-"""`launcher check` of Slurm: whether the cluster accepts and runs a profile's jobs, and what to do if not."""
+"""`launcher check` of Slurm: check whether the cluster accepts and runs a profile's jobs, with a remedy if not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts
 
 PROBE = Path(__file__).with_name("probe.py")
 SCRIPT_VARIABLE = "CCL_CHECKED_SCRIPT"
-"""Names the run script, which the probe must find on the compute node."""
+"""Variable with the run script's path, which the probe must find on the compute node."""
 WAIT_S = 900.0
 """Seconds that the check's own job may wait and run."""
 JOB_S = 300.0
@@ -236,7 +236,7 @@ def _check_torch(result: dict[str, Any], spec: JobSpec) -> Iterator[Check]:
 
 
 def check_needs(result: dict[str, Any], run_script: RunScript) -> Iterator[Check]:
-    """Yield a check for each variable that the framework needs, from what the node reported.
+    """Yield a check for each variable that the framework needs, from the node's report.
 
     Without a named framework, a variable that is not set passes: only trials of its framework would need it.
     """

@@ -58,7 +58,7 @@ class SlurmRefusal(SlurmError):
 
 
 class ListedJob(Protocol):
-    """A job as squeue, sacct or scontrol shows it: what identifies it."""
+    """A job in the output of squeue, sacct or scontrol: the fields that identify it."""
 
     @property
     def job_id(self) -> str: ...
@@ -136,10 +136,8 @@ def run_slurm(
     pass_fds: tuple[int, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Return what a Slurm command printed; raise `SlurmUnavailable` or `SlurmRefusal` if it failed.
-
-    Queries print times in UTC, so that submit times can be compared in any time zone.
-    """
+    """Return the output of a Slurm command; raise `SlurmUnavailable` or `SlurmRefusal` if it failed."""
+    # Queries print times in UTC, so that submit times can be compared in any time zone.
     try:
         done = subprocess.run(
             [require_command(command[0]), *command[1:]],
@@ -163,7 +161,7 @@ def run_slurm(
 
 
 def ask_slurm(command: Sequence[str], *, timeout_s: float = 30.0) -> str | None:
-    """Return what a query printed; None if its command is not installed, or Slurm does not answer it."""
+    """Return the output of a query; None if its command is not installed, or Slurm does not answer."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -262,12 +260,13 @@ def read_accounts(job_ids: Sequence[str]) -> list[AccountRow]:
 
 @dataclass(frozen=True)
 class ControllerRecord:
-    """The controller's record of one job: what it adds to the job's line in the queue."""
+    """The controller's record of one job: fields beside the job's line in the queue."""
 
     job_id: str
     state: str
+    # If the signal kills the trial, the state is FAILED, not PREEMPTED.
     preempted: bool
-    """Whether Slurm has started to preempt it: if the signal kills the trial, the state is FAILED, not PREEMPTED."""
+    """Whether Slurm has started to preempt it."""
     name: str = ""
     submitted: str = ""
     folder: str = ""
@@ -286,7 +285,7 @@ def query_job(job_id: str) -> ControllerRecord | None:
 
 
 def find_bad_nodes(nodes: str) -> list[str]:
-    """Return those of these nodes that are down, failing or silent; empty if Slurm does not answer."""
+    """Return the nodes that are down, failing or silent; empty if Slurm does not answer."""
     if not nodes.strip():
         return []
     text = ask_slurm(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T"]) or ""
@@ -333,10 +332,8 @@ def try_script(script: Path, *, without: Iterable[str] = ()) -> None:
 
 
 def step_environment(without: Iterable[str] = ()) -> dict[str, str]:
-    """Return the environment of sbatch, or of a process that calls srun: a job's, and Slurm's own token.
-
-    The node program removes the token before it starts the trial.
-    """
+    """Return the environment of sbatch, or of a process that calls srun: a job's, and Slurm's own token."""
+    # The node program removes the token before it starts the trial.
     own = {OWN_SECRET: os.environ[OWN_SECRET]} if OWN_SECRET in os.environ else {}
     return {name: value for name, value in {**job_environment(), **own}.items() if name not in set(without)}
 

@@ -1,4 +1,4 @@
-"""Why a job ended without a result, from Slurm's state, the job's records and its logs.
+"""Explain why a job ended without a result, from Slurm's state, the job's records and its logs.
 
 Everything but `read_ending` is a pure function.
 """
@@ -37,20 +37,20 @@ _PATTERNS_FILE = Path(__file__).with_name("log_patterns.yaml")
 
 @dataclass(frozen=True)
 class Ending:
-    """All that is known about a job that has ended. `state` is None if Slurm no longer lists the job."""
+    """The evidence about a job that has ended. `state` is None if Slurm no longer lists the job."""
 
     job_id: str
     state: str | None
     step_states: tuple[str, ...]
     preempted: bool
-    """Whether Slurm had started to preempt the job, whatever its final state."""
+    """Whether Slurm had started to preempt the job; its final state may be another one."""
     cancelled_by_us: bool
     started: bool
     """Whether the job claimed its attempt."""
     end: EndRecord | None
     reports: tuple[NodeReport, ...]
     batch_log: str
-    """Last part of the job script's output, including what Slurm's daemons wrote; never the trial's output."""
+    """Last part of the job script's output, with lines of Slurm's daemons; never the trial's output."""
     bad_nodes: tuple[str, ...]
 
 
@@ -85,7 +85,7 @@ def read_ending(
 def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int) -> Failure | None:
     """Return the end's cause outside the trial, or None: then the trial's own logs decide.
 
-    Slurm's final state takes precedence, then what its daemons wrote, then what the node program saw.
+    Slurm's final state takes precedence, then its daemons' log, then the node program's record.
     """
     found = (
         _by_state(ending)
@@ -123,7 +123,7 @@ def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
 
 
 def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
-    """The cause by what Slurm's daemons wrote into the log, which remains when Slurm has forgotten the job."""
+    """Return the cause by the lines of Slurm's daemons in the log, which remains when Slurm has forgotten the job."""
     due = _DUE_TO.search(ending.batch_log)
     cause = due.group(1).upper() if due else ""
     if cause in {"PREEMPTION", "JOB REQUEUE"}:
@@ -176,7 +176,7 @@ def _by_interruption(ending: Ending) -> tuple[FailureKind, str] | None:
 
 
 def _was_signaled(ending: Ending) -> bool:
-    """Whether every node's task ended because of a signal, so that none failed by itself."""
+    """Whether a signal ended every node's task, so that none failed by itself."""
     ours = ending.end is not None and ending.end.reason in {"timeout", "lingered"}
     return bool(ending.reports) and not ours and all(report.terminated for report in ending.reports)
 
@@ -190,7 +190,7 @@ def find_exit_code(ending: Ending) -> int | None:
 
 
 def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Failure | None) -> Failure:
-    """Return why there is no result; `own` is the failure that the trial's own files show."""
+    """Return why there is no result; `own` is the failure in the trial's own files."""
     infrastructure = explain_infrastructure(ending, timeout_s, time_limit_min)
     if infrastructure is not None:
         return infrastructure

@@ -1,7 +1,7 @@
-"""Whose job has a number: Slurm gives numbers again, so a job is known by name, folder and submit time too.
+"""Identify a job: Slurm reuses numbers, so name, folder and submit time must match too.
 
-The folder of a submission has a random part, so no other job has it as its working directory unless somebody chose
-it. Name and submit time are recorded when the queue first lists the job (`seen.json`).
+The folder of a submission has a random part, so no other job has it as its working directory unless somebody chose it.
+Name and submit time are recorded when the queue first lists the job (`seen.json`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SeenRecord(Model):
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """What a listed job must have to be the job of an attempt; empty fields are not known, and not compared."""
+    """Fields that a listed job must share with an attempt's job; empty fields are unknown, and not compared."""
 
     job_id: str
     name: str
@@ -39,10 +39,8 @@ class JobIdentity:
     cluster: str = ""
 
     def is_of(self, listed: ListedJob) -> bool:
-        """Whether that is this job: number, name, folder and submit time match.
-
-        Slurm lists all tasks of an array that wait in one line; the number of the array then means all of these tasks.
-        """
+        """Whether that is this job: number, name, folder and submit time match."""
+        # Slurm lists all waiting tasks of an array in one line; the array's number then means all of them.
         return (
             listed.job_id in (self.job_id, array_of(self.job_id))
             and self._has_folder(listed.folder)

@@ -87,11 +87,12 @@ class Submission(Model):
     """Index in the array; None for a single job."""
     at: float
     moment: BootMoment | None = None
-    """The same moment, to count from whatever sets the clock."""
+    """The same moment by the boot clock, which no clock change affects."""
+    # Slurm lists only a user's own jobs.
     user: int | None = None
-    """User id of who submitted it: Slurm lists a user's own jobs only."""
+    """User id of the submitter."""
     is_identified: bool = False
-    """Whether this version submitted it, which records the job's name and submit time when the queue lists it."""
+    """Whether this version submitted it and so records the job's name and submit time when the queue lists it."""
 
     def elapsed_s(self) -> float:
         """Return the seconds since the submission."""
@@ -112,7 +113,7 @@ class StartRecord(Model):
     host: str
     at: float
     start: str = ""
-    """How often Slurm had started the job again (0 for its first start), and a random part."""
+    """Number of restarts by Slurm (0 for the first start), and a random part."""
 
 
 class EndRecord(Model):
@@ -133,10 +134,10 @@ class NodeReport(Model):
     node: str
     exit_code: int
     terminated: bool = False
-    """Whether it ended because of a signal: preempted, cancelled, or another node's task had failed."""
+    """Whether a signal ended it: preemption, cancellation, or the failure of another node's task."""
     oom_kills: int
     unlaunched: str = ""
-    """Why the run script could not be started at all."""
+    """Reason why the run script could not start at all."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class RunScript:
     knob_environment: Callable[[Mapping[str, Value]], dict[str, str]] = lambda _: {}
     """Variables that a configuration sets (`NCCL_ALGO`)."""
     needs: tuple[RequiredVariable, ...] = ()
-    """What the framework needs on the nodes; without a script, what any framework needs."""
+    """Variables that the framework needs on the nodes; without a script, those of any framework."""
 
 
 def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> JobSpec:
@@ -195,7 +196,7 @@ def make_job_spec(job: Job, run_script: RunScript, settings: SlurmSettings) -> J
 
 
 def describe_job_spec(spec: JobSpec) -> list[str]:
-    """Return lines for readers of the script: what the node program starts on each node."""
+    """Return lines for readers of the script: the command that the node program starts on each node."""
     ranks = [
         f"-m torch.distributed.run --nnodes={spec.nodes} --node-rank=K --nproc-per-node={spec.ranks_per_node} "
         "--master-addr=HEAD --master-port=PORT"
@@ -243,7 +244,8 @@ def remove_scratch(spec: JobSpec, settings: SlurmSettings) -> None:
 
 
 def sees_file(path: Path) -> bool:
-    """Whether the file exists. Lists the folder: network file systems cache that a file was missing."""
+    """Whether the file exists."""
+    # Lists the folder: network file systems cache that a file was missing.
     try:
         return path.name in os.listdir(path.parent)
     except OSError:

@@ -38,8 +38,9 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, Unresolved
 from cclsearch.launch.slurm.watch import Classify, QueueCache, Watcher, cancel_attempts, mark_cancelled
 
+# Resuming without its answer could submit a job twice.
 FIND_TIMEOUT_S = 600.0
-"""How long `find` waits for a controller that does not answer: resuming without it could submit a job twice."""
+"""Seconds that `find` waits for a controller that does not answer."""
 RESULT_POLL_S = 2.0
 """Pause between two checks for result files."""
 
@@ -63,7 +64,7 @@ class SlurmLauncher:
         self.run_script = run_script
         self.run_dir = run_dir
         self.ranks_per_node = ranks_per_node
-        """Accelerators per node by the profile, for `check`; each trial states its own number."""
+        """Accelerators per node in the profile, for `check`; each trial states its own number."""
         self.poll_interval_s = min(RESULT_POLL_S, settings.poll_s)
         self._submitter = Submitter(settings)
         self._watcher = Watcher(settings, classify, QueueCache(settings.poll_s))
@@ -170,7 +171,9 @@ class SlurmLauncher:
         link_scratch(spec, self.settings)
 
     def _submit_waiting(self, specs: Sequence[JobSpec]) -> JobStatus | None:
-        """Submit what a limit kept out, at most every `poll_s` seconds; return the failure if Slurm now refuses it."""
+        """Submit jobs that a limit kept out, at most every `poll_s` seconds; return the failure if Slurm now refuses
+        one.
+        """
         waiting = [p for p in specs if p.folder not in self._submitter.ids and not self._resolve_quietly(p)]
         waiting = [p for p in waiting if not (p.folder / CANCELLED_FILE).exists()]
         if not waiting or time.monotonic() < self._next_try:
@@ -264,7 +267,7 @@ def _may_be_of(row: QueueRow, run_id: str) -> bool:
 
 
 def _explain_unread(handle: Handle) -> JobStatus:
-    """Return the failure of a job whose spec cannot be read: the job changed it, or it is missing."""
+    """Return the failure of a job whose spec is missing or was changed by the job."""
     if problem := explain_record(Path(handle.details.get("folder", "")) / SPEC_FILE, JobSpec):
         return changed_record(problem)
     message = f"the files of job {handle.job_id or handle.job_name} are missing in {handle.trial_dir}"

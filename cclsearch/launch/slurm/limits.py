@@ -1,4 +1,4 @@
-"""How many jobs a search may have in the queue: the profile's `max_jobs`, then Slurm's own limits."""
+"""Limit the jobs of a search in the queue: by the profile's `max_jobs`, then by Slurm's own limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 from cclsearch.launch.slurm.commands import ask_slurm
 from cclsearch.launch.slurm.settings import SlurmSettings
 
+# No proposer could use more.
 DEFAULT_MAX_JOBS = 64
-"""At a time, if the profile sets no limit: no proposer could use more."""
+"""Jobs at a time, if the profile sets no limit."""
 DEFAULT_MAX_ARRAY = 1000
 TIMEOUT_S = 20.0
 

@@ -39,7 +39,7 @@ NOT_SECRET = re.compile(
     r"|[_-](file|path|dir|type|mode|method|count|size|len(gth)?|timeout|enabled|algorithm|backend|version)$)"
 )
 SLURMS_OWN_SECRET = "SLURM_JWT"
-"""Passed to Slurm's own commands only."""
+"""Secret that only Slurm's own commands get."""
 FIRST_PORT, NUM_PORTS = 20000, 12000
 """Below the range of ports that Linux gives to outgoing connections."""
 LINGER_S = 60.0
@@ -318,7 +318,8 @@ def wait_for_child(process: subprocess.Popen[bytes], received: list[int]) -> int
 
 
 def log_path(spec: dict[str, Any], stream: str, index: int) -> str:
-    """Return the log of one node; the head node's is the trial's log. Written past srun, which can lose last lines."""
+    """Return the log of one node; the head node's is the trial's log."""
+    # Written past srun, which can lose last lines.
     if index == 0:
         return os.path.join(spec["trial_dir"], f"{stream}.log")
     return os.path.join(spec["folder"], f"{stream}-{index}.log")

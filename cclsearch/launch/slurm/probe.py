@@ -1,4 +1,4 @@
-"""What `launcher check` runs on a compute node: checks torch, its devices, one all-reduce, frameworks' needs."""
+"""The program of `launcher check` on a compute node: checks torch, its devices, one all-reduce, frameworks' needs."""
 
 from __future__ import annotations
 

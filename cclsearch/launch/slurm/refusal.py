@@ -1,4 +1,4 @@
-"""What Slurm's messages mean; of a refusal of sbatch: wait, use a smaller array, or this job can never run here."""
+"""Interpret Slurm's messages; a refusal of sbatch means wait, use a smaller array, or never."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_messages() -> dict[str, Any]:
 
 
 class Refusal(StrEnum):
-    """What to do about a refused submission."""
+    """Reaction to a refused submission."""
 
     WAIT = "wait"
     """A limit on jobs in the queue was reached; retry when jobs have ended."""
@@ -33,11 +33,9 @@ class Refusal(StrEnum):
 
 
 def classify_refusal(message: str, *, others_queued: bool) -> Refusal:
-    """Return what sbatch's message means; `others_queued`: whether jobs that count against a limit will end.
-
-    Slurm's generic message names the submit limit along with size and time limits; only the name of the policy, if it
-    is given, distinguishes them.
-    """
+    """Return the meaning of sbatch's message; `others_queued`: whether jobs that count against a limit will end."""
+    # Slurm's generic message names the submit limit along with size and time limits; only the name of the policy, if it
+    # is given, distinguishes them.
     text = message.lower()
     if "invalid job array" in text:
         return Refusal.SMALLER_ARRAY
@@ -65,7 +63,7 @@ def find_squeue_filter(message: str, *, account: str | None, qos: str | None) ->
 
 
 def suggest_remedy(message: str) -> str:
-    """Return what to do about a job that can never run."""
+    """Return the remedy for a job that can never run."""
     if is_submit_limit(message):
         return (
             "the account or QOS accepts no job although none in the queue uses its limit: is it frozen? ask its owner"
@@ -78,5 +76,5 @@ def suggest_remedy(message: str) -> str:
 
 
 def never_starts(reason: str) -> bool:
-    """Whether a pending job with that reason can never start by waiting."""
+    """Whether a pending job with that reason will never start."""
     return reason in read_messages()["never_starts"] or bool(_PER_JOB.search(reason))

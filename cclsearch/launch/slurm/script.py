@@ -11,8 +11,9 @@ from typing import Any
 from cclsearch.core.values import Model
 from cclsearch.launch.slurm.settings import Container, SlurmSettings
 
+# For start-up, traces and the end of the processes.
 MARGIN_S = 120
-"""Requested from Slurm beyond the trial's own limit: for start-up, traces and the end of the processes."""
+"""Seconds requested from Slurm beyond the trial's own limit."""
 
 _SET_ON_THE_NODE = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CCL_JOB_NAME", "CCL_NODE_RANK"),
@@ -85,11 +86,9 @@ def node_command(host_python: str, program: Path, role: str, path: Path) -> str:
 
 
 def _tracking_options(folder: Path, array_size: int | None) -> dict[str, Any]:
-    """Return the options that the launcher needs to track a job.
-
-    `--export=ALL` passes on the few variables that sbatch itself is given: any shorter list makes Slurm run a login
-    shell on the node first, which takes seconds and adds everything that the user's start-up files set.
-    """
+    """Return the options that the launcher needs to track a job."""
+    # `--export=ALL` passes on the few variables that sbatch itself gets: any shorter list makes Slurm run a login shell
+    # on the node first, which takes seconds and adds everything that the user's start-up files set.
     return {
         "chdir": folder,
         "output": "slurm-%A_%a.log" if array_size else "slurm-%j.log",

@@ -68,7 +68,7 @@ DATA_SETTINGS = frozenset((
     "max_jobs", "arrays", "max_array", "submit_pause_s", "poll_s", "queue_limit", "grace_s",
 ))
 # fmt: on
-"""The fields that ask for resources or set a pace: all others decide what runs, or where files go."""
+"""Fields that ask for resources or set a pace: all others decide what runs, or where files go."""
 
 
 class SlurmSettings(Model):
@@ -114,8 +114,9 @@ class SlurmSettings(Model):
     """Further arguments of srun, each one word (`--cpu-bind=cores`)."""
     in_allocation: bool | Word = False
     """Run trials as steps of an allocation that you hold: its number, or true for the one that this runs in."""
+    # The step shares resources with the shell's own step.
     step_options: tuple[ShellLine, ...] = ("--overlap",)
-    """Further arguments of srun inside a held allocation: by default it shares resources with the shell's step."""
+    """Further arguments of srun inside a held allocation."""
     scratch: Word | None = None
     """Shared folder for traces, if the run folder's file system is too small or too slow."""
     max_jobs: int | None = Field(default=None, ge=1)
@@ -166,7 +167,7 @@ class SlurmSettings(Model):
         return self
 
     def default_python(self) -> str:
-        """Return the ranks' python: the profile's, else the one that runs the search, or the container's own."""
+        """Return the ranks' python: the profile's, else the search's own, or the container's."""
         return self.python or (sys.executable if self.container is None else "python3")
 
     def default_host_python(self) -> str:

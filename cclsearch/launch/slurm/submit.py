@@ -60,7 +60,7 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 
 
 class Unresolved(Exception):
-    """It is not known now whether an attempt was submitted: Slurm does not answer."""
+    """Slurm does not answer, so it is open whether an attempt was submitted."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Submitter:
     settings: SlurmSettings
     max_array: int = 1000
     ids: dict[Path, str] = field(default_factory=dict)
-    """Attempt folder -> job id, as far as known."""
+    """Attempt folder -> job id, if known."""
     waiting_for: str = ""
     """Slurm's message on why attempts could not be submitted yet; empty if none waits."""
 
@@ -226,10 +226,8 @@ def overridden_defaults(settings: SlurmSettings) -> list[str]:
 
 
 def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:
-    """Return the job id by the submission's folder, which is the job's working directory.
-
-    An array that was cancelled before any of its tasks started is listed as one job without task numbers.
-    """
+    """Return the job id by the submission's folder, which is the job's working directory."""
+    # An array that was cancelled before any of its tasks started is listed as one job without task numbers.
     try:
         known = read_queue() if rows is None else rows
     except SlurmError as error:

@@ -74,14 +74,14 @@ class QueueCache:
     rows: dict[str, list[QueueRow]] = field(default_factory=dict)
     """Number -> the jobs listed with it: several clusters may have the same one."""
     queried_at: float = 0.0
-    """When the last answer was asked for, by the boot clock; 0 before the first."""
+    """Time of the last query by the boot clock; 0 before the first."""
     last_error: str = ""
     """Slurm's message while it does not answer; else empty."""
     _last_try: float = -1e9
     _failures: int = 0
 
     def row(self, job: JobIdentity) -> QueueRow | None:
-        """Return the job's row, not that of another job with its number; None if it is not listed."""
+        """Return the job's row; None if it is not listed. A row of another job with its number does not count."""
         return find_row(self.rows, job)
 
     def row_by_number(self, job_id: str) -> QueueRow | None:

@@ -62,7 +62,7 @@ class QueuedResourceRecord(CloudLocation):
     name: str
     asked_s: float
     moment: BootMoment | None = None
-    """The same moment, to count from whatever sets the clock."""
+    """The same moment by the boot clock, which no clock change affects."""
     deleted: bool = False
     place: RunPlace | None = None
 
@@ -182,7 +182,7 @@ class QueuedResourceSource(CloudSource):
         return record.run_id if record is not None and not record.deleted else None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:
-        """Delete the recorded resource first, even if listing fails; then what the zone's list shows of the run."""
+        """Delete the recorded resource first, even if listing fails; then the run's others in the zone's list."""
         record = self._read_record()
         own = [record.name] if record is not None and not record.deleted else []
         if not own and not thorough:

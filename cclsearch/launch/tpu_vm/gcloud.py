@@ -41,7 +41,7 @@ class GcloudError(Exception):
         self.is_not_found = "not_found" in seen
         self.exists = "exists" in seen
         self.is_denied = "denied" in seen
-        """Whether the login or the rights are missing, until the user fixes that."""
+        """Whether login or rights are missing; only the user can fix that."""
         self.is_permanent = self.is_denied or ("permanent" in seen and "stock_out" not in seen)
         """Whether a retry would fail again: quota, rights, a wrong name."""
 

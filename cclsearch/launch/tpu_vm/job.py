@@ -73,10 +73,10 @@ class TpuStartRecord(Model):
     """`begun.json`: the workers that were asked to start the job, and when."""
 
     place: str
-    """Resource whose workers run it; empty for plain hosts."""
+    """Resource with the workers that run it; empty for plain hosts."""
     started_s: float
     moment: BootMoment | None = None
-    """The same moment, to count from whatever sets the clock."""
+    """The same moment by the boot clock, which no clock change affects."""
     coordinator: str = ""
 
     def elapsed_s(self) -> float:
@@ -90,7 +90,7 @@ def attempt_folder(trial_dir: Path, attempt: int) -> Path:
 
 
 def render_run_script(job: Job, framework: Framework, environment: Mapping[str, str], settings: TpuSettings) -> str:
-    """Return `run.sh` of a worker; `worker.py` sets what differs between workers (folder, process, coordinator)."""
+    """Return `run.sh` of a worker; `worker.py` sets the values of one worker (folder, process, coordinator)."""
     if framework.runner != "process":
         raise UserError(
             f"framework {framework.name!r} starts one process per rank (torchrun), but on TPU VMs one process drives"
@@ -110,7 +110,7 @@ def render_run_script(job: Job, framework: Framework, environment: Mapping[str, 
 
 
 def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str, str]) -> None:
-    """Write the archive for the workers: `worker.py` with what it imports, `config.json`, scripts' folder, `texts`."""
+    """Write the archive for the workers: `worker.py` with its imports, `config.json`, scripts' folder, `texts`."""
     files = {name: text.encode() for name, text in texts.items()}
     files["worker.py"] = WORKER_PROGRAM.read_bytes()
     files |= {"cclsearch/__init__.py": b"", "cclsearch/core/__init__.py": b""}
@@ -132,7 +132,7 @@ def write_bundle(path: Path, job: Job, framework: Framework, texts: Mapping[str,
 
 
 def append_logs(folder: Path, process: int, stdout: bytes, stderr: bytes) -> None:
-    """Append new log output of a process; the local length is what has been fetched."""
+    """Append new log output of a process; the local length counts the fetched bytes."""
     for name, text in (("stdout", stdout), ("stderr", stderr)):
         if text:
             with open(folder / f"w{process}.{name}", "ab") as file:
@@ -163,9 +163,7 @@ def merge_logs(folder: Path, trial_dir: Path, num_processes: int) -> None:
 def unpack_results(archives: Mapping[int, Path], trial_dir: Path, scratch: Path) -> None:
     """Unpack traces, failures, evidence and, last of all, `result.json` into the trial's folder.
 
-    Evidence is that of the process whose result counts.
-
-    Raises ValueError if an archive contains other files.
+    The process whose result counts gives the evidence. Raises ValueError if an archive contains other files.
     """
     shutil.rmtree(scratch, ignore_errors=True)
     for process, archive in sorted(archives.items()):

@@ -56,12 +56,12 @@ from cclsearch.space.framework import Framework, load_framework
 
 BUNDLE_FILE = "bundle.tar.gz"
 DEADLINE_S = 120.0
-"""Seconds beyond a trial's time limit that a worker may take to report that it ended the trial."""
+"""Seconds beyond a trial's time limit in which a worker may report that it ended the trial."""
 PEER_GRACE_S = 20.0
 """Seconds that the other processes may continue after one of them has ended."""
 STOP_S = 60.0
 CLOUD_PATIENCE_FACTOR = 5
-"""How many times `lost_after_s` a new TPU VM may take to accept connections."""
+"""Multiple of `lost_after_s` that a new TPU VM may take to accept connections."""
 _CANCELLED = JobStatus.failed(FailureKind.CANCELLED, "cancelled by the search")
 
 
@@ -163,7 +163,7 @@ class TpuVmLauncher:
         return self.worker_source.check()
 
     def close(self) -> None:
-        """Delete what was created for the search unless it has an unfinished job there."""
+        """Delete the search's resources, except with an unfinished job."""
         recorded = self.worker_source.recorded_run()  # a search killed during deletion has no job left to name its run
         for run_id in sorted(self._run_ids | ({recorded} if recorded else set())):
             if not self._open_records(run_id):
@@ -420,7 +420,7 @@ class TpuVmLauncher:
                 yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
 
     def _open_records(self, run_id: str) -> list[TpuJobRecord]:
-        """Return the attempts of the run that are not known to have ended."""
+        """Return the run's attempts without a recorded end."""
         return [r for r in self._records(run_id) if read_status(r.folder) is None]
 
 

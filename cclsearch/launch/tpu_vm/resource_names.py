@@ -35,10 +35,8 @@ class CloudLocation(Model):
 
 
 def read_token(run_dir: Path | None) -> str | None:
-    """Return the run's token; None if none was made yet, so no resource of the run has one.
-
-    A copy of a run gets its own: the original's resources and processes are not the copy's.
-    """
+    """Return the run's token; None before it is made, when the run has no resource."""
+    # A copy of a run gets its own: the original's resources and processes are not the copy's.
     record = RunToken.read(run_dir / TOKEN_FILE) if run_dir is not None else None
     is_foreign = record is not None and record.place is not None and run_dir and not record.place.is_of(run_dir)
     return record.token if record is not None and not is_foreign else None

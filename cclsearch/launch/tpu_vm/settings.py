@@ -78,7 +78,7 @@ DATA_SETTINGS = frozenset((
     "lost_after_s", "queue_limit_min", "delete_patience_s",
 ))
 # fmt: on
-"""The fields that name resources of Google Cloud or set a pace: all others decide what runs, and where."""
+"""Fields that name resources of Google Cloud or set a pace: all others decide what runs, and where."""
 
 
 class TpuSettings(Model):
@@ -124,6 +124,6 @@ class TpuSettings(Model):
 
     @property
     def sources(self) -> list[str]:
-        """Which of the three sources of workers the profile sets."""
+        """Return the sources of workers, of three, that the profile sets."""
         given = {"hosts": self.hosts, "tpu": self.tpu, "queued_resource": self.queued_resource}
         return [name for name, value in given.items() if value]

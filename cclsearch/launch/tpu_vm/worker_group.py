@@ -41,7 +41,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerAnswer(Model):
-    """What one worker answered about its process of a job."""
+    """One worker's answer about its process of a job."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -106,7 +106,7 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.Compl
 
 
 def _tool_environment() -> dict[str, str]:
-    """Return the environment without secrets, but with gcloud's own login, which is not passed to a worker."""
+    """Return the environment without secrets except gcloud's own login, which no worker gets."""
     own = {name: value for name, value in os.environ.items() if name.startswith("CLOUDSDK_")}
     return {**public_environment(), **own}
 

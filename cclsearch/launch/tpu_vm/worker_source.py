@@ -1,4 +1,4 @@
-"""Where workers come from: the base class, and hosts named in the profile (`cloud_source` has the TPU VMs)."""
+"""Find the workers: the base class, and hosts named in the profile (`cloud_source` has the TPU VMs)."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class WorkerSource(ABC):
         """Request workers unless they exist; UserError if that can never work, TrialError if it fails now."""
 
     def recorded_run(self) -> str | None:
-        """Return the run whose recorded request is not known to be deleted, or None."""
+        """Return the run whose recorded request may still exist, or None."""
         return None
 
     def release(self, run_id: str, *, thorough: bool = False) -> None:  # noqa: B027
-        """Delete what was created for the run and wait until it is gone; UserError if that fails.
+        """Delete the run's resources and wait until they are gone; UserError if that fails.
 
         `thorough` also searches by the run's label if no request is recorded.
         """
 
     def leftovers(self, run_id: str) -> list[Leftover]:
-        """Return what was created for the run and still exists."""
+        """Return the run's resources that still exist."""
         return []
 
 

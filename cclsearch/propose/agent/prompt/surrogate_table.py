@@ -38,7 +38,7 @@ NUM_TOP_ROWS = 12
 NUM_FIRST_CHOICES = 3
 """The surrogate's first candidates, which it would run itself."""
 NUM_PROMISING = 5
-"""The surrogate's first candidates, and as many of the likeliest to win, which are always free."""
+"""Number of first candidates, and of the likeliest to win, that the LLM may submit without an overrule."""
 PLAUSIBLE = 0.02
 """A configuration with at least this chance of beating the best by over 1 % is free."""
 UNLIKELY = 0.01
