@@ -27,7 +27,7 @@ class CallNode:
     calls: float = 0.0
     """Per step, mean over ranks."""
     flops: float = 0.0
-    """Per step, mean over ranks, of what it and the operators in it compute."""
+    """FLOP per step of it and the operators in it, mean over ranks."""
     children: dict[str, CallNode] = field(default_factory=dict)
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, CallNode]]:

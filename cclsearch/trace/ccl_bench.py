@@ -1,7 +1,7 @@
-"""The metric names of CCL-Bench's dashboard: the metric that each name maps to, and how CCL-Bench's definition differs.
+"""The metric names of CCL-Bench's dashboard, each with its metric here and the difference between the definitions.
 
-CCL-Bench's definitions are those of the public `tools/` of cornell-sysphotonics/ccl-bench. Units stay those of this
-project: fractions instead of percent, and GB = 1e9 bytes instead of 2^30.
+CCL-Bench's definitions are in the public `tools/` of cornell-sysphotonics/ccl-bench. Units stay this project's:
+fractions instead of percent, and GB = 1e9 bytes instead of 2^30.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cclsearch.trace.view import TraceView
 
 @dataclass(frozen=True)
 class StepScoreReference:
-    """Reference values of `gpu_step_score`: w N0/N + (1-w) T0/T. The defaults are those of the published tool."""
+    """Reference values of `gpu_step_score`: w N0/N + (1-w) T0/T. The defaults are the published tool's."""
 
     num_accelerators: float = 16
     step_time_s: float = 0.44
@@ -37,17 +37,17 @@ class Alias:
     metric: str
     """The metric that the name maps to; empty if no metric of a trace can answer."""
     differs: str
-    """How CCL-Bench's definition differs, and why it is not used here."""
+    """Difference of CCL-Bench's definition, and why it is not used here."""
     unit: str = ""
     """Unit of the picked figure; unused without `pick`."""
     pick: str = ""
     """Path in the metric's `inputs` of the figure to use instead of the value; empty for the value itself."""
     missing: str = ""
-    """Why there is no value, for a name without a metric."""
+    """Reason why there is no value, for a name without a metric."""
 
     @property
     def notes(self) -> dict[str, JsonValue]:
-        """What a result says about the two definitions."""
+        """Notes of a result on the two definitions."""
         return {**({"answered_by": self.metric} if self.metric else {}), "differs": self.differs}
 
     def find(self, inputs: Mapping[str, JsonValue]) -> float | None:
@@ -84,7 +84,7 @@ FAMILIES: Mapping[str, Alias] = {
     BANDWIDTH_PREFIX: _NAMES[_BANDWIDTH_FAMILY],
     STEP_SCORE: _NAMES[STEP_SCORE],
 }
-"""What the names that `ALIASES` leaves out begin with -> alias."""
+"""Prefix of names that `ALIASES` leaves out -> alias."""
 
 
 def list_metric_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""What CCL-Bench's paper claims of traces: hidden communication beside the time of a step, and utility of links."""
+"""Claims of CCL-Bench's paper on traces: hidden communication against step time, and utility of links."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ShownClaim:
 
 
 def show_claim(claim: str, traces: Sequence[str], *, workers: int = 1) -> ShownClaim:
-    """Return what the traces show of `overlap` or of `links`; a trace that gives no result is in `missing`."""
+    """Return a claim's figures (`overlap` or `links`) for the traces; a trace without a result is in `missing`."""
     found, missing = {}, {}
     measure: Callable[[TraceView], object] = _overlap_of if claim == "overlap" else _utilities_of
     for name, path in _name_all(traces).items():

@@ -58,15 +58,16 @@ def group_label(call: Collective) -> str:
 
 
 def is_scale_up(call: Collective, size: int, domain_size: int) -> bool:
-    """Return whether a call's group is inside one domain (a node): by its ranks, which fill domains in order, if known;
-    else by its size."""
+    """Return whether a call's group is inside one domain (a node): by its ranks, which fill domains in order; by its
+    size if they are unknown.
+    """
     if call.group_ranks:
         return len({rank // domain_size for rank in call.group_ranks}) == 1
     return size <= domain_size
 
 
 def scale_up_size(card: Card) -> int:
-    """Return how many accelerators the card's scale-up links connect: those of a node, unless the links go further."""
+    """Return how many accelerators the card's scale-up links connect: one node, unless the links go further."""
     return card.hardware.scale_up_domain or card.hardware.accelerators_per_node
 
 

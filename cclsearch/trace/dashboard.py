@@ -18,19 +18,19 @@ DASHBOARD = (
     *(f"{BANDWIDTH_PREFIX}_{kind}" for kind in ("allreduce", "allgather", "reducescatter", "alltoall", "peertopeer")),
     "scale_up_bw_utility",
 )  # fmt: skip
-"""Its names, by what they are about: the model's execution, the chip, its memory, communication."""
+"""Names of the dashboard, by subject: the model's execution, the chip, its memory, communication."""
 _FROM_RESULT = {_STEP_TIME: "step_time_s", "ttft": "ttft_p50_s", "tpot": "tpot_p50_s"}
-"""Name -> metric of the trial's own result that answers it if the traces do not."""
+"""Name -> metric of the trial's own result that replaces it if the traces have no value."""
 _PER_WORK = frozenset({_STEP_TIME, "total_communication_time"})
 """Seconds for an amount of work: more accelerators shorten them."""
 _FAMILIES = {VOLUME_PREFIX: ("GB/step", "lower"), BANDWIDTH_PREFIX: ("GB/s", "higher"), STEP_SCORE: ("score", "higher")}
-"""What the names of a family begin with -> its unit and better direction."""
+"""Prefix of a family of names -> its unit and better direction."""
 _REFERENCE = StepScoreReference()
 
 
 @dataclass(frozen=True)
 class DashboardName:
-    """What is known of a name of the dashboard before any trace is read."""
+    """Properties of a dashboard name before any trace is read."""
 
     unit: str
     better: str
@@ -40,11 +40,11 @@ class DashboardName:
     is_per_work: bool
     """Whether it is a time that more accelerators shorten."""
     differs: str
-    """How CCL-Bench's definition differs."""
+    """Difference of CCL-Bench's definition."""
 
 
 def describe_name(name: str) -> DashboardName:
-    """What is known of one of the names in `DASHBOARD`."""
+    """Return the properties of one of the names in `DASHBOARD`."""
     for prefix, (unit, better) in _FAMILIES.items():
         if name.startswith(prefix):
             family = FAMILIES[prefix]

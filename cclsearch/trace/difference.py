@@ -53,7 +53,8 @@ _TENSILE = re.compile(r"(?<=^Cijk_)(.*?)_MT\d.*$")
 
 
 def comparable_family(kernel: str) -> str:
-    """Return the kernel's family without tile sizes, which a library chooses anew for every shape."""
+    """Return the kernel's family without tile sizes."""
+    # A library chooses its tile sizes anew for every shape.
     family = kernel_family(kernel)
     return _TENSILE.sub(r"\1", family) if family.startswith("Cijk_") else _TILE.sub("*", family)
 
@@ -94,7 +95,7 @@ def compare_figures(first: Figures, second: Figures) -> tuple[NamedChange, ...]:
 
 
 BY: Mapping[str, Callable[[TraceView], Figures]] = {"families": seconds_by_family, "operators": seconds_by_operator}
-"""What two traces are compared by."""
+"""Ways to compare two traces."""
 
 
 def compare_traces(first: TraceView, second: TraceView) -> dict[str, tuple[NamedChange, ...]]:
@@ -104,13 +105,13 @@ def compare_traces(first: TraceView, second: TraceView) -> dict[str, tuple[Named
 
 @dataclass(frozen=True)
 class UnknownKernel:
-    """A compute kernel whose name no line of the table of classes matches."""
+    """A compute kernel whose name matches no line of the table of classes."""
 
     name: str
     seconds: float
     """Summed per step, mean over ranks."""
     share: float
-    """Of the summed time of all compute kernels."""
+    """Share of the summed time of all compute kernels."""
     num_kernels: float
     """Per step, mean over ranks."""
 

@@ -38,7 +38,7 @@ class Kind(IntEnum):
     COMPUTE = 1
     """A compute kernel; on CPU traces an outermost operator without the `c10d` operators in it."""
     COMM = 2
-    """A collective or point-to-point kernel (a gloo call on CPU traces); `coll_id` says which."""
+    """A collective or point-to-point kernel (a gloo call on CPU traces); `coll_id` is its entry."""
     MEMCPY = 3
     MEMSET = 4
     RUNTIME = 10
@@ -82,7 +82,7 @@ POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV, Collective
 
 
 class Reason(StrEnum):
-    """Why something is partial or not available (closed list)."""
+    """Reason for a partial or missing value (closed list)."""
 
     NO_TRACE_FILES = "no_trace_files"
     UNREADABLE = "unreadable"
@@ -123,7 +123,7 @@ class Collective:
     group_ranks: tuple[int, ...] | None = None
     group_size: int | None = None
     dtype: str | None = None
-    """As the trace writes it (`BFloat16`, `float`, `bf16`)."""
+    """Data type in the trace's own spelling (`BFloat16`, `float`, `bf16`)."""
     in_nelems: int | None = None
     out_nelems: int | None = None
     in_bytes: int | None = None
@@ -171,7 +171,7 @@ class OpCost:
     flops: float | None = None
     bytes_accessed: float | None = None
     precision: str | None = None
-    """Key of `peak_flops` for the data type of the operands (`bf16`); None if it is not known."""
+    """Key of `peak_flops` for the data type of the operands (`bf16`); None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Step:
     """One step marker of the host (or of the device, if only that is marked)."""
 
     number: int
-    """From the marker, else counted from 0."""
+    """Number in the marker, else counted from 0."""
     name: str
     start_ns: int
     end_ns: int
@@ -189,7 +189,7 @@ class Step:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """The device of this table's device rows, as far as the trace describes it."""
+    """The device of this table's device rows; fields that the trace leaves out are None."""
 
     ordinal: int
     """Number of the device on its host, from the trace."""
@@ -295,7 +295,7 @@ def _empty_memory() -> MemoryPoints:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableFacts:
-    """What a table says besides its arrays."""
+    """Facts about a table besides its arrays."""
 
     names: tuple[str, ...]
     collectives: tuple[Collective, ...] = ()
@@ -304,7 +304,8 @@ class TableFacts:
     threads: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     step_source: str = ""
-    """What marks steps (`profiler_step`, `inference`, `nvtx`, ..., see `rules/steps.yaml`); "" without steps."""
+    """Source of the step markers (`profiler_step`, `inference`, `nvtx`, ..., see `rules/steps.yaml`); "" without steps.
+    """
     op_costs: Mapping[int, OpCost] = field(default_factory=lambda: MappingProxyType({}))
     """name_id -> XLA's cost of the operation."""
     rank: int = 0
@@ -426,7 +427,7 @@ class TraceSet:
     """Partial: a rank is missing or truncated; not available: no usable table, so `tables` is empty."""
     reasons: tuple[Reason, ...] = ()
     message: str = ""
-    """One line for people that says what is wrong; "" without problems."""
+    """One line for people that names the fault; "" without problems."""
     world_size: int | None = None
     """From the traces, else None; the launcher may know better."""
     missing_ranks: tuple[int, ...] = ()

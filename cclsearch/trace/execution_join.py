@@ -1,4 +1,4 @@
-"""Adds to a Kineto trace what the execution trace of the same process knows: shapes, and sizes of collectives.
+"""Add shapes and sizes of collectives from the execution trace of the same process to a Kineto trace.
 
 Both profilers number the recorded functions alike: `rf_id` of the execution trace is `Record function id` in Kineto's
 arguments. The pair is checked by process id, by the names of all functions in common, and by the shapes that both have.
@@ -28,8 +28,9 @@ from cclsearch.trace.readers.pytorch_execution.calls import PARAM_COMMS
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits
 from cclsearch.trace.view import RankView
 
+# The ids of one process agree in all of them.
 MIN_EQUAL = 0.99
-"""Share of the functions in common whose name and shapes must be equal; ids of one process agree in all of them."""
+"""Share of the functions in common whose name and shapes must be equal."""
 _RECORD_ID = re.compile(rb'"Record function id":\s*"?(\d{1,18})\b')
 _MAX_CLIMB = 64
 
@@ -76,9 +77,9 @@ def read_record_ids(path: Path, limits: ReadLimits | None = None) -> RecordIds:
 
 
 def join_execution_trace(table: EventTable, execution: EventTable, record: RecordIds) -> tuple[EventTable, str]:
-    """Return the Kineto table with shapes and calls of the execution trace, and one line on what was added or is wrong.
+    """Return the Kineto table with shapes and calls of the execution trace, and one line on additions or faults.
 
-    The line is "" if nothing was missing. The table is unchanged if the two are not of one process.
+    The line is "" if nothing was missing. The table is unchanged if the two are of different processes.
     """
     if execution.process_id is not None and record.process_ids and execution.process_id not in record.process_ids:
         return table, f"{execution.source} is of another process than {table.source}: not joined"

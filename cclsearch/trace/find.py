@@ -18,8 +18,9 @@ from cclsearch.trace.readers.stream import read_head
 
 MAX_FILES = 100_000
 MAX_DEPTH = 12
+# It is asked last, so that a package can add a reader for one of them.
 UNSUPPORTED = "unsupported"
-"""The reader that refuses known formats: asked last, so that a package can add a reader for one."""
+"""The reader that refuses known formats."""
 
 _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:rank|worker|process|proc|gpu)[-_=.]?(\d{1,6})", re.IGNORECASE)
 _SHORT_RANK = re.compile(r"(?:^|[._-])r(\d{1,6})(?=[._-])", re.IGNORECASE)
@@ -90,9 +91,9 @@ def _may_be_trace(name: str) -> bool:
 
 
 def _drop_duplicates(files: list[TraceFile]) -> list[TraceFile]:
-    """Keep one file per profile: XLA's XSpace, which says more than its JSON; the export of an Nsight report.
+    """Keep one file per profile: XLA's XSpace, which has more than its JSON; the export of an Nsight report.
 
-    Files of a format that is not read are kept only if there are no others.
+    Files of an unsupported format are kept only if there are no others.
     """
     files = [file for file in files if file.reader != UNSUPPORTED] or files
     spaces = {file.path.parent for file in files if file.reader == "xspace"}

@@ -175,7 +175,7 @@ def count_ops(view: RankView) -> tuple[Int64s, npt.NDArray[np.float64]]:
 
 
 def count_undetermined(view: RankView, ops: Int64s) -> int:
-    """Count what has FLOP of a known formula but not these: `ops` are the operators whose FLOP is known.
+    """Count the work with FLOP of a known formula outside `ops`, the operators whose FLOP is known.
 
     On a GPU, kernels in the windows of matrix products, attention and convolutions that no such operator launched; on
     the host, operators of these kinds that neither contain one of `ops` nor are inside one.

@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 
 _NONE = np.zeros((0, 2), dtype=np.int64)
 INSERT_RATIO = 8
-"""If one set is this many times larger than the other, the smaller is inserted into it instead of sorting both."""
+"""Ratio of sizes from which the smaller set is inserted into the larger one, instead of sorting both."""
 
 
 def merge_spans(start_ns_N: Int64s, end_ns_N: Int64s) -> Int64s:
@@ -66,7 +66,8 @@ def _insert_spans(few_F2: Int64s, many_M2: Int64s) -> Int64s:
 
 
 def _items(spans_M2: Int64s) -> npt.NDArray[np.complex128]:
-    """The spans as items of 16 bytes, which numpy copies several times faster than rows of two; not numbers."""
+    """Return the spans as items of 16 bytes, which numpy does not treat as numbers."""
+    # numpy copies items of 16 bytes several times faster than rows of two.
     return np.ascontiguousarray(spans_M2).view(np.complex128)[:, 0]
 
 

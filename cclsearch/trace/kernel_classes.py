@@ -1,11 +1,10 @@
 """The class of a kernel, from its name: one table of patterns as data, preceded by a user's own lines.
 
-`rules/kernel_classes.csv` has a pattern per line with its class and its source. The first pattern that is found decides
-(Python regular expressions, case ignored). `match` says where it is searched: `last` is the name without namespaces,
+`rules/kernel_classes.csv` has a pattern per line with its class and its source. The first matching pattern decides
+(Python regular expressions, case ignored). `match` selects the searched text: `last` is the name without namespaces,
 `name` has them, `qualified` also has the template arguments of kernels that wrap any operation
-(`cutlass::device_kernel`), and `all` those of every kernel. A user's lines come first: those of the file that the
-environment variable CCL_KERNEL_CLASSES names (`ccl-search score --kernel-classes FILE`), then `kernel_classes.csv` in
-the project.
+(`cutlass::device_kernel`), and `all` those of every kernel. A user's lines come first: the file in the environment
+variable CCL_KERNEL_CLASSES (`ccl-search score --kernel-classes FILE`), then `kernel_classes.csv` in the project.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ComputeClass(IntEnum):
 FILE_NAME = "kernel_classes.csv"
 VARIABLE = "CCL_KERNEL_CLASSES"
 CLASSES = ("communication", "memory", *(member.name.lower() for member in ComputeClass))
-"""What a line may name: `memory` are copies and fills that a runtime does with kernels."""
+"""Classes that a line may name; `memory` are copies and fills that a runtime does with kernels."""
 OTHER = ComputeClass.OTHER.name.lower()
 
 

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 from cclsearch.core.text import one_line
 
+# The identifying part of a kernel's name comes first, and patterns search all of it.
 MAX_ARGUMENTS = 600
-"""Longer template arguments are cut: what identifies a kernel comes first, and patterns search all of it."""
+"""Length to which template arguments are cut."""
 
 MAX_NAME = 4096
 """Longer names are cut, so that patterns take bounded time on any name."""
@@ -17,7 +18,7 @@ MAX_NAME = 4096
 _NOISE = re.compile(r"\s*\[clone [^\]]*\]|(?<=\w)\.kd$|\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 _SERIAL = re.compile(r"(?:[_.]\d+)+$")
 _WRAPPERS = frozenset({"kernel", "kernel2", "device_kernel", "kentry", "globalkernel", "kernel_launcher", "run_kernel"})
-"""Kernels of libraries that wrap any operation (CUTLASS, ck_tile): their template arguments say which."""
+"""Kernels of libraries that wrap any operation (CUTLASS, ck_tile): their template arguments name it."""
 _ADAPTER = re.compile(r"^[\w:]*::enable_[\w]+<|^enable_[\w]+<")
 _CUTE_DSL = re.compile(
     r"^(?:(?P<own>\w+?)_)?kernel_cutlass_(?:kernel_)?_*(?:main__)?(?P<function>\w*?)"
@@ -50,7 +51,7 @@ class KernelName:
 
     @property
     def is_wrapper(self) -> bool:
-        """Whether only the template arguments say what the kernel does."""
+        """Whether only the template arguments name the kernel's operation."""
         return self.name.rsplit("::", 1)[-1].lower() in _WRAPPERS
 
     @property
@@ -104,7 +105,7 @@ def _split_demangled(text: str) -> KernelName:
 
 
 def _split_mangled(text: str) -> KernelName | None:
-    """Return the parts of an Itanium-mangled name, without its types: only the identifiers say what a kernel does."""
+    """Return the parts of an Itanium-mangled name, without its types: only the identifiers name the operation."""
     at = 3 if text.startswith("_ZN") else 2
     parts: list[str] = []
     while at < len(text):

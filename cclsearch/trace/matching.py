@@ -1,4 +1,4 @@
-"""Matches the collectives of one rank with those of the others, and measures how the ranks' clocks differ."""
+"""Match the collectives of one rank with the other ranks', and measure how the ranks' clocks differ."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _BLOCKING = frozenset(
 )
 """Collectives that no rank leaves before the last rank has entered."""
 MAX_CLOCK_ERROR_NS = 200_000
-"""If the ends of blocking collectives differ by more than this, the clocks count as not aligned."""
+"""Difference of the ends of blocking collectives above which the clocks count as not aligned."""
 MAX_MISALIGNED_SHARE = 0.5
-"""If more than this share of a group's blocking collectives does not overlap in time, they are not the same calls."""
+"""Share of a group's blocking collectives without overlap in time above which they are not the same calls."""
 
 GroupKey = tuple[str, ...]
 PAIR = "pair"
@@ -40,7 +40,7 @@ class _Sequence:
 
     rows: Int64s
     start_ns: Int64s
-    """Absolute, by the rank's own clock."""
+    """Absolute start by the rank's own clock."""
     dur_ns: Int64s
     calls: tuple[Collective, ...]
 
@@ -91,7 +91,7 @@ class Matching:
     mismatched: tuple[str, ...] = ()
     """One line for each group whose sequences differ between its ranks."""
     ranks_missing: bool = False
-    """Whether some group has ranks without a trace."""
+    """Whether a group has ranks without a trace."""
     offset_ns: Mapping[int, int] | None = None
     """Rank -> offset to add to its absolute times to align the clocks; None if they cannot be aligned."""
     clock_error_ns: float | None = None
@@ -103,7 +103,7 @@ class Matching:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no collective of one rank could be matched with one of another."""
+        """Whether no collective of a rank could be matched with one of another."""
         return not self.groups and not self.pairs
 
     def transfer_ns_of(self, rank: int, rows: Int64s) -> Int64s:
@@ -244,7 +244,7 @@ def _call_words(kind: str, size: int | None) -> str:
 
 
 def _signature(call: Collective) -> tuple[str, int | None]:
-    """Return kind and size of a call as far as they must be equal on all ranks (uneven splits may differ)."""
+    """Return kind and size of a call that must be equal on all ranks; no size for uneven splits, which may differ."""
     if call.kind in POINT_TO_POINT:
         return "point-to-point", None
     uneven = call.kind is CollectiveKind.ALL_TO_ALL or call.in_splits or call.out_splits
@@ -282,8 +282,8 @@ def _transfers_by_rank(groups: Sequence[MatchedGroup]) -> dict[int, tuple[Int64s
 def _tolerated_error_ns(tables: Mapping[int, EventTable], blocking: Sequence[BlockingCalls]) -> float:
     """Return how far a rank's ends may be from the others'.
 
-    Ranks on CPU cores of one host end a collective when a core is free for them, which does not depend on clocks: their
-    ends may differ by the duration of a collective.
+    Ranks on CPU cores of one host end a collective when a core is free for them, at any clock: their ends may differ by
+    the duration of a collective.
     """
     if not share_clock(tables.values()) or any(table.accelerator != "cpu" for table in tables.values()):
         return MAX_CLOCK_ERROR_NS

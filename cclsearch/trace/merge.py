@@ -58,7 +58,7 @@ def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, f
 def _join_execution_traces(
     pairs: list[tuple[TraceFile, EventTable]],
 ) -> tuple[list[tuple[TraceFile, EventTable]], list[str]]:
-    """Return the pairs, Kineto's tables joined with execution traces of their ranks, and what that gave."""
+    """Return the pairs, Kineto's tables joined with execution traces of their ranks, and notes on the joins."""
     executions = [pair for pair in pairs if pair[1].format == EXECUTION]
     profiles = [pair for pair in pairs if pair[1].format == "kineto"]
     if not executions or not profiles:
@@ -82,7 +82,7 @@ def _join_execution_traces(
 
 
 def _ranks_beside(executions: Sequence[tuple[TraceFile, EventTable]], ranks: Sequence[int]) -> list[int]:
-    """Return the rank of each execution trace; of one without any number, beside one profile, that of the profile."""
+    """Return the rank of each execution trace; for one without any number, beside one profile, the profile's."""
     (file, table), alone = executions[0], len(executions) == len(ranks) == 1
     if alone and table.rank < 0 and file.rank_in_name is None:
         return [ranks[0]]
@@ -119,7 +119,7 @@ def _finish(
 
 
 def _describe_devices(tables: Sequence[EventTable]) -> list[str]:
-    """Return a line for each file whose rank has work on several devices: no figure separates them."""
+    """Return a line for each file whose rank has work on several devices, since no figure separates them."""
     return [
         f"{table.source}: one rank with {len(table.devices)} devices, which count as busy while any of them is"
         for table in tables

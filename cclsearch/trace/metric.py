@@ -62,7 +62,7 @@ class Metric:
     combine: Combine
     function: Callable[[Any], Any]
     better: Better | None = None
-    """Which direction is better; None if that depends on the goal, or if the metric describes only the trace."""
+    """Better direction; None if that depends on the goal, or if the metric describes only the trace."""
     needs_times: bool = True
     """False: the metric counts, so that it also covers execution traces, which have no times."""
 
@@ -168,7 +168,7 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Sequence[
 
 
 def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None) -> Iterator[tuple[Reason, str]]:
-    """Yield every reason for which a value is partial, with what to say about it; the first is the result's reason."""
+    """Yield every reason for which a value is partial, with its sentence; the first is the result's reason."""
     for reason in dict.fromkeys(filter(None, (draft.reason, windows))):
         said = _WINDOW_DETAILS.get(reason, "")
         is_said = (bool(said) and said.split(":")[0] in draft.detail) or "over the whole file" in draft.detail

@@ -31,7 +31,7 @@ def open_trace(
     """Return the view of the traces at `path`; a trial's folder provides the configuration unless one is passed.
 
     Raises UserError if the path does not exist or may not be read. The content of the files never raises: the trace set
-    says what is wrong.
+    names the faults.
     """
     if not os.path.exists(path):
         raise UserError(f"{str(path)!r} does not exist: give a trace file, a folder of traces or a trial's folder")

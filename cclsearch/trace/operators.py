@@ -16,7 +16,7 @@ from cclsearch.trace.view import RankView, TraceView
 
 MAX_DEPTH = 24
 _SERIAL = re.compile(r"(?:\s*[#:]\s?|\s+|(?<=Backward))\d+$")
-"""What numbers the calls of one operator: `block #3`, `layer 7`, `MmBackward0`; `aten::log2` keeps its digit."""
+"""Suffix that numbers the calls of one operator: `block #3`, `layer 7`, `MmBackward0`; `aten::log2` keeps its digit."""
 _HOST_KINDS = (Kind.CPU_OP, Kind.ANNOTATION)
 
 
@@ -27,7 +27,7 @@ class OperatorNode:
     path: tuple[str, ...]
     """Names from the outermost operator to this one."""
     seconds: float = 0.0
-    """Summed device time per step of what it and the operators in it launched, mean over ranks."""
+    """Device time per step of all launches by it and the operators in it, summed, mean over ranks."""
     own_s: float = 0.0
     """Part that no operator inside it launched."""
     num_kernels: float = 0.0

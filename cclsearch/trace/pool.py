@@ -86,8 +86,8 @@ def read_in_processes(
 ) -> dict[TraceFile, FileTables]:
     """Return tables and report of each file, read in this order by this process and `workers - 1` others.
 
-    `targets_of`: where another process may save the columns of a file; `read_there` reads it there, and `read_here` in
-    this process, also the files whose columns could not be saved.
+    `targets_of`: where another process may save the columns of a file. `read_there` reads it there; `read_here` reads
+    in this process, also the files whose columns could not be saved.
     """
     waiting = deque(files)
     results: dict[TraceFile, FileTables] = {}

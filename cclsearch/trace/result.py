@@ -53,11 +53,11 @@ class MetricResult(Model):
     """Number of steps that `value` covers; 0 if it covers the whole file."""
     status: Status
     reason: Reason | None = None
-    """Why the status is not `ok`."""
+    """Reason for a status other than `ok`."""
     detail: str = ""
-    """One line for people: what is missing, or what the value does not include."""
+    """One line for people with the missing part, or the part that the value does not include."""
     inputs: dict[str, JsonValue] = {}
-    """What the value was computed from, and related figures (p95, by collective, ...)."""
+    """Inputs of the value, and related figures (p95, by collective, ...)."""
 
     @model_validator(mode="after")
     def _value_matches_status(self) -> MetricResult:
@@ -72,7 +72,7 @@ class MetricResult(Model):
 
 @dataclass(frozen=True)
 class Draft:
-    """What a metric over all ranks returns; the name, the world size and the trace's own problems are added later."""
+    """Return value of a metric over all ranks; name, world size and the trace's own problems are added later."""
 
     value: float
     per_rank: Mapping[int, float | None] = field(default_factory=dict)

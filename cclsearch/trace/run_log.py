@@ -30,7 +30,7 @@ class ServingLog:
     source: str
     """The file."""
     duration_s: float | None = None
-    """From the first request to the last token."""
+    """Seconds from the first request to the last token."""
     num_requests: int | None = None
     """Completed requests."""
     output_tokens: int | None = None
@@ -53,7 +53,7 @@ class LatencySummary:
 
     median_s: float
     others: Mapping[str, float]
-    """`mean_s`, `p90_s`, `p95_s`, `p99_s` and `std_s`, as far as the file has them."""
+    """`mean_s`, `p90_s`, `p95_s`, `p99_s` and `std_s`; only those in the file."""
     source: str
     """The file."""
 

@@ -1,4 +1,4 @@
-"""What `ccl-search score` answers: metrics of one trace or of two, tables of operators and kernels, what changed."""
+"""Answers of `ccl-search score`: metrics of one trace or of two, tables of operators and kernels, and differences."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ScoreRequest:
 
     @property
     def only_tables(self) -> bool:
-        """Whether tables are asked for instead of metrics."""
+        """Whether the request asks for tables instead of metrics."""
         return self.diff or self.operators or self.unclassified
 
 
@@ -99,7 +99,7 @@ class ScoredTraces:
         return all(view.ranks for view in self.views)
 
     def as_data(self) -> object:
-        """Return what `--json` prints: of one trace its metrics, of two both and their difference."""
+        """Return the output of `--json`: for one trace its metrics, for two both and their difference."""
         data = [_as_data(view, found, self.request) for view, found in zip(self.views, self.results, strict=True)]
         if len(data) == 1:
             return data[0]

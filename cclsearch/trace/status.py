@@ -1,4 +1,4 @@
-"""How far traces and what was computed from them may be trusted."""
+"""Levels of trust in traces and in the figures computed from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How far a result may be trusted."""
+    """Trust in a result."""
 
     OK = "ok"
     PARTIAL = "partial"
@@ -14,7 +14,7 @@ class Status(StrEnum):
 
 
 class FileStatus(StrEnum):
-    """How much of a trace file could be read."""
+    """Part of a trace file that could be read."""
 
     COMPLETE = "complete"
     PARTIAL = "partial"

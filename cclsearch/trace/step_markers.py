@@ -18,7 +18,7 @@ _MAX_NAME_CHARS = 2000
 
 @dataclass(frozen=True)
 class StepMarker:
-    """What the name of a step marker says."""
+    """A step marker, as its name describes it."""
 
     family: str
     source: str
@@ -31,7 +31,7 @@ class StepMarker:
 
     @property
     def has_counts(self) -> bool:
-        """Whether the name says how many requests the step prefills or decodes."""
+        """Whether the name states how many requests the step prefills or decodes."""
         return self.num_prefill is not None or self.num_decode is not None
 
 
@@ -77,7 +77,7 @@ def _any_marker() -> re.Pattern[str]:
 
 
 def read_marker(name: str) -> StepMarker | None:
-    """Return what the name says (`ProfilerStep#12`, `step[DECODE bs=32]`); None if it is not a step marker's."""
+    """Return the marker for a name (`ProfilerStep#12`, `step[DECODE bs=32]`); None if it is not a step marker's."""
     return _read_marker(name[:_MAX_NAME_CHARS])
 
 
@@ -149,8 +149,8 @@ def _steps_around(marks: Sequence[MarkerSpan]) -> tuple[Step, ...]:
 def _steps_between(marks: Sequence[MarkerSpan]) -> tuple[Step, ...]:
     """Return the steps that end with a marker: from one marker's end to the next one's.
 
-    What precedes the first marker and what follows the last are incomplete steps: they bound the periods. Of several
-    optimizers, which all end the same step, the one that runs last counts. One marker alone marks no step.
+    The parts before the first marker and after the last are incomplete steps: they bound the periods. Of several
+    optimizers, which all end the same step, the last one counts. One marker alone marks no step.
     """
     ends = sorted(mark.end_ns for mark in marks if marks[-1].name == mark.name)
     if len(ends) < 2:

@@ -117,7 +117,7 @@ def format_comparison(a: Mapping[str, MetricResult], b: Mapping[str, MetricResul
 def format_changes(changes: Mapping[str, Sequence[NamedChange]], covers: Sequence[str]) -> str:
     """Return one table for each of `families` and `operators`, the largest changes first.
 
-    `covers` says what the time of each of the two traces is a sum over.
+    `covers` names the span over which the time of each of the two traces is a sum.
     """
     parts = []
     for by, found in changes.items():
@@ -149,7 +149,7 @@ def format_changes(changes: Mapping[str, Sequence[NamedChange]], covers: Sequenc
 
 
 def _operator_coverage(changes: Mapping[str, Sequence[NamedChange]]) -> str:
-    """Return which share of each trace's device time has an operator; "" if all of it has."""
+    """Return the share of each trace's device time that has an operator; "" if all of it has."""
     operators, families = changes.get("operators", ()), changes.get("families", ())
     sides = [
         (sum(getattr(change, side) for change in operators), sum(getattr(change, side) for change in families))
@@ -165,7 +165,7 @@ NO_KERNELS = "no kernels: the work of this trace is operators on CPUs, which hav
 
 
 def format_unclassified(kernels: Sequence[UnknownKernel], covers: str = "per step") -> str:
-    """Return a table of unknown kernels, and how to classify them; `covers` says what their time is a sum over."""
+    """Return a table of unknown kernels, and how to classify them; `covers` names the span of their time."""
     if not kernels:
         return "every compute kernel has a class"
     rows = [
@@ -201,7 +201,7 @@ def format_operators(tree: OperatorTree) -> str:
 
 
 def format_call_tree(root: CallNode, covers: str) -> str:
-    """Return the tree as an indented table, without what has below half a percent of the calls and of the FLOP."""
+    """Return the tree as an indented table, without nodes below half a percent of the calls and of the FLOP."""
     nodes = list(root.walk())
     calls = sum(node.calls for _, node in nodes)
     flops = sum(node.flops for depth, node in nodes if depth == 0)

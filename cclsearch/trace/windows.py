@@ -50,10 +50,10 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
     """Return the windows of a rank's steps.
 
     On devices with launches a window runs from the first device event that a step launched to the first that the next
-    step launched: the host's markers may be ahead of the device by any amount. Where marker and work share a clock and
-    a thread (CPU, lines of an XLA device), it runs from marker to marker. A step without a next one has no period:
-    if there is no other, its window is the device's extent of what it launched (its annotation on the device's
-    timeline included), or its marker. Without steps the window is the file.
+    step launched: the host's markers may be ahead of the device by any amount. If marker and work share a clock and a
+    thread (CPU, lines of an XLA device), it runs from marker to marker. A step without a next one has no period: if
+    there is no other, its window is the device's extent of its launches (with its annotation on the device's timeline),
+    or its marker. Without steps the window is the file.
     """
     by_marker = _is_marked_on_the_device(table, device_rows)
     extents_S2 = _marker_spans(table) if by_marker else _device_extents(table, device_rows)
@@ -81,7 +81,7 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
 
 
 def _is_marked_on_the_device(table: EventTable, device_rows: Int64s) -> bool:
-    """Whether the markers are on the device's own timeline, so that a step's window is that of its marker."""
+    """Whether the markers are on the device's own timeline, so that a step's window is its marker's."""
     if table.accelerator == "cpu" or not table.is_timed:
         return True
     if table.format != "xla":

@@ -16,7 +16,7 @@ from cclsearch.trace.view import RankView, TraceView
 
 
 class Cause(StrEnum):
-    """What the time of a step is spent on."""
+    """Cause of a part of a step's time."""
 
     COMPUTE = "compute"
     EXPOSED_TRANSFER = "exposed_transfer"
@@ -33,7 +33,7 @@ class Cause(StrEnum):
     BUBBLE = "bubble"
     """A pipeline stage without work: idle, or in point-to-point communication with a neighbor stage."""
     IMBALANCE = "imbalance"
-    """Waiting for a rank that computes longer, and the time by which a step is shorter than the slowest rank's."""
+    """Waiting for a rank that computes longer, and the difference between this step and the slowest rank's."""
 
 
 def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, Int64s]:
@@ -66,7 +66,7 @@ def split_windows(trace: TraceView, view: RankView, at: Int64s) -> dict[Cause, I
 
 
 def _split_idle(view: RankView, at: Int64s, *, pipelined: bool) -> tuple[Int64s, Int64s]:
-    """Return the idle ns of each of these windows that the host causes, and those of launching.
+    """Return the idle ns of each of these windows due to the host, and due to launching.
 
     On CPUs the host is the device, so all idle time is the host's. In a pipeline the host may wait for a neighbor
     stage, so a gap after a synchronization is not the host's.

@@ -1,4 +1,4 @@
-"""The critical path of one step, followed back from its last device event along what each event waited for."""
+"""The critical path of one step, from its last device event back over the event that each event waited for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
 
 PATH_PARTS = ("host", "launch", "idle", "compute", "transfer", "wait", "memcpy")
-"""What the time of a path is spent on. `host`: until the host launched what comes next. `launch`: up to 30 us before
-work that was already launched. `idle`: longer, or without a launch record."""
+"""Parts of a path's time. `host`: until the host launched the next event. `launch`: up to 30 us before launched work.
+`idle`: longer, or without a launch record.
+"""
 CLOCK_SLACK_NS = 5_000
 """Clocks of host and device agree to about this, and kernels of a stream may overlap by less: an event that starts so
 shortly after another one ends, or before it, waited for it, even if its launch seems to be later."""
@@ -48,12 +49,12 @@ class PathSegment:
     part: str
     """One of `PATH_PARTS`."""
     start_ns: int
-    """On the common clock."""
+    """Time on the common clock."""
     end_ns: int
 
 
 def require_launches(trace: TraceView) -> None:
-    """Raise NotAvailable if too few launches are known to say what an event waited for."""
+    """Raise NotAvailable if too few launches are known to find each event's predecessor."""
     unmatched = [rank for rank, view in trace.ranks.items() if launch_matched_share(view) < MIN_MATCHED]
     if unmatched:
         said = f"too few device events of rank {unmatched[0]} have a launch record"
@@ -193,8 +194,9 @@ def _last_before(lane: _Lane, time_ns: int) -> int:
 
 
 def _predecessor(lane: _Lane, start_ns: int, launch_ns: int, limit: int) -> tuple[int, str]:
-    """Return the device event before `limit` that an event starting at `start_ns` had to wait for, and what the time
-    between them is spent on."""
+    """Return the device event before `limit` that an event starting at `start_ns` had to wait for, and the part
+    (`PATH_PARTS`) of the time between them.
+    """
     before = min(_last_before(lane, start_ns + CLOCK_SLACK_NS), limit - 1)  # an event of duration 0 ends as it starts
     ended_ns = int(lane.end_ns[before]) if before >= 0 else None
     if launch_ns < 0:

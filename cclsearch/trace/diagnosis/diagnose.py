@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as data and as sentences made from the same data."""
+"""Divide a step's time by cause, as data and as sentences made from the same data."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NamedSeconds(Model):
 
 
 class Diagnosis(Model):
-    """Where the time of a step goes. The values of `seconds_by_cause` add up to `window_s`."""
+    """A step's time by cause. The values of `seconds_by_cause` add up to `window_s`."""
 
     window_s: float
     """`trace_step_time` if `is_step`, else the span of all device work in the file."""
@@ -74,7 +74,7 @@ class Diagnosis(Model):
     top_collectives: tuple[NamedSeconds, ...] = ()
     sentences: tuple[str, ...] = ()
     reason: Reason | None = None
-    """Why the diagnosis is only partial; None if it is complete."""
+    """Reason for a partial diagnosis; None if it is complete."""
 
 
 MAX_NAME_CHARS = 70
@@ -159,7 +159,7 @@ def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
 
 
 def _describe_call(table: EventTable, number: int) -> str:
-    """Return operation and group of a collective; what the trace does not name is said, beside the kernel's name."""
+    """Return operation and group of a collective; for an unrecorded operation the kernel's name."""
     call = table.collectives[number]
     if call.kind is CollectiveKind.UNKNOWN:
         row = int((table.coll_id == number).argmax())
@@ -231,7 +231,7 @@ def _describe_arrivals(rank: int, trace: TraceView) -> str:
 
 
 def _describe_excess(diagnosis: Diagnosis, rank: int, trace: TraceView) -> str:
-    """Return the cause of which the rank has more than the mean of the others, with the difference; else ""."""
+    """Return the cause with more time in this rank than in the mean of the others, with the difference; else ""."""
     late = diagnosis.seconds_by_rank[rank]
     others = [seconds for other, seconds in diagnosis.seconds_by_rank.items() if other != rank]
     more = {

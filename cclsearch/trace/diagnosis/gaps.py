@@ -16,12 +16,13 @@ LAUNCH_GAP_NS = 30_000
 MIN_MATCHED = 0.9
 """Minimum share of device events with a launch record for finding causes."""
 CAUSES = ("host_bound", "input", "launch_overhead", "sync", "comm_dependency", "unknown")
+# Only launches that came after a gap began are the host's fault.
 DIAGNOSED = {
     "host": ("host_bound", "input", "sync"),
     "launch": ("launch_overhead",),
     "unknown": ("comm_dependency", "unknown"),
 }
-"""What the diagnosis says of each cause: only the launches that came after a gap began are the host's."""
+"""Sentence of the diagnosis on each cause."""
 
 
 def launch_matched_share(view: RankView) -> float:

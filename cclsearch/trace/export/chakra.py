@@ -2,7 +2,7 @@
 
 A file is a `GlobalMetadata` message followed by `Node` messages, each after its length as a varint. Nodes are the
 device events of one step: computation, copies and collectives with the dependencies that the trace shows. Their
-attributes are those that Chakra's converter and ASTRA-sim's feeder use (`comm_type`, `comm_size`, `pg_name`, ...).
+attributes have the names that Chakra's converter and ASTRA-sim's feeder use (`comm_type`, `comm_size`, `pg_name`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _peer_of(trace: TraceView, table: EventTable, call: Collective) -> int | Non
 
 
 def _is_unpaired(trace: TraceView, table: EventTable, call: Collective) -> bool:
-    """Whether the call is point to point, and its other rank is unknown: a simulator cannot deliver it."""
+    """Whether the call is point to point with an unknown other rank: a simulator cannot deliver it."""
     return call.kind in POINT_TO_POINT and _peer_of(trace, table, call) is None
 
 

@@ -82,9 +82,9 @@ def _find_path(trace: TraceView) -> list[PathSegment]:
 
 
 def find_origins(trace: TraceView, ranks: Iterable[int]) -> dict[int, int]:
-    """Return what to add to each rank's `ts_ns` so that ranks share a clock and the first row is at 0.
+    """Return the offset of each rank's `ts_ns` with which ranks share a clock and the first row is at 0.
 
-    Without aligned clocks, ranks are placed by Unix time; without that, each rank starts at 0.
+    Without aligned clocks, Unix time places the ranks; without that, each rank starts at 0.
     """
     tables = {rank: trace.ranks[rank].table for rank in ranks}
     offsets = trace.matching.offset_ns
@@ -96,7 +96,7 @@ def find_origins(trace: TraceView, ranks: Iterable[int]) -> dict[int, int]:
 
 
 def split_lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Return the slices on as few tracks as are needed: those of one track nest, as Perfetto requires."""
+    """Return the slices on as few tracks as possible: slices of one track nest, as Perfetto requires."""
     lanes: list[list[Slice]] = []
     ends: list[list[int]] = []
     """Ends of the slices of each lane that enclose the present start."""
@@ -124,7 +124,7 @@ class _Rank:
         self._transfer_ns = trace.matching.transfer_ns_of(view.rank, np.arange(len(view.table)))
 
     def events(self, path: Sequence[PathSegment]) -> Iterator[Event]:
-        """Yield what was found first (`path`: what passes this rank), then the rows and the counters."""
+        """Yield the findings first (`path`: the part through this rank), then the rows and the counters."""
         yield from self._on_track("steps", self._steps())
         yield from self._on_track("idle, by cause", self._idle_gaps())
         yield from self._on_track("waiting for other ranks", self._waits())

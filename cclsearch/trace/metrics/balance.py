@@ -98,7 +98,7 @@ def measure_pipeline_bubble(trace: TraceView) -> Draft:
 
 
 def count_micro_batches(trace: TraceView) -> int | None:
-    """Return the number of micro-batches per step and pipeline, from card and configuration; None if not known."""
+    """Return the number of micro-batches per step and pipeline, from card and configuration; None if unknown."""
     if trace.card is None or trace.config is None:
         return None
     data_parallel = trace.degree("dp")

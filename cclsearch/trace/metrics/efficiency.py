@@ -89,7 +89,7 @@ class ModelFlops:
     per_token: float
     active_params: int
     caveat: str = ""
-    """What the count leaves out; empty if the card has the whole shape of the model."""
+    """Parts of the model that the count leaves out; empty if the card has the whole shape."""
 
 
 def _model_flops(card: Card, attention: float) -> ModelFlops:
@@ -162,7 +162,7 @@ def measure_mfu_causal(trace: TraceView) -> Draft:
 
 @dataclass(frozen=True)
 class AchievedFlops:
-    """What a rank's operators with known FLOP did in its windows."""
+    """FLOP and time of a rank's operators with known FLOP in its windows."""
 
     flops: float
     seconds: float

@@ -132,7 +132,7 @@ def measure_tpot(trace: TraceView) -> Draft:
 
 
 def _decode_periods(batches: Sequence[Batch]) -> list[int]:
-    """Return the ns from the device end of a decode-only step to that of the next step, if it only decodes too."""
+    """Return the ns from the device end of a decode-only step to the end of the next step, if it only decodes too."""
     return [
         after.end_ns - before.end_ns
         for before, after in pairwise(batches)

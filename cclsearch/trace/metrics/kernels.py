@@ -1,4 +1,4 @@
-"""Kernels: which take the most time, how short they are, and how fast they are launched."""
+"""Kernels: the most expensive ones, how short they are, and how fast they are launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of the host by count and by FLOP: what a trace without times can tell too."""
+"""Operators of the host by count and by FLOP; a trace without times has these too."""
 
 from __future__ import annotations
 

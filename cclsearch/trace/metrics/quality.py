@@ -18,7 +18,7 @@ from cclsearch.trace.view import RankView, TraceView
 
 @dataclass(frozen=True)
 class FileSummary:
-    """Nanoseconds of device time over a whole file, by what the device did."""
+    """Nanoseconds of device time over a whole file, by the device's activity."""
 
     span_ns: int
     """First start to last end."""
@@ -27,7 +27,7 @@ class FileSummary:
     comm_ns: int
     exposed_comm_ns: int
     hidden_comm_ns: int
-    """Communication during which something computes."""
+    """Communication with compute at the same time."""
 
     @property
     def idle_frac(self) -> float | None:
@@ -65,7 +65,7 @@ def unattributed_share(view: RankView) -> float:
 
 @dataclass(frozen=True)
 class _RankQuality:
-    """What is known of one rank's trace."""
+    """Quality of one rank's trace."""
 
     is_complete: bool
     launch_matched: float | None

@@ -1,4 +1,4 @@
-"""The roofline: which share of compute time is bound by memory, and which by arithmetic.
+"""The roofline: the shares of compute time that memory and arithmetic bound.
 
 An operation is bound by memory if its FLOP per byte of device memory are fewer than the ridge, peak FLOP/s over memory
 bandwidth (Williams, Waterman and Patterson 2009, "Roofline"). FLOP and bytes come from recorded shapes (each operand
@@ -48,7 +48,7 @@ class OperationCost:
 
 @dataclass
 class Bounds:
-    """Seconds of compute by what bounds them, summed over ranks."""
+    """Seconds of compute by their bound, summed over ranks."""
 
     compute_s: float = 0.0
     memory_s: float = 0.0
@@ -187,7 +187,7 @@ def _describe_cost(cost: OperationCost, peak: Peak) -> JsonValue:
 
 
 def _describe_coverage(bounds: Bounds, is_full: bool) -> str:
-    """Return what the share leaves out, and which part of it rests on the class of the kernel alone."""
+    """Return the parts that the share leaves out, and the part that rests on the class of the kernel alone."""
     by_class = bounds.by_class_s / bounds.total_s
     left_out = "" if is_full else f"a lower bound: {bounds.coverage:.0%} of compute time has a known bound"
     assumed = f"for {by_class:.0%} of compute time the kernel's class decides, not shapes" if by_class else ""

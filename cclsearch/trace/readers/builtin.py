@@ -1,6 +1,6 @@
-"""The built-in readers: which files each claims, and the module that reads them, which is imported with the first file.
+"""The built-in readers: the files that each claims, and the module that reads them, imported with the first file.
 
-A format is recognized by the name of a file and, where the name does not say, by its first bytes.
+The name of a file shows its format; if it does not, its first bytes do.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class BuiltIn:
     format: ClassVar[str]
     names: ClassVar[re.Pattern[str]]
     head: ClassVar[re.Pattern[bytes]] = re.compile(b"")
-    """What the first 4 KiB begin with; the default says nothing."""
+    """Pattern of the first 4 KiB; the default matches everything."""
     reader: ClassVar[str]
 
     def claims(self, path: Path, head: bytes) -> bool:
-        """Whether name and first bytes are those of the format."""
+        """Whether name and first bytes fit the format."""
         return bool(self.names.search(path.name) and self.head.match(head[:4096].removeprefix(_BOM)))
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
@@ -122,6 +122,6 @@ class Unsupported(BuiltIn):
         return find_unsupported(path.name) is not None
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
-        """Raise TraceError with what to do."""
+        """Raise TraceError with the remedy."""
         known = find_unsupported(path.name)
         raise TraceError(Reason.FORMAT_UNSUPPORTED, known.message if known else "the file has changed")

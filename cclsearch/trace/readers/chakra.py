@@ -1,10 +1,9 @@
-"""Reads Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one rank per file.
+"""Read Chakra execution traces (mlcommons/chakra, `schema/protobuf/et_def.proto`), one rank per file.
 
-Only traces whose nodes have start times are a timeline: those that `what-if --chakra` writes, and those that were
-linked with a profiler's trace. Others are counted: their rows have places in the file instead of times (`is_timed` is
-False). A file is a `GlobalMetadata` message and `Node` messages, each after its length.
-Fields: GlobalMetadata attr=2; Node name=2 type=3 start_time_micros=6 duration_micros=7 attr=10; AttributeProto name=1
-and the value by its type.
+Only traces whose nodes have start times are a timeline: `what-if --chakra` writes such traces, and linking with a
+profiler's trace gives them. Others are counted: their rows have places in the file instead of times (`is_timed` is
+False). A file is a `GlobalMetadata` message and `Node` messages, each after its length. Fields: GlobalMetadata attr=2;
+Node name=2 type=3 start_time_micros=6 duration_micros=7 attr=10; AttributeProto name=1 and the value by its type.
 """
 
 from __future__ import annotations
@@ -201,7 +200,7 @@ def _build(nodes: list[_Node], metadata: Attributes, source: str, *, is_timed: b
 
 
 def _with_collectives(table: EventTable, calls: dict[int, Collective]) -> EventTable:
-    """Return the table with what the nodes say of their collectives; kernels that only a name tells keep that."""
+    """Return the table with the nodes' own data on their collectives; kernels known by name only keep the name's."""
     if not calls:
         return table
     numbers = Interner()

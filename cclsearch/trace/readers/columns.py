@@ -34,8 +34,9 @@ class Column:
         self.dtype = np.dtype(dtype)
         self._room = np.empty(0, dtype)
         self.length = 0
+        # Without it, values are copied again and again as the column grows.
         self.expected = 0
-        """Number of values for which there will be room at once, so that they are not copied as the column grows."""
+        """Number of values to reserve room for at once."""
 
     def append(self, piece: NDArray[Any]) -> None:
         """Copy the values, converted (not checked) to the column's type."""
@@ -53,7 +54,7 @@ class Column:
         return self._room[start:stop]
 
     def finish(self) -> NDArray[Any]:
-        """Return the whole column, which is then no longer the builder's."""
+        """Return the whole column; the builder gives it up."""
         whole, self._room = self._room[: self.length], np.empty(0, self.dtype)
         self.length = 0
         return whole

@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 19
 MIN_AHEAD_BLOCKS = 4
 """Blocks left of a plain file that repay the start of threads."""
 SCANS_AHEAD = 4
-"""A file of which threads scanned parts in vain as often as this is read in order."""
+"""Number of vain scans ahead by threads after which a file is read in order."""
 
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"

@@ -81,7 +81,7 @@ def read_varint(data: Buffer, position: int, stop: int, may_be_cut: bool) -> tup
 
 
 def to_signed(value: int) -> int:
-    """Return the int64 whose two's complement the varint is."""
+    """Return the int64 with the varint as its two's complement."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -54,7 +54,7 @@ class _DispatchInfo(msgspec.Struct, gc=False):
     group_segment_size: int = 0
     workgroup_size: _Size = msgspec.field(default_factory=_Size)
     grid_size: _Size = msgspec.field(default_factory=_Size)
-    """In work items."""
+    """Size in work items."""
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -131,7 +131,7 @@ _ENTERED = frozenset({"", TOOL, f"{TOOL}/strings", f"{TOOL}/buffer_records"})
 
 @dataclass
 class _Process:
-    """What the file says of one process; names may follow the records that use them."""
+    """One process in the file; names may follow the records that use them."""
 
     host: str = ""
     agents: dict[int, _Agent] = field(default_factory=dict)

@@ -12,12 +12,12 @@ from cclsearch.trace.events import Reason
 
 GZIP_MAGIC = b"\x1f\x8b"
 HEAD_BYTES = 1 << 20
-"""Bytes by which formats are recognized."""
+"""Number of first bytes that show a file's format."""
 
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """Limits of reading a trace file; a file that exceeds those of size is `too_large` and cannot exhaust memory."""
+    """Limits of reading a trace file; a file beyond a limit of size is `too_large` and cannot exhaust memory."""
 
     raw_bytes: int = 64 << 30
     """Unpacked size."""
@@ -83,7 +83,7 @@ class ByteStream:
 
     @property
     def gives_again(self) -> bool:
-        """Whether `readinto` gives text that was pushed back."""
+        """Whether `readinto` returns text that was pushed back."""
         return bool(self._again)
 
     @property
@@ -98,7 +98,7 @@ class ByteStream:
 
     @property
     def fileno(self) -> int:
-        """Number of the open file, of which other threads read parts by position."""
+        """Number of the open file; other threads read parts of it by position."""
         return self._file.fileno()
 
     def read_at(self, position: int, block: memoryview) -> int:
@@ -148,7 +148,7 @@ class GzipBlocks:
         self._damage = ""
 
     def readinto(self, block: memoryview) -> int:
-        """Fill the block as far as possible; raises GzipDamage if nothing could be filled."""
+        """Fill the block with all available bytes; raises GzipDamage if there are none."""
         filled = 0
         while filled < len(block):
             try:

@@ -14,7 +14,7 @@ from cclsearch.trace.readers.columns import Column, Interner, SparseColumn
 from cclsearch.trace.readers.kineto.scanner import look_up
 
 MIN_MATCHED_SHARE = 0.95
-"""If a smaller share of a step's kernel launches has its kernel in the trace, the window cuts the step."""
+"""Share of a step's kernel launches with a kernel in the trace below which the window cuts the step."""
 
 
 class TableBuilder:

@@ -1,4 +1,4 @@
-"""Files of profilers that are recognized but not read: each says what it is and how to get a trace that can be read."""
+"""Refuse files of other profilers by name: each message says what the file is and how to get a readable trace."""
 
 from __future__ import annotations
 

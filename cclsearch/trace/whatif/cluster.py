@@ -1,8 +1,8 @@
 """A trace's step on a simulated cluster: its events as tasks, its collectives over the cluster's shared links.
 
-Events depend on each other as in `graph.py`. A collective takes its measured time times the ratio of simulated times
-on the new and on the recorded cluster, and longer while others use its links. So an unchanged cluster changes nothing,
-and what no model knows (protocols, stragglers, the host) stays as measured.
+Events depend on each other as in `graph.py`. A collective takes its measured time times the ratio of simulated times on
+the new and on the recorded cluster, and longer while others use its links. So an unchanged cluster changes nothing, and
+effects that no model has (protocols, stragglers, the host) stay as measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cclsearch.trace.whatif.projection import Replay
 from cclsearch.trace.whatif.timing import Event, StepTimer
 
 MAX_EVENTS = 300_000
-"""Events of all ranks above which the slowest rank represents all."""
+"""Number of events of all ranks above which the slowest rank represents all."""
 _BY_FLOPS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
 
 
@@ -148,7 +148,7 @@ class ClusterReplay:
         return self._timer.time(seconds, moves, on.network.capacity_L)
 
     def _move(self, members: Sequence[Event], on: Collectives, algorithm: str) -> Work:
-        """Return what moves the data of a collective: on links if it can be simulated, else for as long as measured."""
+        """Return the work that moves the data of a collective: on links if simulated, else the measured time."""
         g, i = members[0]
         graph = self.graphs[g]
         table = self.replay.trace.ranks[graph.rank].table

@@ -34,7 +34,7 @@ class Scenario:
     algorithm: Algorithm | None = None
     """Algorithm of all-reduces; None: unchanged."""
     compress_ratio: float = 1.0
-    """Factor by which messages become smaller."""
+    """Factor by which messages shrink."""
     compress_cost_s_per_byte: float = 0.0
     """Time to encode and decode, in s per byte of the original message."""
     compute: float = 1.0

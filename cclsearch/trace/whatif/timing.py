@@ -1,4 +1,4 @@
-"""Times a step whose events have other durations: its events are tasks that wait for each other (`network/engine.py`).
+"""Time a step whose events have other durations: its events are tasks that wait for each other (`network/engine.py`).
 
 A collective of several ranks begins with the arrival of each rank, and its data moves once all have arrived.
 """
@@ -83,7 +83,7 @@ class StepTimer:
 
 
 def _dependencies(graph: RankGraph, i: int, *, best: bool) -> tuple[list[tuple[int, float, bool]], int | None]:
-    """Return (event, delay, after its start) for what an event waits for, and the time at which it may begin at all."""
+    """Return (event, delay, after its start) for each predecessor of an event, and its earliest possible start."""
     measured, end_ns = int(graph.start_ns[i]), graph.end_ns
     found: list[tuple[int, float, bool]] = []
     before, waited, issuer = int(graph.before[i]), int(graph.waited[i]), int(graph.issuer[i])
@@ -113,10 +113,8 @@ def _dependencies(graph: RankGraph, i: int, *, best: bool) -> tuple[list[tuple[i
 
 
 def _find_moving(graphs: Sequence[RankGraph], matching: Matching, *, apart: bool) -> list[Moving]:
-    """Return the collectives of these graphs, whole where all of their members are known.
-
-    A send that ended before its receiver arrived does not wait.
-    """
+    """Return the collectives of these graphs, whole if all of their members are known."""
+    # A send that ended before its receiver arrived does not wait.
     index = {(graph.rank, row): (g, i) for g, graph in enumerate(graphs) for i, row in enumerate(graph.rows.tolist())}
     alone = {(g, int(i)) for g, graph in enumerate(graphs) for i in np.flatnonzero(graph.kind == Kind.COMM)}
     found = []

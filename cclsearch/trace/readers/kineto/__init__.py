@@ -1,1 +1,1 @@
-"""Kineto's JSON (`torch.profiler`): the scanner in C and the parser in Python, and the table of what they read."""
+"""Kineto's JSON (`torch.profiler`): the scanner in C, the parser in Python, and the table of their events."""

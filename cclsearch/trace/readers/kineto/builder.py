@@ -204,7 +204,7 @@ class KinetoBuilder:
         self.add_shapes(shaped[with_dims] + first, self.rows.shapes.numbers_of(keys, len(keys)), external)
 
     def is_shaped(self, names: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return for each number of a name whether it is an operator whose shapes are kept."""
+        """Return for each number of a name whether it is an operator with kept shapes."""
         known = len(self._is_shaped_op)
         if len(self.rows.names) > known:
             new = list(self.rows.names)[known:]

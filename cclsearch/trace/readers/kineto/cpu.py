@@ -1,7 +1,7 @@
-"""Adds communication and compute rows to CPU traces, in which the host is the device.
+"""Add communication and compute rows to CPU traces, in which the host is the device.
 
-Communication: the annotations of the backend (`gloo:all_reduce`). Their collective is that of the `c10d` operator that
-caused them, since gloo runs a reduce-scatter as an all-reduce of full size. Compute: the outermost operators of every
+Communication: the annotations of the backend (`gloo:all_reduce`). The `c10d` operator that caused them gives their
+collective, since gloo runs a reduce-scatter as an all-reduce of full size. Compute: the outermost operators of every
 thread, without the `c10d` operators inside and the waiting for their calls; these pieces become separate rows, so that
 metrics need no rules for CPU.
 """

@@ -32,12 +32,12 @@ MIN_PART_BLOCKS = 4
 SWITCH_S = 2e-4
 """`sys.setswitchinterval` while scanning: a thread that returns from the C library must not wait 5 ms for the lock."""
 END_BYTES = 1 << 16
-"""Text in which the last event of a part is sought first."""
+"""Size of the text in which the last event of a part is sought first."""
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How text is cut: after the last event that another one follows."""
+    """Cuts text after the last event that another one follows."""
 
     block_bytes: int
     separator: bytes
@@ -60,7 +60,7 @@ class Part:
         self.scanner.base_us = cutting.base_us
         self.text = bytearray(2 * cutting.block_bytes)
         self.stop = self.reached = 0
-        """Where it ends, and up to where it was accepted: positions in the file, of a packed file in `text`."""
+        """Its end, and the end of its accepted text: positions in the file, for a packed file in `text`."""
         self.is_scanned = False
 
 
@@ -74,7 +74,7 @@ class Parts(Protocol):
         ...
 
     def scan(self, part: Part) -> None:
-        """Scan the part up to its end, or to what is refused."""
+        """Scan the part up to its end, or to the first refused text."""
         ...
 
     def give_back(self, unused: Sequence[Part]) -> None:
@@ -84,7 +84,7 @@ class Parts(Protocol):
 
 @dataclass
 class PlainParts:
-    """The parts of a plain file from `position`: each thread reads what it scans."""
+    """The parts of a plain file from `position`: each thread reads its own."""
 
     stream: ByteStream
     cutting: Cutting
@@ -161,8 +161,9 @@ class ScanParts:
         self._begun: deque[Part] = deque()
         """Parts that were not used yet, in the order of the file."""
         self._is_last = self._is_using = False
+        # Unpacking a part takes as long as scanning it, and other threads scan meanwhile.
         self._cutting = threading.Lock()
-        """Held while a part is cut: to unpack one takes as long as to scan it, and others are used meanwhile."""
+        """Held while a part is cut."""
         self._changed = threading.Condition()
 
     def scan_all(self, use: Callable[[ScannedPiece], None], between: Callable[[], None]) -> None:
@@ -212,7 +213,8 @@ class ScanParts:
                 return None
 
     def _use_scanned(self, part: Part, use: Callable[[ScannedPiece], None]) -> None:
-        """Use what comes next, mostly this part, while it is in this core's cache; not if another thread is at it."""
+        """Use the next parts, mostly this one; do nothing if another thread uses one."""
+        # This part is still in this core's cache.
         with self._changed:
             part.is_scanned = True
             if self._is_using:
@@ -237,7 +239,7 @@ class ScanParts:
             return None
 
     def _stop(self) -> None:
-        """Let all threads end: what follows is not needed."""
+        """Let all threads end: the rest of the file is not needed."""
         with self._changed:
             self._parts.cutting.cancel.value, self._is_last = 1, True
             self._changed.notify_all()

@@ -30,7 +30,7 @@ def split_processes(
     `process`: index into `pids` of each row; `host_rows`: see `KinetoBuilder`. Rows of the host belong to their
     process, and rows of a device to the process of that number, or to the one that launched them: a device row's `pid`
     is mostly the device's number. Rows of neither (the profiler's own) belong to every process. Raises TraceError if
-    two processes share a device's rows and nothing tells whose they are.
+    two processes share a device's rows and nothing shows their owner.
     """
     hosts = _host_processes(host_rows)
     if len(hosts) < 2:
@@ -65,8 +65,8 @@ def _host_processes(host_rows: NDArray[np.int64]) -> list[int]:
 def _owner(columns: Dense, process: NDArray[np.int16], hosts: Sequence[int], rows: NDArray[np.int64]) -> int:
     """Return the process of these rows of one device, or -1.
 
-    It is the one that the rows name, else of those whose launches precede their rows the one whose launches are last:
-    ids repeat between processes, and a process further ahead launched before these rows too.
+    It is the process that the rows name; else, of the processes whose launches precede their rows, the one with the
+    latest launches: ids repeat between processes, and a process further ahead launched before these rows too.
     """
     own = int(process[rows[0]])
     if own in hosts:

@@ -166,7 +166,7 @@ class ScannedPiece:
 
     def __init__(self, scanner: PieceScanner, capacity: int) -> None:
         self.scanner = scanner
-        """The scanner whose numbers the columns have."""
+        """The scanner whose numbers the columns use."""
         self.capacity = capacity
         self._arrays = {name: np.empty(capacity, dtype) for name, dtype in _COLUMNS.items()}
         self.raw = _Piece(capacity=capacity)
@@ -196,7 +196,7 @@ class ScannedPiece:
 
 @dataclass(frozen=True)
 class FilePiece:
-    """A part of an open file whose events a thread scans: it begins and ends between two of them."""
+    """A part of an open file, between two events, whose events a thread scans."""
 
     file: int
     start: int
@@ -241,7 +241,7 @@ class PieceScanner:
         return self._is_taken or self._piece.raw.events + size // _SMALLEST_EVENT_BYTES < self._piece.capacity
 
     def take(self) -> ScannedPiece | None:
-        """Return what was scanned since the last call; None if that is nothing."""
+        """Return the events scanned since the last call; None if there are none."""
         if self._is_taken or not self._piece.raw.events:
             return None
         self._is_taken = True
@@ -271,7 +271,7 @@ class PieceScanner:
         return position.value if self._read_rest(answer, before, prefix) else start
 
     def _begin(self, prefix: TimePrefix) -> _Piece:
-        """Return what the piece was before it is added to."""
+        """Return the state of the piece before events are added to it."""
         if self._is_taken:
             self._piece.clear()
             self._is_taken = False
@@ -281,7 +281,7 @@ class PieceScanner:
         return _Piece.from_buffer_copy(raw)
 
     def _read_rest(self, answer: int, before: _Piece, prefix: TimePrefix) -> bool:
-        """Read what is not in columns; False, and nothing is kept of the scan, if Python's parser refuses that."""
+        """Read the events that are not in columns; False, and the scan is dropped, if Python's parser refuses one."""
         if answer not in (_ACCEPTED, _REFUSED):
             raise MemoryError
         piece, raw = self._piece, self._piece.raw
@@ -352,7 +352,7 @@ class PieceScanner:
         return found
 
     def find_new(self, known: NDArray[np.int32], numbers: NDArray[np.int32]) -> list[int]:
-        """Return those of the numbers whose entry of `known` is -1, in the order of first use, and set it to 0."""
+        """Return the numbers whose entry of `known` is -1, in the order of first use, and set it to 0."""
         found = np.empty(len(known), np.int32)
         count = self._library.ccl_find_new(known.ctypes.data, numbers.ctypes.data, len(numbers), found.ctypes.data)
         return list(found[:count].tolist())
@@ -383,7 +383,7 @@ class PieceScanner:
 
 
 class Numbering:
-    """Maps a scanner's numbers to those of a table, which are given in the order of first use."""
+    """Maps a scanner's numbers to a table's, which follow the order of first use."""
 
     def __init__(self, scanner: PieceScanner, table: int, number_of: Callable[[int], int]) -> None:
         self._scanner = scanner

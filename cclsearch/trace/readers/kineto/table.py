@@ -49,10 +49,10 @@ _LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECA
 
 
 def build_tables(builder: KinetoBuilder, *, source: str, is_complete: bool) -> tuple[EventTable, ...]:
-    """Return the table of each process in the builder, with step and launch of each row; of almost all files one.
+    """Return the table of each process in the builder, with step and launch of each row; almost every file has one.
 
-    The file states the rank of one process at most: of several, no table has a rank, and none has the reports of the
-    allocator, which do not say their process.
+    The file states the rank of one process at most: with several, no table has a rank, and none has the allocator's
+    reports, which do not name their process.
     """
     columns, sparse = builder.rows.finish_columns(), builder.rows.finish_sparse()
     sparse["ext_of_op"], sparse["ext_of_device"] = builder.ext_of_op.finish(), builder.ext_of_device.finish()
@@ -79,7 +79,7 @@ def _build_table(
     with_args = sparse.pop("coll_id", None)
 
     def describe_rows() -> tuple[tuple[str, tuple[Step, ...], NDArray[np.int32]], dict[str, Any]]:
-        """The steps, and what rows refer to; a kernel that gets another kind is on the device as before."""
+        """Return the steps, and the references of rows; a kernel that gets another kind stays on the device."""
         found = find_steps(columns, names)
         classes, collectives, sparse["coll_id"] = classify_kernels(columns, names, with_args, builder, groups)
         join_ops(sparse)
@@ -170,9 +170,9 @@ def join_ops(sparse: Sparse) -> None:
 def merge_equal(
     column: tuple[NDArray[np.int32], NDArray[np.int32]] | None, values: Iterable[Decoded | None]
 ) -> tuple[tuple[NDArray[np.int32], NDArray[np.int32]], tuple[Decoded, ...]]:
-    """Return the column with numbers of distinct values, and those; rows whose value is None have no number.
+    """Return the column as numbers of distinct values, and the values; a row whose value is None has no number.
 
-    The numbers that come in are of the values' text, and one value can be written in several ways.
+    The numbers on input are of the values' text, which has several spellings of one value.
     """
     distinct = Interner()
     numbers = np.array([-1 if value is None else distinct[value] for value in values], np.int32)
@@ -207,7 +207,7 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
 def describe_run(
     metadata: dict[str, Any], columns: dict[str, Any], device_rows: NDArray[np.int64], base_ns: int
 ) -> dict[str, Any]:
-    """Return rank, world size, groups, devices, host and clock, as far as the file states them."""
+    """Return rank, world size, groups, devices, host and clock; those that the file does not state are left out."""
     info = metadata.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank = info.get("rank")
@@ -250,7 +250,7 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
 def _rows_named(
     columns: dict[str, Any], names: Sequence[str], rows: NDArray[np.int64], pattern: re.Pattern[str]
 ) -> NDArray[np.int64]:
-    """Return those of the rows whose name matches."""
+    """Return the rows whose name matches."""
     name_id = columns["name_id"][rows]
     wanted = np.zeros(len(names), bool)
     for number in np.flatnonzero(np.bincount(name_id)).tolist():

@@ -40,6 +40,7 @@ _KINETO_NAMES = {
     "pg_size": "Group size",
 }
 """Attribute of the execution trace -> Kineto's argument of the same meaning (PyTorch's ParamCommsUtils.hpp)."""
+# In the other calls `rank` is the root's or the peer's.
 _STATES_OWN_RANK = frozenset(
     {
         CollectiveKind.ALL_REDUCE,
@@ -49,10 +50,10 @@ _STATES_OWN_RANK = frozenset(
         CollectiveKind.BARRIER,
     }
 )
-"""Calls whose `rank` is the caller's; of the others it is the root's or the peer's (PyTorch's ProcessGroupNCCL.cpp)."""
+"""Calls whose `rank` is the caller's (PyTorch's ProcessGroupNCCL.cpp)."""
 _PEERS = {CollectiveKind.SEND: "Dst Rank", CollectiveKind.RECV: "Src Rank"}
 _MAX_PARENTS = 8
-"""Operators above a backend's call among which its `c10d` operator is looked for."""
+"""Number of operators above a backend's call that are searched for its `c10d` operator."""
 
 
 def read_process_groups(node: ExecutionNode) -> dict[str, ProcessGroup]:
@@ -225,7 +226,7 @@ def _in_group(call: Collective, groups: Mapping[str, ProcessGroup]) -> Collectiv
 
 
 def _backend_call(kind: CollectiveKind, tensors: _Tensors, groups: Mapping[str, ProcessGroup]) -> Collective:
-    """Return the collective of a backend's range, whose group is known only if there is one."""
+    """Return the collective of a backend's range; its group is known only if there is one group."""
     group = next(iter(groups.values())) if len(groups) == 1 else None
     size, sent, width = group.size if group else None, tensors.nelems, bytes_per_element(tensors.dtype)
     received = sent

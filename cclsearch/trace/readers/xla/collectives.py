@@ -58,7 +58,7 @@ def _start_name(done: str, stats: Stats, waiting: dict[str, XlaRow]) -> str:
 
 
 def describe_collective(name: str, stats: Stats, device: int = -1, devices: frozenset[int] = frozenset()) -> Collective:
-    """Return kind, group and sizes, as far as the operation's text and shape state them.
+    """Return kind, group and sizes from the operation's text and shape; parts that neither states are unknown.
 
     `device`: the ordinal of the device that ran it; `devices`: the ordinals of all devices of its file.
     """

@@ -1,6 +1,6 @@
-"""Gives the rows of an XLA trace the FLOP of the matrix products that they run, from the program in the same file.
+"""Give the rows of an XLA trace the FLOP of their matrix products, from the program in the same file.
 
-A row names its program and its instruction. Kernels of a CUDA graph name the graph alone, which the program does not
+A row names its program and its instruction. Kernels of a CUDA graph name only the graph, which the program does not
 contain: its generated kernels have the names of their instructions, and its library calls follow the program's order.
 """
 
@@ -95,12 +95,12 @@ class _Graphs:
     """The CUDA graphs made from one computation of a program."""
 
     calls: list[Instruction]
-    """The computation's library calls that no row of their own ran, in the order of the program."""
+    """The computation's library calls without a row of their own, in the order of the program."""
     library_rows: list[XlaRow] = field(default_factory=list)
     generated: Counter[str] = field(default_factory=Counter)
     """Kernels that XLA generated for instructions of the computation -> how often each ran."""
     is_certain: bool = True
-    """Whether nothing in the graphs has the name of an instruction of another computation."""
+    """Whether no kernel of the graphs has the name of an instruction of another computation."""
 
     def add_costs(self, program: Program) -> None:
         """Set the costs of the library's kernels: one by one if there is one for each call, else shared among all."""

@@ -67,7 +67,7 @@ class PlaneSpace:
 
 
 class XlaOp(NamedTuple):
-    """What ran: an instruction of a program, or a graph of several."""
+    """A run operation: an instruction of a program, or a graph of several."""
 
     program: str
     """Name and number, as in `jit_step(17)`."""
@@ -90,7 +90,7 @@ class XlaRow:
     """Statistics of the first event of that operation."""
     op: XlaOp | None = None
     cost: OpCost | None = None
-    """Of the matrix products in one run of the row, if the program in the file says."""
+    """Cost of the matrix products in one run of the row; None if the file's program does not show them."""
 
 
 def op_of(stats: Stats) -> XlaOp | None:

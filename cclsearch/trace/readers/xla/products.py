@@ -1,6 +1,6 @@
 """FLOP and bytes of the matrix products of an XLA program: 2 FLOP per multiply-add, as XLA's HloCostAnalysis counts.
 
-Bytes are those that a product must move: each operand once, its result once.
+Bytes are the minimum traffic of a product: each operand once, its result once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Array(NamedTuple):
 
 
 class WindowDim(NamedTuple):
-    """How a convolution's window moves along one dimension."""
+    """Movement of a convolution's window along one dimension."""
 
     size: int
     stride: int

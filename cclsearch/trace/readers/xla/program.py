@@ -60,7 +60,7 @@ class Instruction:
     computation: int
     called: tuple[int, ...]
     target: str
-    """What a custom call calls (`__cublas$lt$matmul`)."""
+    """Target of a custom call (`__cublas$lt$matmul`)."""
     operands: tuple[int, ...]
     spans: dict[int, ByteRange] = field(default_factory=dict)
     """Field number -> bytes of its embedded message."""

@@ -17,7 +17,7 @@ from cclsearch.trace.step_markers import XLA_PROGRAM, read_marker
 MAX_HOST_ROWS = 2_000_000
 MAX_MARKS = 1000
 MAIN_PROGRAM_SHARE = 0.9
-"""A program with at least this share of the device's time is the step, whatever else runs between its calls."""
+"""Share of the device's time from which a program is the step; small programs may run between its calls."""
 Mark = tuple[int, str, int, int]
 """Number, name, start and end in picoseconds."""
 
