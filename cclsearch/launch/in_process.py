@@ -25,6 +25,7 @@ from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import classify_text, clear_results
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, RunStatus, TrialResult, make_result
+from cclsearch.launch.instant import InstantLauncher
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.table import Space
 
@@ -44,12 +45,11 @@ class InProcessSettings(Model):
 
 
 @LAUNCHERS.register("in-process")
-class InProcessLauncher:
+class InProcessLauncher(InstantLauncher):
     """Measures trials with a function; it cannot be ended from outside, so there is no time limit of a trial."""
 
     name = "in-process"
     provenance = Provenance.CALLER
-    runs_scripts = False
 
     def __init__(self, threads: int = 1, run_dir: Path | None = None) -> None:
         self.max_parallel = threads
@@ -78,14 +78,6 @@ class InProcessLauncher:
             )
         self._function = function
 
-    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Call the function for each job: at once, or in a thread of its own if several may run."""
-        return [self._start(job) for job in jobs]
-
-    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """Return running for a job whose thread is alive in this process, done for one with a result."""
-        return [_find_status(handle) for handle in handles]
-
     def cancel(self, handles: Sequence[Handle]) -> None:
         """Wait until the function has returned: nothing can end it from outside."""
         for handle in handles:
@@ -111,11 +103,8 @@ class InProcessLauncher:
         detail = "measures trials with a function of Python: `cclsearch.search(card, measure)`"
         return [Check(name="function", ok=True, detail=detail)]
 
-    def close(self) -> None:
-        """Does nothing: a call that runs in a thread writes its result when it returns."""
-
-    def _start(self, job: Job) -> Handle:
-        handle = Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir)
+    def _serve(self, job: Job, handle: Handle) -> Handle:
+        """Call the function: at once, or in a thread of its own if several may run."""
         try:
             clear_results(job.trial_dir, STDERR_FILE)
             if self.max_parallel == 1:
@@ -130,6 +119,15 @@ class InProcessLauncher:
         finally:
             self.is_measuring = False
         return handle
+
+    def _status(self, handle: Handle) -> JobStatus:
+        running = _running.get(handle.trial_dir)  # before the result is looked for: a thread writes it, then ends
+        if (handle.trial_dir / RESULT_FILE).is_file():
+            return JobStatus(state=JobState.DONE)
+        if running is not None and running[1].is_alive():
+            return JobStatus(state=JobState.RUNNING, note="the function runs")
+        ended = "the process that called the function ended before it returned"
+        return JobStatus.failed(FailureKind.NODE_FAILED, ended)
 
     def _measure_in_thread(self, job: Job) -> None:
         try:
@@ -154,15 +152,6 @@ class InProcessLauncher:
             result = _make_result(card, returned)
         self.is_measuring = False
         write_model(job.trial_dir / RESULT_FILE, result)
-
-
-def _find_status(handle: Handle) -> JobStatus:
-    running = _running.get(handle.trial_dir)  # before the result is looked for: a thread writes it, then ends
-    if (handle.trial_dir / RESULT_FILE).is_file():
-        return JobStatus(state=JobState.DONE)
-    if running is not None and running[1].is_alive():
-        return JobStatus(state=JobState.RUNNING, note="the function runs")
-    return JobStatus.failed(FailureKind.NODE_FAILED, "the process that called the function ended before it returned")
 
 
 def _make_result(card: Card, returned: object) -> TrialResult:
@@ -212,10 +201,7 @@ def _explain(error: BaseException, outer: BaseException | None) -> Failure:
     root, seen = error, {id(outer)}
     while id(root) not in seen:
         seen.add(id(root))
-        context = None if root.__suppress_context__ else root.__context__
-        cause = root.__cause__ or context
-        if cause is None or id(cause) in seen:
-            break
-        root = cause
+        cause = root.__cause__ or (None if root.__suppress_context__ else root.__context__)
+        root = root if cause is None or id(cause) in seen else cause
     text = one_line(redact("".join(traceback.format_exception_only(root))), _MESSAGE_LENGTH)
     return Failure(stage=Stage.RUN, kind=classify_text(text), message=text)

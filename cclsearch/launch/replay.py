@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
@@ -11,8 +10,9 @@ from cclsearch.core.job_file import read_job_json
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, write_model
-from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialResult, make_result
+from cclsearch.launch.base import Check, Handle, Job
+from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE
+from cclsearch.launch.instant import REFUSED, InstantLauncher, write_answer
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus
@@ -24,19 +24,15 @@ RECORDED_FAILURES = {
 
 
 @LAUNCHERS.register("replay")
-class ReplayLauncher:
+class ReplayLauncher(InstantLauncher):
     """Answers trials from a recording; a run reads each row once, as reading it again would confirm nothing."""
 
     name = "replay"
     provenance = Provenance.RECORDED
-    runs_scripts = False
-    poll_interval_s = 0.0
 
     def __init__(self, recording: Recording, max_parallel: int = 64) -> None:
         self.recording = recording
         self.max_parallel = max_parallel
-        self._refused: dict[str, str] = {}
-        """Job id -> why its row was not read."""
         self._readers: dict[Path, array[int]] = {}
         """Folder of a run's trials -> for each recorded row, the trial that read it; 0 for none."""
 
@@ -51,21 +47,6 @@ class ReplayLauncher:
             )
         return cls(load_recording(Path(folder)))
 
-    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
-        """Write each job's `result.json` at once. Refuses a row that another trial of the run has read."""
-        return [self._serve(job) for job in jobs]
-
-    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
-        """Return done for all: a look-up takes no time."""
-        return [self._status(handle) for handle in handles]
-
-    def cancel(self, handles: Sequence[Handle]) -> None:
-        """Does nothing: no job runs."""
-
-    def find(self, run_id: str) -> list[Handle]:
-        """Return nothing: no job outlives the search, and answers are in the trial folders."""
-        return []
-
     def render(self, job: Job) -> str:
         """Return a comment that takes the place of a job script."""
         source = one_line(redact(self.recording.card.source)) or "an unnamed source"
@@ -77,18 +58,15 @@ class ReplayLauncher:
         detail = f"{self.recording.name}: {len(self.recording.rows)} recorded configurations, {measured} with a time"
         return [Check(name="recording", ok=True, detail=detail)]
 
-    def close(self) -> None:
-        """Does nothing: no connection is open."""
-
-    def _serve(self, job: Job) -> Handle:
-        handle = Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir)
+    def _serve(self, job: Job, handle: Handle) -> Handle:
+        """Refuses a row that another trial of the run has read."""
         row = self.recording.look_up(job.payload.config)
         taken = self._read_by(job)
         if row is None or taken is not None:
             what = "is not in the recording" if row is None else f"was read by trial {taken:04d}; each row is read once"
-            self._refused[handle.job_id] = f"{job.payload.config} {what}"
-        elif not (job.trial_dir / RESULT_FILE).exists():
-            write_model(job.trial_dir / RESULT_FILE, self._result(job, row))
+            return handle.model_copy(update={"details": {REFUSED: f"{job.payload.config} {what}"}})
+        if not (job.trial_dir / RESULT_FILE).exists():
+            self._write_row(job, row)
         return handle
 
     def _read_by(self, job: Job) -> int | None:
@@ -111,29 +89,15 @@ class ReplayLauncher:
                 readers[row] = int(path.parent.name)
         return readers
 
-    def _status(self, handle: Handle) -> JobStatus:
-        refused = self._refused.get(handle.job_id)
-        if refused is None and (handle.trial_dir / RESULT_FILE).exists():
-            return JobStatus(state=JobState.DONE)
-        message = refused or "the recording was not read for this trial; submit it again"
-        return JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT)
-
-    def _result(self, job: Job, row: RecordedRow) -> TrialResult:
+    def _write_row(self, job: Job, row: RecordedRow) -> None:
         failure = None
         if row.status in RECORDED_FAILURES:
             kind, message = RECORDED_FAILURES[row.status]
             failure = Failure(stage=Stage.RUN, kind=kind, message=message)
         card = self.recording.card
-        return make_result(
-            card,
-            row.metrics,
-            status=RunStatus.OK if failure is None else RunStatus.FAILED,
-            failure=failure,
-            world_size=job.payload.num_ranks,
-            recorded=True,
-            **({"loads": row.loads} if row.loads and failure is None else {}),
-            extra={"recording": self.recording.name, "source": redact(card.source), "licence": redact(card.licence)},
-        )
+        loads = {"loads": row.loads} if row.loads and failure is None else {}
+        extra = {"recording": self.recording.name, "source": redact(card.source), "licence": redact(card.licence)}
+        write_answer(job, card, row.metrics, failure, recorded=True, **loads, extra=extra)
 
 
 def _config_of(trial_dir: Path) -> Config | None:
